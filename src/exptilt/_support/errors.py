@@ -1,0 +1,25 @@
+"""Errors of exptilt.
+
+One root, `ExptiltError`; every subclass also inherits the built-in error a Python programmer would catch. A message says what is wrong,
+what was got (names, shapes, dtypes), and what to do about it.
+"""
+
+
+class ExptiltError(Exception):
+    """Root of every error this package raises on purpose."""
+
+
+class ArgumentError(ExptiltError, ValueError):
+    """An argument has the wrong shape, dtype, device, range or content."""
+
+
+class BackendError(ExptiltError, RuntimeError):
+    """A backend that was asked for by name cannot do what was asked, or is not installed."""
+
+
+class ConvergenceError(ExptiltError, RuntimeError):
+    """A solver stopped before it reached its tolerance and the caller asked for an error then."""
+
+
+class ExptiltWarning(UserWarning):
+    """Something was done that the caller should know of: a fallback, a repair and its size."""

@@ -1,0 +1,21 @@
+"""Progress bars with time left, shown only where somebody looks and only on work that takes over two seconds."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+
+def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool | None = None) -> Iterator[Item]:
+    """Yield from `items`, with a bar on standard error once two seconds have passed.
+
+    Args:
+        items: what to go through.
+        description: a few words on what is being done.
+        total: how many there are, where ``len(items)`` does not say.
+        show: True always, False never, None only where standard error is a terminal.
+    """
+    disable = None if show is None else not show
+    yield from tqdm(items, desc=description, total=total, delay=2.0, disable=disable, leave=False)
