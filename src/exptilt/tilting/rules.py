@@ -72,12 +72,19 @@ def _in_transform() -> bool:
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """torch switches forward derivatives off inside a `jvp`; switched on again, what it computes has outer forward derivatives as well."""
+    """Let what a `jvp` computes have forward derivatives of its own, as nested torch.func.jvp and jacfwd need.
+
+    torch switches them off inside a `jvp`, so that the inputs' own tangents do not come in twice; here these are stripped off instead. The
+    decorated function gets the stripped saved tensors in place of ctx.saved_tensors.
+    """
 
     @wraps(jvp)
-    def tracked(*arguments: Any) -> Any:
-        with forward_ad._set_fwd_grad_enabled(_in_transform()):
-            return jvp(*arguments)
+    def tracked(ctx: Any, *dots: Any) -> Any:
+        if not _in_transform():
+            return jvp(ctx, ctx.saved_tensors, *dots)
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = [None if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors]
+            return jvp(ctx, saved, *dots)
 
     return tracked
 
@@ -120,8 +127,8 @@ class Attend(Function):
 
     @staticmethod
     @_forwards_too
-    def jvp(ctx: Any, *dots: Any) -> tuple[Tensor | None, ...]:
-        inputs, stats, (maximum, best) = _split(ctx.saved_tensors)
+    def jvp(ctx: Any, saved: Any, *dots: Any) -> tuple[Tensor | None, ...]:
+        inputs, stats, (maximum, best) = _split(saved)
         o, G, mean, variance = Tangent.apply(*inputs, *dots[:6], *stats, ctx.options, ctx.backend)
         return o, G, G - mean, mean, variance, rows.maximum_tangent(_tensors(inputs), dots[:6], best, maximum, ctx.options), None
 
@@ -158,8 +165,7 @@ class Tangent(Function):
 
     @staticmethod
     @_forwards_too
-    def jvp(ctx: Any, *dots: Any) -> tuple[Tensor, ...]:
-        saved = ctx.saved_tensors
+    def jvp(ctx: Any, saved: Any, *dots: Any) -> tuple[Tensor, ...]:
         return _push(lambda *x: _tiled_tangent(x, saved[6], ctx.options), (*saved[:6], *saved[7:13]), (*dots[:6], *dots[7:13]))
 
     @staticmethod
@@ -196,8 +202,7 @@ class Gradient(Function):
 
     @staticmethod
     @_forwards_too
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        saved = ctx.saved_tensors
+    def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
         inputs, bar, stats = saved[:7], Cotangents(*saved[7:11]), Statistics(*saved[11:15])
         dots, bar_dots = tangents[:6], tangents[7:11]
         wanted = ctx.there
@@ -244,8 +249,7 @@ class Second(Function):
 
     @staticmethod
     @_forwards_too
-    def jvp(ctx: Any, *dots: Any) -> tuple[Tensor, ...]:
-        saved = ctx.saved_tensors
+    def jvp(ctx: Any, saved: Any, *dots: Any) -> tuple[Tensor, ...]:
         return _push(_tiled_second(saved[6], ctx.options, ctx.needs), (*saved[:6], *saved[7:17]), (*dots[:6], *dots[7:17]))
 
     @staticmethod
