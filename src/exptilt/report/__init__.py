@@ -1,0 +1,3 @@
+"""stub"""
+
+__all__: list[str] = []
