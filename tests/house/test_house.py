@@ -63,7 +63,7 @@ import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpool
 def snapshot():
     return {
         "environment": dict(os.environ),
-        "hooks": [repr(h) for h in (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile())],
+        "hooks": [repr(h) for h in (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook, sys.gettrace())],
         "import hooks": [repr(h) for h in sys.meta_path + sys.path_hooks],
         "path": list(sys.path),
         "warning filters": [repr(f) for f in warnings.filters],
@@ -169,7 +169,7 @@ def test_constraints_pin_everything_exactly():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     asked = (
         project["project"]["dependencies"]
-        + sum(project["project"]["optional-dependencies"].values(), [])
+        + [text for extra in project["project"]["optional-dependencies"].values() for text in extra]
         + project["build-system"]["requires"]
     )
     assert {re.split(r"[^\w.-]", text)[0].lower() for text in asked} <= pinned

@@ -6,8 +6,8 @@ A subcommand is a module of this folder with three things:
     configure(parser)     its arguments
     run(arguments) -> int its work; returns the exit code
 
-`main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`. What a user typed wrong gets one
-line and exit code 2; an error this package raises on purpose gets its message and exit code 1; anything else is a bug and keeps its traceback.
+`main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`. What a user typed wrong gets
+one line and exit code 2; an error this package raises on purpose gets its message and exit code 1; a bug keeps its traceback.
 """
 
 import argparse

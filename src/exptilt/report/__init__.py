@@ -1,3 +1,5 @@
-"""stub"""
+"""Numbers in, one self-contained HTML page out. How to write a page of your own stands at the top of `report/page.py`."""
 
-__all__: list[str] = []
+from exptilt.report.page import Figure, Formula, Page, Section, Table, render, write_page
+
+__all__ = ["Figure", "Formula", "Page", "Section", "Table", "render", "write_page"]
