@@ -208,7 +208,7 @@ def table(example: Example) -> Table:
     }
     rows: list[tuple[str | float, ...]] = [(name, *(float(value) for value in values[example.shown])) for name, values in columns.items()]
     rows.append(("largest key mass", *(float(value) for value in example.key_mass.max(1))))
-    header = ("statistic", *(f"β = {beta:g}" for beta in example.beta[example.shown]))
+    header = ("statistic", *(f"β\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{beta:g}" for beta in example.beta[example.shown]))
     return Table("Attention statistics at three inverse temperatures", header, rows, "The score of a key is β<key, u>.")
 
 
@@ -232,7 +232,11 @@ def layout(example: Example) -> Page:
     curves = [
         Figure(
             draw_curves(
-                example, "normalizer", "log-normalizer G and maximum score", {"G": example.log_normalizer, "maximum": example.score_max}
+                example,
+                "normalizer",
+                "log-normalizer G and maximum score",
+                {"G": example.log_normalizer, "maximum": example.score_max},
+                ticks=(0.1, 1, 10, 100),
             ),
             f"G starts at log {count} and grows into the maximum score as β grows.",
             f"G starts at log {count} = {math.log(count):.3f} and ends as the maximum score: a soft maximum.",
@@ -254,15 +258,15 @@ def layout(example: Example) -> Page:
         ),
         Figure(
             draw_curves(example, "variance", "score variance = Fisher information", {"variance": example.score_variance}),
-            f"The score variance is small at both ends and largest at β = {peak:.2g}.",
-            f"qᵀ∇²G(q)q, the Fisher information along the query: the more two clusters compete, the larger. Largest at β = {peak:.2g}.",
+            f"The score variance is near zero at first and largest at β = {peak:.2g}.",
+            "qᵀ∇²G(q)q, the Fisher information along the query: large where clusters, and in the end single keys, compete.",
         ),
     ]
     sections = [
         Section(
             "The measure tilts",
             (
-                f"{count} keys lie in the plane in four clusters. The query points along u and its length β, the inverse temperature, grows. "
+                f"{count} keys lie in the plane in four clusters. The query points along u; its length β, the inverse temperature, grows. "
                 "Attention weighs key k by e^(β<k,u>) and returns the mean key.",
             ),
             (Formula("G(q) = log Σⱼ exp <kⱼ, q>\noutput = ∇G(q),   covariance = ∇²G(q)"), *pictures),
