@@ -54,6 +54,7 @@ format: $(STAMP) ## let ruff fix and format
 constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
 	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
+	@touch $(STAMP)
 
 clean: ## remove .venv, caches and the report
 	rm -rf $(VENV) report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -12,15 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from exptilt import attention, report, tilting
     from exptilt.attention import attend
+    from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Tilted": "tilting",
     "attend": "attention",
+    "fisher_vector_product": "tilting",
+    "log_normalizer": "tilting",
+    "merge": "tilting",
 }
 _FOLDERS = ("attention", "report", "tilting")
 
-__all__ = ["__version__", "attend", "attention", "report", "tilting"]
+__all__ = [
+    "Tilted",
+    "__version__",
+    "attend",
+    "attention",
+    "fisher_vector_product",
+    "log_normalizer",
+    "merge",
+    "report",
+    "tilting",
+]
 
 
 def __getattr__(name: str) -> Any:

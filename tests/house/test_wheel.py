@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_wheel_holds_what_it_should(tmp_path):
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("exptilt-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"exptilt/report/{name}" for name in ("templates/page.html", "assets/page.css", "assets/page.js")} <= names
