@@ -20,18 +20,19 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAR, FAST, largest, tile_range, to_scores, visible
+from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, part_of, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _summarise(s, e, lo, hi, m):  # type: ignore[no-untyped-def]
-    """Weights of s[lo:hi] relative to the maximum m, written back into s; their sum, mean score (relative to m) and squared deviation."""
+def _summarise(s, e, m):  # type: ignore[no-untyped-def]
+    """Weights of s relative to the maximum m, written back into s; their sum, mean score (relative to m) and squared deviation."""
     far = s.dtype.type(FAR)
+    low = s.dtype.type(LOW)  # the weight is 0 here and below
     z = s.dtype.type(0)
     a = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         d = s[j] - m
-        d = d if d > far else far
+        d = d if d > low else low
         x = exp_of_negative(d)
         e[j] = x
         z += x
@@ -39,7 +40,7 @@ def _summarise(s, e, lo, hi, m):  # type: ignore[no-untyped-def]
     c = a / z
     centre = m + c
     M = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         d = s[j] - centre
         d = d if d > far else far
         x = e[j]
@@ -74,6 +75,7 @@ def forward_sweep(
         h = i1 - i0
         q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
         b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
+        plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
         scaled, part = scaled_all[:h], part_all[:h]
         o = output[n, i0:i1]
         for i in range(h):
@@ -90,20 +92,24 @@ def forward_sweep(
             S = work[: h * w].reshape(h, w)
             np.dot(scaled, k[j0:j1].T, S)
             for i in range(h):
-                s = S[i]
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
-                high = largest(s, lo, hi)
+                if hi - lo < w:
+                    clear_outside(S[i], lo, hi)
+                s = S[i, lo:hi]
+                if not plain:
+                    x = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                    y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                    to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
+                high = largest(s)
                 if high == -np.inf:
-                    for j in range(w):
-                        s[j] = 0
+                    s[:] = 0
                     continue
                 m = top[i]
                 if high > m:
-                    for j in range(lo, hi):
+                    for j in range(s.size):
                         if s[j] == high:
-                            best[n, i0 + i] = j0 + j
+                            best[n, i0 + i] = j0 + lo + j
                             break
                     rebase = exp_of_negative(m - high)
                     weight[i] *= rebase
@@ -113,11 +119,7 @@ def forward_sweep(
                         o[i, d] *= rebase
                     top[i] = high
                     m = high
-                for j in range(lo):
-                    s[j] = 0
-                for j in range(hi, w):
-                    s[j] = 0
-                z, c, M = _summarise(s, e, lo, hi, m)
+                z, c, M = _summarise(s, e, m)
                 if z > 0:
                     total = weight[i] + z
                     gap = c - mean[i]

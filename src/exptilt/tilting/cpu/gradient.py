@@ -16,15 +16,15 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAR, FAST, tile_range, to_scores, visible
+from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0):  # type: ignore[no-untyped-def]
-    """s → p and t → ds in place on lo..hi; ds summed into columns (if any); returns Σ ds."""
+def _row(s, t, G, centre, a0, a1, a2):  # type: ignore[no-untyped-def]
+    """s → p and t → ds in place; returns Σ ds."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         p = exp_of_negative(s[j] - G)
         c = s[j] - centre
         c = c if c > far else far
@@ -32,18 +32,7 @@ def _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0):  # type: ignore[no-u
         s[j] = p
         t[j] = d
         total += d
-    if columns.size > 0:
-        for j in range(lo, hi):
-            columns[j0 + j] += t[j]
     return total
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def add_bias_gradient(target, t, lo, hi, j0, i):  # type: ignore[no-untyped-def]
-    """Add t[lo:hi] to row i of a bias gradient that is (Q, K)."""
-    row = target[i]
-    for j in range(lo, hi):
-        row[j0 + j] += t[j]
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -84,6 +73,7 @@ def gradient_sweep(
             h = i1 - i0
             q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
             b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
+            plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
             out = cotangent[cotangent_at[n], i0:i1]
             scaled, total = scaled_all[:h], total_all[:h]
             columns = column_sum[part, n] if column_sum.size > 0 else column_sum[0, 0]
@@ -104,24 +94,26 @@ def gradient_sweep(
                 else:
                     T[:] = 0
                 for i in range(h):
-                    s, t = S[i], T[i]
                     lo, hi = visible(i0 + i, Q, K, causal, window)
                     lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                    to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
+                    if hi - lo < w:
+                        clear_outside(S[i], lo, hi)
+                        clear_outside(T[i], lo, hi)
+                    s, t = S[i, lo:hi], T[i, lo:hi]
+                    if not plain:
+                        x = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                        y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                        to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
                     G, centre = rows[0, n, i0 + i], rows[1, n, i0 + i]
                     a0, a1, a2 = rows[2, n, i0 + i], rows[3, n, i0 + i], rows[4, n, i0 + i]
-                    row_sum[n, i0 + i] += _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0)
+                    row_sum[n, i0 + i] += _row(s, t, G, centre, a0, a1, a2)
+                    if columns.size > 0:
+                        add_row(columns[j0 + lo : j0 + hi], t)
                     if bias_grad.size > 0:
-                        add_bias_gradient(bias_grad[grad_at[n]], t, lo, hi, j0, i0 + i)
+                        add_row(bias_grad[grad_at[n], i0 + i, j0 + lo : j0 + hi], t)
                     if cap > 0:
-                        for j in range(lo, hi):
+                        for j in range(t.size):
                             t[j] *= slope[j]
-                    for j in range(lo):
-                        s[j] = 0
-                        t[j] = 0
-                    for j in range(hi, w):
-                        s[j] = 0
-                        t[j] = 0
                 if need_value and Dv > 0:
                     rest = spare[: w * Dv].reshape(w, Dv)
                     np.dot(S.T, out, rest)

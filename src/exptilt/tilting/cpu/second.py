@@ -16,18 +16,18 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.gradient import add_bias_gradient, add_to
-from exptilt.tilting.cpu.rows import FAR, FAST, tile_range, to_scores, visible
-from exptilt.tilting.cpu.tangent import add_score_tangents
+from exptilt.tilting.cpu.gradient import add_to
+from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of, tile_range, to_scores, visible
+from exptilt.tilting.cpu.tangent import to_score_tangents
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, u, g, lo, hi, G, centre, pushed, a, b1, b2, e0, e1, columns, j0):  # type: ignore[no-untyped-def]
+def _row(s, t, u, g, G, centre, pushed, a, b1, b2, e0, e1):  # type: ignore[no-untyped-def]
     """s → p ṡ', t → p t, u: ṡ → p r, in place; g holds <ō, v̇> on the way in. Returns Σ p r."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
     a0, a1, a2 = a
-    for j in range(lo, hi):
+    for j in range(s.size):
         p = exp_of_negative(s[j] - G)
         c = s[j] - centre
         c = c if c > far else far
@@ -38,9 +38,6 @@ def _row(s, t, u, g, lo, hi, G, centre, pushed, a, b1, b2, e0, e1, columns, j0):
         t[j] = p * y
         u[j] = d
         total += d
-    if columns.size > 0:
-        for j in range(lo, hi):
-            columns[j0 + j] += u[j]
     return total
 
 
@@ -73,6 +70,7 @@ def second_sweep(
             h = i1 - i0
             q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
             b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
+            plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
             bt = bias_tangent[bias_tangent_at[n]] if bias_tangent.size > 0 else bias_tangent[0]
             wt = weight_tangent[weight_tangent_at[n]] if weight_tangent.size > 0 else weight_tangent[0]
             out = cotangent[cotangent_at[n], i0:i1]
@@ -105,29 +103,35 @@ def second_sweep(
                 else:
                     V[:] = 0
                 for i in range(h):
-                    s, t, u = S[i], T[i], U[i]
                     lo, hi = visible(i0 + i, Q, K, causal, window)
                     lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                    to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
+                    if hi - lo < w:
+                        clear_outside(S[i], lo, hi)
+                        clear_outside(T[i], lo, hi)
+                        clear_outside(U[i], lo, hi)
+                    s, t, u = S[i, lo:hi], T[i, lo:hi], U[i, lo:hi]
+                    if not plain:
+                        x = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                        y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                        to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
                     if cap > 0:
-                        for j in range(lo, hi):
+                        for j in range(u.size):
                             bend[j] *= u[j]  # σ'' ż
-                    add_score_tangents(u, slope, lo, hi, j0, i0 + i, cap, bt, wt)
+                    if not plain or bt.size > 0 or wt.size > 0:
+                        to_score_tangents(u, slope, cap, part_of(bt, i0 + i, j0 + lo, j0 + hi), wt[j0 + lo : j0 + hi])
                     a = (rows[2, n, i0 + i], rows[3, n, i0 + i], rows[4, n, i0 + i])
                     row_sum[n, i0 + i] += _row(
-                        s, t, u, V[i], lo, hi, rows[0, n, i0 + i], rows[1, n, i0 + i], rows[5, n, i0 + i], a,
-                        rows[6, n, i0 + i], rows[7, n, i0 + i], rows[8, n, i0 + i], rows[9, n, i0 + i], columns, j0,
+                        s, t, u, V[i, lo:hi], rows[0, n, i0 + i], rows[1, n, i0 + i], rows[5, n, i0 + i], a,
+                        rows[6, n, i0 + i], rows[7, n, i0 + i], rows[8, n, i0 + i], rows[9, n, i0 + i],
                     )  # fmt: skip
+                    if columns.size > 0:
+                        add_row(columns[j0 + lo : j0 + hi], u)
                     if bias_grad.size > 0:
-                        add_bias_gradient(bias_grad[grad_at[n]], u, lo, hi, j0, i0 + i)
+                        add_row(bias_grad[grad_at[n], i0 + i, j0 + lo : j0 + hi], u)
                     if cap > 0:
-                        for j in range(lo, hi):
+                        for j in range(u.size):
                             u[j] = u[j] * slope[j] + t[j] * bend[j]
                             t[j] *= slope[j]
-                    for j in range(lo):
-                        s[j], t[j], u[j] = 0, 0, 0
-                    for j in range(hi, w):
-                        s[j], t[j], u[j] = 0, 0, 0
                 if need_value and Dv > 0:
                     rest = spare[: w * Dv].reshape(w, Dv)
                     np.dot(S.T, out, rest)

@@ -15,36 +15,26 @@ from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
 from exptilt.tilting.cpu.gradient import add_to
-from exptilt.tilting.cpu.rows import FAR, FAST, tile_range, to_scores, visible
+from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def add_score_tangents(t, slope, lo, hi, j0, i, cap, bias, log_weight):  # type: ignore[no-untyped-def]
-    """t[lo:hi]: ż → ṡ, in place; bias (Qb, Kb) and log_weight (K,) are tangents, of size 0 when absent."""
+def to_score_tangents(t, slope, cap, bias, log_weight):  # type: ignore[no-untyped-def]
+    """t: ż → ṡ, in place; bias and log_weight are rows of tangents, empty when absent."""
     if cap > 0:
-        for j in range(lo, hi):
+        for j in range(t.size):
             t[j] *= slope[j]
-    if bias.size > 0:
-        row = bias[i if bias.shape[0] > 1 else 0]
-        if row.size > 1:
-            for j in range(lo, hi):
-                t[j] += row[j0 + j]
-        else:
-            b = row[0]
-            for j in range(lo, hi):
-                t[j] += b
-    if log_weight.size > 0:
-        for j in range(lo, hi):
-            t[j] += log_weight[j0 + j]
+    add_row(t, bias)
+    add_row(t, log_weight)
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _weigh(s, t, c, lo, hi, G, centre):  # type: ignore[no-untyped-def]
+def _weigh(s, t, c, G, centre):  # type: ignore[no-untyped-def]
     """s → p, c → s − mean; returns Σ p and Σ p ṡ."""
     far = s.dtype.type(FAR)
     z = s.dtype.type(0)
     a = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         d = s[j] - centre
         c[j] = d if d > far else far
         p = exp_of_negative(s[j] - G)
@@ -55,12 +45,12 @@ def _weigh(s, t, c, lo, hi, G, centre):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _sums(s, t, c, lo, hi, r):  # type: ignore[no-untyped-def]
+def _sums(s, t, c, r):  # type: ignore[no-untyped-def]
     """t: ṡ → p (ṡ − r); returns its sums against 1, c, c²."""
     x0 = s.dtype.type(0)
     x1 = s.dtype.type(0)
     x2 = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         x = s[j] * (t[j] - r)
         t[j] = x
         d = c[j]
@@ -98,6 +88,7 @@ def tangent_sweep(
         m = n // group
         q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
         b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
+        plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
         bt = bias_tangent[bias_tangent_at[n]] if bias_tangent.size > 0 else bias_tangent[0]
         wt = weight_tangent[weight_tangent_at[n]] if weight_tangent.size > 0 else weight_tangent[0]
         scaled, part = scaled_all[:h], part_all[:h]
@@ -123,25 +114,26 @@ def tangent_sweep(
             else:
                 T[:] = 0
             for i in range(h):
-                s, t = S[i], T[i]
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
-                add_score_tangents(t, slope, lo, hi, j0, i0 + i, cap, bt, wt)
-                z, a = _weigh(s, t, c, lo, hi, rows[0, n, i0 + i], rows[1, n, i0 + i])
+                if hi - lo < w:
+                    clear_outside(S[i], lo, hi)
+                    clear_outside(T[i], lo, hi)
+                s, t = S[i, lo:hi], T[i, lo:hi]
+                if not plain:
+                    x = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                    y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                    to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
+                if not plain or bt.size > 0 or wt.size > 0:
+                    to_score_tangents(t, slope, cap, part_of(bt, i0 + i, j0 + lo, j0 + hi), wt[j0 + lo : j0 + hi])
+                z, a = _weigh(s, t, c, rows[0, n, i0 + i], rows[1, n, i0 + i])
                 if settled[i] == 0 and z > 0:
                     settled[i] = 1
                     sums[0, n, i0 + i] = a / z
-                x0, x1, x2 = _sums(s, t, c, lo, hi, sums[0, n, i0 + i])
+                x0, x1, x2 = _sums(s, t, c, sums[0, n, i0 + i])
                 sums[1, n, i0 + i] += x0
                 sums[2, n, i0 + i] += x1
                 sums[3, n, i0 + i] += x2
-                for j in range(lo):
-                    s[j] = 0
-                    t[j] = 0
-                for j in range(hi, w):
-                    s[j] = 0
-                    t[j] = 0
             if Dv > 0:
                 np.dot(T, v[j0:j1], part)
                 add_to(o, part)
