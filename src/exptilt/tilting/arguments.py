@@ -25,6 +25,10 @@ class Call:
     lead: tuple[int, ...]
     dtype: torch.dtype
 
+    def flat(self, x: Tensor) -> Tensor:
+        """(..., heads, length, dim) → (N, heads, length, dim), in the dtype sums are taken in."""
+        return x.to(self.inputs[0].dtype).expand(*self.lead, *x.shape[-3:]).reshape(math.prod(self.lead), *x.shape[-3:])
+
     def restore(self, x: Tensor) -> Tensor:
         """(N, ...) → (*lead, ...)."""
         return x.reshape(*self.lead, *x.shape[1:])
@@ -125,7 +129,7 @@ def prepare(
     _check_numbers(name, scale, window, softcap, backend)
     leads = [tuple(x.shape[:-3]) for x in (query, key, value) if x is not None]
     try:
-        lead = tuple(torch.broadcast_shapes(*leads))
+        lead = leads[0] if all(x == leads[0] for x in leads) else tuple(torch.broadcast_shapes(*leads))
     except RuntimeError:
         shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)) if x is not None)
         raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
