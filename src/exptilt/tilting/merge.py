@@ -64,8 +64,8 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
 
     Example:
         >>> q, k = torch.ones(1, 2, 3), torch.arange(12.0).reshape(1, 4, 3)
-        >>> halves = merge([attend(q, k[:, :2], k[:, :2]), attend(q, k[:, 2:], k[:, 2:])])
-        >>> torch.allclose(halves.entropy, attend(q, k, k).entropy)
+        >>> halves = xt.merge([xt.attend(q, k[:, :2], k[:, :2]), xt.attend(q, k[:, 2:], k[:, 2:])])
+        >>> torch.allclose(halves.entropy, xt.attend(q, k, k).entropy)
         True
     """
     parts = list(parts)
