@@ -97,7 +97,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _masks(
         self, padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, S: int, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]:
-        """torch's two masks (True hides, numbers are added) as a bias and a mask (True shows) that broadcast to (N, heads, L, S)."""
+        """Torch's two masks (True hides, numbers are added) as a bias and a mask (True shows) that broadcast to (N, heads, L, S)."""
         bias: Tensor | None = None
         mask: Tensor | None = None
         for name, x in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
@@ -123,4 +123,4 @@ class MultiheadAttention(nn.MultiheadAttention):
     @staticmethod
     def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, G: Tensor) -> Tensor:
         s = scores(Tensors(q, k, k[..., :0], bias, None, mask), Options(q.shape[-1] ** -0.5))
-        return torch.exp(s - torch.where(G == -torch.inf, 0.0, G)[..., None]).to(q.dtype)
+        return torch.exp(s - torch.where(-torch.inf == G, 0.0, G)[..., None]).to(q.dtype)

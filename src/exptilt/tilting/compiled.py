@@ -82,7 +82,9 @@ def hessian_product(inputs: Any, vector: Tensor, options: Options, backend: str,
     _, G, _, mean, variance, _, _ = (x.detach() for x in Attend.apply(*inputs, options, backend, check))
     query, key, _, bias, log_weight, sink, mask = inputs
     arguments = sum_of_G(query, key, bias, log_weight, sink, mask, G, mean, variance)
-    product = Gradient.pull(arguments, (vector, None, None, None, None, None), options, backend, (True, False, False, False, False, False))[0]
+    product = Gradient.pull(arguments, (vector, None, None, None, None, None), options, backend, (True, False, False, False, False, False))[
+        0
+    ]
     assert product is not None
     return product
 
@@ -124,7 +126,11 @@ def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
     arguments = sum_of_G(*ctx.saved_tensors)
     wanted = ctx.needs_input_grad
     query, key, _, bias, log_weight, sink = Gradient.pull(
-        arguments, (None, None, None, None, bar, None), Options(*numbers), backend, (wanted[0], wanted[1], False, wanted[2], wanted[3], wanted[4])
+        arguments,
+        (None, None, None, None, bar, None),
+        Options(*numbers),
+        backend,
+        (wanted[0], wanted[1], False, wanted[2], wanted[3], wanted[4]),
     )
     return (query, key, bias, log_weight, sink, *(None,) * 9)
 

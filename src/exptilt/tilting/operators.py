@@ -11,15 +11,17 @@ They know no derivatives themselves (``rules.py`` does) and take canonical tenso
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.tilting import tiled
-from exptilt.tilting.problem import Gradients, Needs, Options, Tensors
+from exptilt.tilting.problem import Gradients, Needs, Options, Tensors, has_full_bias
 
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 
@@ -29,7 +31,7 @@ def default_backend(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cpu" and dtype in (torch.float32, torch.float64):
         return "cpu"
     if device.type == "cuda" and dtype == torch.float32:
-        from importlib.util import find_spec  # noqa: PLC0415
+        from importlib.util import find_spec
 
         return "gpu" if find_spec("triton") else "tiled"
     return "tiled"
@@ -44,9 +46,9 @@ def _say_once(backend: str, sweep: str) -> None:
 def _backend(name: str, sweep: str) -> Callable[..., object]:
     module: ModuleType = tiled
     if name == "cpu":
-        from exptilt.tilting.cpu import launch as module  # noqa: PLC0415
+        from exptilt.tilting.cpu import launch as module
     elif name == "gpu":
-        from exptilt.tilting import gpu as module  # noqa: PLC0415
+        from exptilt.tilting import gpu as module
     if not hasattr(module, sweep):
         _say_once(name, sweep)
         module = tiled
@@ -64,12 +66,11 @@ def check_finite(name: str, x: Tensor) -> None:
         )
 
 
-@torch.library.custom_op("exptilt::forward", mutates_args=())
-def forward(
+def _forward(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, mask: Tensor | None,
     scale: float, causal: bool, window: int | None, softcap: float | None, backend: str, check: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """output (N, Hq, Q, Dv), statistics (5, N, Hq, Q), where the maximum is (N, Hq, Q)."""
+    """Output (N, Hq, Q, Dv), statistics (5, N, Hq, Q), where the maximum is (N, Hq, Q)."""
     if check:
         check_finite("query", query)
         check_finite("key", key)
@@ -77,15 +78,17 @@ def forward(
     return _backend(backend, "forward")(t, Options(scale, causal, window, softcap))  # type: ignore[return-value]
 
 
-@forward.register_fake
+forward_operator = torch.library.custom_op("exptilt::forward", _forward, mutates_args=())
+
+
+@forward_operator.register_fake
 def _(query, key, value, bias, log_weight, mask, scale, causal, window, softcap, backend, check):  # type: ignore[no-untyped-def]
     rows = query.shape[:3]
     best = query.new_empty(rows, dtype=torch.int64)
     return query.new_empty((*rows, value.shape[3])), query.new_empty((5, *rows)), best
 
 
-@torch.library.custom_op("exptilt::tangent", mutates_args=())
-def tangent(
+def _tangent(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, mask: Tensor | None,
     query_tangent: Tensor | None, key_tangent: Tensor | None, value_tangent: Tensor | None, bias_tangent: Tensor | None,
     weight_tangent: Tensor | None, rows: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str,
@@ -96,7 +99,10 @@ def tangent(
     return _backend(backend, "tangent")(t, tangents, rows, Options(scale, causal, window, softcap))  # type: ignore[return-value]
 
 
-@tangent.register_fake
+tangent_operator = torch.library.custom_op("exptilt::tangent", _tangent, mutates_args=())
+
+
+@tangent_operator.register_fake
 def _(query, key, value, bias, log_weight, mask, q, k, v, b, w, rows, scale, causal, window, softcap, backend):  # type: ignore[no-untyped-def]
     shape = query.shape[:3]
     return query.new_empty((*shape, value.shape[3])), query.new_empty((4, *shape))
@@ -115,31 +121,32 @@ def _fake_gradients(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     )
 
 
-def _flat(gradients: Gradients, needs: Needs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _flat(gradients: Gradients, t: Tensors, needs: Needs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients with what was not asked for as tensors of shape (0,)."""
     none = gradients.row_sum.new_empty(0)
-    wanted = (needs.query, needs.key, needs.value, needs.log_weight, True, gradients.bias.numel() > 0)
+    wanted = (needs.query, needs.key, needs.value, needs.log_weight, True, needs.bias and has_full_bias(t))
     return tuple(x if w else none.clone() for x, w in zip(gradients, wanted, strict=True))  # type: ignore[return-value]
 
 
-@torch.library.custom_op("exptilt::gradient", mutates_args=())
-def gradient(
+def _gradient(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, mask: Tensor | None,
     cotangent: Tensor, rows: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str, needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = Tensors(query, key, value, bias, log_weight, mask), Needs(*needs)
     found = _backend(backend, "gradient")(t, cotangent, rows, Options(scale, causal, window, softcap), wanted)
-    return _flat(found, wanted)  # type: ignore[arg-type]
+    return _flat(found, t, wanted)  # type: ignore[arg-type]
 
 
-@gradient.register_fake
+gradient_operator = torch.library.custom_op("exptilt::gradient", _gradient, mutates_args=())
+
+
+@gradient_operator.register_fake
 def _(query, key, value, bias, log_weight, mask, cotangent, rows, scale, causal, window, softcap, backend, needs):  # type: ignore[no-untyped-def]
     return _fake_gradients(query, key, value, bias, needs)
 
 
-@torch.library.custom_op("exptilt::second", mutates_args=())
-def second(
+def _second(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, mask: Tensor | None, cotangent: Tensor,
     query_tangent: Tensor | None, key_tangent: Tensor | None, value_tangent: Tensor | None, bias_tangent: Tensor | None,
     weight_tangent: Tensor | None, rows: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str,
@@ -149,9 +156,28 @@ def second(
     t, wanted = Tensors(query, key, value, bias, log_weight, mask), Needs(*needs)
     tangents = Tensors(query_tangent, key_tangent, value_tangent, bias_tangent, weight_tangent)  # type: ignore[arg-type]
     found = _backend(backend, "second")(t, cotangent, tangents, rows, Options(scale, causal, window, softcap), wanted)
-    return _flat(found, wanted)  # type: ignore[arg-type]
+    return _flat(found, t, wanted)  # type: ignore[arg-type]
 
 
-@second.register_fake
+second_operator = torch.library.custom_op("exptilt::second", _second, mutates_args=())
+
+
+@second_operator.register_fake
 def _(query, key, value, bias, log_weight, mask, cotangent, q, k, v, b, w, rows, scale, causal, window, softcap, backend, needs):  # type: ignore[no-untyped-def]
     return _fake_gradients(query, key, value, bias, needs)
+
+
+def _when_traced(operator: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator where a graph is being traced (tensors are of a subclass then), the plain function, which costs less, elsewhere."""
+
+    @wraps(plain)
+    def call(query: Tensor, *rest: Any) -> Any:
+        return (plain if type(query) in (Tensor, Parameter) else operator)(query, *rest)
+
+    return call
+
+
+forward = _when_traced(forward_operator, _forward)
+tangent = _when_traced(tangent_operator, _tangent)
+gradient = _when_traced(gradient_operator, _gradient)
+second = _when_traced(second_operator, _second)

@@ -129,7 +129,9 @@ def fisher_vector_product(
         )
     if call.backend == "reference":
         t = Tensors(*call.inputs[:5], call.inputs[6])
-        gradient = torch.func.grad(lambda q: reference.attend(t._replace(query=q), call.inputs[5], call.options)[1].nan_to_num(neginf=0.0).sum())
+        gradient = torch.func.grad(
+            lambda q: reference.attend(t._replace(query=q), call.inputs[5], call.options)[1].nan_to_num(neginf=0.0).sum()
+        )
         product = torch.func.jvp(gradient, (t.query,), (call.flat(vector),))[1]
     else:
         product = compiled.hessian_product(call.inputs, call.flat(vector), call.options, call.backend, call.check)

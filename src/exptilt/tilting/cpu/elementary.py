@@ -83,7 +83,7 @@ _ROUND32, _ROUND64 = _F(1.5 * 2**23), 1.5 * 2.0**52
 
 @njit(fastmath=STRICT, error_model="numpy")
 def _exp32(x):  # type: ignore[no-untyped-def]
-    y = x if x > _LOWEST32 else _LOWEST32
+    y = _LOWEST32 if x < _LOWEST32 else x  # NaN stays NaN
     t = y * _F(_INVERSE_LOG2) + _ROUND32
     n = t - _ROUND32
     r = y - n * _LOG2_HIGH32
@@ -100,7 +100,7 @@ def _exp32(x):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=STRICT, error_model="numpy")
 def _exp64(x):  # type: ignore[no-untyped-def]
-    y = x if x > _LOWEST64 else _LOWEST64
+    y = _LOWEST64 if x < _LOWEST64 else x
     t = y * _INVERSE_LOG2 + _ROUND64
     n = t - _ROUND64
     r = y - n * _LOG2_HIGH64
@@ -156,7 +156,7 @@ def exp_of_negative(x):  # type: ignore[no-untyped-def]
 
 
 def hyperbolic_tangent(x):  # type: ignore[no-untyped-def]
-    """tanh x."""
+    """Tanh x."""
     raise TypeError("hyperbolic_tangent is compiled: call it inside a numba function")
 
 

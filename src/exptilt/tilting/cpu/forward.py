@@ -20,7 +20,8 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, part_of, tile_range, to_scores, visible
+from exptilt.tilting.cpu.product import product, shelve
+from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, part_of, tile_part, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -32,7 +33,7 @@ def _summarise(s, e, m):  # type: ignore[no-untyped-def]
     a = s.dtype.type(0)
     for j in range(s.size):
         d = s[j] - m
-        d = d if d > low else low
+        d = low if d < low else d
         x = exp_of_negative(d)
         e[j] = x
         z += x
@@ -51,14 +52,15 @@ def _summarise(s, e, m):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def forward_sweep(
-    start, stop, tile_q, tile_k, scale, causal, window, cap,
+    start, stop, tile_q, tile_k, width, scale, causal, window, cap,
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
-    work, lines, output, statistics, best,
+    tile, scaled, summed, lines, keys, key_tags, values, value_tags, output, statistics, best,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Units start..stop; a unit is one tile of queries of one (batch, head), against all its keys.
 
     query (·, Q, D), key (·, K, D), value (·, K, Dv), bias (·, Qb, Kb), log_weight (·, K), mask (·, Qm, Km); ``*_at`` (units,) says which
-    block of each belongs to a (batch, head). work: tile_q·(tile_k + D + Dv). lines (7, max(tile_q, tile_k)).
+    block of each belongs to a (batch, head). A thread's own: tile (tile_q, tile_k + width), scaled (tile_q, D), summed (tile_q, Dv padded), lines
+    (7, max(tile_q, tile_k)), and shelves of packed keys and values with their tags.
     Writes output (B·Hq, Q, Dv), statistics (5, B·Hq, Q): G, entropy, mean, variance, maximum, and best (B·Hq, Q): where the maximum is.
     """
     Q, D = query.shape[1], query.shape[2]
@@ -67,42 +69,41 @@ def forward_sweep(
     zero = scale * 0
     top, weight, mean, square = lines[0], lines[1], lines[2], lines[3]
     e, slope, bend = lines[4], lines[5], lines[6]
-    scaled_all = work[tile_q * tile_k : tile_q * (tile_k + D)].reshape(tile_q, D)
-    part_all = work[tile_q * (tile_k + D) : tile_q * (tile_k + D + Dv)].reshape(tile_q, Dv)
+    S, flat_S, flat_scaled, flat_sum = tile, tile.reshape(tile.size), scaled.reshape(scaled.size), summed.reshape(summed.size)
+    flat_keys, flat_values = keys.reshape(keys.size), values.reshape(values.size)
+    long, wide = tile.shape[1], summed.shape[1]
     for unit in range(start, stop):
         n, i0 = unit // tiles, (unit % tiles) * tile_q
-        i1 = min(i0 + tile_q, Q)
-        h = i1 - i0
+        h = min(tile_q, Q - i0)
         q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
         b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
         plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
-        scaled, part = scaled_all[:h], part_all[:h]
-        o = output[n, i0:i1]
+        summed[:h] = 0
         for i in range(h):
             top[i], weight[i], mean[i], square[i] = -np.inf, 0, 0, 0
             best[n, i0 + i] = 0
             for d in range(D):
                 scaled[i, d] = q[i0 + i, d] * scale
-            for d in range(Dv):
-                o[i, d] = 0
-        first, last = tile_range(i0, i1, Q, K, causal, window)
-        for j0 in range(first, last, tile_k):
-            j1 = min(j0 + tile_k, last)
-            w = j1 - j0
-            S = work[: h * w].reshape(h, w)
-            np.dot(scaled, k[j0:j1].T, S)
+        first, last = tile_range(i0, i0 + h, Q, K, causal, window)
+        for t in range(first // tile_k, (last + tile_k - 1) // tile_k):
+            j0, skip, w = tile_part(t, tile_k, first, last, width)
+            rows = k[t * tile_k : (t + 1) * tile_k]
+            at = shelve(keys, key_tags, key_at[n], t, rows, D * width, width, True) + skip * D
+            product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
             for i in range(h):
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
                 if hi - lo < w:
-                    clear_outside(S[i], lo, hi)
+                    clear_outside(S[i, :w], lo, hi)
                 s = S[i, lo:hi]
                 if not plain:
                     x = part_of(b, i0 + i, j0 + lo, j0 + hi)
                     y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
                     to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
                 high = largest(s)
-                if high == -np.inf:
+                if high == -np.inf:  # nothing to see, or nothing but NaN
+                    if np.isnan(s).any():
+                        weight[i] = np.nan
                     s[:] = 0
                     continue
                 m = top[i]
@@ -116,33 +117,36 @@ def forward_sweep(
                     mean[i] = mean[i] + (m - high) if weight[i] > 0 else zero
                     square[i] *= rebase
                     for d in range(Dv):
-                        o[i, d] *= rebase
+                        summed[i, d] *= rebase
                     top[i] = high
                     m = high
                 z, c, M = _summarise(s, e, m)
-                if z > 0:
+                if z != 0:
                     total = weight[i] + z
                     gap = c - mean[i]
                     square[i] += M + gap * gap * (weight[i] * (z / total))
                     mean[i] += gap * (z / total)
                     weight[i] = total
             if Dv > 0:
-                np.dot(S, v[j0:j1], part)
-                for i in range(h):
-                    for d in range(Dv):
-                        o[i, d] += part[i, d]
+                at = (
+                    shelve(values, value_tags, value_at[n], t, v[t * tile_k : (t + 1) * tile_k], tile_k * width, width, False)
+                    + skip * width
+                )
+                product(flat_sum, 0, wide, flat_S, 0, long, 1, flat_values, at, tile_k * width, h, Dv, w, width, True)
         for i in range(h):
             z = weight[i]
-            if z > 0:
+            if z != 0:
                 inverse = 1 / z
                 log_z = math.log(z)
                 for d in range(Dv):
-                    o[i, d] *= inverse
+                    output[n, i0 + i, d] = summed[i, d] * inverse
                 statistics[0, n, i0 + i] = top[i] + log_z
                 statistics[1, n, i0 + i] = log_z - mean[i]
                 statistics[2, n, i0 + i] = top[i] + mean[i]
                 statistics[3, n, i0 + i] = square[i] * inverse
             else:
+                for d in range(Dv):
+                    output[n, i0 + i, d] = 0
                 statistics[0, n, i0 + i] = -np.inf
                 statistics[1, n, i0 + i] = 0
                 statistics[2, n, i0 + i] = 0

@@ -1,6 +1,6 @@
 r"""One row of scores: what every sweep does before it goes its own way.
 
-A sweep cuts the scores into tiles, BLAS fills a tile with z = scale <q_i, k_j>, and each row of the tile then passes here:
+A sweep cuts the scores into tiles, fills a tile with z = scale <q_i, k_j> (``product.py``), and each row of the tile then passes here:
 
     visible   causality and the window leave one run of keys lo..hi to each query
     to_scores z → s = softcap(z) + bias + log_weight, −inf where masked, in place; slope ds/dz = 1 − tanh² and
@@ -44,6 +44,14 @@ def tile_range(i0, i1, length_q, length_k, causal, window):  # type: ignore[no-u
 
 
 @njit(fastmath=FAST, error_model="numpy")
+def tile_part(t, tile_k, first, last, width):  # type: ignore[no-untyped-def]
+    """Of tile t, the part that meets keys first..last, begun at a whole panel: its first key, how many of the tile's keys it skips, its length."""
+    skip = max(first - t * tile_k, 0) // width * width
+    j0 = t * tile_k + skip
+    return j0, skip, min((t + 1) * tile_k, last) - j0
+
+
+@njit(fastmath=FAST, error_model="numpy")
 def part_of(x, i, start, stop):  # type: ignore[no-untyped-def]
     """Columns start..stop of row i of x (Q or 1, K or 1): a row of numbers, a single one for all keys, or none if x is absent."""
     row = x[i if x.shape[0] > 1 else 0]
@@ -76,7 +84,7 @@ def to_scores(s, slope, bend, cap, bias, log_weight, mask):  # type: ignore[no-u
 
 @njit(fastmath=FAST, error_model="numpy")
 def add_row(s, row):  # type: ignore[no-untyped-def]
-    """s += row, which may be empty or have one entry for all keys."""
+    """S += row, which may be empty or have one entry for all keys."""
     if row.size == s.size:
         for j in range(s.size):
             s[j] += row[j]
