@@ -24,6 +24,9 @@ CASES = [
     ({"key": K.to("meta")}, ["key", "meta", "cpu"]),
     ({"key": NAN}, ["key", "NaN", "[1, 0, 2, 3]", "check=False"]),
     ({"query": torch.full_like(Q, torch.inf)}, ["query", "infinity"]),
+    ({"bias": torch.full((3, 5), torch.nan)}, ["bias", "NaN", "[0, 0, 0, 0]"]),
+    ({"log_weight": torch.tensor([0.0, torch.inf, 0.0, 0.0, 0.0])}, ["log_weight", "infinity", "[0, 0, 1]"]),
+    ({"query": Q + 1e30, "key": K + 1e30}, ["overflow", "torch.float32", "1.0e+30"]),
     ({"softcap": -1.0}, ["softcap", "-1.0", "c > 0"]),
     ({"softcap": 0.0}, ["softcap", "None"]),
     ({"softcap": torch.tensor(2.0)}, ["softcap", "number"]),
@@ -58,6 +61,16 @@ def test_message(change, words, monkeypatch):
 def test_unknown_option_is_refused():
     with pytest.raises(TypeError):
         xt.attend(Q, K, V, dropout=0.1)
+
+
+def test_what_no_query_sees_is_no_error():
+    """Padding may hold anything where the mask hides it."""
+    mask = torch.ones(5, dtype=torch.bool)
+    mask[2] = False
+    for backend in ("cpu", "tiled"):
+        a, b = xt.attend(Q + 1, NAN, V + 1, mask=mask, backend=backend), xt.attend(Q + 1, K, V + 1, mask=mask, backend=backend)
+        assert torch.equal(a.output, b.output)
+        assert torch.equal(a.entropy, b.entropy)
 
 
 def test_check_can_be_switched_off():

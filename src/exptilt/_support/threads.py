@@ -7,11 +7,13 @@ in turn, so uneven chunks (causal tiles) balance themselves. The calling thread 
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 _CHUNKS_PER_THREAD = 8
 
@@ -70,3 +72,16 @@ def run_chunks(work: Callable[[int, int, Any], None], total: int, scratch: Calla
     finally:
         for future in futures:
             future.result()
+
+
+def run_all(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Results of all tasks, each on a thread of its own; they must not themselves wait for the pool."""
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    pool = _this_process().pool(len(tasks) - 1)
+    futures = [pool.submit(task) for task in tasks[1:]]
+    try:
+        first = tasks[0]()
+    finally:
+        rest = [future.result() for future in futures]
+    return [first, *rest]

@@ -43,7 +43,7 @@ def _say_once(backend: str, sweep: str) -> None:
     warnings.warn(text, ExptiltWarning, stacklevel=2)
 
 
-def _backend(name: str, sweep: str) -> Callable[..., object]:
+def _backend(name: str, sweep: str) -> Callable[..., Any]:
     module: ModuleType = tiled
     if name == "cpu":
         from exptilt.tilting.cpu import launch as module
@@ -55,14 +55,30 @@ def _backend(name: str, sweep: str) -> Callable[..., object]:
     return getattr(module, sweep)  # type: ignore[no-any-return]
 
 
-def check_finite(name: str, x: Tensor) -> None:
-    """Raise if x holds NaN or an infinity; one pass over x, a second only if its sum is not finite."""
-    if x.numel() and not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
+def _check_query(query: Tensor) -> None:
+    """Raise if the query holds NaN or an infinity; its sum tells, and only if that is not finite is it searched."""
+    if query.numel() and not torch.isfinite(query.sum()):
+        _complain("query", query, ~torch.isfinite(query), "(batch, head, position, dim)")
+
+
+def _check_result(t: Tensors, log_normalizer: Tensor) -> None:
+    """Raise if a log-normalizer is NaN, and say why: looking here costs nothing, whereas the keys are many. A NaN that no query sees does no harm."""
+    if not torch.isnan(log_normalizer).any():
+        return
+    _complain("key", t.key, ~torch.isfinite(t.key), "(batch, head, position, dim)")
+    for name, x, axes in (("bias", t.bias, "(batch, head, query, key)"), ("log_weight", t.log_weight, "(batch, head, key)")):
+        if x is not None:
+            _complain(name, x, torch.isnan(x) | (x == torch.inf), axes)
+    sizes = f"query up to {t.query.abs().max().item():.1e}, key up to {t.key.abs().max().item():.1e}"
+    raise ArgumentError(f"attend: the scores overflow {t.query.dtype} ({sizes}). Make them smaller, or use a wider dtype. check=False skips this test.")
+
+
+def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:
+    if bad.any():
         what = "NaN" if torch.isnan(x).any() else "an infinity"
-        place = torch.nonzero(~torch.isfinite(x))[0].tolist()
+        place = torch.nonzero(bad)[0].tolist()
         raise ArgumentError(
-            f"attend: {name} holds {what}, first at {place} (batch, head, position, dim). Remove it, or hide that position with mask=; "
-            "check=False skips this test."
+            f"attend: {name} holds {what}, first at {place} {axes}. Remove it, or hide that position with mask=; check=False skips this test."
         )
 
 
@@ -72,10 +88,12 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output (N, Hq, Q, Dv), statistics (5, N, Hq, Q), where the maximum is (N, Hq, Q)."""
     if check:
-        check_finite("query", query)
-        check_finite("key", key)
+        _check_query(query)
     t = Tensors(query, key, value, bias, log_weight, mask)
-    return _backend(backend, "forward")(t, Options(scale, causal, window, softcap))  # type: ignore[return-value]
+    output, statistics, best = _backend(backend, "forward")(t, Options(scale, causal, window, softcap))
+    if check:
+        _check_result(t, statistics[0])
+    return output, statistics, best
 
 
 forward_operator = torch.library.custom_op("exptilt::forward", _forward, mutates_args=())

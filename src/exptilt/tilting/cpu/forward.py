@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.product import product, shelve
+from exptilt.tilting.cpu.product import THIN, product, shelve, thin_scores, thin_sum
 from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, part_of, tile_part, tile_range, to_scores, visible
 
 
@@ -87,9 +87,11 @@ def forward_sweep(
         first, last = tile_range(i0, i0 + h, Q, K, causal, window)
         for t in range(first // tile_k, (last + tile_k - 1) // tile_k):
             j0, skip, w = tile_part(t, tile_k, first, last, width)
-            rows = k[t * tile_k : (t + 1) * tile_k]
-            at = shelve(keys, key_tags, key_at[n], t, rows, D * width, width, True) + skip * D
-            product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
+            if h <= THIN:
+                thin_scores(S[:h, :w], scaled[:h], k[j0 : j0 + w])
+            else:
+                at = shelve(keys, key_tags, key_at[n], t, k[t * tile_k : (t + 1) * tile_k], D * width, width, True) + skip * D
+                product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
             for i in range(h):
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
@@ -127,11 +129,11 @@ def forward_sweep(
                     square[i] += M + gap * gap * (weight[i] * (z / total))
                     mean[i] += gap * (z / total)
                     weight[i] = total
-            if Dv > 0:
-                at = (
-                    shelve(values, value_tags, value_at[n], t, v[t * tile_k : (t + 1) * tile_k], tile_k * width, width, False)
-                    + skip * width
-                )
+            if Dv > 0 and h <= THIN:
+                thin_sum(summed[:h, :Dv], S[:h, :w], v[j0 : j0 + w])
+            elif Dv > 0:
+                v_tile = v[t * tile_k : (t + 1) * tile_k]
+                at = shelve(values, value_tags, value_at[n], t, v_tile, tile_k * width, width, False) + skip * width
                 product(flat_sum, 0, wide, flat_S, 0, long, 1, flat_values, at, tile_k * width, h, Dv, w, width, True)
         for i in range(h):
             z = weight[i]

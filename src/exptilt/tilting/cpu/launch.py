@@ -5,6 +5,7 @@ returns fresh tensors. Memory beyond those: one workspace of a few tiles per thr
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.announce import announce_if_slow
-from exptilt._support.threads import run_chunks
-from exptilt.tilting.cpu.product import padded, width_of
+from exptilt._support.threads import run_all, run_chunks
+from exptilt.tilting.cpu.product import THIN, padded, width_of
+from exptilt.tilting.merge import Tilted, merge
 from exptilt.tilting.problem import Gradients, Needs, Options, Tensors, has_full_bias
 
 Array = np.ndarray[Any, Any]
@@ -21,6 +23,8 @@ Array = np.ndarray[Any, Any]
 _CACHE_BYTES = 384 * 1024
 # Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind; beyond it they are packed anew.
 _SHELF_BYTES = 8 * 1024 * 1024
+# Fewer keys than this are not worth a second thread for one query.
+_SPLIT_KEYS = 16384
 _ready: set[tuple[str, type]] = set()
 
 
@@ -82,7 +86,7 @@ class Blocks:
         return lambda: (np.empty((slots, size), self.number), np.full(slots, -1, np.int64))
 
     def run(
-        self, name: str, sweep: Callable[..., None], before: tuple[Any, ...], own: list[Any], after: tuple[Any, ...], units: int
+        self, name: str, sweep: Callable[..., None], before: tuple[Any, ...], own: list[Any], after: tuple[Any, ...], units: int, threads: int | None = None
     ) -> None:
         """Run `sweep(start, stop, *before, *own, *after)` over all units on torch's number of threads.
 
@@ -103,7 +107,7 @@ class Blocks:
             with announce_if_slow(message):
                 work(0, 0, scratch())
             _ready.add((name, self.number))
-        run_chunks(work, units, scratch)
+        run_chunks(work, units, scratch, threads=threads)
 
 
 def _array(x: Tensor, *shape: int) -> Array:
@@ -111,7 +115,28 @@ def _array(x: Tensor, *shape: int) -> Array:
 
 
 def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q)."""
+    """output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q).
+
+    A few queries on very many keys, too few to keep the threads busy, are done on parts of the keys at once, whose results
+    then join (``merge.py``).
+    """
+    threads = torch.get_num_threads()
+    K = t.key.shape[2]
+    one_block = t.key.shape[0] * t.key.shape[1] == 1 and not options.causal and options.window is None
+    if not one_block or t.query.shape[1] * t.query.shape[2] > THIN or threads == 1 or K < _SPLIT_KEYS:
+        return _forward(t, options)
+    size = -(-K // threads)
+    parts = [t.keys(j, min(j + size, K)) for j in range(0, K, size)]
+    found = run_all([partial(_forward, part, options, threads=1) for part in parts])
+    whole = merge([Tilted(output, *statistics) for output, statistics, _ in found])
+    statistics = torch.stack([whole.log_normalizer, whole.entropy, whole.score_mean, whole.score_variance, whole.score_max])
+    best = torch.zeros_like(found[0][2])
+    for i, (_, rows, at) in reversed(list(enumerate(found))):
+        best = torch.where(rows[4] == whole.score_max, at + i * size, best)
+    return whole.output, statistics, best
+
+
+def _forward(t: Tensors, options: Options, *, threads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     from exptilt.tilting.cpu.forward import forward_sweep
 
     b = Blocks(t, options)
@@ -124,7 +149,7 @@ def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
         (tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (7, max(tile_q, tile_k)),
         b.shelf(tile_k, b.D), b.shelf(tile_k, wide),
     ]  # fmt: skip
-    b.run("forward", forward_sweep, (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices), own, results, b.count * -(-b.Q // tile_q))
+    b.run("forward", forward_sweep, (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices), own, results, b.count * -(-b.Q // tile_q), threads)
     return output, statistics, best
 
 

@@ -120,6 +120,34 @@ def product(C, c0, c_row, A, a0, a_row, a_step, B, b0, panel, rows, columns, inn
         at_b += panel
 
 
+# With this few rows, packing would cost more than the product: a decoding step, or one query against a large memory.
+THIN = 8
+
+
+@njit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def thin_scores(C, A, rows):  # type: ignore[no-untyped-def]
+    """C = A rowsᵀ for a few rows of A (h, D) and many of `rows` (w, D)."""
+    for i in range(A.shape[0]):
+        a, c = A[i], C[i]
+        for j in range(rows.shape[0]):
+            b = rows[j]
+            total = a[0] * b[0]
+            for d in range(1, a.size):
+                total += a[d] * b[d]
+            c[j] = total
+
+
+@njit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def thin_sum(C, A, rows):  # type: ignore[no-untyped-def]
+    """C += A rows for a few rows of A (h, w) and rows (w, Dv)."""
+    for j in range(rows.shape[0]):
+        b = rows[j]
+        for i in range(A.shape[0]):
+            c, a = C[i], A[i, j]
+            for d in range(b.size):
+                c[d] += a * b[d]
+
+
 @njit(error_model="numpy")
 def pack_rows(target, at, source, panel, width):  # type: ignore[no-untyped-def]
     """Pack B = source (inner, columns): panel p holds columns p·width …, filled up with 0; `panel` numbers from one to the next."""
