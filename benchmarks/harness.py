@@ -149,11 +149,16 @@ def compare(
     joins = {name: {turn * rounds // count for turn in range(count)} for name, count in ((n, slow.get(n, rounds)) for n in cases)}
     seconds: dict[str, dict[int, float]] = {name: {} for name in cases}  # by round
     names = list(cases)
-    for turn in track(range(rounds), label):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            if turn in joins[name]:
-                seconds[name][turn] = _measure(cases[name], calls[name])
+    gc.collect()
+    gc.freeze()  # else every collection walks all that was imported: 0.2 s before each measurement, and cold caches after it
+    try:
+        for turn in track(range(rounds), label):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                if turn in joins[name]:
+                    seconds[name][turn] = _measure(cases[name], calls[name])
+    finally:
+        gc.unfreeze()
     reference = seconds[baseline]
     timings = {}
     for name, times in seconds.items():
