@@ -73,7 +73,10 @@ class Blocks:
         """Rows and columns of a tile when a sweep holds `buffers` of them at once; columns are whole pairs of panels."""
         pair = 2 * self.width
         cells = _CACHE_BYTES // buffers // np.dtype(self.number).itemsize
-        tile_q = min(252 if buffers <= 2 else 126, max(self.Q, 1))  # multiples of the six rows that a product takes at a time
+        limit = 258 if buffers <= 2 else 132  # whole sixes, the rows that a product takes at a time
+        parts = -(-self.Q // limit)
+        even = -(-self.Q // max(parts, 1))
+        tile_q = max(1, min(self.Q, -(-even // 6) * 6))
         return tile_q, min(max(2 * pair, cells // tile_q // pair * pair), 1024, -(-max(self.K, 1) // pair) * pair)
 
     def new(self, *shape: int) -> Tensor:
@@ -153,27 +156,11 @@ def _forward(t: Tensors, options: Options, *, threads: int | None = None) -> tup
     return output, statistics, best
 
 
-class Joined(NamedTuple):
-    """Tangents as the sweeps want them: (q̇,q)·scale against (k,k̇) give ż in one product."""
-
-    query: Array
-    key: Array
-    value: Array
-    bias: Array
-    bias_at: Array
-    log_weight: Array
-    weight_at: Array
-
-
-def _join(b: Blocks, t: Tensors, tangents: Tensors, scale: float) -> Joined:
-    left = ([] if tangents.query is None else [tangents.query * scale]) + ([] if tangents.key is None else [t.query * scale])
-    right = ([] if tangents.query is None else [t.key]) + ([] if tangents.key is None else [tangents.key])
-    q = torch.cat(left, -1) if left else t.query[..., :0]
-    k = torch.cat(right, -1) if right else t.key[..., :0]
-    bias, bias_at = b.blocks(tangents.bias)
+def _tangents(b: Blocks, tangents: Tensors) -> tuple[Array, ...]:
+    """Tangents as the sweeps take them: query (B·Hq, Q, D), key, value (B·Hkv, K, ·), bias and log_weight with their indices; size 0 if absent."""
+    query, key, value = (b.plain(x, (1, 1, 0)) for x in (tangents.query, tangents.key, tangents.value))
     weight, weight_at = b.blocks(None if tangents.log_weight is None else tangents.log_weight.unsqueeze(2))
-    value = b.plain(tangents.value, (1, 1, 0))
-    return Joined(b.plain(q, ()), b.plain(k, ()), value, bias, bias_at, weight[:, 0], weight_at)
+    return query, key, value, *b.blocks(tangents.bias), weight[:, 0], weight_at
 
 
 def tangent(t: Tensors, tangents: Tensors, rows: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -183,14 +170,14 @@ def tangent(t: Tensors, tangents: Tensors, rows: Tensor, options: Options) -> tu
     b = Blocks(t, options)
     tile_q, tile_k = b.tiles(2)
     wide = padded(b.Dv, b.number)
-    j = _join(b, t, tangents, options.scale)
     output, sums = b.new(b.N, b.heads, b.Q, b.Dv), b.new(4, b.N, b.heads, b.Q)
     results = _array(output, b.count, b.Q, b.Dv), _array(sums, 4, b.count, b.Q)
     own = [
-        (2, tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (4, max(tile_q, tile_k)),
-        b.shelf(tile_k, b.D), b.shelf(tile_k, j.query.shape[2]), b.shelf(tile_k, wide), b.shelf(tile_k, wide, tangents.value is not None),
+        (2, tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, b.D), (tile_q, wide), (4, max(tile_q, tile_k)),
+        b.shelf(tile_k, b.D), b.shelf(tile_k, b.D, tangents.key is not None),
+        b.shelf(tile_k, wide), b.shelf(tile_k, wide, tangents.value is not None),
     ]  # fmt: skip
-    before = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, *j, _array(rows.contiguous(), 2, b.count, b.Q))
+    before = (b.group, tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, *_tangents(b, tangents), _array(rows.contiguous(), 2, b.count, b.Q))
     b.run("tangent", tangent_sweep, before, own, results, b.count * -(-b.Q // tile_q))
     return output, sums
 
@@ -268,15 +255,14 @@ def _backward(
     if tangents is None:
         b.run(name, gradient_sweep, (*head, *inputs), [*tiles, *packed, *shelves], results.arrays(), results.bounds.size - 1)
         return results.collect()
-    alone = b.plain(None if tangents.query is None else tangents.query * options.scale, (1, 1, 0)), b.plain(tangents.key, (1, 1, 0))
-    j = _join(b, t, tangents, options.scale)
+    tiles.insert(2, (tile_q, b.D))
     packed.append((tile_q * wide,))
     shelves += [
-        b.shelf(tile_k, j.query.shape[2]),
+        b.shelf(tile_k, b.D, tangents.key is not None),
         b.shelf(tile_k, b.Dv, tangents.value is not None),
         b.shelf(tile_k, wide, tangents.key is not None),
     ]
-    before = (*head, *inputs, *alone, *j)
+    before = (*head, *inputs, *_tangents(b, tangents))
     b.run(name, second_sweep, before, [*tiles, *packed, *shelves], results.arrays(), results.bounds.size - 1)
     return results.collect()
 

@@ -8,8 +8,6 @@ and through ṡ it also depends on q, k directly. With slope σ' and curvature �
 
     M1 = p (r σ' + t σ'' ż),   M2 = p t σ',
     q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,   column and row sums of p r for log_weight and bias.
-
-Joined vectors (q̇,q), (k,k̇) as in ``tangent.py`` make two products of each pair.
 """
 
 from numba import njit
@@ -44,27 +42,25 @@ def _row(s, t, u, g, G, centre, pushed, a, b1, b2, e0, e1):  # type: ignore[no-u
 def second_sweep(
     start, stop, units, bounds, splits, group, tile_q, tile_k, width, scale, causal, window, cap, need_query, need_key, need_value,
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at, cotangent, cotangent_at, rows,
-    query_tangent, key_tangent, joined_query, joined_key, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at,
-    tile, scaled, summed, lines, packed_query, packed_out, packed_tangent, keys, key_tags, key_rows, row_tags, values, value_tags,
-    joined, joined_tags, moved, moved_tags, moved_rows, moved_row_tags,
+    query_tangent, key_tangent, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at,
+    tile, scaled, pushed, summed, lines, packed_query, packed_out, packed_tangent, keys, key_tags, key_rows, row_tags, values, value_tags,
+    moved_keys, moved_key_tags, moved, moved_tags, moved_rows, moved_row_tags,
     query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Units, inputs and outputs as in ``gradient_sweep``, tangents as in ``tangent_sweep``; query_tangent (times scale) and key_tangent once
-    more on their own, of size 0 when absent.
+    """Units, inputs and outputs as in ``gradient_sweep``, tangents as in ``tangent_sweep``.
 
     rows (10, B·Hq, Q): G, mean, a0, a1, a2, Ġ, b1, b2, e0, e1. A thread's own as in ``gradient_sweep`` with four tiles, and shelves for the tangents.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]
-    E = joined_query.shape[2]
     tiles = (Q + tile_q - 1) // tile_q
     slope, bend = lines[0], lines[1]
     S, T, U, V = tile[0], tile[1], tile[2], tile[3]
     flat_S, flat_T, flat_U, flat_V = S.reshape(S.size), T.reshape(T.size), U.reshape(U.size), V.reshape(V.size)
     flat_scaled, flat_sum, flat_out = scaled.reshape(scaled.size), summed.reshape(summed.size), cotangent.reshape(cotangent.size)
-    flat_query = joined_query.reshape(joined_query.size)
+    flat_pushed, flat_moved_keys = pushed.reshape(pushed.size), moved_keys.reshape(moved_keys.size)
     flat_keys, flat_rows, flat_values = keys.reshape(keys.size), key_rows.reshape(key_rows.size), values.reshape(values.size)
-    flat_joined, flat_moved, flat_moved_rows = joined.reshape(joined.size), moved.reshape(moved.size), moved_rows.reshape(moved_rows.size)
+    flat_moved, flat_moved_rows = moved.reshape(moved.size), moved_rows.reshape(moved_rows.size)
     flat_key_grad, flat_value_grad = key_grad.reshape(key_grad.size), value_grad.reshape(value_grad.size)
     long, wide, wide_v = tile.shape[2], key_grad.shape[3], value_grad.shape[3]
     for x in range(bounds[start], bounds[stop]):
@@ -85,10 +81,13 @@ def second_sweep(
                 row_sum[n, i0 + i] = 0
                 for d in range(D):
                     scaled[i, d] = q[i0 + i, d] * scale
+                if query_tangent.size > 0:
+                    for d in range(D):
+                        pushed[i, d] = query_tangent[n, i0 + i, d] * scale
             if need_key:
                 pack_rows(packed_query, 0, scaled[:h], tile_q * width, width)
                 if query_tangent.size > 0:
-                    pack_rows(packed_tangent, 0, query_tangent[n, i0 : i0 + h], tile_q * width, width)
+                    pack_rows(packed_tangent, 0, pushed[:h], tile_q * width, width)
             if need_value:
                 pack_rows(packed_out, 0, out, tile_q * width, width)
             first, last = tile_range(i0, i0 + h, Q, K, causal, window)
@@ -97,16 +96,19 @@ def second_sweep(
                 begin, end = t * tile_k, (t + 1) * tile_k
                 at = shelve(keys, key_tags, key_at[n], t, k[begin:end], D * width, width, True) + skip * D
                 product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
+                if query_tangent.size > 0:
+                    product(flat_U, 0, long, flat_pushed, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
+                elif key_tangent.size == 0:
+                    U[:h, :w] = 0
+                if key_tangent.size > 0:
+                    at = shelve(moved_keys, moved_key_tags, block, t, key_tangent[block, begin:end], D * width, width, True) + skip * D
+                    both = query_tangent.size > 0
+                    product(flat_U, 0, long, flat_scaled, 0, D, 1, flat_moved_keys, at, D * width, h, w, D, width, both)
                 if Dv > 0:
                     at = shelve(values, value_tags, value_at[n], t, v[begin:end], Dv * width, width, True) + skip * Dv
                     product(flat_T, 0, long, flat_out, start_out, Dv, 1, flat_values, at, Dv * width, h, w, Dv, width, False)
                 else:
                     T[:h, :w] = 0
-                if E > 0:
-                    at = shelve(joined, joined_tags, block, t, joined_key[block, begin:end], E * width, width, True) + skip * E
-                    product(flat_U, 0, long, flat_query, (n * Q + i0) * E, E, 1, flat_joined, at, E * width, h, w, E, width, False)
-                else:
-                    U[:h, :w] = 0
                 if value_tangent.size > 0:
                     at = shelve(moved, moved_tags, block, t, value_tangent[block, begin:end], Dv * width, width, True) + skip * Dv
                     product(flat_V, 0, long, flat_out, start_out, Dv, 1, flat_moved, at, Dv * width, h, w, Dv, width, False)

@@ -6,8 +6,6 @@ With ż = scale (<q̇,k> + <q,k̇>), the score's tangent is ṡ = σ' ż + bias 
 
 Covariances do not change when a constant r is taken off ṡ; r is the mean of ṡ over the first visible tile, so that Cov(v, ṡ) = Σ p ṡ' v − … does not
 come out as the difference of two large numbers. ``rules.py`` finishes the tangents from these sums.
-
-The two inner products of ż are one: <(q̇,q), (k,k̇)>; the caller hands in the joined vectors, shorter where q̇ or k̇ is absent.
 """
 
 from numba import njit
@@ -61,32 +59,26 @@ def _sums(s, t, c, r):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def tangent_sweep(
-    start, stop, tile_q, tile_k, width, scale, causal, window, cap,
+    start, stop, group, tile_q, tile_k, width, scale, causal, window, cap,
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
-    joined_query, joined_key, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at, rows,
-    tile, scaled, summed, lines, keys, key_tags, joined, joined_tags, values, value_tags, moved, moved_tags, output, sums,
+    query_tangent, key_tangent, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at, rows,
+    tile, scaled, pushed, summed, lines, keys, key_tags, moved_keys, moved_key_tags, values, value_tags, moved, moved_tags, output, sums,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Units start..stop as in ``forward_sweep``. Tangents of query, key and value have one block for each (batch, head) of their own.
 
-    joined_query (B·Hq, Q, E), joined_key (B·Hkv, K, E) of ż (E = 0: no ż), value_tangent (B·Hkv, K, Dv), bias_tangent
-    (·, Qb, Kb) and weight_tangent (·, K) with blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own: tile (2, tile_q, tile_k +
-    width), scaled (tile_q, D), summed (tile_q, Dv padded), lines (4, max(tile_q, tile_k)), shelves of keys, joined keys, values and their tangents.
+    query_tangent (B·Hq, Q, D), key_tangent (B·Hkv, K, D), value_tangent (B·Hkv, K, Dv), bias_tangent (·, Qb, Kb) and weight_tangent (·, K) with
+    blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own: tile (2, tile_q, tile_k + width), scaled and pushed
+    (tile_q, D), summed (tile_q, Dv padded), lines (4, max(tile_q, tile_k)), shelves of keys, values and their tangents.
     Writes output (B·Hq, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, B·Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]
-    E = joined_query.shape[2]
-    group = query_at.size // max(joined_key.shape[0], 1)
     tiles = (Q + tile_q - 1) // tile_q
     slope, bend, c, settled = lines[0], lines[1], lines[2], lines[3]
     S, T, flat_S, flat_T = tile[0], tile[1], tile[0].reshape(tile[0].size), tile[1].reshape(tile[1].size)
-    flat_scaled, flat_sum, flat_query = scaled.reshape(scaled.size), summed.reshape(summed.size), joined_query.reshape(joined_query.size)
-    flat_keys, flat_joined, flat_values, flat_moved = (
-        keys.reshape(keys.size),
-        joined.reshape(joined.size),
-        values.reshape(values.size),
-        moved.reshape(moved.size),
-    )
+    flat_scaled, flat_pushed, flat_sum = scaled.reshape(scaled.size), pushed.reshape(pushed.size), summed.reshape(summed.size)
+    flat_keys, flat_moved_keys = keys.reshape(keys.size), moved_keys.reshape(moved_keys.size)
+    flat_values, flat_moved = values.reshape(values.size), moved.reshape(moved.size)
     long, wide = tile.shape[2], summed.shape[1]
     for unit in range(start, stop):
         n, i0 = unit // tiles, (unit % tiles) * tile_q
@@ -104,17 +96,23 @@ def tangent_sweep(
                 sums[a, n, i0 + i] = 0
             for d in range(D):
                 scaled[i, d] = q[i0 + i, d] * scale
+            if query_tangent.size > 0:
+                for d in range(D):
+                    pushed[i, d] = query_tangent[n, i0 + i, d] * scale
         first, last = tile_range(i0, i0 + h, Q, K, causal, window)
         for u in range(first // tile_k, (last + tile_k - 1) // tile_k):
             j0, skip, w = tile_part(u, tile_k, first, last, width)
             begin, end = u * tile_k, (u + 1) * tile_k
             at = shelve(keys, key_tags, key_at[n], u, k[begin:end], D * width, width, True) + skip * D
             product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
-            if E > 0:
-                at = shelve(joined, joined_tags, m, u, joined_key[m, begin:end], E * width, width, True) + skip * E
-                product(flat_T, 0, long, flat_query, (n * Q + i0) * E, E, 1, flat_joined, at, E * width, h, w, E, width, False)
-            else:
+            if query_tangent.size > 0:
+                product(flat_T, 0, long, flat_pushed, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
+            elif key_tangent.size == 0:
                 T[:h, :w] = 0
+            if key_tangent.size > 0:
+                at = shelve(moved_keys, moved_key_tags, m, u, key_tangent[m, begin:end], D * width, width, True) + skip * D
+                both = query_tangent.size > 0
+                product(flat_T, 0, long, flat_scaled, 0, D, 1, flat_moved_keys, at, D * width, h, w, D, width, both)
             for i in range(h):
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
