@@ -54,7 +54,7 @@ def test_many_tiles(backend, options, monkeypatch):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
-@pytest.mark.parametrize("backend", ("reference", *BACKENDS))
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_a_query_that_sees_nothing(backend):
     q, k = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
     for options in ({"mask": torch.zeros(3, 5, dtype=torch.bool)}, {"window": 0}, {"bias": torch.full((3, 5), -torch.inf)}):
@@ -65,7 +65,7 @@ def test_a_query_that_sees_nothing(backend):
             assert (getattr(a, name) == 0).all(), name
 
 
-@pytest.mark.parametrize("backend", ("reference", *BACKENDS))
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_no_keys_no_queries_no_batch(backend):
     for Q, K, N in ((3, 0, 2), (0, 3, 2), (0, 0, 1), (3, 3, 0)):
         a = xt.attend(torch.ones(N, 2, Q, 4), torch.ones(N, 2, K, 4), torch.ones(N, 2, K, 5), key_mass=True, backend=backend)
@@ -77,7 +77,7 @@ def test_no_keys_no_queries_no_batch(backend):
             assert (a.output == 0).all()
 
 
-@pytest.mark.parametrize("backend", ("reference", *BACKENDS))
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_a_sink_where_no_key_is_seen(backend):
     q, k = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 0, 4, dtype=torch.float64)
     sink = torch.tensor([0.5, -2.0], dtype=torch.float64)

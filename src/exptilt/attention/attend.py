@@ -29,14 +29,15 @@ def attend(
         causal: query i sees key j where j <= i + K − Q: the two sequences end together.
         window: w keeps keys with i' − j < w, i' = i + K − Q; without causal also j − i' < w.
         softcap: c > 0, for scores c·tanh(s/c).
-        sink: ``(..., Hq)``, the score of one more outcome per head with value 0. It counts in G, entropy, mean and variance, not in score_max.
+        sink: ``(..., Hq)``, the score of one more outcome per head with value 0.
+            It counts in G, entropy, mean and variance, not in score_max.
         key_mass: also return the attention each key receives (a second sweep).
         backend: ``reference``, ``tiled``, ``cpu`` or ``gpu``; None chooses by device and dtype.
         check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes on the CPU, no elsewhere.
 
     Returns:
-        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None. A query that sees nothing has output 0,
-        log_normalizer −inf, score_max −inf, and 0 for the rest.
+        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None. A query that sees nothing
+        has output 0, log_normalizer −inf, score_max −inf, and 0 for the rest.
 
     Example:
         >>> q, k = torch.zeros(1, 2, 4), torch.randn(1, 8, 4)

@@ -1,7 +1,8 @@
 """`MultiheadAttention`: torch's module of that name, with attention's statistics on request.
 
-Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention itself goes through `attend`. The n×n matrix
-of weights exists only where it is asked for (``need_weights=True``, torch's default) or where torch's own dropout of weights needs it.
+Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention itself goes through
+`attend`. The n×n matrix of weights exists only where it is asked for (``need_weights=True``, torch's default) or where torch's own
+dropout of weights needs it.
 """
 
 import torch
@@ -43,10 +44,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask: ``(L, S)`` or ``(N·heads, L, S)``; True hides a key, numbers are added to the scores.
             average_attn_weights: average the weights over heads.
             is_causal: a hint that attn_mask is causal; as in torch, it needs attn_mask.
-            statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads, L)``), of the undropped weights.
+            statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads, L)``),
+                of the undropped weights.
 
         Returns:
-            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each head's own ``(N, heads, L, head dim)``.
+            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each head's own
+            ``(N, heads, L, head dim)``.
         """
         if is_causal and attn_mask is None:
             raise ArgumentError("MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. Pass attn_mask as well.")
@@ -123,4 +126,4 @@ class MultiheadAttention(nn.MultiheadAttention):
     @staticmethod
     def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, G: Tensor) -> Tensor:
         s = scores(Tensors(q, k, k[..., :0], bias, None, mask), Options(q.shape[-1] ** -0.5))
-        return torch.exp(s - torch.where(-torch.inf == G, 0.0, G)[..., None]).to(q.dtype)
+        return torch.exp(s - torch.where(torch.isneginf(G), 0.0, G)[..., None]).to(q.dtype)

@@ -124,10 +124,13 @@ def _broadcast_to(name: str, label: str, x: Tensor | None, shape: tuple[int, ...
 
 def prepare(
     name: str, query: Tensor, key: Tensor, value: Tensor | None, *, scale: float | None, log_weight: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, causal: bool, window: int | None, softcap: float | None, sink: Tensor | None, backend: str | None, check: bool | None,
-    value_name: str = "value",
+    mask: Tensor | None, causal: bool, window: int | None, softcap: float | None, sink: Tensor | None, backend: str | None,
+    check: bool | None, value_name: str = "value",
 ) -> Call:  # fmt: skip
-    """Check a call of `name` and bring it to canonical form. Half precision is widened to float32 here, so all sums are taken in float32."""
+    """Check a call of `name` and bring it to canonical form.
+
+    Half precision is widened to float32 here, so all sums are taken in float32.
+    """
     tensors = {"query": query, "key": key, value_name: value, "bias": bias, "mask": mask, "log_weight": log_weight, "sink": sink}
     _check_tensors(name, tensors)
     _check_main(name, query, key, value, value_name)

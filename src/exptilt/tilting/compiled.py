@@ -1,8 +1,8 @@
 """Attention and key mass as operators that carry their own derivative, for graphs made by `torch.compile`.
 
-The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a compiled graph, ``tilt.py`` therefore calls
-the two operators here: the same forward sweep, and the same backward rules, taken from ``rules.py``. (Compiled graphs have first derivatives only: the
-compiler itself has no double backward.)
+The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a compiled graph, ``tilt.py``
+therefore calls the two operators here: the same forward sweep, and the same backward rules, taken from ``rules.py``. (Compiled graphs
+have first derivatives only: the compiler itself has no double backward.)
 """
 
 from typing import Any
@@ -95,7 +95,7 @@ def key_mass_rule(
 ) -> Tensor:  # fmt: skip
     """(N, Hq, K): the key mass outside compiled graphs, with all of its derivatives; log_weight (N, Hq, K)."""
     arguments = sum_of_G(query, key, bias, log_weight, sink, mask, G, mean, variance)
-    return Gradient.apply(*arguments, Options(scale, causal, window, softcap), backend, _ONLY_MASS)[4]  # type: ignore[no-any-return]
+    return Gradient.apply(*arguments, Options(scale, causal, window, softcap), backend, _ONLY_MASS)[4]
 
 
 @torch.library.custom_op("exptilt::key_mass", mutates_args=())

@@ -60,7 +60,8 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
         parts: one or more results, all with output ``(..., Hq, Q, Dv)`` of one shape.
 
     Returns:
-        The result over all keys. ``key_mass`` cannot be joined (the share of a part differs from query to query) and must not be in the parts.
+        The result over all keys. ``key_mass`` cannot be joined (the share of a part differs from query to query)
+        and must not be in the parts.
 
     Example:
         >>> q, k = torch.ones(1, 2, 3), torch.arange(12.0).reshape(1, 4, 3)

@@ -5,13 +5,14 @@
     exptilt::gradient   a cotangent carried back
     exptilt::second     the gradient of a forward derivative
 
-They know no derivatives themselves (``rules.py`` does) and take canonical tensors (``problem.py``). What a backend does not implement goes to
-``tiled``, which is said once.
+They know no derivatives themselves (``rules.py`` does) and take canonical tensors (``problem.py``). What a backend does not implement
+goes to ``tiled``, which is said once.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -46,13 +47,15 @@ def _say_once(backend: str, sweep: str) -> None:
 def _backend(name: str, sweep: str) -> Callable[..., Any]:
     module: ModuleType = tiled
     if name == "cpu":
-        from exptilt.tilting.cpu import launch as module
+        from exptilt.tilting.cpu import launch
+
+        module = launch
     elif name == "gpu":
-        from exptilt.tilting import gpu as module
+        module = import_module("exptilt.tilting.gpu")
     if not hasattr(module, sweep):
         _say_once(name, sweep)
         module = tiled
-    return getattr(module, sweep)  # type: ignore[no-any-return]
+    return getattr(module, sweep)
 
 
 def _check_query(query: Tensor) -> None:
@@ -148,7 +151,8 @@ def _flat(gradients: Gradients, t: Tensors, needs: Needs) -> tuple[Tensor, Tenso
 
 def _gradient(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, mask: Tensor | None,
-    cotangent: Tensor, rows: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str, needs: Sequence[bool],
+    cotangent: Tensor, rows: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str,
+    needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = Tensors(query, key, value, bias, log_weight, mask), Needs(*needs)

@@ -4,9 +4,10 @@ Scores, the same for every backend:
 
     s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
 
-`Tensors` holds what the scores are made of, with one batch axis N in front: query (N, Hq, Q, D), key (N, Hkv, K, D), value (N, Hkv, K, Dv; Dv = 0
-when only G is wanted), bias and mask (N or 1, Hq or 1, Q or 1, K or 1) or None, log_weight (N, Hkv or Hq, K) or None. Query head h reads key head
-h // (Hq/Hkv). `Options` holds the numbers. A sink is not part of the scores: it is one more outcome, joined in afterwards (``rules.py``).
+`Tensors` holds what the scores are made of, with one batch axis N in front: query (N, Hq, Q, D), key (N, Hkv, K, D),
+value (N, Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (N or 1, Hq or 1, Q or 1, K or 1) or None, log_weight
+(N, Hkv or Hq, K) or None. Query head h reads key head h // (Hq/Hkv). `Options` holds the numbers. A sink is not part of the scores:
+it is one more outcome, joined in afterwards (``rules.py``).
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ def scores(t: Tensors, options: Options) -> Tensor:
 def attend(t: Tensors, sink: Tensor | None, options: Options) -> tuple[Tensor, ...]:
     """output, G, entropy, mean, variance, maximum and key mass (N, Hq, K), from the whole matrix."""
     s = scores(t, options)
-    Q, K = s.shape[2:]
+    K = s.shape[3]
     maximum = s.amax(-1) if K else s.new_full(s.shape[:3], -torch.inf)
     if sink is not None:
         s = torch.cat([s, sink[:, :, None, None].expand(*s.shape[:3], 1)], -1)

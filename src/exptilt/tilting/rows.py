@@ -61,6 +61,7 @@ def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Te
 
 
 def tangent_rows(stats: Statistics) -> Tensor:
+    """The two rows of the tangent sweep: G, mean."""
     return torch.stack([_normalizer(stats.log_normalizer), stats.mean])
 
 
@@ -76,6 +77,7 @@ def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor
 
 
 def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
+    """The five rows of the gradient sweep: G, mean, a0, a1, a2."""
     return torch.stack([_normalizer(stats.log_normalizer), stats.mean, *coefficients(stats, bar)])
 
 

@@ -1,7 +1,7 @@
 r"""Every derivative of attention, from the covariance identities.
 
-A query sees outcomes j with scores s_j; p_j = e^{s_j − G}, and under p: the mean score μ, the variance V, the centred score c = s − μ, the output
-o = E[v], the entropy H = G − μ. For any function f of the outcome, the exponential family gives
+A query sees outcomes j with scores s_j; p_j = e^{s_j − G}, and under p: the mean score μ, the variance V, the centred score c = s − μ,
+the output o = E[v], the entropy H = G − μ. For any function f of the outcome, the exponential family gives
 
     ∂E[f]/∂s_j = p_j (f_j − E[f])      and so      dE[f] = E[df] + Cov(f, ds).                                            (∗)
 
@@ -13,23 +13,23 @@ Read backwards, cotangents (ō, Ḡ, μ̄, V̄; an entropy's adds H̄ to Ḡ and
 
     s̄_j = p_j t_j,   t_j = <ō,v_j> + a0 + a1 c_j + a2 c_j²,   a0 = Ḡ − <ō,o> + μ̄ − V̄V,  a1 = μ̄ + 2V̄,  a2 = V̄,   v̄_j = p_j ō.     (gradient)
 
-**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since the gradient is the transpose of the tangent,
-∇Φ is at once the backward pass of the gradient (with q̇ the cotangent of q̄), the forward derivative of the gradient, and the backward pass
-of the tangent. Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
+**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since the gradient is the
+transpose of the tangent, ∇Φ is at once the backward pass of the gradient (with q̇ the cotangent of q̄), the forward derivative of the
+gradient, and the backward pass of the tangent. Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
 
     ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + <ō,v̇_j> + e0 + e1 c_j,   e0 = −<ō,ȯ> − a1 x1 − V̄V̇,  e1 = −2V̄ x1,          (second)
     ∂Φ/∂ṡ_j = p_j t_j,   ∂Φ/∂v_j = p_j ṡ'_j ō,   ∂Φ/∂v̇_j = p_j ō,
 
-and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias + log_weight, z = scale<q,k>, ż = scale(<q̇,k> + <q,k̇>), which is
-where σ' and σ'' come in; the sweeps do that.
+and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias + log_weight, z = scale<q,k>,
+ż = scale(<q̇,k> + <q,k̇>), which is where σ' and σ'' come in; the sweeps do that.
 
-A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The **maximum** moves as the score of the key it
-stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j, a gradient, so its derivatives are second derivatives.
+A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The **maximum** moves as the score of
+the key it stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j, a gradient, so its derivatives are second derivatives.
 
 Third and higher orders differentiate the tiled sweeps themselves: exact, O(n) memory forwards, n² backwards.
 
-Each function below is a `torch.autograd.Function` with `backward`, `jvp` and `vmap`; it works on the canonical tensors of ``problem.py``. Row statistics
-(o, G, μ, V) are handed along as constants: what depends on them is already in the formulas above.
+Each function below is a `torch.autograd.Function` with `backward`, `jvp` and `vmap`; it works on the canonical tensors of ``problem.py``.
+Row statistics (o, G, μ, V) are handed along as constants: what depends on them is already in the formulas above.
 """
 
 from collections.abc import Callable
@@ -342,10 +342,11 @@ def _fold(function: type[Function], info: Any, in_dims: Any, arguments: Any) -> 
 
 
 def _tiled_statistics(inputs: Any, mask: Tensor | None, options: Options) -> tuple[Tensors, Statistics]:
-    t = Tensors(*inputs[:5], mask)
+    query, key, value, bias, log_weight, sink = inputs
+    t = Tensors(query, key, value, bias, log_weight, mask)
     output, statistics, _ = tiled.forward(t, options)
-    if inputs[5] is not None:
-        output, statistics = rows.join_sink(output, statistics, inputs[5])
+    if sink is not None:
+        output, statistics = rows.join_sink(output, statistics, sink)
     return t, Statistics(output, statistics[0], statistics[2], statistics[3])
 
 
@@ -385,7 +386,7 @@ def _push(function: Callable[..., tuple[Tensor, ...]], arguments: Any, dots: Any
             duals = (forward_ad.make_dual(arguments[i], dots[i]) for i in moving)
             unpacked = [forward_ad.unpack_dual(x) for x in of_moving(*duals)]
         return tuple(torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in unpacked)
-    return torch.func.jvp(of_moving, primals, tangents)[1]  # type: ignore[no-any-return]
+    return torch.func.jvp(of_moving, primals, tangents)[1]
 
 
 def _pull(function: Callable[..., tuple[Tensor, ...]], arguments: Any, bars: Any) -> tuple[Tensor | None, ...]:
@@ -398,7 +399,8 @@ def _pull(function: Callable[..., tuple[Tensor, ...]], arguments: Any, bars: Any
             full[i] = value
         return function(*full)
 
-    outputs, pull = torch.func.vjp(of_present, *(arguments[i] for i in present))
+    # torch annotates vjp with the triple of has_aux=True as well
+    outputs, pull = torch.func.vjp(of_present, *(arguments[i] for i in present))  # type: ignore[misc]
     found = pull(tuple(_zero(bar, like) for bar, like in zip(bars, outputs, strict=True)))
     result: list[Tensor | None] = [None] * len(arguments)
     for i, g in zip(present, found, strict=True):

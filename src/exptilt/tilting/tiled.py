@@ -1,7 +1,8 @@
 r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, no n×n matrix.
 
-The same four sweeps as the compiled kernels (their docstrings give the formulas: ``cpu/forward.py``, ``cpu/gradient.py``, ``cpu/tangent.py``,
-``cpu/second.py``). Nothing is written in place, so torch can differentiate the sweeps themselves: that is how derivatives of third and higher order are had.
+The same four sweeps as the compiled kernels (their docstrings give the formulas: ``cpu/forward.py``, ``cpu/gradient.py``,
+``cpu/tangent.py``, ``cpu/second.py``). Nothing is written in place, so torch can differentiate the sweeps themselves: that is how
+derivatives of third and higher order are had.
 """
 
 import torch
@@ -54,7 +55,7 @@ class _Tile:
         s = s + _columns(t.bias, j0, j1) + _weights(t.log_weight, t.query.shape[1], j0, j1)
         for hidden in (visibility(options, t.query.shape[2], j0, j1, t.key.shape[2], s.device), t.mask):
             if hidden is not None:
-                s = s.masked_fill(~(_columns(hidden, j0, j1) if hidden is t.mask else hidden), -torch.inf)
+                s = s.masked_fill(~(_part(hidden, j0, j1) if hidden is t.mask else hidden), -torch.inf)
         self.s = s
 
     def weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,9 +73,14 @@ class _Tile:
         return z, s + _columns(tangents.bias, j0, j1) + _weights(tangents.log_weight, t.query.shape[1], j0, j1)
 
 
-def _columns(x: Tensor | None, j0: int, j1: int) -> Tensor | float:
+def _part(x: Tensor, j0: int, j1: int) -> Tensor:
     """The tile's part of a bias or mask, which may have one column for all keys."""
-    return 0.0 if x is None else x[..., j0:j1] if x.shape[-1] > 1 else x
+    return x[..., j0:j1] if x.shape[-1] > 1 else x
+
+
+def _columns(x: Tensor | None, j0: int, j1: int) -> Tensor | float:
+    """The tile's part of a bias, 0 where there is none."""
+    return 0.0 if x is None else _part(x, j0, j1)
 
 
 def _weights(x: Tensor | None, heads: int, j0: int, j1: int) -> Tensor | float:
@@ -199,7 +205,11 @@ class _Sums:
         p: Tensor,
         cotangent: Tensor,
     ) -> None:
-        """One tile: d the derivative by the scores, pairs to multiply for query and key, p the weights that carry the cotangent to the value."""
+        """One tile.
+
+        d is the derivative by the scores, then come the pairs to multiply for query and key;
+        p are the weights that carry the cotangent to the value.
+        """
         self.rows = self.rows + d.sum(-1)
         if self.needs.query:
             for m, k in for_query:

@@ -2,8 +2,8 @@ r"""The primitive: tilt the measure that the keys carry by each query.
 
     p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},     G(q) = log Σ_j h_j e^{<q,k_j> scale},     h_j = e^{log_weight_j}.
 
-`tilt` returns the mean of the values under p (attention) with the statistics of the scores; `log_normalizer` is G alone; `fisher_vector_product`
-is G's Hessian times a vector: the covariance of the keys under p.
+`tilt` returns the mean of the values under p (attention) with the statistics of the scores; `log_normalizer` is G alone;
+`fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
 """
 
 import torch
@@ -38,11 +38,12 @@ def run(call: Call, *, key_mass: bool) -> Tilted:
         if key_mass:
             zero = key.new_zeros(key.shape[0], query.shape[1], key.shape[2])
             weight = zero if log_weight is None else per_query_head(log_weight, query.shape[1])
-            rows = (x.detach() for x in (found[1], found[3], found[4]))
             rule = compiled.key_mass if compiling else compiled.key_mass_rule
-            mass_or_none = rule(query, key, bias, weight, sink, mask, *rows, *_numbers(call.options), call.backend)
-    output, *statistics = (call.restore(x) for x in found)
-    return Tilted(output.to(call.dtype), *statistics, None if mass_or_none is None else call.restore(mass_or_none))
+            G, mean, variance = found[1].detach(), found[3].detach(), found[4].detach()
+            mass_or_none = rule(query, key, bias, weight, sink, mask, G, mean, variance, *_numbers(call.options), call.backend)
+    output, G, entropy, mean, variance, maximum = [call.restore(x) for x in found]
+    mass_or_none = None if mass_or_none is None else call.restore(mass_or_none)
+    return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass_or_none)
 
 
 def log_normalizer(
@@ -54,7 +55,8 @@ def log_normalizer(
 
         G(q) = log Σ_j e^{s_j}
 
-    Differentiable in every tensor, twice, forwards and backwards: its gradient in the query is the mean of the (scaled) keys, its Hessian their covariance.
+    Differentiable in every tensor, twice, forwards and backwards: its gradient in the query is the mean of the (scaled) keys,
+    its Hessian their covariance.
 
     Args:
         query: ``(..., Hq, Q, D)``.
@@ -125,7 +127,8 @@ def fisher_vector_product(
     if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
         got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
         raise ArgumentError(
-            f"fisher_vector_product: vector is {got}, query is {tuple(query.shape)} {query.dtype}. Pass one vector for each query, alike in shape and dtype."
+            f"fisher_vector_product: vector is {got}, query is {tuple(query.shape)} {query.dtype}. "
+            "Pass one vector for each query, alike in shape and dtype."
         )
     if call.backend == "reference":
         t = Tensors(*call.inputs[:5], call.inputs[6])

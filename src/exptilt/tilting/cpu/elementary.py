@@ -7,8 +7,9 @@ exp(x) for x <= 0, by range reduction and a polynomial:
     x = n log 2 + r,  |r| <= (log 2)/2,      e^x = 2^n · (1 + r + r² P(r)),
 
 where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is made by writing n into the
-exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far under
-the maximum weighs nothing, and a masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in float32, 2 in float64.
+exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far
+under the maximum weighs nothing, and a masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in
+float32, 2 in float64.
 
 tanh(x), needed by the softcap c·tanh(z/c):
 
@@ -29,47 +30,48 @@ STRICT = {"contract"}
 
 
 @intrinsic
-def _float32_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
+def _float32_from_bits(typing_context, bits):
     """Read 32 bits as a float."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return float32(int32), generate
 
 
 @intrinsic
-def _bits_of_float32(typing_context, number):  # type: ignore[no-untyped-def]
+def _bits_of_float32(typing_context, number):
     """Read a float as 32 bits."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return int32(float32), generate
 
 
 @intrinsic
-def _float64_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
+def _float64_from_bits(typing_context, bits):
     """Read 64 bits as a double."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.DoubleType())
 
     return float64(int64), generate
 
 
 @intrinsic
-def _bits_of_float64(typing_context, number):  # type: ignore[no-untyped-def]
+def _bits_of_float64(typing_context, number):
     """Read a double as 64 bits."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(64))
 
     return int64(float64), generate
 
 
 _F = np.float32
-# (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes); its Taylor series to r^13 (float64: the rest is below 1e-17)
+# (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes);
+# its Taylor series to r^13 (float64: the rest is below 1e-17)
 _E32 = tuple(_F(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 _E64 = tuple(1.0 / math.factorial(k) for k in range(13, 1, -1))
 _LOG2_HIGH32, _LOG2_LOW32 = _F(0.693359375), _F(-2.12194440e-4)
@@ -82,7 +84,7 @@ _ROUND32, _ROUND64 = _F(1.5 * 2**23), 1.5 * 2.0**52
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _exp32(x):  # type: ignore[no-untyped-def]
+def _exp32(x):
     y = _LOWEST32 if x < _LOWEST32 else x  # NaN stays NaN
     t = y * _F(_INVERSE_LOG2) + _ROUND32
     n = t - _ROUND32
@@ -99,7 +101,7 @@ def _exp32(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _exp64(x):  # type: ignore[no-untyped-def]
+def _exp64(x):
     y = _LOWEST64 if x < _LOWEST64 else x
     t = y * _INVERSE_LOG2 + _ROUND64
     n = t - _ROUND64
@@ -122,7 +124,7 @@ def _exp64(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _tanh32(x):  # type: ignore[no-untyped-def]
+def _tanh32(x):
     a = abs(x)
     z = x * x
     p = _F(-5.70498872745e-3)
@@ -138,7 +140,7 @@ def _tanh32(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _tanh64(x):  # type: ignore[no-untyped-def]
+def _tanh64(x):
     a = abs(x)
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
@@ -150,21 +152,21 @@ def _tanh64(x):  # type: ignore[no-untyped-def]
     return small if a < 0.625 else large
 
 
-def exp_of_negative(x):  # type: ignore[no-untyped-def]
+def exp_of_negative(x):
     """e^x for x <= 0; exactly 0 below the smallest normal number."""
     raise TypeError("exp_of_negative is compiled: call it inside a numba function")
 
 
-def hyperbolic_tangent(x):  # type: ignore[no-untyped-def]
+def hyperbolic_tangent(x):
     """Tanh x."""
     raise TypeError("hyperbolic_tangent is compiled: call it inside a numba function")
 
 
 @overload(exp_of_negative, inline="always")
-def _choose_exp(x):  # type: ignore[no-untyped-def]
+def _choose_exp(x):
     return (lambda x: _exp32(x)) if x == float32 else (lambda x: _exp64(x))
 
 
 @overload(hyperbolic_tangent, inline="always")
-def _choose_tanh(x):  # type: ignore[no-untyped-def]
+def _choose_tanh(x):
     return (lambda x: _tanh32(x)) if x == float32 else (lambda x: _tanh64(x))

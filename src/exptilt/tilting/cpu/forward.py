@@ -25,7 +25,7 @@ from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, par
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _summarise(s, e, m):  # type: ignore[no-untyped-def]
+def _summarise(s, e, m):
     """Weights of s relative to the maximum m, written back into s; their sum, mean score (relative to m) and squared deviation."""
     far = s.dtype.type(FAR)
     low = s.dtype.type(LOW)  # the weight is 0 here and below
@@ -55,12 +55,12 @@ def forward_sweep(
     start, stop, tile_q, tile_k, width, scale, causal, window, cap,
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
     tile, scaled, summed, lines, keys, key_tags, values, value_tags, output, statistics, best,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Units start..stop; a unit is one tile of queries of one (batch, head), against all its keys.
 
     query (·, Q, D), key (·, K, D), value (·, K, Dv), bias (·, Qb, Kb), log_weight (·, K), mask (·, Qm, Km); ``*_at`` (units,) says which
-    block of each belongs to a (batch, head). A thread's own: tile (tile_q, tile_k + width), scaled (tile_q, D), summed (tile_q, Dv padded), lines
-    (7, max(tile_q, tile_k)), and shelves of packed keys and values with their tags.
+    block of each belongs to a (batch, head). A thread's own: tile (tile_q, tile_k + width), scaled (tile_q, D),
+    summed (tile_q, Dv padded), lines (7, max(tile_q, tile_k)), and shelves of packed keys and values with their tags.
     Writes output (B·Hq, Q, Dv), statistics (5, B·Hq, Q): G, entropy, mean, variance, maximum, and best (B·Hq, Q): where the maximum is.
     """
     Q, D = query.shape[1], query.shape[2]

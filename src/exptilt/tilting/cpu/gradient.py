@@ -8,8 +8,9 @@ so the sweep is told only G, the mean and a0, a1, a2 of each query. With the slo
 
     q̄_i = scale Σ_j ds σ' k_j,    k̄_j = scale Σ_i ds σ' q_i,    v̄_j = Σ_i p_ij ō_i,    column and row sums of ds for log_weight and bias.
 
-A unit is one key block (a batch item and key head, with all query heads that share it): its k̄ and v̄ are written by one thread only. Where there are
-fewer blocks than threads, each block's queries are dealt out to `splits` units with a copy of k̄, v̄ each, summed at the end.
+A unit is one key block (a batch item and key head, with all query heads that share it): its k̄ and v̄ are written by one thread only.
+Where there are fewer blocks than threads, each block's queries are dealt out to `splits` units with a copy of k̄, v̄ each,
+summed at the end.
 """
 
 from numba import njit
@@ -20,7 +21,7 @@ from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of,
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, G, centre, a0, a1, a2):  # type: ignore[no-untyped-def]
+def _row(s, t, G, centre, a0, a1, a2):
     """S → p and t → ds in place; returns Σ ds."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
@@ -41,13 +42,15 @@ def gradient_sweep(
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at, cotangent, cotangent_at, rows,
     tile, scaled, summed, lines, packed_query, packed_out, keys, key_tags, key_rows, row_tags, values, value_tags,
     query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
-):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Units units[bounds[start]:bounds[stop]], each `block · splits + part`. Inputs as in ``forward_sweep``; cotangent (·, Q, Dv) of the output.
+):  # fmt: skip
+    """Units units[bounds[start]:bounds[stop]], each `block · splits + part`.
 
-    rows (5, B·Hq, Q): G, mean, a0, a1, a2. A thread's own: tile (2, tile_q, tile_k + width), scaled (tile_q, D), summed (tile_q, D padded), lines
-    (2, tile_k), the packed queries and cotangents of a tile, and shelves of keys (both ways) and values.
-    Writes query_grad (B·Hq, Q, D), key_grad (splits, B·Hkv, K, D padded), value_grad (splits, B·Hkv, K, Dv padded), column_sum (splits, B·Hq, K),
-    row_sum (B·Hq, Q), bias_grad (·, Q, K); those of size 0 are not wanted. All but query_grad and row_sum must come in as zeros.
+    Inputs as in ``forward_sweep``; cotangent (·, Q, Dv) of the output.
+    rows (5, B·Hq, Q): G, mean, a0, a1, a2. A thread's own: tile (2, tile_q, tile_k + width), scaled (tile_q, D),
+    summed (tile_q, D padded), lines (2, tile_k), the packed queries and cotangents of a tile, and shelves of keys (both ways) and values.
+    Writes query_grad (B·Hq, Q, D), key_grad (splits, B·Hkv, K, D padded), value_grad (splits, B·Hkv, K, Dv padded),
+    column_sum (splits, B·Hq, K), row_sum (B·Hq, Q), bias_grad (·, Q, K); those of size 0 are not wanted.
+    All but query_grad and row_sum must come in as zeros.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]

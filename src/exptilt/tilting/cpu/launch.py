@@ -1,7 +1,7 @@
 """From torch tensors to compiled sweeps and back: blocks, buffers, tiles, threads.
 
-The four functions at the end are the backend's whole surface (``operators.py`` calls them): each takes the canonical tensors of ``problem.py`` and
-returns fresh tensors. Memory beyond those: one workspace of a few tiles per thread.
+The four functions at the end are the backend's whole surface (``operators.py`` calls them): each takes the canonical tensors of
+``problem.py`` and returns fresh tensors. Memory beyond those: one workspace of a few tiles per thread.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ from exptilt.tilting.problem import Gradients, Needs, Options, Tensors, has_full
 Array = np.ndarray[Any, Any]
 # The tiles a sweep holds at once should stay in a core's second-level cache (512 KiB and up) beside the keys and values they meet.
 _CACHE_BYTES = 384 * 1024
-# Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind; beyond it they are packed anew.
+# Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind;
+# beyond it they are packed anew.
 _SHELF_BYTES = 8 * 1024 * 1024
 # Fewer keys than this are not worth a second thread for one query.
 _SPLIT_KEYS = 16384
@@ -80,6 +81,7 @@ class Blocks:
         return tile_q, min(max(2 * pair, cells // tile_q // pair * pair), 1024, -(-max(self.K, 1) // pair) * pair)
 
     def new(self, *shape: int) -> Tensor:
+        """A tensor for results, not yet filled, in the problem's dtype."""
         return torch.empty(shape, dtype=self.dtype)
 
     def shelf(self, tile_k: int, inner: int, there: bool = True) -> Callable[[], tuple[Array, Array]]:

@@ -1,13 +1,14 @@
 r"""Matrix products for tiles, in registers.
 
-Every sweep is a chain of products C += A B of small matrices. B is first packed into panels of `width` columns (two vector registers), so that the
-innermost step reads one line of B and one number from each of a few rows of A, and feeds rows × 2 multiply-adds:
+Every sweep is a chain of products C += A B of small matrices. B is first packed into panels of `width` columns (two vector registers), so
+that the innermost step reads one line of B and one number from each of a few rows of A, and feeds rows × 2 multiply-adds:
 
     acc[r] += A[r, l] · B[l, panel]      for l = 0 … inner − 1,    acc a block of `rows` × `width` numbers that never leaves the registers.
 
-That step is written as vector code (LLVM's vector type, which becomes AVX, SSE or NEON as the machine has it); loops around it are plain numba. A BLAS would do
-the same, but packs B anew at every call and runs threads of its own; here a packed tile of keys serves all queries of a head, and a sweep on one
-thread is on one thread. On the machine it was written on it reaches about 90 % of the peak rate, against 75 % for OpenBLAS at these sizes.
+That step is written as vector code (LLVM's vector type, which becomes AVX, SSE or NEON as the machine has it); loops around it are plain
+numba. A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of keys serves all queries
+of a head, and a sweep on one thread is on one thread. On the machine it was written on it reaches about 90 % of the peak rate,
+against 75 % for OpenBLAS at these sizes.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = {np.float32: 8, np.float64: 4}  # numbers in a 256-bit register
+LANES: dict[type, int] = {np.float32: 8, np.float64: 4}  # numbers in a 256-bit register
 
 
 def width_of(number: type) -> int:
@@ -30,20 +31,20 @@ def padded(columns: int, number: type) -> int:
     return -(-columns // width) * width
 
 
-def _block(rows):  # type: ignore[no-untyped-def]
+def _block(rows):
     """The innermost step for a fixed number of rows."""
 
     @intrinsic
-    def block(typing_context, C, c0, c_row, A, a0, a_row, a_step, B, b0, inner, add):  # type: ignore[no-untyped-def]
+    def block(typing_context, C, c0, c_row, A, a0, a_row, a_step, B, b0, inner, add):
         """C[c0 + r c_row + (0..width)] = (C if add else 0) + Σ_l A[a0 + r a_row + l a_step] B[b0 + l width + (0..width)]; flat arrays."""
 
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):
             number = np.float32 if signature.args[0].dtype == types.float32 else np.float64
             element = ir.FloatType() if number is np.float32 else ir.DoubleType()
             lanes = LANES[number]
             vector = ir.VectorType(element, lanes)
             bytes_each = 4 if number is np.float32 else 8
-            C, c0, c_row, A, a0, a_row, a_step, B, b0, inner, add = arguments
+            _, c0, c_row, _, a0, a_row, a_step, _, b0, inner, add = arguments
             pointers = [
                 context.make_array(t)(context, builder, x).data
                 for t, x in zip(signature.args, arguments, strict=True)
@@ -55,10 +56,10 @@ def _block(rows):  # type: ignore[no-untyped-def]
             none = ir.Constant(vector, None)
             spread = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
 
-            def constant(n):  # type: ignore[no-untyped-def]
+            def constant(n):
                 return ir.Constant(integer, n)
 
-            def load(pointer, index):  # type: ignore[no-untyped-def]
+            def load(pointer, index):
                 return builder.load(builder.bitcast(builder.gep(pointer, [index]), to_vector), align=bytes_each)
 
             sums = [[cgutils.alloca_once_value(builder, none) for _ in range(2)] for _ in range(rows)]
@@ -97,7 +98,7 @@ _block6, _block4, _block2, _block1 = _block(6), _block(4), _block(2), _block(1)
 
 
 @njit(error_model="numpy")
-def product(C, c0, c_row, A, a0, a_row, a_step, B, b0, panel, rows, columns, inner, width, add):  # type: ignore[no-untyped-def]
+def product(C, c0, c_row, A, a0, a_row, a_step, B, b0, panel, rows, columns, inner, width, add):
     """C (+)= A B: C rows × columns from c0, A[r, l] at a0 + r a_row + l a_step, B packed from b0 with `panel` numbers to a panel.
 
     All flat arrays. columns is rounded up to whole panels: C must have room for them in each row.
@@ -125,7 +126,7 @@ THIN = 8
 
 
 @njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def thin_scores(C, A, rows):  # type: ignore[no-untyped-def]
+def thin_scores(C, A, rows):
     """C = A rowsᵀ for a few rows of A (h, D) and many of `rows` (w, D)."""
     for i in range(A.shape[0]):
         a, c = A[i], C[i]
@@ -138,7 +139,7 @@ def thin_scores(C, A, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def thin_sum(C, A, rows):  # type: ignore[no-untyped-def]
+def thin_sum(C, A, rows):
     """C += A rows for a few rows of A (h, w) and rows (w, Dv)."""
     for j in range(rows.shape[0]):
         b = rows[j]
@@ -149,7 +150,7 @@ def thin_sum(C, A, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def pack_rows(target, at, source, panel, width):  # type: ignore[no-untyped-def]
+def pack_rows(target, at, source, panel, width):
     """Pack B = source (inner, columns): panel p holds columns p·width …, filled up with 0; `panel` numbers from one to the next."""
     inner, columns = source.shape
     for start in range(0, columns, width):
@@ -165,7 +166,7 @@ def pack_rows(target, at, source, panel, width):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def pack_columns(target, at, source, panel, width):  # type: ignore[no-untyped-def]
+def pack_columns(target, at, source, panel, width):
     """Pack B = sourceᵀ, source (columns, inner), in the same way."""
     columns, inner = source.shape
     for start in range(0, columns, width):
@@ -182,10 +183,11 @@ def pack_columns(target, at, source, panel, width):  # type: ignore[no-untyped-d
 
 
 @njit(error_model="numpy")
-def shelve(shelf, tags, block, tile, source, panel, width, transposed):  # type: ignore[no-untyped-def]
-    """Where on the shelf (slots, numbers) the packed tile of that block stands, as an index into the flat shelf; packed now if it is not there.
+def shelve(shelf, tags, block, tile, source, panel, width, transposed):
+    """Where on the shelf (slots, numbers) the packed tile of that block stands, as an index into the flat shelf.
 
-    tags (slots,) says what stands in each slot, −1 at first. Rows are packed as B = source, or as B = sourceᵀ if transposed.
+    It is packed now if it is not there. tags (slots,) says what stands in each slot, −1 at first. Rows are packed as B = source, or as
+    B = sourceᵀ if transposed.
     """
     slot = tile % tags.size
     at = slot * shelf.shape[1]

@@ -22,7 +22,7 @@ LOW = -800.0
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def visible(i, length_q, length_k, causal, window):  # type: ignore[no-untyped-def]
+def visible(i, length_q, length_k, causal, window):
     """First and last-plus-one key that query i sees; query and key sequences end together (bottom-right)."""
     own = i + length_k - length_q
     lo, hi = 0, length_k
@@ -36,7 +36,7 @@ def visible(i, length_q, length_k, causal, window):  # type: ignore[no-untyped-d
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def tile_range(i0, i1, length_q, length_k, causal, window):  # type: ignore[no-untyped-def]
+def tile_range(i0, i1, length_q, length_k, causal, window):
     """Keys that some query of i0..i1 sees."""
     lo, _ = visible(i0, length_q, length_k, causal, window)
     _, hi = visible(i1 - 1, length_q, length_k, causal, window)
@@ -44,22 +44,25 @@ def tile_range(i0, i1, length_q, length_k, causal, window):  # type: ignore[no-u
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def tile_part(t, tile_k, first, last, width):  # type: ignore[no-untyped-def]
-    """Of tile t, the part that meets keys first..last, begun at a whole panel: its first key, how many of the tile's keys it skips, its length."""
+def tile_part(t, tile_k, first, last, width):
+    """Of tile t, the part that meets keys first..last, begun at a whole panel.
+
+    Returns its first key, how many of the tile's keys it skips, its length.
+    """
     skip = max(first - t * tile_k, 0) // width * width
     j0 = t * tile_k + skip
     return j0, skip, min((t + 1) * tile_k, last) - j0
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def part_of(x, i, start, stop):  # type: ignore[no-untyped-def]
+def part_of(x, i, start, stop):
     """Columns start..stop of row i of x (Q or 1, K or 1): a row of numbers, a single one for all keys, or none if x is absent."""
     row = x[i if x.shape[0] > 1 else 0]
     return row[start:stop] if row.size > 1 else row
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def to_scores(s, slope, bend, cap, bias, log_weight, mask):  # type: ignore[no-untyped-def]
+def to_scores(s, slope, bend, cap, bias, log_weight, mask):
     """Turn s from scale <q,k> into scores, in place. All are rows over the same visible keys (loops that start at 0 vectorise).
 
     bias and mask may have one entry for all keys; bias, log_weight, mask are empty when absent. slope and bend are filled if cap > 0.
@@ -83,7 +86,7 @@ def to_scores(s, slope, bend, cap, bias, log_weight, mask):  # type: ignore[no-u
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def add_row(s, row):  # type: ignore[no-untyped-def]
+def add_row(s, row):
     """S += row, which may be empty or have one entry for all keys."""
     if row.size == s.size:
         for j in range(s.size):
@@ -95,7 +98,7 @@ def add_row(s, row):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def largest(s):  # type: ignore[no-untyped-def]
+def largest(s):
     """Largest of s; four running maxima hide the latency of one."""
     quarter = s.size // 4
     a, b, c, d = s[:quarter], s[quarter : 2 * quarter], s[2 * quarter : 3 * quarter], s[3 * quarter :]
@@ -112,7 +115,7 @@ def largest(s):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def clear_outside(row, lo, hi):  # type: ignore[no-untyped-def]
+def clear_outside(row, lo, hi):
     """Zero a tile's row outside the visible keys lo..hi, for the matrix products that follow."""
     row[:lo] = 0
     row[hi:] = 0

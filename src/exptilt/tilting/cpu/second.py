@@ -19,7 +19,7 @@ from exptilt.tilting.cpu.tangent import to_score_tangents
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, u, g, G, centre, pushed, a, b1, b2, e0, e1):  # type: ignore[no-untyped-def]
+def _row(s, t, u, g, G, centre, pushed, a, b1, b2, e0, e1):
     """S → p ṡ', t → p t, u: ṡ → p r, in place; g holds <ō, v̇> on the way in. Returns Σ p r."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
@@ -46,10 +46,11 @@ def second_sweep(
     tile, scaled, pushed, summed, lines, packed_query, packed_out, packed_tangent, keys, key_tags, key_rows, row_tags, values, value_tags,
     moved_keys, moved_key_tags, moved, moved_tags, moved_rows, moved_row_tags,
     query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Units, inputs and outputs as in ``gradient_sweep``, tangents as in ``tangent_sweep``.
 
-    rows (10, B·Hq, Q): G, mean, a0, a1, a2, Ġ, b1, b2, e0, e1. A thread's own as in ``gradient_sweep`` with four tiles, and shelves for the tangents.
+    rows (10, B·Hq, Q): G, mean, a0, a1, a2, Ġ, b1, b2, e0, e1. A thread's own as in ``gradient_sweep`` with four tiles,
+    and shelves for the tangents.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]

@@ -1,11 +1,12 @@
 r"""The tangent sweep: the forward derivative of attention, a covariance under the attention distribution.
 
-With ż = scale (<q̇,k> + <q,k̇>), the score's tangent is ṡ = σ' ż + bias tangent + log_weight tangent, and all tangents of a query are sums over p_j ṡ_j:
+With ż = scale (<q̇,k> + <q,k̇>), the score's tangent is ṡ = σ' ż + bias tangent + log_weight tangent,
+and all tangents of a query are sums over p_j ṡ_j:
 
     Σ p ṡ',   Σ p c ṡ',   Σ p c² ṡ',   Σ p (ṡ' v + v̇),        c = s − mean,  ṡ' = ṡ − r.
 
-Covariances do not change when a constant r is taken off ṡ; r is the mean of ṡ over the first visible tile, so that Cov(v, ṡ) = Σ p ṡ' v − … does not
-come out as the difference of two large numbers. ``rules.py`` finishes the tangents from these sums.
+Covariances do not change when a constant r is taken off ṡ; r is the mean of ṡ over the first visible tile, so that
+Cov(v, ṡ) = Σ p ṡ' v − … does not come out as the difference of two large numbers. ``rules.py`` finishes the tangents from these sums.
 """
 
 from numba import njit
@@ -16,7 +17,7 @@ from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of,
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def to_score_tangents(t, slope, cap, bias, log_weight):  # type: ignore[no-untyped-def]
+def to_score_tangents(t, slope, cap, bias, log_weight):
     """t: ż → ṡ, in place; bias and log_weight are rows of tangents, empty when absent."""
     if cap > 0:
         for j in range(t.size):
@@ -26,7 +27,7 @@ def to_score_tangents(t, slope, cap, bias, log_weight):  # type: ignore[no-untyp
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _weigh(s, t, c, G, centre):  # type: ignore[no-untyped-def]
+def _weigh(s, t, c, G, centre):
     """S → p, c → s − mean; returns Σ p and Σ p ṡ."""
     far = s.dtype.type(FAR)
     z = s.dtype.type(0)
@@ -42,7 +43,7 @@ def _weigh(s, t, c, G, centre):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _sums(s, t, c, r):  # type: ignore[no-untyped-def]
+def _sums(s, t, c, r):
     """t: ṡ → p (ṡ − r); returns its sums against 1, c, c²."""
     x0 = s.dtype.type(0)
     x1 = s.dtype.type(0)
@@ -63,11 +64,11 @@ def tangent_sweep(
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
     query_tangent, key_tangent, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at, rows,
     tile, scaled, pushed, summed, lines, keys, key_tags, moved_keys, moved_key_tags, values, value_tags, moved, moved_tags, output, sums,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Units start..stop as in ``forward_sweep``. Tangents of query, key and value have one block for each (batch, head) of their own.
 
-    query_tangent (B·Hq, Q, D), key_tangent (B·Hkv, K, D), value_tangent (B·Hkv, K, Dv), bias_tangent (·, Qb, Kb) and weight_tangent (·, K) with
-    blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own: tile (2, tile_q, tile_k + width), scaled and pushed
+    query_tangent (B·Hq, Q, D), key_tangent (B·Hkv, K, D), value_tangent (B·Hkv, K, Dv), bias_tangent (·, Qb, Kb) and
+    weight_tangent (·, K) with blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own: tile (2, tile_q, tile_k + width), scaled and pushed
     (tile_q, D), summed (tile_q, Dv padded), lines (4, max(tile_q, tile_k)), shelves of keys, values and their tangents.
     Writes output (B·Hq, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, B·Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
     """
