@@ -65,7 +65,10 @@ def _check_query(query: Tensor) -> None:
 
 
 def _check_result(t: Tensors, log_normalizer: Tensor) -> None:
-    """Raise if a log-normalizer is NaN, and say why: looking here costs nothing, whereas the keys are many. A NaN that no query sees does no harm."""
+    """Raise if a log-normalizer is NaN, and say why: looking here costs nothing, whereas the keys are many.
+
+    A NaN that no query sees does no harm.
+    """
     if not torch.isnan(log_normalizer).any():
         return
     _complain("key", t.key, ~torch.isfinite(t.key), "(batch, head, position, dim)")
@@ -73,16 +76,17 @@ def _check_result(t: Tensors, log_normalizer: Tensor) -> None:
         if x is not None:
             _complain(name, x, torch.isnan(x) | (x == torch.inf), axes)
     sizes = f"query up to {t.query.abs().max().item():.1e}, key up to {t.key.abs().max().item():.1e}"
-    raise ArgumentError(f"attend: the scores overflow {t.query.dtype} ({sizes}). Make them smaller, or use a wider dtype. check=False skips this test.")
+    raise ArgumentError(
+        f"attend: the scores overflow {t.query.dtype} ({sizes}). Make them smaller, or use a wider dtype. check=False skips this test."
+    )
 
 
 def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:
     if bad.any():
         what = "NaN" if torch.isnan(x).any() else "an infinity"
         place = torch.nonzero(bad)[0].tolist()
-        raise ArgumentError(
-            f"attend: {name} holds {what}, first at {place} {axes}. Remove it, or hide that position with mask=; check=False skips this test."
-        )
+        advice = "Remove it, or hide that position with mask=; check=False skips this test."
+        raise ArgumentError(f"attend: {name} holds {what}, first at {place} {axes}. {advice}")
 
 
 def _forward(
@@ -117,7 +121,7 @@ def _tangent(
     """Σ p (ṡ' v + v̇) (N, Hq, Q, Dv) and sums (4, N, Hq, Q)."""
     t = Tensors(query, key, value, bias, log_weight, mask)
     tangents = Tensors(query_tangent, key_tangent, value_tangent, bias_tangent, weight_tangent)  # type: ignore[arg-type]
-    return _backend(backend, "tangent")(t, tangents, rows, Options(scale, causal, window, softcap))  # type: ignore[return-value]
+    return _backend(backend, "tangent")(t, tangents, rows, Options(scale, causal, window, softcap))
 
 
 tangent_operator = torch.library.custom_op("exptilt::tangent", _tangent, mutates_args=())
@@ -157,7 +161,7 @@ def _gradient(
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = Tensors(query, key, value, bias, log_weight, mask), Needs(*needs)
     found = _backend(backend, "gradient")(t, cotangent, rows, Options(scale, causal, window, softcap), wanted)
-    return _flat(found, t, wanted)  # type: ignore[arg-type]
+    return _flat(found, t, wanted)
 
 
 gradient_operator = torch.library.custom_op("exptilt::gradient", _gradient, mutates_args=())
@@ -178,7 +182,7 @@ def _second(
     t, wanted = Tensors(query, key, value, bias, log_weight, mask), Needs(*needs)
     tangents = Tensors(query_tangent, key_tangent, value_tangent, bias_tangent, weight_tangent)  # type: ignore[arg-type]
     found = _backend(backend, "second")(t, cotangent, tangents, rows, Options(scale, causal, window, softcap), wanted)
-    return _flat(found, t, wanted)  # type: ignore[arg-type]
+    return _flat(found, t, wanted)
 
 
 second_operator = torch.library.custom_op("exptilt::second", _second, mutates_args=())

@@ -6,7 +6,7 @@ The four functions at the end are the backend's whole surface (``operators.py`` 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +91,14 @@ class Blocks:
         return lambda: (np.empty((slots, size), self.number), np.full(slots, -1, np.int64))
 
     def run(
-        self, name: str, sweep: Callable[..., None], before: tuple[Any, ...], own: list[Any], after: tuple[Any, ...], units: int, threads: int | None = None
+        self,
+        name: str,
+        sweep: Callable[..., None],
+        before: tuple[Any, ...],
+        own: list[Any],
+        after: tuple[Any, ...],
+        units: int,
+        threads: int | None = None,
     ) -> None:
         """Run `sweep(start, stop, *before, *own, *after)` over all units on torch's number of threads.
 
@@ -120,7 +127,7 @@ def _array(x: Tensor, *shape: int) -> Array:
 
 
 def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q).
+    """Output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q).
 
     A few queries on very many keys, too few to keep the threads busy, are done on parts of the keys at once, whose results
     then join (``merge.py``).
@@ -154,12 +161,16 @@ def _forward(t: Tensors, options: Options, *, threads: int | None = None) -> tup
         (tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (7, max(tile_q, tile_k)),
         b.shelf(tile_k, b.D), b.shelf(tile_k, wide),
     ]  # fmt: skip
-    b.run("forward", forward_sweep, (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices), own, results, b.count * -(-b.Q // tile_q), threads)
+    before = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices)
+    b.run("forward", forward_sweep, before, own, results, b.count * -(-b.Q // tile_q), threads)
     return output, statistics, best
 
 
 def _tangents(b: Blocks, tangents: Tensors) -> tuple[Array, ...]:
-    """Tangents as the sweeps take them: query (B·Hq, Q, D), key, value (B·Hkv, K, ·), bias and log_weight with their indices; size 0 if absent."""
+    """Tangents as the sweeps take them, of size 0 if absent.
+
+    query (B·Hq, Q, D), key and value (B·Hkv, K, ·), bias and log_weight with their indices.
+    """
     query, key, value = (b.plain(x, (1, 1, 0)) for x in (tangents.query, tangents.key, tangents.value))
     weight, weight_at = b.blocks(None if tangents.log_weight is None else tangents.log_weight.unsqueeze(2))
     return query, key, value, *b.blocks(tangents.bias), weight[:, 0], weight_at
@@ -179,7 +190,16 @@ def tangent(t: Tensors, tangents: Tensors, rows: Tensor, options: Options) -> tu
         b.shelf(tile_k, b.D), b.shelf(tile_k, b.D, tangents.key is not None),
         b.shelf(tile_k, wide), b.shelf(tile_k, wide, tangents.value is not None),
     ]  # fmt: skip
-    before = (b.group, tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, *_tangents(b, tangents), _array(rows.contiguous(), 2, b.count, b.Q))
+    before = (
+        b.group,
+        tile_q,
+        tile_k,
+        *b.numbers,
+        *b.arrays,
+        *b.indices,
+        *_tangents(b, tangents),
+        _array(rows.contiguous(), 2, b.count, b.Q),
+    )
     b.run("tangent", tangent_sweep, before, own, results, b.count * -(-b.Q // tile_q))
     return output, sums
 

@@ -68,8 +68,9 @@ def tangent_sweep(
     """Units start..stop as in ``forward_sweep``. Tangents of query, key and value have one block for each (batch, head) of their own.
 
     query_tangent (B·Hq, Q, D), key_tangent (B·Hkv, K, D), value_tangent (B·Hkv, K, Dv), bias_tangent (·, Qb, Kb) and
-    weight_tangent (·, K) with blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own: tile (2, tile_q, tile_k + width), scaled and pushed
-    (tile_q, D), summed (tile_q, Dv padded), lines (4, max(tile_q, tile_k)), shelves of keys, values and their tangents.
+    weight_tangent (·, K) with blocks of their own: size 0 when absent. rows (2, B·Hq, Q): G, mean. A thread's own:
+    tile (2, tile_q, tile_k + width), scaled and pushed (tile_q, D), summed (tile_q, Dv padded), lines (4, max(tile_q, tile_k)),
+    shelves of keys, values and their tangents.
     Writes output (B·Hq, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, B·Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
     """
     Q, D = query.shape[1], query.shape[2]
