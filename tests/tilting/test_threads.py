@@ -24,12 +24,12 @@ def test_setting_is_used_and_kept(setting, monkeypatch):
     seen = set()
     inner = threads.run_chunks
 
-    def spy(work, total, scratch):
+    def spy(work, total, scratch, threads=None):
         def spied(start, stop, own):
             seen.add(threading.get_ident())
             work(start, stop, own)
 
-        inner(spied, total, scratch)
+        inner(spied, total, scratch, threads=threads)
 
     monkeypatch.setattr("exptilt.tilting.cpu.launch.run_chunks", spy)
     try:
