@@ -39,9 +39,10 @@ def attend(t: Tensors, sink: Tensor | None, options: Options) -> tuple[Tensor, .
     dead = (s == -torch.inf).all(-1, keepdim=True)  # no outcome at all: true of K = 0 as well
     s_safe = s.masked_fill(dead, 0.0)
     G = torch.logsumexp(s_safe, -1) if s.shape[-1] else s.new_zeros(s.shape[:3])
-    p = torch.exp(s_safe - G[..., None]).masked_fill(dead, 0.0)
+    p = torch.softmax(s_safe, -1).masked_fill(dead, 0.0)
     s_finite = s.masked_fill(s == -torch.inf, 0.0)  # times a weight of exactly 0
-    mean = (p * s_finite).sum(-1)
+    top = torch.where(dead[..., 0], 0.0, s.detach().amax(-1)) if s.shape[-1] else G  # a mean about 0 would lose digits at scores of 1e4
+    mean = top + (p * (s_finite - top[..., None])).sum(-1)
     variance = (p * (s_finite - mean[..., None]).square()).sum(-1)
     log_p = (s_finite - G[..., None]).masked_fill(p == 0, 0.0)
     entropy = -(p * log_p).sum(-1)
