@@ -11,7 +11,9 @@
 """
 
 from .filtering import Filtered, filter_series
+from .fitting import Fit, FitStatus, ParametricFit, fit_parameters
 from .forecasting import Forecast
 from .model import SwitchingLinearGaussian
+from .smoothing import Smoothed
 
-__all__ = ["Filtered", "Forecast", "SwitchingLinearGaussian", "filter_series"]
+__all__ = ["Filtered", "Fit", "FitStatus", "Forecast", "ParametricFit", "Smoothed", "SwitchingLinearGaussian", "filter_series", "fit_parameters"]

@@ -186,15 +186,15 @@ class SwitchingLinearGaussian:
 
     def fit(
         self, y: Any, *, method: str = "em", filter: str = "gpb2", fixed: Sequence[str] | Mapping[str, Any] = (), shared: Sequence[str] = (),
-        inputs: Any = None, restarts: int = 0, max_steps: int = 500, tolerance: float = 1e-6, standard_errors: bool = True, skip: int = 0,
+        inputs: Any = None, learn_initial: bool = False, restarts: int = 0, max_steps: int = 500, tolerance: float = 1e-6, standard_errors: bool = True, skip: int = 0,
         generator: torch.Generator | None = None, progress: bool | None = None,
     ) -> Any:  # fmt: skip
         """Learn the parameters, starting from this model; see `exptilt.switching.fitting.fit_model`."""
         from .fitting import fit_model
 
         return fit_model(
-            self, y, method=method, filter=filter, fixed=fixed, shared=shared, inputs=inputs, restarts=restarts, max_steps=max_steps,
-            tolerance=tolerance, standard_errors=standard_errors, skip=skip, generator=generator, progress=progress,
+            self, y, method=method, filter=filter, fixed=fixed, shared=shared, inputs=inputs, learn_initial=learn_initial, restarts=restarts,
+            max_steps=max_steps, tolerance=tolerance, standard_errors=standard_errors, skip=skip, generator=generator, progress=progress,
         )  # fmt: skip
 
     def sample(self, steps: int, *, inputs: Any = None, generator: torch.Generator | None = None) -> Any:

@@ -34,7 +34,8 @@ class _Announce(event.Listener):
     def on_start(self, event: event.Event) -> None:
         if not _Announce.said:
             _Announce.said = True
-            print("exptilt: compiling the switching kernels (once; the result is kept on disk) ...", file=sys.stderr, flush=True)
+            sys.stderr.write("exptilt: compiling the switching kernels (once; the result is kept on disk) ...\n")
+            sys.stderr.flush()
 
     def on_end(self, event: event.Event) -> None:
         pass
