@@ -13,7 +13,27 @@
 from .filtering import Filtered, filter_series
 from .fitting import Fit, FitStatus, ParametricFit, fit_parameters
 from .forecasting import Forecast
+from .joining import join_modes
 from .model import SwitchingLinearGaussian
+from .nonlinear import NonlinearFiltered, SwitchingNonlinear
+from .ready import fit_ready
+from .simulation import Draws, Sample
 from .smoothing import Smoothed
 
-__all__ = ["Filtered", "Fit", "FitStatus", "Forecast", "ParametricFit", "Smoothed", "SwitchingLinearGaussian", "filter_series", "fit_parameters"]
+__all__ = [
+    "Draws",
+    "Filtered",
+    "Fit",
+    "FitStatus",
+    "Forecast",
+    "NonlinearFiltered",
+    "ParametricFit",
+    "Sample",
+    "Smoothed",
+    "SwitchingLinearGaussian",
+    "SwitchingNonlinear",
+    "filter_series",
+    "fit_parameters",
+    "fit_ready",
+    "join_modes",
+]

@@ -21,7 +21,7 @@ from .._support.progress import track
 from .checks import plain
 from .em import em_step
 from .free import Free, choose, to_parameters, to_vector
-from .inputs import Data, _inputs, read
+from .inputs import Data, _inputs, diffuse, read
 from .model import SwitchingLinearGaussian
 from .running import METHODS
 
@@ -210,11 +210,14 @@ def expectation_maximisation(
 ) -> tuple[SwitchingLinearGaussian, FitStatus, list[float], int]:
     """Repeat `em_step` until the log-likelihood rises by less than `tolerance`; returns the best model met."""
     u = _rows_of_inputs(model, data, inputs)
+    given = model.initial_covariance
+    model, shift = diffuse(model, data)
     trace: list[float] = []
     best, best_value, decreases, stale = model, -np.inf, 0, 0
     status = FitStatus.MAX_STEPS
     for step in track(range(max_steps + 1), "EM", show=progress):
         value, new = em_step(model, data, inputs, u, free, method)
+        value += shift * data.series
         trace.append(value)
         stale += 1
         if value > best_value:
@@ -231,7 +234,7 @@ def expectation_maximisation(
                 break
         if step < max_steps:
             model = model.replace(**new)
-    return best, status, trace, decreases
+    return best.replace(initial_covariance=given) if shift else best, status, trace, decreases
 
 
 def _rows_of_inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any) -> np.ndarray:
