@@ -29,7 +29,7 @@ def step_parameters(model, t, inputs=None):
 
 
 def dense_path(model, y, path, inputs=None):
-    """log P(path, y) and the law of x_1 … x_T given path and y, from one joint Gaussian of all states and observations.
+    """Log P(path, y) and the law of x_1 … x_T given path and y, from one joint Gaussian of all states and observations.
 
     `path` holds s_0 … s_T if the model starts "before", else s_1 … s_T.
     """
@@ -95,7 +95,7 @@ def enumerate_paths(model, y, inputs=None):
 
 
 def exact_posterior(model, y, inputs=None):
-    """log p(y); smoothed P(s_t), pairs, and moments of x_t by mode, from the list of all paths."""
+    """Log p(y); smoothed P(s_t), pairs, and moments of x_t by mode, from the list of all paths."""
     everything = enumerate_paths(model, y, inputs)
     T, M, n = len(y), model.modes, model.states
     log_weight = np.array([item[1] for item in everything])
@@ -147,7 +147,9 @@ def kalman(model, y, mode=0):
 
 
 def hamilton(transition, initial, density):
-    """Hamilton's filter and Kim's smoother for a hidden Markov chain with densities (T, M); `initial` is the law of the first mode before it is seen."""
+    """Hamilton's filter and Kim's smoother for a hidden Markov chain with densities (T, M); `initial` is the law of the first mode before
+    it is seen.
+    """
     predicted, filtered, total = np.asarray(initial), [], 0.0
     for row in density:
         joint = predicted * row

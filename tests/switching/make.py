@@ -17,17 +17,23 @@ def simplex(rng, *shape):
 def random_model(rng, M=2, n=2, m=1, *, start="before", steps=None, offsets=True, inputs=0, maps=False, **changes):
     """A model with asymmetric transition, all matrices different; `steps` makes everything vary in time."""
     lead = () if steps is None else (steps,)
-    values = dict(
-        transition=simplex(rng, *lead, M, M), dynamics=rng.normal(size=(*lead, M, n, n)) * 0.5, process_noise=spread(rng, *lead, M, n, n),
-        observation=rng.normal(size=(*lead, M, m, n)), observation_noise=spread(rng, *lead, M, m, m), initial_mean=rng.normal(size=(M, n)),
-        initial_covariance=spread(rng, M, n, n), initial_probability=simplex(rng, M), start=start,
-    )  # fmt: skip
+    values = {
+        "transition": simplex(rng, *lead, M, M),
+        "dynamics": rng.normal(size=(*lead, M, n, n)) * 0.5,
+        "process_noise": spread(rng, *lead, M, n, n),
+        "observation": rng.normal(size=(*lead, M, m, n)),
+        "observation_noise": spread(rng, *lead, M, m, m),
+        "initial_mean": rng.normal(size=(M, n)),
+        "initial_covariance": spread(rng, M, n, n),
+        "initial_probability": simplex(rng, M),
+        "start": start,
+    }
     if offsets:
-        values |= dict(dynamics_offset=rng.normal(size=(*lead, M, n)), observation_offset=rng.normal(size=(*lead, M, m)))
+        values |= {"dynamics_offset": rng.normal(size=(*lead, M, n)), "observation_offset": rng.normal(size=(*lead, M, m))}
     if inputs:
-        values |= dict(dynamics_input=rng.normal(size=(M, n, inputs)), observation_input=rng.normal(size=(M, m, inputs)))
+        values |= {"dynamics_input": rng.normal(size=(M, n, inputs)), "observation_input": rng.normal(size=(M, m, inputs))}
     if maps:
-        values |= dict(maps=rng.normal(size=(M, M, n, n)) * 0.7, map_covariance=spread(rng, M, M, n, n))
+        values |= {"maps": rng.normal(size=(M, M, n, n)) * 0.7, "map_covariance": spread(rng, M, M, n, n)}
     return SwitchingLinearGaussian(**(values | changes))
 
 

@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
-from oracles.switching import exact_posterior, hamilton, kalman
 from scipy.stats import norm
-from switching.make import random_data, random_model, simplex
 
 from exptilt.switching import SwitchingLinearGaussian
+from oracles.switching import exact_posterior, hamilton, kalman
+from switching.make import random_data, random_model, simplex
 
 CASES = [
-    dict(M=2, n=2, m=1), dict(M=2, n=1, m=2, start="first"), dict(M=3, n=2, m=2, maps=True), dict(M=2, n=2, m=2, inputs=2, start="first"),
-    dict(M=2, n=2, m=1, steps=5, maps=True), dict(M=3, n=1, m=1, steps=4, start="first", offsets=False),
-]  # fmt: skip
+    {"M": 2, "n": 2, "m": 1},
+    {"M": 2, "n": 1, "m": 2, "start": "first"},
+    {"M": 3, "n": 2, "m": 2, "maps": True},
+    {"M": 2, "n": 2, "m": 2, "inputs": 2, "start": "first"},
+    {"M": 2, "n": 2, "m": 1, "steps": 5, "maps": True},
+    {"M": 3, "n": 1, "m": 1, "steps": 4, "start": "first", "offsets": False},
+]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -51,7 +55,7 @@ def test_collapsed_filters_are_exact_where_nothing_is_collapsed(case, method):
     if method == "imm" and model.start == "before":
         model = model.replace(transition=np.broadcast_to(np.eye(model.modes), model.transition.shape))  # mixing then loses nothing
     if method == "gpb1" and model.start == "before":
-        same = dict(initial_mean=model.initial_mean[0], initial_covariance=model.initial_covariance[0])
+        same = {"initial_mean": model.initial_mean[0], "initial_covariance": model.initial_covariance[0]}
         model = model.replace(**same, maps=None, map_covariance=None)
     u = rng.normal(size=(2, CASES[case]["inputs"])) if "inputs" in CASES[case] else None
     want, got = model.filter(y, method="exact", inputs=u), model.filter(y, method=method, inputs=u)
@@ -87,9 +91,17 @@ def test_no_state_is_hamiltons_filter(method):
     transition, initial = simplex(rng, M, M), simplex(rng, M)
     level, deviation = np.array([-1.0, 0.5, 2.0]), np.array([0.5, 1.0, 0.3])
     model = SwitchingLinearGaussian(
-        transition=transition, dynamics=[[0.0]], process_noise=[[0.0]], observation=[[0.0]], observation_noise=(deviation**2)[:, None, None],
-        initial_mean=[0.0], initial_covariance=[[0.0]], initial_probability=initial, observation_offset=level[:, None], start="first",
-    )  # fmt: skip
+        transition=transition,
+        dynamics=[[0.0]],
+        process_noise=[[0.0]],
+        observation=[[0.0]],
+        observation_noise=(deviation**2)[:, None, None],
+        initial_mean=[0.0],
+        initial_covariance=[[0.0]],
+        initial_probability=initial,
+        observation_offset=level[:, None],
+        start="first",
+    )
     y = rng.normal(size=T) * 1.5
     total, filtered, smoothed = hamilton(transition, initial, norm.pdf(y[:, None], level, deviation))
     post, back = model.filter(y, method=method), model.smooth(y, method=method)

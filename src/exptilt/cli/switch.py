@@ -23,11 +23,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="columns to model together (default: all columns of numbers)")
     parser.add_argument("--index", metavar="NAME", help="column that names the rows, such as a date")
     parser.add_argument("--modes", type=whole, default=2, help="how many regimes (default: 2)")
-    parser.add_argument("--model", choices=("level", "local-level"), default="level", help="regimes with a level and a variance each, or a wandering level with a pace each (default: level)")  # fmt: skip
+    parser.add_argument(
+        "--model",
+        choices=("level", "local-level"),
+        default="level",
+        help="regimes with a level and a variance each, or a wandering level with a pace each (default: level)",
+    )
     parser.add_argument("--starts", type=whole, default=5, help="how many starts of the fit (default: 5)")
     parser.add_argument("--forecast", type=whole, default=12, metavar="STEPS", help="steps to forecast (default: 12)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the starts (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write index.html and probabilities.csv (default: report)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("report"),
+        metavar="FOLDER",
+        help="where to write index.html and probabilities.csv (default: report)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """A series that switches regime: fitted, smoothed, forecast, as a dataclass of numbers, a few lines of text, a page and a table.
 
-The work is `exptilt.switching.fit_ready`'s; here a CSV file is read, the regimes are described, and everything is written at the end, each file whole or not at
+The work is `exptilt.switching.fit_ready`'s; here a CSV file is read, the regimes are described, and everything is written at the end,
+each file whole or not at
 all.
 """
 
@@ -9,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,7 +138,9 @@ def read_csv(path: Path, columns: Sequence[str] | None, index: str | None) -> tu
     for name in wanted:
         column = numbers(name)
         if isinstance(column, tuple):
-            raise ArgumentError(f"{path}: line {column[0]} of column {name!r} holds {column[1]!r}, not a finite number. Mend it, or leave the cell empty.")
+            raise ArgumentError(
+                f"{path}: line {column[0]} of column {name!r} holds {column[1]!r}, not a finite number. Mend it, or leave the cell empty."
+            )
         parts.append(column)
     labels = tuple(row[header.index(index)] for row in body) if index else tuple(str(k) for k in range(len(body)))
     return tuple(wanted), labels, np.array(parts, dtype=np.float64).T
@@ -166,7 +170,9 @@ def compute(
         if len(seen) < 2:
             raise ArgumentError(f"{path}: column {name!r} has {len(seen)} observed values. Choose others with --columns.")
         if np.ptp(seen) == 0:
-            raise ArgumentError(f"{path}: column {name!r} is constant ({seen[0]:g}). There are no regimes in it; choose others with --columns.")
+            raise ArgumentError(
+                f"{path}: column {name!r} is constant ({seen[0]:g}). There are no regimes in it; choose others with --columns."
+            )
     fit = fit_ready(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post, back = model.filter(y), model.smooth(y)
@@ -188,12 +194,35 @@ def compute(
     with np.errstate(divide="ignore"):
         duration = 1.0 / (1.0 - diagonal)
     return Study(
-        source=str(path), columns=names, labels=labels, y=y, kind=kind, seed=seed, log_likelihood=fit.log_likelihood, aic=fit.aic, bic=fit.bic,
-        free_parameters=fit.free_parameters, observations=fit.observations, status=fit.status.value, transition=model.transition, duration=duration,
-        share=probability.mean(0), center=center, center_error=center_error, deviation=deviation, filtered=post.mode_probability,
-        smoothed=probability, path=model.most_likely_path(y), signal=signal, signal_deviation=signal_deviation, forecast=ahead.mean,
-        lower=ahead.lower, upper=ahead.upper, forecast_probability=ahead.mode_probability, level=level,
-    )  # fmt: skip
+        source=str(path),
+        columns=names,
+        labels=labels,
+        y=y,
+        kind=kind,
+        seed=seed,
+        log_likelihood=fit.log_likelihood,
+        aic=fit.aic,
+        bic=fit.bic,
+        free_parameters=fit.free_parameters,
+        observations=fit.observations,
+        status=fit.status.value,
+        transition=model.transition,
+        duration=duration,
+        share=probability.mean(0),
+        center=center,
+        center_error=center_error,
+        deviation=deviation,
+        filtered=post.mode_probability,
+        smoothed=probability,
+        path=model.most_likely_path(y),
+        signal=signal,
+        signal_deviation=signal_deviation,
+        forecast=ahead.mean,
+        lower=ahead.lower,
+        upper=ahead.upper,
+        forecast_probability=ahead.mode_probability,
+        level=level,
+    )
 
 
 def text(study: Study) -> str:
@@ -237,7 +266,9 @@ def shade(study: Study, axes: "Axes") -> None:
     for a, b in zip([0, *edges], [*edges, len(likely)], strict=True):
         k = int(likely[a])
         if k:
-            axes.axvspan(float(a) - 0.5, float(b) - 0.5, color=figures.SERIES[1 + (k - 1) % 2], alpha=0.10 + 0.06 * ((k - 1) // 2), linewidth=0)
+            axes.axvspan(
+                float(a) - 0.5, float(b) - 0.5, color=figures.SERIES[1 + (k - 1) % 2], alpha=0.10 + 0.06 * ((k - 1) // 2), linewidth=0
+            )
 
 
 def label_time(study: Study, axes: "Axes") -> None:
@@ -260,7 +291,7 @@ def _paint_probability(study: Study, axes: "Axes") -> None:
 def build(study: Study) -> Page:
     """The page."""
     M, words = len(study.share), ("level", "standard deviation") if study.kind == "level" else ("pace (sd of a step)", "observation sd")
-    rows = [
+    rows: list[tuple[str | float, ...]] = [
         (f"{k}", float(study.share[k]), float(study.duration[k]), *[float(v) for a in range(len(study.columns)) for v in
          (study.center[k, a], study.center_error[k, a], study.deviation[k, a])])
         for k in range(M)
@@ -270,28 +301,33 @@ def build(study: Study) -> Page:
         header += [f"{name}: {words[0]}", "s.e.", f"{name}: {words[1]}"]
     pictures = [
         Figure(
-            figures.draw(f"series-{a}", lambda axes, a=a: _paint_series(study, a, axes), width=8.8, height=3.2),
-            f"{name} over {len(study.y)} rows with coloured bands where a regime above 0 is the likeliest, and a forecast of {len(study.forecast)} steps.",
+            figures.draw(f"series-{a}", partial(_paint_series, study, a), width=8.8, height=3.2),
+            f"{name} over {len(study.y)} rows with coloured bands where a regime above 0 is the likeliest, and a "
+            f"forecast of {len(study.forecast)} steps.",
             f"{name}: data, smoothed signal, regime bands and forecast with its {100 * study.level:g} % interval.",
         )
         for a, name in enumerate(study.columns)
     ]
     probability = Figure(
-        figures.draw("probability", lambda axes: _paint_probability(study, axes), width=8.8, height=2.4),
+        figures.draw("probability", partial(_paint_probability, study), width=8.8, height=2.4),
         f"Smoothed probabilities of {M} regimes over time.",
         "Probability of each regime given the whole series.",
     )
-    ahead = [
-        (f"+{k + 1}", *[float(v) for a in range(len(study.columns)) for v in (study.forecast[k, a], study.lower[k, a], study.upper[k, a])],
-         *[float(p) for p in study.forecast_probability[k]])
+    ahead: list[tuple[str | float, ...]] = [
+        (
+            f"+{k + 1}",
+            *[float(v) for a in range(len(study.columns)) for v in (study.forecast[k, a], study.lower[k, a], study.upper[k, a])],
+            *[float(p) for p in study.forecast_probability[k]],
+        )
         for k in range(len(study.forecast))
-    ]  # fmt: skip
+    ]
     ahead_header = ["step"] + [word for name in study.columns for word in (name, "low", "high")] + [f"P(regime {k})" for k in range(M)]
     facts = (
-        f"Log-likelihood {number(study.log_likelihood)}, AIC {number(study.aic)}, BIC {number(study.bic)}, {study.free_parameters} free parameters, "
+        f"Log-likelihood {number(study.log_likelihood)}, AIC {number(study.aic)}, BIC {number(study.bic)}, "
+        f"{study.free_parameters} free parameters, "
         f"{study.observations} observed values. The fit {study.status}."
     )
-    chain = [(f"from {k}", *[float(p) for p in row]) for k, row in enumerate(study.transition)]
+    chain: list[tuple[str | float, ...]] = [(f"from {k}", *[float(p) for p in row]) for k, row in enumerate(study.transition)]
     sections = [
         Section("Regimes", ("The model:",), [Formula(FORMULAS[study.kind]), Table("Regimes, numbered from the lowest up", header, rows)]),
         Section("The series", (facts,), [*pictures, probability]),

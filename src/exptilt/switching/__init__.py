@@ -1,13 +1,20 @@
 """Switching state-space models: filters, smoothers, learning and particles.
 
-    >>> import numpy as np
-    >>> from exptilt.switching import SwitchingLinearGaussian
-    >>> model = SwitchingLinearGaussian(
-    ...     transition=[[0.95, 0.05], [0.10, 0.90]], dynamics=[[1.0]], process_noise=[[[0.01]], [[1.0]]],
-    ...     observation=[[1.0]], observation_noise=[[0.1]], initial_mean=[0.0], initial_covariance=[[1.0]], initial_probability=[0.5, 0.5])
-    >>> post = model.filter(np.array([0.1, 0.0, np.nan, 3.0, 4.5]))
-    >>> bool(post.mode_probability[-1, 1] > 0.9)
-    True
+>>> import numpy as np
+>>> from exptilt.switching import SwitchingLinearGaussian
+>>> model = SwitchingLinearGaussian(
+...     transition=[[0.95, 0.05], [0.10, 0.90]],
+...     dynamics=[[1.0]],
+...     process_noise=[[[0.01]], [[1.0]]],
+...     observation=[[1.0]],
+...     observation_noise=[[0.1]],
+...     initial_mean=[0.0],
+...     initial_covariance=[[1.0]],
+...     initial_probability=[0.5, 0.5],
+... )
+>>> post = model.filter(np.array([0.1, 0.0, np.nan, 3.0, 4.5]))
+>>> bool(post.mode_probability[-1, 1] > 0.9)
+True
 """
 
 from .filtering import Filtered, filter_series

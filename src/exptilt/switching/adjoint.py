@@ -9,12 +9,14 @@ G = ½g(vv' − S^{-1}), b = K'm̄ and a = A'm̄ (m̄, P̄ belong to the updated
     predict    m̄ = W'm̄⁻,  P̄ = W'P̄⁻W,  W̄ = m̄⁻m' + 2 P̄⁻W P,  c̄ = m̄⁻,  Q̄ = P̄⁻
     collapse   w̄_i = m̄·m_i + <P̄, P_i + δ_iδ_i'>,  m̄_i = w_i (m̄ + 2P̄δ_i),  P̄_i = w_i P̄
 
-and for the weights, with λ = log μ, p the posterior of a component and ḡ the derivative of the step's term, the derivative of its log weight is
+and for the weights, with λ = log μ, p the posterior of a component and ḡ the derivative of the step's term, the derivative of its log
+weight is
 
     GPB2   p̄_ij = w_{i|j} (λ̄_j + w̄_ij − Σ_i w_{i|j} w̄_ij) + p_ij (ḡ − Σ λ̄)
     IMM    p̄_j = λ̄_j + μ_j (ḡ − Σ λ̄),   and for log μ_i π_ij:   w_{i|j} (p̄_j + w̄_ij − Σ_i w_{i|j} w̄_ij)
 
-The filtered moments of the forward pass are on file; each step is done again from them, so memory stays O(T). The derivative in a transition
+The filtered moments of the forward pass are on file; each step is done again from them, so memory stays O(T). The derivative in a
+transition
 probability that is exactly 0 is given as 0: such an entry is structure.
 """
 
@@ -141,10 +143,23 @@ def update_adjoint(
 
 @kernel
 def predict_adjoint(
-    n: int, w: Buffer, W: int, m: int, P: int, mean_bar: int, cov_bar: int, W_bar: Buffer, W_bar_at: int, m_bar: int, P_bar: int, scratch: int
+    n: int,
+    w: Buffer,
+    W: int,
+    m: int,
+    P: int,
+    mean_bar: int,
+    cov_bar: int,
+    W_bar: Buffer,
+    W_bar_at: int,
+    m_bar: int,
+    P_bar: int,
+    scratch: int,
 ) -> None:
-    """Derivatives of `predict`: W's are added to a row of `W_bar`, those of m and P to what is at `m_bar` and `P_bar` (the offset's and Q's are
-    `mean_bar` and `cov_bar` themselves); `scratch` holds n·n numbers."""
+    """Derivatives of `predict`: W's are added to a row of `W_bar`, those of m and P to what is at `m_bar` and `P_bar` (the offset's and
+    Q's are
+    `mean_bar` and `cov_bar` themselves); `scratch` holds n·n numbers.
+    """
     for i in range(n):
         for j in range(n):
             s = 0.0
@@ -257,9 +272,20 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                     for step in range(M):
                         prior_of(M, n, w, p, maps, at.zero, state, cov, step, j, source, source_cov, scratch)
                         predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
-                        update_some(n, seen, w, at.y, at.H_seen + j * seen * n if seen < m else at.H + j * m * n,
-                                    at.d_seen + j * seen if seen < m else at.d + j * m, at.R_seen + j * seen * seen if seen < m else at.R + j * m * m,
-                                    ahead, ahead_cov, after + step * n, after_cov + step * nn, scratch)  # fmt: skip
+                        update_some(
+                            n,
+                            seen,
+                            w,
+                            at.y,
+                            at.H_seen + j * seen * n if seen < m else at.H + j * m * n,
+                            at.d_seen + j * seen if seen < m else at.d + j * m,
+                            at.R_seen + j * seen * seen if seen < m else at.R + j * m * m,
+                            ahead,
+                            ahead_cov,
+                            after + step * n,
+                            after_cov + step * nn,
+                            scratch,
+                        )
                     mean_weight_bar = 0.0
                     for step in range(M):
                         for i in range(part_bar, H_bar):
@@ -284,8 +310,20 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                     else:
                         predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
                     H = at.H_seen + j * seen * n if seen < m else at.H + j * m * n
-                    update_some(n, seen, w, at.y, H, at.d_seen + j * seen if seen < m else at.d + j * m,
-                                at.R_seen + j * seen * seen if seen < m else at.R + j * m * m, ahead, ahead_cov, after, after_cov, scratch)  # fmt: skip
+                    update_some(
+                        n,
+                        seen,
+                        w,
+                        at.y,
+                        H,
+                        at.d_seen + j * seen if seen < m else at.d + j * m,
+                        at.R_seen + j * seen * seen if seen < m else at.R + j * m * m,
+                        ahead,
+                        ahead_cov,
+                        after,
+                        after_cov,
+                        scratch,
+                    )
                     for i in range(part_bar, H_bar):
                         w[i] = 0.0
                     if pairs == M:
@@ -333,8 +371,9 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                         for k in range(part_bar, H_bar):
                             w[k] = 0.0
                         weight = out.mixing[row, i * M + j]
-                        w[weight_bar + i] = collapse_adjoint(n, w, weight, read + i * n, read_cov + i * nn, source, source_bar, source_cov_bar,
-                                                             part_bar, part_cov_bar)  # fmt: skip
+                        w[weight_bar + i] = collapse_adjoint(
+                            n, w, weight, read + i * n, read_cov + i * nn, source, source_bar, source_cov_bar, part_bar, part_cov_bar
+                        )
                         mean_weight_bar += weight * w[weight_bar + i]
                         prior_adjoint(M, n, w, p, maps, state, cov, i, j, part_bar, part_cov_bar, new_bar, new_cov_bar, g, scratch)
                     reach = 0.0
@@ -373,8 +412,23 @@ def prior_of(M: int, n: int, w: Buffer, p: Parameters, maps: int, zero: int, sta
 
 
 @inlined
-def prior_adjoint(M: int, n: int, w: Buffer, p: Parameters, maps: int, state: int, cov: int, i: int, j: int, mean_bar: int, mean_cov_bar: int,
-                  new_bar: int, new_cov_bar: int, g: Gradients, scratch: int) -> None:  # fmt: skip
+def prior_adjoint(
+    M: int,
+    n: int,
+    w: Buffer,
+    p: Parameters,
+    maps: int,
+    state: int,
+    cov: int,
+    i: int,
+    j: int,
+    mean_bar: int,
+    mean_cov_bar: int,
+    new_bar: int,
+    new_cov_bar: int,
+    g: Gradients,
+    scratch: int,
+) -> None:
     """Derivative of `prior_of`, added to those of mode i's state and of the map."""
     if p.maps.size > 0:
         ij = (i * M + j) * n * n

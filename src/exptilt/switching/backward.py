@@ -5,7 +5,8 @@ From the filtered law of mode j at t, carried to mode k at t + 1 by F = W_k (tim
     P(s_t = j, s_{t+1} = k | y) = P(s_{t+1} = k | y) · μ_j π_jk / Σ_j μ_j π_jk
     J = P_j F' (F P_j F' + Q)^{-1},   m_jk = m_j + J (m̂_k − F m_j − c_k),   P_jk = (I − J F) P_j (I − J F)' + J (P̂_k + Q) J'
 
-and m̂_j, P̂_j are the collapse of m_jk, P_jk over k. With GPB2's filtered moments this is Kim's smoother (1994); with IMM's or GPB1's it is a fixed-interval
+and m̂_j, P̂_j are the collapse of m_jk, P_jk over k. With GPB2's filtered moments this is Kim's smoother (1994); with IMM's or GPB1's it
+is a fixed-interval
 smoother for those. The covariance is a sum of positive terms. Where F P_j F' + Q is singular (exact observations, padded states) a
 generalised inverse is used: directions without variance are left alone.
 
@@ -33,7 +34,7 @@ class Smoothing(NamedTuple):
     initial_probability: Buffer  # (series, M): the step before the data, or the first one
     initial_mean: Buffer  # (series, M·n)
     initial_covariance: Buffer  # (series, M·n·n)
-    count: Buffer  # (M,)
+    total: Buffer  # (M,)
     zz: Buffer  # (M, n + q, n + q)
     xz: Buffer  # (M, n, n + q)
     xx: Buffer  # (M, n, n)
@@ -41,7 +42,9 @@ class Smoothing(NamedTuple):
 
 @kernel
 def solve_singular(n: int, w: Buffer, S: int, C: int, L: int) -> None:
-    """Overwrite C (n, n) with C S^{-1} for a positive semi-definite S; pivots below 1e-12 of their diagonal count as zero and are left out."""
+    """Overwrite C (n, n) with C S^{-1} for a positive semi-definite S; pivots below 1e-12 of their diagonal count as zero and are left
+    out.
+    """
     for a in range(n):
         for b in range(a):
             s = w[S + a * n + b]
@@ -179,7 +182,7 @@ def smooth_back(p: Parameters, starts: Buffer, begin: int, end: int, out: Stored
                     # sums for EM: x' is the later state, x the earlier one, cov(x', x) = P̂_k J'
                     weight_jk = w[pair + j * M + k]
                     multiply(n, w, hat_cov + k * nn, J, extra, 1)
-                    s.count[k] += weight_jk
+                    s.total[k] += weight_jk
                     for i in range(n):
                         xi, hi = w[part + k * n + i], w[hat + k * n + i]
                         for l in range(n):

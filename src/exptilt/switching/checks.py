@@ -33,7 +33,9 @@ def convert(name: str, value: Any, tensors: bool) -> Array:
 
 
 def with_modes(name: str, value: Array, core: tuple[int, ...], modes: int, words: str) -> Array:
-    """`value` with a mode axis before its last ``len(core)`` axes; a matrix without one is shared by all modes, a longer one varies in time."""
+    """`value` with a mode axis before its last ``len(core)`` axes; a matrix without one is shared by all modes, a longer one varies in
+    time.
+    """
     rank = len(core)
     shape = tuple(value.shape)
     if len(shape) == rank:
@@ -42,7 +44,8 @@ def with_modes(name: str, value: Array, core: tuple[int, ...], modes: int, words
         raise ArgumentError(f"SwitchingLinearGaussian: {name} has shape {shape}. Pass {words}.")
     if tuple(value.shape[-rank - 1 :]) != (modes, *core):
         raise ArgumentError(
-            f"SwitchingLinearGaussian: {name} has shape {shape}, but with {modes} modes its last axes should be {(modes, *core)}. Pass {words}."
+            f"SwitchingLinearGaussian: {name} has shape {shape}, but with {modes} modes its last axes should be "
+            f"{(modes, *core)}. Pass {words}."
         )
     return value
 
@@ -60,7 +63,9 @@ def stochastic(name: str, value: Array) -> None:
     rows = plain(value)
     if (rows < 0).any():
         where = tuple(int(i) for i in np.argwhere(rows < 0)[0])
-        raise ArgumentError(f"SwitchingLinearGaussian: {name}{list(where)} is {rows[where]}, a negative probability. Pass numbers in [0, 1].")
+        raise ArgumentError(
+            f"SwitchingLinearGaussian: {name}{list(where)} is {rows[where]}, a negative probability. Pass numbers in [0, 1]."
+        )
     sums = rows.sum(-1)
     wrong = np.abs(sums - 1) > 1e-6
     if wrong.any():
@@ -81,7 +86,9 @@ def covariance(name: str, value: Array) -> None:
     skew = np.abs(flat - flat.swapaxes(-1, -2)).max((-1, -2), initial=0.0) / size
     if (skew > 1e-8).any():
         k = int(np.argmax(skew > 1e-8))
-        raise ArgumentError(f"SwitchingLinearGaussian: {name} of mode {k % modes} is not symmetric (by {skew[k] * size[k]:.3g}). Pass a covariance.")
+        raise ArgumentError(
+            f"SwitchingLinearGaussian: {name} of mode {k % modes} is not symmetric (by {skew[k] * size[k]:.3g}). Pass a covariance."
+        )
     if flat.shape[-1]:
         low = np.linalg.eigvalsh((flat + flat.swapaxes(-1, -2)) / 2)[:, 0]
         if (low < -1e-9 * size).any():
@@ -96,5 +103,13 @@ def time_axis(values: dict[str, tuple[Array, int]]) -> int | None:
     """The common number of steps of those parameters that vary in time (given as value and rank without time), None if none does."""
     steps = {name: int(value.shape[0]) for name, (value, rank) in values.items() if value is not None and value.ndim == rank + 1}
     if len(set(steps.values())) > 1:
-        raise ArgumentError(f"SwitchingLinearGaussian: parameters that vary in time disagree on the number of steps: {steps}. Give all the same T.")
+        raise ArgumentError(
+            f"SwitchingLinearGaussian: parameters that vary in time disagree on the number of steps: {steps}. Give all the same T."
+        )
     return next(iter(steps.values()), None)
+
+
+def safe_log(probability: torch.Tensor) -> torch.Tensor:
+    """The logarithm, −inf at 0 with derivative 0 there: a probability of exactly 0 is structure."""
+    positive = probability > 0
+    return torch.where(positive, torch.log(torch.where(positive, probability, 1.0)), -torch.inf)

@@ -7,12 +7,16 @@ Every filter of this folder is made of three moves on Gaussians ``(mean, covaria
                e = y − H m − d,  S = H P H' + R,  K = P H' S^{-1},  log p(y) = −½ (log |2πS| + e' S^{-1} e)
     collapse   mean = Σ w_i m_i,             covariance = Σ w_i (P_i + δ_i δ_i'),   δ_i = m_i − mean     (the M-projection)
 
-All matrices of a kernel live row by row in ONE one-dimensional float64 buffer `w`, each addressed by its offset. Of each symmetric result only
-the lower triangle is computed and then mirrored, so symmetry cannot be lost. Joseph's form is a sum of positive terms, so positive definiteness
+All matrices of a kernel live row by row in ONE one-dimensional float64 buffer `w`, each addressed by its offset. Of each symmetric result
+only
+the lower triangle is computed and then mirrored, so symmetry cannot be lost. Joseph's form is a sum of positive terms, so positive
+definiteness
 is not lost either.
 
-The sizes arrive as arguments. They may be known when the caller is compiled (see `count`); as everything here is inlined into the caller, loops
-over 4 states are then unrolled as if the 4 had been typed in, and as all offsets count from one base the compiler knows that no two matrices
+The sizes arrive as arguments. They may be known when the caller is compiled (see `count`); as everything here is inlined into the caller,
+loops
+over 4 states are then unrolled as if the 4 had been typed in, and as all offsets count from one base the compiler knows that no two
+matrices
 overlap and keeps them in registers. Both together are worth a factor of 4. After a change in this file clear numba's cache
 (``__pycache__/*.nb?``): numba looks only at the date of the file that holds the outer kernel.
 """
@@ -228,7 +232,7 @@ def collapse(n: int, parts: int, w: Buffer, weight: int, weight_step: int, means
 
 @inlined
 def log_sum(length: int, w: Buffer, at: int, step: int) -> float:
-    """log Σ exp of `length` numbers, −inf for a sum of nothing."""
+    """Log Σ exp of `length` numbers, −inf for a sum of nothing."""
     top = -np.inf
     for i in range(length):
         top = max(top, w[at + i * step])

@@ -1,12 +1,15 @@
 r"""Expectation–maximisation under the chosen collapse.
 
-The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[x z'], E[x x'] for each mode (see `backward`), where z = (x_{t−1}, 1, u_t), and
+The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[x z'], E[x x'] for each mode (see `backward`), where z =
+(x_{t−1}, 1, u_t), and
 likewise for the observations, where z = (x_t, 1, u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
 
     Θ maximises −½ Σ_k tr Q_k^{-1} (xx_k − Θ_k xz_k' − xz_k Θ_k' + Θ_k zz_k Θ_k'),    Q_k = that bracket / count_k
 
-over the free entries alone, which is one linear system even where entries are fixed or shared between modes. A missing component is replaced by its mean
-given the state and the components that were seen, with its variance (a row with nothing seen says nothing about the observation and is left out).
+over the free entries alone, which is one linear system even where entries are fixed or shared between modes. A missing component is
+replaced by its mean
+given the state and the components that were seen, with its variance (a row with nothing seen says nothing about the observation and is
+left out).
 
 Exact EM never lowers the likelihood. A collapsed E-step may, by a little; the caller is told.
 """
@@ -58,17 +61,23 @@ def em_step(
     _initial(new, free, model, back.initial_probability, back.initial_mean.reshape(-1, M, n), back.initial_covariance.reshape(-1, M, n, n))
     names = ("dynamics", "dynamics_offset", "dynamics_input", "process_noise")
     if any(name in free.masks for name in names):
-        _regress(new, free, model, (back.count, back.zz, back.xz, back.xx), names)
+        _regress(new, free, model, (back.total, back.zz, back.xz, back.xx), names)
     names = ("observation", "observation_offset", "observation_input", "observation_noise")
     if any(name in free.masks for name in names):
-        g = np.concatenate([one[:, : 0 if model.observation_offset is None else 1], u[:, : 0 if model.observation_input is None else u.shape[1]]], 1)
+        g = np.concatenate(
+            [one[:, : 0 if model.observation_offset is None else 1], u[:, : 0 if model.observation_input is None else u.shape[1]]], 1
+        )
         rows = len(data.rows)
-        sums = observation_sums(model, data.rows, back.probability, back.mean.reshape(rows, M, n), back.covariance.reshape(rows, M, n, n), g)
+        sums = observation_sums(
+            model, data.rows, back.probability, back.mean.reshape(rows, M, n), back.covariance.reshape(rows, M, n, n), g
+        )
         _regress(new, free, model, sums, names)
     return float(out.log_likelihood.sum()), new
 
 
-def _initial(new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> None:
+def _initial(
+    new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray
+) -> None:
     """The initial law: averages over series."""
     if "initial_probability" in free.masks:
         new["initial_probability"] = weight.mean(0) / weight.mean(0).sum()
@@ -78,7 +87,10 @@ def _initial(new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGauss
         share = weight / np.maximum(weight.sum(0), 1e-300)
         if name in free.shared:
             share = np.broadcast_to((weight / weight.sum())[:, None, :], (len(weight), model.modes, model.modes))
-            centers = [mixture(share[:, k].reshape(-1), mean.reshape(-1, mean.shape[-1]), cov.reshape(-1, *cov.shape[-2:])) for k in range(model.modes)]
+            centers = [
+                mixture(share[:, k].reshape(-1), mean.reshape(-1, mean.shape[-1]), cov.reshape(-1, *cov.shape[-2:]))
+                for k in range(model.modes)
+            ]
         else:
             centers = [mixture(share[:, k], mean[:, k], cov[:, k]) for k in range(model.modes)]
         value = np.stack([center[0 if name == "initial_mean" else 1] for center in centers])
@@ -87,13 +99,16 @@ def _initial(new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGauss
         new[name] = np.where(free.masks[name] & alive, value, old)
 
 
-def observation_sums(model: SwitchingLinearGaussian, y: np.ndarray, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, g: np.ndarray) -> Sums:
+def observation_sums(
+    model: SwitchingLinearGaussian, y: np.ndarray, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, g: np.ndarray
+) -> Sums:
     """Sums for the regression of y on (x, g), missing components filled in by their law given what was seen.
 
-    For a set of seen components o and missing ones, ỹ = B z + C y_o + noise of covariance V, with B = 0 and C = 1 on the rows seen and, on the others,
+    For a set of seen components o and missing ones, ỹ = B z + C y_o + noise of covariance V, with B = 0 and C = 1 on the rows seen and,
+    on the others,
     C = R_mo R_oo^{-1}, B = Θ_m − C Θ_o, V = R_mm − C R_om.
     """
-    rows, M, n = mean.shape
+    _rows, M, n = mean.shape
     q, m = g.shape[1], y.shape[1]
     theta = coefficients(model, ("observation", "observation_offset", "observation_input"))
     R = np.broadcast_to(plain(model.observation_noise), (M, m, m))
@@ -141,7 +156,7 @@ def _regress(new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGauss
     linear, noise = [name for name in names[:3] if getattr(model, name) is not None], names[3]
     theta = coefficients(model, tuple(linear))
     Q = plain(getattr(model, noise)).copy()
-    M, R, C = theta.shape
+    M, R, _C = theta.shape
     # number the unknowns: shared entries have the same number in every mode, fixed ones −1
     number = np.full(theta.shape, -1)
     unknowns, column = 0, 0

@@ -1,7 +1,9 @@
 """The exact posterior, by following every path of modes (THEORY E1).
 
-Given its modes s_0 … s_t a path is a plain linear-Gaussian model with log weight log P(s_0 … s_t) + log p(y_1 … y_t | s_0 … s_t); the posterior is the
-mixture of all of them. There are M^T (M^{T+1} if the initial law lies one step before the data), so this is for small T: it is what the other filters
+Given its modes s_0 … s_t a path is a plain linear-Gaussian model with log weight log P(s_0 … s_t) + log p(y_1 … y_t | s_0 … s_t); the
+posterior is the
+mixture of all of them. There are M^T (M^{T+1} if the initial law lies one step before the data), so this is for small T: it is what the
+other filters
 are held against. Written in torch, all paths at once, and differentiable by autograd.
 """
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from .._support.errors import ArgumentError
+from .checks import safe_log
 from .core import LOG_TWO_PI
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
@@ -51,7 +54,7 @@ def walk(p: Paths, y: torch.Tensor, first: int, what: str) -> list[dict[str, tor
             noise = Q[None] + W[None] @ p.spread @ W.mT[None]
             mean = ((move @ old_mean)[..., 0] + c).reshape(-1, n)
             cov = (move @ old_cov @ move.mT + noise).reshape(-1, n, n)
-            log_weight = (log_weight.reshape(-1, M, 1) + torch.log(transition)).reshape(-1)
+            log_weight = (log_weight.reshape(-1, M, 1) + safe_log(transition)).reshape(-1)
         seen = ~torch.isnan(y[t])
         count = len(mean) // M
         step = {"ahead_mean": mean, "ahead_cov": cov}
@@ -88,7 +91,9 @@ def merge(mean: torch.Tensor, cov: torch.Tensor, log_weight: torch.Tensor, M: in
     return log_mode, out, torch.einsum("pj,pjkl->jkl", weight, covs + delta[..., None] * delta[..., None, :])
 
 
-def filter_exact(flat: list[torch.Tensor], first: int, y: torch.Tensor, starts: np.ndarray, sizes: tuple[int, int, int]) -> list[torch.Tensor]:
+def filter_exact(
+    flat: list[torch.Tensor], first: int, y: torch.Tensor, starts: np.ndarray, sizes: tuple[int, int, int]
+) -> list[torch.Tensor]:
     """Terms, log mode probabilities, mode means, mode covariances and mixing probabilities for all series, end to end."""
     M = sizes[0]
     columns: list[list[torch.Tensor]] = [[], [], [], [], []]
@@ -99,22 +104,29 @@ def filter_exact(flat: list[torch.Tensor], first: int, y: torch.Tensor, starts: 
             log_mode, mean, cov = merge(step["mean"], step["cov"], step["log_weight"], M)
             total = torch.logsumexp(step["log_weight"], 0)
             if not torch.isfinite(total):
-                raise ArgumentError(f"filter: at step {t} of series {series} the observation has zero density in every mode that can be reached.")
+                raise ArgumentError(
+                    f"filter: at step {t} of series {series} the observation has zero density in every mode that can be reached."
+                )
             pairs = torch.logsumexp(step["log_weight"].reshape(-1, M, M), 0) if t or not first else torch.eye(M, dtype=torch.float64).log()
-            for column, value in zip(columns, (total - before, log_mode - total, mean, cov, torch.nan_to_num(torch.softmax(pairs, 0), 1 / M)), strict=True):
+            for column, value in zip(
+                columns, (total - before, log_mode - total, mean, cov, torch.nan_to_num(torch.softmax(pairs, 0), 1 / M)), strict=True
+            ):
                 column.append(value)
             before = total
     return [torch.stack(column) for column in columns]
 
 
-def smooth_exact(flat: list[torch.Tensor], first: int, y: torch.Tensor, sizes: tuple[int, int, int], series: int) -> dict[str, torch.Tensor]:
+def smooth_exact(
+    flat: list[torch.Tensor], first: int, y: torch.Tensor, sizes: tuple[int, int, int], series: int
+) -> dict[str, torch.Tensor]:
     """Smoothed moments of one series: Rauch's recursion along every path, then the mixture over paths.
 
     Returns:
-        ``log_mode`` (T, M), ``mean`` (T, M, n), ``cov`` (T, M, n, n), ``pairs`` (T, M, M) with [t, i, j] = P(s_{t−1} = i, s_t = j | y), and ``path``
+        ``log_mode`` (T, M), ``mean`` (T, M, n), ``cov`` (T, M, n, n), ``pairs`` (T, M, M) with [t, i, j] = P(s_{t−1} = i, s_t = j | y),
+        and ``path``
         (T,), the modes of the most likely path.
     """
-    M, n, _ = sizes
+    M, _n, _ = sizes
     p = Paths(flat, series, *sizes)
     steps = walk(p, y, first, "smooth")
     log_weight = steps[-1]["log_weight"]
@@ -137,11 +149,11 @@ def smooth_exact(flat: list[torch.Tensor], first: int, y: torch.Tensor, sizes: t
         out["pairs"].append(pair.reshape(M, M) if t or not first else torch.diag(pair.reshape(M, M).sum(0)))
         path.append(int(mode[best]))
         if t:
-            _, W, _, Q, _, _, _ = p.at(t)
+            _, W, _, _Q, _, _, _ = p.at(t)
             parent = number // (scale * M)
             child = number // scale
             P0, m0 = steps[t - 1]["cov"][parent], steps[t - 1]["mean"][parent]
-            move = (W[mode] @ p.maps[before, mode])
+            move = W[mode] @ p.maps[before, mode]
             Pp, mp = steps[t]["ahead_cov"][child], steps[t]["ahead_mean"][child]
             J = P0 @ move.mT @ torch.linalg.pinv(Pp, hermitian=True)
             mean = m0 + (J @ (mean - mp)[..., None])[..., 0]

@@ -1,7 +1,9 @@
 """One call for all filters, and what it returns.
 
-`filter_series` brings data and model into the kernels' form, runs the method asked for and wraps what came out. `Filtered` keeps, for each step, only
-what the recursion itself needs (mode probabilities and the moments of each mode); everything else is worked out when asked for. A linear map
+`filter_series` brings data and model into the kernels' form, runs the method asked for and wraps what came out. `Filtered` keeps, for
+each step, only
+what the recursion itself needs (mode probabilities and the moments of each mode); everything else is worked out when asked for. A linear
+map
 and a collapse commute, so predicted moments, innovations and forecasts follow exactly from those.
 """
 
@@ -58,7 +60,7 @@ class Filtered:
 
     @property
     def log_likelihood(self) -> Any:
-        """log p(y), ``()`` or ``(B,)``."""
+        """Log p(y), ``()`` or ``(B,)``."""
         total = self._total if self.data.layout != "single" else self._total[0]
         if self.data.kind == "torch":
             return total.to(self.data.dtype)
@@ -66,7 +68,7 @@ class Filtered:
 
     @property
     def log_likelihood_terms(self) -> Any:
-        """log p(y_t | y_1 … y_{t−1}), ``(T,)``."""
+        """Log p(y_t | y_1 … y_{t−1}), ``(T,)``."""
         self._need_all("log_likelihood_terms")
         return self._out(self._terms)
 
@@ -92,7 +94,9 @@ class Filtered:
 
     @property
     def mixing_probability(self) -> Any:
-        """[i, j] = P(mode i before | mode j now), ``(T, M, M)``: given y up to now for GPB2, exact and rbpf, up to the step before for IMM and GPB1."""
+        """[i, j] = P(mode i before | mode j now), ``(T, M, M)``: given y up to now for GPB2, exact and rbpf, up to the step before for
+        IMM and GPB1.
+        """
         return self._out(self._mixing)
 
     @property
@@ -173,7 +177,8 @@ def filter_series(
 
     Args:
         model: the model.
-        y: ``(T, m)``, ``(B, T, m)`` or a list of ``(T, m)``; numpy, torch or pandas. NaN is missing, component by component; a step with nothing
+        y: ``(T, m)``, ``(B, T, m)`` or a list of ``(T, m)``; numpy, torch or pandas. NaN is missing, component by component; a step with
+            nothing
             observed is a prediction.
         method: "gpb2", "imm", "gpb1", "exact" (all mode paths, small T) or "rbpf" (particles).
         inputs: ``(T, r)``, or one for each series, where the model has input matrices.
@@ -221,15 +226,18 @@ def filter_series(
         terms, arrays = torch.from_numpy(stored.terms), list(stored[2:6])
     rows = len(arrays[0])
     log_mode, mean, cov, mixing = arrays
-    if everything:
-        lengths = torch.from_numpy(data.lengths)
-        series = torch.repeat_interleave(torch.arange(data.series), lengths)
-        total = torch.zeros(data.series, dtype=torch.float64).index_add(0, series, terms) if data.series > 1 else terms.sum()[None]
-        if shift:
-            terms = terms.clone()
-            terms = terms.index_add(0, torch.from_numpy(data.starts[:-1]), torch.full((data.series,), shift, dtype=torch.float64))
-    else:
+    if not everything:
         total = terms
+    elif terms.requires_grad:
+        series = torch.from_numpy(np.repeat(np.arange(data.series), data.lengths))
+        total = torch.zeros(data.series, dtype=torch.float64).index_add(0, series, terms)
+        if shift:
+            terms = terms.index_add(0, torch.from_numpy(data.starts[:-1]), torch.full((data.series,), shift, dtype=torch.float64))
+    else:  # numpy, not torch: a forked child may not enter torch's thread pool
+        values = terms.numpy().copy()
+        total = torch.from_numpy(np.add.reduceat(values, data.starts[:-1]))
+        values[data.starts[:-1]] += shift
+        terms = torch.from_numpy(values)
     return Filtered(
         model, method, data, store, p, terms, total + shift, log_mode, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n),
         mixing.reshape(rows, M, M), ess,

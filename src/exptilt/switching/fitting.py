@@ -1,9 +1,11 @@
 """Learning: one call for EM and maximum likelihood, with restarts, standard errors, and a stated reason to stop.
 
-EM climbs by solving regressions (`em`); maximum likelihood climbs the gradient of the log-likelihood (`adjoint`) with L-BFGS over the unconstrained numbers
+EM climbs by solving regressions (`em`); maximum likelihood climbs the gradient of the log-likelihood (`adjoint`) with L-BFGS over the
+unconstrained numbers
 of `free`. Both maximise the likelihood of the filter they are given: with a collapse it is that filter's approximation.
 
-Standard errors come from the curvature at the end: the Hessian of the log-likelihood by central differences of its exact gradient, inverted, and carried to
+Standard errors come from the curvature at the end: the Hessian of the log-likelihood by central differences of its exact gradient,
+inverted, and carried to
 the parameters themselves by the delta method.
 """
 
@@ -31,7 +33,9 @@ class FitStatus(enum.Enum):
 
     CONVERGED = "converged: the log-likelihood rose by less than the tolerance"
     MAX_STEPS = "stopped at max_steps; the log-likelihood was still rising"
-    DECREASED = "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step approximate); the best step is returned"
+    DECREASED = (
+        "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step approximate); the best step is returned"
+    )
     STALLED = "stopped: the line search found no better point, though the gradient is not zero"
 
 
@@ -47,7 +51,8 @@ class Fit:
         steps: how many steps were made.
         trace: the log-likelihood at every step.
         decreases: how often a step lowered it.
-        standard_errors: for each learned parameter an array of its shape, NaN where an entry was fixed or the curvature does not tell; None if not asked for.
+        standard_errors: for each learned parameter an array of its shape, NaN where an entry was fixed or the curvature does not tell;
+            None if not asked for.
         free_parameters: how many real numbers were learned.
         observations: how many observed components there were.
         restarts: the final log-likelihood of every start, the first being the model's own.
@@ -83,8 +88,9 @@ class Fit:
 
 def as_numpy(model: SwitchingLinearGaussian) -> SwitchingLinearGaussian:
     """The model with numpy fields."""
-    values = {f.name: getattr(model, f.name) for f in fields(model)}
-    return SwitchingLinearGaussian(**{k: v if k == "start" or v is None else plain(v) for k, v in values.items()})
+    values: dict[str, Any] = {f.name: getattr(model, f.name) for f in fields(model)}
+    changed: dict[str, Any] = {k: v if k == "start" or v is None else plain(v) for k, v in values.items()}
+    return SwitchingLinearGaussian(**changed)
 
 
 def _data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
@@ -97,7 +103,8 @@ def _data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
         seen = rows[~np.isnan(rows[:, a]), a]
         if len(seen) and np.ptp(seen) == 0:
             raise ArgumentError(
-                f"fit: component {a} is constant ({seen[0]:g}), so its likelihood has no maximum. Leave it out, or pass a series that varies."
+                f"fit: component {a} is constant ({seen[0]:g}), so its likelihood has no maximum. Leave it out, or "
+                f"pass a series that varies."
             )
     if not 0 <= skip < data.lengths.min():
         raise ArgumentError(f"fit: skip is {skip}, the shortest series has {data.lengths.min()} steps. Pass fewer.")
@@ -117,7 +124,9 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 def objective(build: Callable[[torch.Tensor], SwitchingLinearGaussian], data: Data, inputs: Any, method: str, skip: int) -> Objective:
-    """Minus the log-likelihood and its gradient as functions of the unconstrained numbers; +inf where the model they stand for is impossible."""
+    """Minus the log-likelihood and its gradient as functions of the unconstrained numbers; +inf where the model they stand for is
+    impossible.
+    """
 
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
@@ -131,11 +140,13 @@ def objective(build: Callable[[torch.Tensor], SwitchingLinearGaussian], data: Da
     return evaluate
 
 
-def climb(evaluate: Objective, start: np.ndarray, max_steps: int, tolerance: float, progress: bool | None) -> tuple[np.ndarray, FitStatus, list[float]]:
+def climb(
+    evaluate: Objective, start: np.ndarray, max_steps: int, tolerance: float, progress: bool | None
+) -> tuple[np.ndarray, FitStatus, list[float]]:
     """L-BFGS from `start`; returns the best point, why it stopped, and the trace of log-likelihoods."""
     best_value, _ = evaluate(start)
     if not np.isfinite(best_value):
-        evaluate_error(evaluate, start)
+        raise ArgumentError("fit: the filter cannot run at the start (an innovation covariance is singular). Start from larger noises.")
     trace = [-best_value]
     bar = iter(track(range(max_steps), "maximum likelihood", show=progress))
 
@@ -163,11 +174,6 @@ def climb(evaluate: Objective, start: np.ndarray, max_steps: int, tolerance: flo
     return result.x, status, trace
 
 
-def evaluate_error(evaluate: Objective, start: np.ndarray) -> None:
-    """Say why the start is impossible."""
-    raise ArgumentError("fit: the filter cannot run at the start (an innovation covariance is singular). Start from larger noises.")
-
-
 def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray | None:
     """The inverse Hessian of minus the log-likelihood, from central differences of its gradient; None where it is not positive definite."""
     k = len(theta)
@@ -188,7 +194,9 @@ def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray | None:
     return np.linalg.inv(H)
 
 
-def delta_method(natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray | None) -> dict[str, np.ndarray]:
+def delta_method(
+    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray | None
+) -> dict[str, np.ndarray]:
     """Standard errors of named functions of theta: sqrt diag(J spread J')."""
     point = torch.tensor(theta, dtype=torch.float64)
     names = list(natural(point))
@@ -206,7 +214,14 @@ def delta_method(natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], the
 
 
 def expectation_maximisation(
-    model: SwitchingLinearGaussian, data: Data, inputs: Any, free: Free, method: str, max_steps: int, tolerance: float, progress: bool | None
+    model: SwitchingLinearGaussian,
+    data: Data,
+    inputs: Any,
+    free: Free,
+    method: str,
+    max_steps: int,
+    tolerance: float,
+    progress: bool | None,
 ) -> tuple[SwitchingLinearGaussian, FitStatus, list[float], int]:
     """Repeat `em_step` until the log-likelihood rises by less than `tolerance`; returns the best model met."""
     u = _rows_of_inputs(model, data, inputs)
@@ -246,10 +261,23 @@ def _rows_of_inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any) -> 
 
 
 def fit_model(
-    model: SwitchingLinearGaussian, y: Any, *, method: str = "em", filter: str = "gpb2", fixed: Sequence[str] | Mapping[str, Any] = (),
-    shared: Sequence[str] = (), inputs: Any = None, learn_initial: bool = False, restarts: int = 0, max_steps: int = 500, tolerance: float = 1e-6,
-    standard_errors: bool = True, skip: int = 0, generator: torch.Generator | None = None, progress: bool | None = None,
-) -> Fit:  # fmt: skip
+    model: SwitchingLinearGaussian,
+    y: Any,
+    *,
+    method: str = "em",
+    filter: str = "gpb2",
+    fixed: Sequence[str] | Mapping[str, Any] = (),
+    shared: Sequence[str] = (),
+    inputs: Any = None,
+    learn_initial: bool = False,
+    restarts: int = 0,
+    max_steps: int = 500,
+    tolerance: float = 1e-6,
+    standard_errors: bool = True,
+    skip: int = 0,
+    generator: torch.Generator | None = None,
+    progress: bool | None = None,
+) -> Fit:
     """Learn the parameters of a model, which is also the start.
 
     Args:
@@ -277,7 +305,9 @@ def fit_model(
     if method == "em" and skip:
         raise ArgumentError('fit: EM cannot leave terms out. Use method="mle", or skip=0.')
     if restarts < 0 or max_steps < 1 or not tolerance > 0:
-        raise ArgumentError(f"fit: restarts={restarts}, max_steps={max_steps}, tolerance={tolerance}. Pass at least 0, at least 1, and above 0.")
+        raise ArgumentError(
+            f"fit: restarts={restarts}, max_steps={max_steps}, tolerance={tolerance}. Pass at least 0, at least 1, and above 0."
+        )
     data = _data(model, y, skip)
     base = as_numpy(model)
     free = choose(base, fixed, shared, learn_initial)
@@ -325,7 +355,8 @@ def fit_model(
     if isinstance(model.transition, torch.Tensor):
         kept = model.transition.dtype
         values = {f.name: getattr(found, f.name) for f in fields(found)}
-        result = SwitchingLinearGaussian(**{k: v if k == "start" or v is None else torch.as_tensor(v, dtype=kept) for k, v in values.items()})
+        changed: dict[str, Any] = {k: v if k == "start" or v is None else torch.as_tensor(v, dtype=kept) for k, v in values.items()}
+        result = SwitchingLinearGaussian(**changed)
     rise = trace[-1] - trace[-2] if len(trace) > 1 else 0.0
     return Fit(
         result, value, status, rise, len(trace) - 1, np.array(trace), decreases, errors, len(theta), int((~np.isnan(data.rows)).sum()),
@@ -343,10 +374,17 @@ def _check_em(model: SwitchingLinearGaussian, free: Free) -> None:
             value = getattr(model, name)
             rank = 2 if name.endswith("offset") else 3
             if value is not None and value.ndim == rank + 1:
-                raise ArgumentError(f'fit: {name} varies in time, so EM cannot learn {[g for g in group if g in free.masks]}. Fix them, or use method="mle".')
+                raise ArgumentError(
+                    f"fit: {name} varies in time, so EM cannot learn {[g for g in group if g in free.masks]}. Fix them, "
+                    f'or use method="mle".'
+                )
         noise = plain(getattr(model, group[3]))
         for name in group[:3]:
-            rows = free.masks[name].reshape(model.modes, noise.shape[-1], -1).any(-1) if name in free.masks else np.zeros(noise.shape[:2], dtype=bool)
+            rows = (
+                free.masks[name].reshape(model.modes, noise.shape[-1], -1).any(-1)
+                if name in free.masks
+                else np.zeros(noise.shape[:2], dtype=bool)
+            )
             stuck = rows & (np.diagonal(noise, axis1=1, axis2=2) == 0)
             if stuck.any():
                 k, r = np.argwhere(stuck)[0]
@@ -355,12 +393,16 @@ def _check_em(model: SwitchingLinearGaussian, free: Free) -> None:
                     'Fix that row, give it a positive variance, or use method="mle".'
                 )
         if group[0] == "dynamics" and model.maps is not None:
-            raise ArgumentError('fit: EM cannot learn dynamics between modes with maps. Fix dynamics and process_noise, or use method="mle".')
+            raise ArgumentError(
+                'fit: EM cannot learn dynamics between modes with maps. Fix dynamics and process_noise, or use method="mle".'
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class ParametricFit:
-    """Maximum likelihood of a model given as a function of a few numbers; fields as in `Fit`, with `parameters` and `standard_errors` by number."""
+    """Maximum likelihood of a model given as a function of a few numbers; fields as in `Fit`, with `parameters` and `standard_errors` by
+    number.
+    """
 
     model: SwitchingLinearGaussian
     parameters: np.ndarray
@@ -373,11 +415,22 @@ class ParametricFit:
 
 
 def fit_parameters(
-    build: Callable[[torch.Tensor], SwitchingLinearGaussian], start: Any, y: Any, *, filter: str = "gpb2", inputs: Any = None, restarts: int = 0,
-    spread: float = 0.3, max_steps: int = 500, tolerance: float = 1e-6, skip: int = 0, generator: torch.Generator | None = None,
+    build: Callable[[torch.Tensor], SwitchingLinearGaussian],
+    start: Any,
+    y: Any,
+    *,
+    filter: str = "gpb2",
+    inputs: Any = None,
+    restarts: int = 0,
+    spread: float = 0.3,
+    max_steps: int = 500,
+    tolerance: float = 1e-6,
+    skip: int = 0,
+    generator: torch.Generator | None = None,
     progress: bool | None = None,
-) -> ParametricFit:  # fmt: skip
-    """Maximum likelihood of any model that is a differentiable function of a vector: structure, shared and fixed entries are what `build` makes them.
+) -> ParametricFit:
+    """Maximum likelihood of any model that is a differentiable function of a vector: structure, shared and fixed entries are what `build`
+    makes them.
 
     Args:
         build: from a ``(k,)`` float64 tensor to a model made of tensors.
@@ -402,7 +455,9 @@ def fit_parameters(
     for attempt in range(restarts + 1):
         noise = torch.randn(len(origin), dtype=torch.float64, generator=generator).numpy() if attempt else 0.0
         try:
-            point, status, trace = climb(evaluate, origin + spread * noise * np.maximum(np.abs(origin), 1.0), max_steps, tolerance, progress)
+            point, status, trace = climb(
+                evaluate, origin + spread * noise * np.maximum(np.abs(origin), 1.0), max_steps, tolerance, progress
+            )
         except ArgumentError:
             if attempt == 0:
                 raise

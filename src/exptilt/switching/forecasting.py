@@ -1,6 +1,7 @@
 """Forecasts: the filtered law carried on with nothing observed.
 
-The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction, which commute, so means and covariances are exact
+The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction, which commute, so means and
+covariances are exact
 given the filtered ones. Intervals are quantiles of the mixture over modes, one Gaussian a mode, component by component.
 """
 
@@ -20,7 +21,8 @@ from .output import arrange
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What comes next. Leading axes ``(h, ...)``, or ``(B, h, ...)`` for a batch or list of series; arrays, tensors or tables as the data were.
+    """What comes next. Leading axes ``(h, ...)``, or ``(B, h, ...)`` for a batch or list of series; arrays, tensors or tables as the data
+    were.
 
     Attributes:
         mean, covariance: of y, ``(h, m)`` and ``(h, m, m)``.
@@ -53,7 +55,9 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
     return (low + high) / 2
 
 
-def forecast(model: SwitchingLinearGaussian, data: Data, law: tuple[np.ndarray, np.ndarray, np.ndarray], steps: int, inputs: Any, level: float) -> Forecast:
+def forecast(
+    model: SwitchingLinearGaussian, data: Data, law: tuple[np.ndarray, np.ndarray, np.ndarray], steps: int, inputs: Any, level: float
+) -> Forecast:
     """Carry the filtered law of each series on for `steps` steps.
 
     Args:
@@ -85,14 +89,22 @@ def forecast(model: SwitchingLinearGaussian, data: Data, law: tuple[np.ndarray, 
         return array[data.lengths + k] if array.ndim == rank + 1 else array[None]
 
     M, n, m = model.modes, model.states, model.outputs
-    maps = None if model.maps is None else (plain(model.maps), np.zeros((M, M, n, n)) if model.map_covariance is None else plain(model.map_covariance))
+    maps = (
+        None
+        if model.maps is None
+        else (plain(model.maps), np.zeros((M, M, n, n)) if model.map_covariance is None else plain(model.map_covariance))
+    )
     log_mode, mean, cov = law
     rows: list[list[np.ndarray]] = []
     for k in range(steps):
         c, d = at("dynamics_offset", 2, k, (M, n)), at("observation_offset", 2, k, (M, m))
         if u.shape[-1]:
-            c = c + np.einsum("bjkr,br->bjk", np.broadcast_to(at("dynamics_input", 3, k, (M, n, u.shape[-1])), (len(u), M, n, u.shape[-1])), u[:, k])
-            d = d + np.einsum("bjkr,br->bjk", np.broadcast_to(at("observation_input", 3, k, (M, m, u.shape[-1])), (len(u), M, m, u.shape[-1])), u[:, k])
+            c = c + np.einsum(
+                "bjkr,br->bjk", np.broadcast_to(at("dynamics_input", 3, k, (M, n, u.shape[-1])), (len(u), M, n, u.shape[-1])), u[:, k]
+            )
+            d = d + np.einsum(
+                "bjkr,br->bjk", np.broadcast_to(at("observation_input", 3, k, (M, m, u.shape[-1])), (len(u), M, m, u.shape[-1])), u[:, k]
+            )
         now = [at("transition", 2, k, ()), at("dynamics", 3, k, ()), c, at("process_noise", 3, k, ())]
         probability, mean, cov = step_ahead(log_mode, mean, cov, now, maps, False)
         with np.errstate(divide="ignore"):
@@ -106,7 +118,8 @@ def forecast(model: SwitchingLinearGaussian, data: Data, law: tuple[np.ndarray, 
     names = ("output", None, "output", "output", "mode", "state", None)
     values = [np.stack(column, 1).reshape(data.series * steps, *column[0].shape[1:]) for column in zip(*rows, strict=True)]
     parts = [arrange(value, shown, name, last=False) for value, name in zip(values, names, strict=True)]
-    return Forecast(*parts, level)
+    mean, covariance, lower, upper, probability, state_mean, state_covariance = parts
+    return Forecast(mean, covariance, lower, upper, probability, state_mean, state_covariance, level)
 
 
 def _frame(data: Data, steps: int) -> Data:

@@ -19,9 +19,19 @@ from .checks import plain
 from .model import SwitchingLinearGaussian
 
 RANKS = {
-    "transition": 2, "dynamics": 3, "process_noise": 3, "observation": 3, "observation_noise": 3, "initial_mean": 2, "initial_covariance": 3,
-    "initial_probability": 1, "dynamics_offset": 2, "observation_offset": 2, "dynamics_input": 3, "observation_input": 3,
-}  # fmt: skip
+    "transition": 2,
+    "dynamics": 3,
+    "process_noise": 3,
+    "observation": 3,
+    "observation_noise": 3,
+    "initial_mean": 2,
+    "initial_covariance": 3,
+    "initial_probability": 1,
+    "dynamics_offset": 2,
+    "observation_offset": 2,
+    "dynamics_input": 3,
+    "observation_input": 3,
+}
 INITIAL = ("initial_mean", "initial_covariance", "initial_probability")
 PROBABILITIES = ("transition", "initial_probability")
 COVARIANCES = ("process_noise", "observation_noise", "initial_covariance")
@@ -67,7 +77,9 @@ def choose(
         try:
             mask = ~np.broadcast_to(np.asarray(held.get(name, False), dtype=bool), shape)
         except ValueError:
-            raise ArgumentError(f"{what}: the mask of {name} has shape {np.shape(held[name])}, the parameter {shape}. Pass one that fits.") from None
+            raise ArgumentError(
+                f"{what}: the mask of {name} has shape {np.shape(held[name])}, the parameter {shape}. Pass one that fits."
+            ) from None
         if not mask.any():
             continue
         if len(shape) == rank + 1:
@@ -95,7 +107,8 @@ def _check_covariance_mask(name: str, mask: np.ndarray, what: str) -> None:
         full, none = block.sum() == len(inside) * (len(inside) - 1), not block.any()
         if off.sum() != block.sum() or not (full or none):
             raise ArgumentError(
-                f"{what}: the mask of {name} in mode {k} frees some covariances but not others. Free variances alone, or all entries between some states."
+                f"{what}: the mask of {name} in mode {k} frees some covariances but not others. Free variances alone, "
+                f"or all entries between some states."
             )
 
 
@@ -126,7 +139,9 @@ def to_vector(free: Free, model: SwitchingLinearGaussian) -> np.ndarray:
                 except np.linalg.LinAlgError:
                     L = np.zeros_like(block)
                 if len(inside) and not (L.diagonal() > 0).all():
-                    raise ArgumentError(f"fit: {name} is learned but starts singular. Start from a positive definite one, or fix what is zero.")
+                    raise ArgumentError(
+                        f"fit: {name} is learned but starts singular. Start from a positive definite one, or fix what is zero."
+                    )
                 out.append(np.log(L.diagonal()))
                 if not alone:
                     out.append(L[np.tril_indices(len(inside), -1)])

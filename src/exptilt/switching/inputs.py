@@ -1,9 +1,11 @@
 """From what a user holds to what a kernel takes, and back.
 
-A series is ``(T, m)`` (or ``(T,)`` where m = 1), a batch ``(B, T, m)`` or, where lengths differ, a list of series; numpy, torch or pandas. Inside,
+A series is ``(T, m)`` (or ``(T,)`` where m = 1), a batch ``(B, T, m)`` or, where lengths differ, a list of series; numpy, torch or
+pandas. Inside,
 all series lie end to end in one ``(rows, m)`` array, with the row each begins at. NaN is a missing component.
 
-A diffuse initial state (``inf`` on the diagonal of the initial covariance) becomes one of variance κ = 10⁷ · s², s² the largest variance in sight (of the
+A diffuse initial state (``inf`` on the diagonal of the initial covariance) becomes one of variance κ = 10⁷ · s², s² the largest variance
+in sight (of the
 data, and of the rest of the initial covariance), and ½ log κ is added to the log-likelihood for each: up to O(1/κ) that is the diffuse
 log-likelihood of Durbin and Koopman, the limit of log p(y) + (d/2) log κ.
 """
@@ -15,14 +17,16 @@ import numpy as np
 import torch
 
 from .._support.errors import ArgumentError
-from .checks import Array, plain
+from .checks import Array, plain, safe_log
 from .model import SwitchingLinearGaussian
 from .parameters import Parameters
 
 
 @dataclass(frozen=True)
 class Data:
-    """Series end to end: `tensor` (rows, m) float64, `starts` (B + 1,), and how they came: "single", "batch" or "list", of `kind` numpy, torch or pandas."""
+    """Series end to end: `tensor` (rows, m) float64, `starts` (B + 1,), and how they came: "single", "batch" or "list", of `kind` numpy,
+    torch or pandas.
+    """
 
     tensor: torch.Tensor
     starts: np.ndarray
@@ -61,7 +65,7 @@ def _one(value: Any, m: int, what: str) -> torch.Tensor:
             raise ArgumentError(f"{what}: the table holds entries that are not numbers. Pass numeric columns.") from None
     if not isinstance(value, torch.Tensor):
         try:
-            value = torch.from_numpy(np.ascontiguousarray(value, dtype=np.float64))
+            value = torch.from_numpy(np.require(value, np.float64, ["C", "W"]))
         except (TypeError, ValueError):
             raise ArgumentError(f"{what}: the series is not a numeric array. Pass (T, {m}) numbers, NaN where one is missing.") from None
     tensor = value.to(device="cpu", dtype=torch.float64)
@@ -94,17 +98,22 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
     for k, tensor in enumerate(tensors):
         which = f"series {k}" if len(tensors) > 1 else "the series"
         if tensor.ndim != 2 or tensor.shape[1] != m:
-            raise ArgumentError(f"{what}: {which} has shape {tuple(tensor.shape)}, expected (T, {m}). Pass (T, m), (B, T, m) or a list of (T, m).")
+            raise ArgumentError(
+                f"{what}: {which} has shape {tuple(tensor.shape)}, expected (T, {m}). Pass (T, m), (B, T, m) or a list of (T, m)."
+            )
         if len(tensor) == 0:
             raise ArgumentError(f"{what}: {which} has no rows. Pass at least one step (NaN where nothing was observed).")
-        if torch.isinf(tensor).any():
+        numbers = tensor.detach().numpy()  # numpy, not torch: a forked child may not enter torch's thread pool
+        if np.isinf(numbers).any():
             raise ArgumentError(f"{what}: {which} holds infinite values. Remove them, or pass NaN where a value is missing.")
-        if not missing and torch.isnan(tensor).any():
+        if not missing and np.isnan(numbers).any():
             raise ArgumentError(f"{what}: {which} holds NaN. Inputs must be known at every step.")
     if not tensors or not len(tensors[0]):
         raise ArgumentError(f"{what}: the batch has no series. Pass at least one.")
     starts = np.concatenate([[0], np.cumsum([len(t) for t in tensors])]).astype(np.int64)
-    return Data(torch.cat(tensors).contiguous(), starts, layout, kind, dtype, index, columns)
+    graph = any(tensor.requires_grad for tensor in tensors)
+    rows = torch.cat(tensors) if graph else torch.from_numpy(np.concatenate([tensor.detach().numpy() for tensor in tensors]))
+    return Data(rows.contiguous(), starts, layout, kind, dtype, index, columns)
 
 
 def diffuse(model: SwitchingLinearGaussian, data: Data) -> tuple[SwitchingLinearGaussian, float]:
@@ -128,7 +137,9 @@ def flatten(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
     M, n, m = model.modes, model.states, model.outputs
     steps = model.steps
     if steps is not None and data.lengths.max() > steps:
-        raise ArgumentError(f"{what}: the model's parameters cover {steps} steps, the data have {data.lengths.max()}. Give parameters for every step.")
+        raise ArgumentError(
+            f"{what}: the model's parameters cover {steps} steps, the data have {data.lengths.max()}. Give parameters for every step."
+        )
 
     def tensor(value: Array) -> torch.Tensor:
         return (value if isinstance(value, torch.Tensor) else torch.from_numpy(value)).to(device="cpu", dtype=torch.float64)
@@ -157,11 +168,19 @@ def flatten(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
     maps = empty if model.maps is None else tensor(model.maps).reshape(-1)
     spread = torch.zeros_like(maps) if model.map_covariance is None else tensor(model.map_covariance).reshape(-1)
     return [
-        timed(model.transition, 2), timed(model.dynamics, 3), offset(model.dynamics_offset, model.dynamics_input, n), timed(model.process_noise, 3),
-        timed(model.observation, 3), offset(model.observation_offset, model.observation_input, m), timed(model.observation_noise, 3),
-        tensor(model.initial_mean).reshape(-1), tensor(model.initial_covariance).reshape(-1), torch.log(tensor(model.initial_probability)),
-        maps, spread,
-    ]  # fmt: skip
+        timed(model.transition, 2),
+        timed(model.dynamics, 3),
+        offset(model.dynamics_offset, model.dynamics_input, n),
+        timed(model.process_noise, 3),
+        timed(model.observation, 3),
+        offset(model.observation_offset, model.observation_input, m),
+        timed(model.observation_noise, 3),
+        tensor(model.initial_mean).reshape(-1),
+        tensor(model.initial_covariance).reshape(-1),
+        safe_log(tensor(model.initial_probability)),
+        maps,
+        spread,
+    ]
 
 
 def _inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) -> torch.Tensor:
@@ -169,7 +188,9 @@ def _inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
     wanted = [value for value in (model.dynamics_input, model.observation_input) if value is not None]
     if not wanted:
         if inputs is not None:
-            raise ArgumentError(f"{what}: inputs are given, but the model has neither dynamics_input nor observation_input. Give it one, or no inputs.")
+            raise ArgumentError(
+                f"{what}: inputs are given, but the model has neither dynamics_input nor observation_input. Give it one, or no inputs."
+            )
         return torch.zeros(1, 1, 0, dtype=torch.float64)
     if inputs is None:
         raise ArgumentError(f"{what}: the model has input matrices but no inputs were given. Pass inputs=(T, {wanted[0].shape[-1]}).")
@@ -178,7 +199,8 @@ def _inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
         return given.tensor[None]
     if given.series != data.series or (given.lengths < data.lengths).any():
         raise ArgumentError(
-            f"{what}: inputs have {given.series} series of lengths {given.lengths[:5].tolist()}, the data {data.series} of {data.lengths[:5].tolist()}. "
+            f"{what}: inputs have {given.series} series of lengths {given.lengths[:5].tolist()}, the data "
+            f"{data.series} of {data.lengths[:5].tolist()}. "
             "Pass one row of inputs for every step, for each series or for all alike."
         )
     padded = torch.zeros(given.series, int(given.lengths.max()), given.tensor.shape[1], dtype=torch.float64)
@@ -189,7 +211,8 @@ def _inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
 
 def parameters(flat: list[torch.Tensor], first: int) -> Parameters:
     """The kernel's view of `flatten`'s tensors."""
-    return Parameters(*[np.ascontiguousarray(value.detach().numpy()) for value in flat], first)
+    arrays = [np.ascontiguousarray(value.detach().numpy()) for value in flat]
+    return Parameters._make([*arrays, first])
 
 
 def without_graph(data: Data) -> Data:

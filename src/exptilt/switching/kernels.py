@@ -2,18 +2,31 @@ r"""The two forward recursions: mix before the update (IMM, GPB1), or after it (
 
 With μ_i the mode probabilities, π_ij the transition, λ = log μ and N_j(·) the Kalman step of mode j:
 
-    IMM    c_j = Σ_i μ_i π_ij,  w_{i|j} = μ_i π_ij / c_j,  state_j = N_j(collapse_i(w_{i|j}, state_i)),    log weight_j  = log c_j + log p_j(y)
+    IMM    c_j = Σ_i μ_i π_ij,  w_{i|j} = μ_i π_ij / c_j,  state_j = N_j(collapse_i(w_{i|j}, state_i)),    log weight_j  = log c_j + log
+    p_j(y)
     GPB1   as IMM with w_{i|j} = μ_i: all modes start from one Gaussian
     GPB2   log weight_ij = λ_i + log π_ij + log p_ij(y),  state_j = collapse_i(w_{i|j}, N_j(state_i)),     w_{i|j} ∝_i weight_ij
 
-The log-likelihood term of a step is the log-sum of its weights. Weights stay logarithms throughout: modes 10⁵ nats apart still rank, and a mode
+The log-likelihood term of a step is the log-sum of its weights. Weights stay logarithms throughout: modes 10⁵ nats apart still rank, and
+a mode
 of probability 0 has λ = −inf and a finite Gaussian (collapsed with weights μ_i alone).
 """
 
 import numpy as np
 
 from .core import (
-    Buffer, choose_collapse, choose_predict, choose_update, collapse_some, copy, count, inlined, kernel, log_sum, predict_some, update_room,
+    Buffer,
+    choose_collapse,
+    choose_predict,
+    choose_update,
+    collapse_some,
+    copy,
+    count,
+    inlined,
+    kernel,
+    log_sum,
+    predict_some,
+    update_room,
     update_some,
 )  # fmt: skip
 from .parameters import Parameters, Place, Stored, load, look, places
@@ -73,7 +86,9 @@ def keep(M: int, n: int, out: Stored, row: int, term: float, w: Buffer, log_mode
 
 @kernel
 def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one: int, everything: int, out: Stored, sizes: tuple) -> None:
-    """IMM (``one = 0``) or GPB1 (``one = 1``) over series `begin` to `end` of the rows of `y`, series b in rows starts[b] to starts[b+1]."""
+    """IMM (``one = 0``) or GPB1 (``one = 1``) over series `begin` to `end` of the rows of `y`, series b in rows starts[b] to
+    starts[b+1].
+    """
     M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
     at = places(M, n, m)
     state = at.end
@@ -124,13 +139,27 @@ def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, on
                     copy(n, w, state + nj, w, ahead)
                     copy(n * n, w, cov + nnj, w, ahead_cov)
                 else:
-                    choose_predict(sizes[1], n, w, at.W + nnj, at.c + nj, at.Q + nnj, mixed + nj, mixed_cov + nnj, ahead, ahead_cov, scratch)
+                    choose_predict(
+                        sizes[1], n, w, at.W + nnj, at.c + nj, at.Q + nnj, mixed + nj, mixed_cov + nnj, ahead, ahead_cov, scratch
+                    )
                 if seen == m:
                     score_j = choose_update(sizes[1], n, m, w, at.y, at.H + j * m * n, at.d + j * m, at.R + j * m * m, ahead, ahead_cov,
                                      state + nj, cov + nnj, scratch)  # fmt: skip
                 else:
-                    score_j = update_some(states, seen, w, at.y, at.H_seen + j * seen * n, at.d_seen + j * seen, at.R_seen + j * seen * seen,
-                                          ahead, ahead_cov, state + nj, cov + nnj, scratch)  # fmt: skip
+                    score_j = update_some(
+                        states,
+                        seen,
+                        w,
+                        at.y,
+                        at.H_seen + j * seen * n,
+                        at.d_seen + j * seen,
+                        at.R_seen + j * seen * seen,
+                        ahead,
+                        ahead_cov,
+                        state + nj,
+                        cov + nnj,
+                        scratch,
+                    )
                 if np.isnan(score_j):
                     out.failure[series, 0], out.failure[series, 1] = t, j
                     return
@@ -189,15 +218,38 @@ def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one
                 else:
                     source, source_cov = state + i * n, cov + i * n * n
                     if p.maps.size > 0:
-                        predict_some(states, w, maps + ij * n * n, at.zero, maps + p.maps.size + ij * n * n, source, source_cov, read, read_cov, scratch)
+                        predict_some(
+                            states,
+                            w,
+                            maps + ij * n * n,
+                            at.zero,
+                            maps + p.maps.size + ij * n * n,
+                            source,
+                            source_cov,
+                            read,
+                            read_cov,
+                            scratch,
+                        )
                         source, source_cov = read, read_cov
                     choose_predict(sizes[1], n, w, at.W + nnj, at.c + nj, at.Q + nnj, source, source_cov, ahead, ahead_cov, scratch)
                 if seen == m:
                     score_ij = choose_update(sizes[1], n, m, w, at.y, at.H + j * m * n, at.d + j * m, at.R + j * m * m, ahead, ahead_cov,
                                       after + ij * n, after_cov + ij * n * n, scratch)  # fmt: skip
                 else:
-                    score_ij = update_some(states, seen, w, at.y, at.H_seen + j * seen * n, at.d_seen + j * seen, at.R_seen + j * seen * seen,
-                                           ahead, ahead_cov, after + ij * n, after_cov + ij * n * n, scratch)  # fmt: skip
+                    score_ij = update_some(
+                        states,
+                        seen,
+                        w,
+                        at.y,
+                        at.H_seen + j * seen * n,
+                        at.d_seen + j * seen,
+                        at.R_seen + j * seen * seen,
+                        ahead,
+                        ahead_cov,
+                        after + ij * n,
+                        after_cov + ij * n * n,
+                        scratch,
+                    )
                 if np.isnan(score_ij):
                     out.failure[series, 0], out.failure[series, 1] = t, j
                     return
@@ -214,7 +266,9 @@ def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one
             for j in range(M):
                 backward_weights(M, w, j, score, w[total_of + j], log_mode, weight)
             for j in range(M):
-                choose_collapse(sizes[1], n, M, w, weight + j, M, after + j * n, M * n, after_cov + j * n * n, M * n * n, state + j * n, cov + j * n * n)
+                choose_collapse(
+                    sizes[1], n, M, w, weight + j, M, after + j * n, M * n, after_cov + j * n * n, M * n * n, state + j * n, cov + j * n * n
+                )
                 w[log_mode + j] = w[total_of + j] - term
             total += term
             if everything == 1:

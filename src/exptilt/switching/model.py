@@ -6,7 +6,8 @@ A Markov chain of modes picks, at each step, which linear system moves the state
     x_t = W_{s_t} x_{t−1} + c_{s_t} + B_{s_t} u_t + w_t,   w_t ~ N(0, Q_{s_t})
     y_t = H_{s_t} x_t     + d_{s_t} + D_{s_t} u_t + v_t,   v_t ~ N(0, R_{s_t})
 
-`SwitchingLinearGaussian` holds these matrices, checked once; what can be done with them is in the other files of this folder, one idea a file, and
+`SwitchingLinearGaussian` holds these matrices, checked once; what can be done with them is in the other files of this folder, one idea a
+file, and
 its methods only lead there.
 """
 
@@ -39,7 +40,8 @@ class SwitchingLinearGaussian:
         initial_covariance: ``(n, n)`` or ``(M, n, n)``. ``inf`` on the diagonal marks a diffuse state (see `diffuse` in `inputs.py`).
         initial_probability: ``(M,)``.
         dynamics_offset, observation_offset: c ``(M, n)`` or ``(n,)``; d ``(M, m)`` or ``(m,)``.
-        dynamics_input, observation_input: B ``(M, n, r)`` or ``(n, r)``; D ``(M, m, r)`` or ``(m, r)``; `inputs` are then given with the data.
+        dynamics_input, observation_input: B ``(M, n, r)`` or ``(n, r)``; D ``(M, m, r)`` or ``(m, r)``; `inputs` are then given with the
+            data.
         start: "before": the initial law is one step before the first observation; "first": it is the prior of the first one.
         maps, map_covariance: ``(M, M, n, n)``; entry [i, j] reads a state of mode i as a state of mode j, with the given covariance added.
             For modes whose states mean different things; see `join_modes`.
@@ -83,9 +85,17 @@ class SwitchingLinearGaussian:
             if getattr(self, name) is not None:
                 r = int(getattr(self, name).shape[-1])
         shapes = {
-            "dynamics": (n, n), "process_noise": (n, n), "observation": (m, n), "observation_noise": (m, m), "initial_mean": (n,),
-            "initial_covariance": (n, n), "dynamics_offset": (n,), "observation_offset": (m,), "dynamics_input": (n, r), "observation_input": (m, r),
-        }  # fmt: skip
+            "dynamics": (n, n),
+            "process_noise": (n, n),
+            "observation": (m, n),
+            "observation_noise": (m, m),
+            "initial_mean": (n,),
+            "initial_covariance": (n, n),
+            "dynamics_offset": (n,),
+            "observation_offset": (m,),
+            "dynamics_input": (n, r),
+            "observation_input": (m, r),
+        }
         letters = {"dynamics": "(M, n, n)", "observation": "(M, m, n)", "observation_noise": "(M, m, m)", "initial_mean": "(M, n)"}
         for name, core in shapes.items():
             value = getattr(self, name)
@@ -94,12 +104,16 @@ class SwitchingLinearGaussian:
             words = letters.get(name, "(M, " + ", ".join(map(str, core)) + ")") + f" with n = {n} states, m = {m} observed components"
             value = checks.with_modes(name, value, core, M, words)
             if name.startswith("initial") and value.ndim != len(core) + 1:
-                raise ArgumentError(f"SwitchingLinearGaussian: {name} has shape {tuple(value.shape)}; the initial law does not vary in time. Pass {words}.")
+                raise ArgumentError(
+                    f"SwitchingLinearGaussian: {name} has shape {tuple(value.shape)}; the initial law does not vary in time. Pass {words}."
+                )
             object.__setattr__(self, name, value)
             if name != "initial_covariance":
                 checks.finite(name, value)
         if tuple(self.initial_probability.shape) != (M,):
-            raise ArgumentError(f"SwitchingLinearGaussian: initial_probability has shape {tuple(self.initial_probability.shape)}. Pass ({M},).")
+            raise ArgumentError(
+                f"SwitchingLinearGaussian: initial_probability has shape {tuple(self.initial_probability.shape)}. Pass ({M},)."
+            )
         for name in ("transition", "initial_probability"):
             checks.finite(name, getattr(self, name))
             checks.stochastic(name, getattr(self, name))
@@ -107,7 +121,9 @@ class SwitchingLinearGaussian:
             checks.covariance(name, getattr(self, name))
         self._check_initial_covariance()
         self._check_maps(M, n)
-        checks.time_axis({"transition": (self.transition, 2), **{name: (getattr(self, name), len(core) + 1) for name, core in shapes.items()}})
+        checks.time_axis(
+            {"transition": (self.transition, 2), **{name: (getattr(self, name), len(core) + 1) for name, core in shapes.items()}}
+        )
 
     def _check_initial_covariance(self) -> None:
         P = checks.plain(self.initial_covariance)
@@ -119,7 +135,9 @@ class SwitchingLinearGaussian:
                 "A diffuse state has inf on the diagonal, in every mode alike, and 0 elsewhere in its row and column."
             )
         if (np.abs(known[:, infinite, :]) > 0).any() or (np.abs(known[:, :, infinite]) > 0).any():
-            raise ArgumentError("SwitchingLinearGaussian: a diffuse state (inf on the diagonal of initial_covariance) has covariances. Set them to 0.")
+            raise ArgumentError(
+                "SwitchingLinearGaussian: a diffuse state (inf on the diagonal of initial_covariance) has covariances. Set them to 0."
+            )
         checks.covariance("initial_covariance", known)
 
     def _check_maps(self, M: int, n: int) -> None:
@@ -141,12 +159,12 @@ class SwitchingLinearGaussian:
 
     @property
     def states(self) -> int:
-        """n."""
+        """N."""
         return int(self.dynamics.shape[-1])
 
     @property
     def outputs(self) -> int:
-        """m."""
+        """M."""
         return int(self.observation.shape[-2])
 
     @property
@@ -165,7 +183,14 @@ class SwitchingLinearGaussian:
         return SwitchingLinearGaussian(**(values | changes))
 
     def filter(
-        self, y: Any, *, method: str = "gpb2", inputs: Any = None, store: str = "all", particles: int = 500, generator: torch.Generator | None = None
+        self,
+        y: Any,
+        *,
+        method: str = "gpb2",
+        inputs: Any = None,
+        store: str = "all",
+        particles: int = 500,
+        generator: torch.Generator | None = None,
     ) -> Any:
         """Filter one or many series; see `exptilt.switching.filtering.filter_series`."""
         from .filtering import filter_series
@@ -185,17 +210,43 @@ class SwitchingLinearGaussian:
         return most_likely_path(self, y, method=method, inputs=inputs)
 
     def fit(
-        self, y: Any, *, method: str = "em", filter: str = "gpb2", fixed: Sequence[str] | Mapping[str, Any] = (), shared: Sequence[str] = (),
-        inputs: Any = None, learn_initial: bool = False, restarts: int = 0, max_steps: int = 500, tolerance: float = 1e-6, standard_errors: bool = True, skip: int = 0,
-        generator: torch.Generator | None = None, progress: bool | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        y: Any,
+        *,
+        method: str = "em",
+        filter: str = "gpb2",
+        fixed: Sequence[str] | Mapping[str, Any] = (),
+        shared: Sequence[str] = (),
+        inputs: Any = None,
+        learn_initial: bool = False,
+        restarts: int = 0,
+        max_steps: int = 500,
+        tolerance: float = 1e-6,
+        standard_errors: bool = True,
+        skip: int = 0,
+        generator: torch.Generator | None = None,
+        progress: bool | None = None,
+    ) -> Any:
         """Learn the parameters, starting from this model; see `exptilt.switching.fitting.fit_model`."""
         from .fitting import fit_model
 
         return fit_model(
-            self, y, method=method, filter=filter, fixed=fixed, shared=shared, inputs=inputs, learn_initial=learn_initial, restarts=restarts,
-            max_steps=max_steps, tolerance=tolerance, standard_errors=standard_errors, skip=skip, generator=generator, progress=progress,
-        )  # fmt: skip
+            self,
+            y,
+            method=method,
+            filter=filter,
+            fixed=fixed,
+            shared=shared,
+            inputs=inputs,
+            learn_initial=learn_initial,
+            restarts=restarts,
+            max_steps=max_steps,
+            tolerance=tolerance,
+            standard_errors=standard_errors,
+            skip=skip,
+            generator=generator,
+            progress=progress,
+        )
 
     def sample(self, steps: int, *, inputs: Any = None, generator: torch.Generator | None = None) -> Any:
         """Draw modes, states and observations; see `exptilt.switching.simulation.sample`."""
@@ -203,7 +254,9 @@ class SwitchingLinearGaussian:
 
         return sample(self, steps, inputs=inputs, generator=generator)
 
-    def posterior_draws(self, y: Any, draws: int, *, method: str = "gpb2", inputs: Any = None, generator: torch.Generator | None = None) -> Any:
+    def posterior_draws(
+        self, y: Any, draws: int, *, method: str = "gpb2", inputs: Any = None, generator: torch.Generator | None = None
+    ) -> Any:
         """Draw modes and states given the series; see `exptilt.switching.simulation.posterior_draws`."""
         from .simulation import posterior_draws
 

@@ -1,6 +1,7 @@
 """Moments that follow from the filtered ones, for all steps at once.
 
-Collapsing and moving by a linear map commute: the moments of mode j one step ahead are W_j · collapse_i(w_{i|j}, state_i), whatever the filter.
+Collapsing and moving by a linear map commute: the moments of mode j one step ahead are W_j · collapse_i(w_{i|j}, state_i), whatever the
+filter.
 """
 
 import numpy as np
@@ -87,13 +88,15 @@ def predicted(p: Parameters, starts: np.ndarray, log_mode: np.ndarray, mean: np.
         shifted[starts[:-1]] = start
         before.append(shifted)
     now = by_row(p, starts, ("transition", "dynamics", "dynamics_offset", "process_noise"), M)
-    reach, ahead, ahead_cov = step_ahead(*before, now, maps_of(p, M), one)
+    reach, ahead, ahead_cov = step_ahead(before[0], before[1], before[2], now, maps_of(p, M), one)
     if p.first:
         reach[starts[:-1]], ahead[starts[:-1]], ahead_cov[starts[:-1]] = np.exp(initial[0]), initial[1], initial[2]
     return reach, ahead, ahead_cov
 
 
-def observe(probability: np.ndarray, mean: np.ndarray, cov: np.ndarray, now: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def observe(
+    probability: np.ndarray, mean: np.ndarray, cov: np.ndarray, now: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Moments of y: by mode ``(..., M, m)``, ``(..., M, m, m)`` and over modes ``(..., m)``, ``(..., m, m)``."""
     H, d, R = now
     means = np.einsum("...jak,...jk->...ja", H, mean) + d
@@ -101,8 +104,10 @@ def observe(probability: np.ndarray, mean: np.ndarray, cov: np.ndarray, now: lis
     return means, covs, *mixture(probability, means, covs)
 
 
-def innovations(p: Parameters, y: np.ndarray, starts: np.ndarray, probability: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """y minus its predicted mean, and its predicted covariance, for every row."""
+def innovations(
+    p: Parameters, y: np.ndarray, starts: np.ndarray, probability: np.ndarray, mean: np.ndarray, cov: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Y minus its predicted mean, and its predicted covariance, for every row."""
     now = by_row(p, starts, ("observation", "observation_offset", "observation_noise"), mean.shape[1])
     _, _, center, spread = observe(probability, mean, cov, now)
     return y - center, spread

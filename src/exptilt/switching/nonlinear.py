@@ -2,11 +2,14 @@ r"""Modes that are not linear: extended and unscented filters behind the same th
 
     x_t = f_{s_t}(x_{t−1}) + w_t,   y_t = h_{s_t}(x_t) + v_t
 
-A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(m), covariance G P G' with G the Jacobian, taken by automatic
-differentiation) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann: m and m ± the columns of sqrt((n + κ) P), with weights
+A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(m), covariance G P G' with G the Jacobian,
+taken by automatic
+differentiation) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann: m and m ± the columns of sqrt((n +
+κ) P), with weights
 κ/(n + κ) and ½/(n + κ)). All else, mixing, weights in logarithms, collapse, missing components, is as for linear modes.
 
-Angles: differences of components that are named as angles are taken around the circle, and their means are circular, in collapse, sigma points and innovations
+Angles: differences of components that are named as angles are taken around the circle, and their means are circular, in collapse, sigma
+    points and innovations
 alike. Functions take and return torch tensors whose last axis is the state, and are called with many states at once.
 """
 
@@ -107,7 +110,10 @@ class SwitchingNonlinear:
             checks.finite(name, getattr(self, name))
         M = int(self.transition.shape[-1])
         if tuple(self.transition.shape) != (M, M) or tuple(self.initial_probability.shape) != (M,):
-            raise ArgumentError(f"SwitchingNonlinear: transition is {tuple(self.transition.shape)}, initial_probability {tuple(self.initial_probability.shape)}.")
+            raise ArgumentError(
+                f"SwitchingNonlinear: transition is {tuple(self.transition.shape)}, initial_probability "
+                f"{tuple(self.initial_probability.shape)}."
+            )
         checks.stochastic("transition", self.transition)
         checks.stochastic("initial_probability", self.initial_probability)
         n, m = int(self.process_noise.shape[-1]), int(self.observation_noise.shape[-1])
@@ -121,7 +127,9 @@ class SwitchingNonlinear:
             raise ArgumentError(f"SwitchingNonlinear: pass {M} functions for dynamics, and one or {M} for observation.")
         object.__setattr__(self, "observation", functions)
 
-    def _through(self, function: Function, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int], unscented: bool) -> tuple[torch.Tensor, ...]:
+    def _through(
+        self, function: Function, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int], unscented: bool
+    ) -> tuple[torch.Tensor, ...]:
         """Mean, covariance and cross-covariance (state by result) of function(x), x ~ N(mean, cov)."""
         n = mean.shape[-1]
         if not unscented:
@@ -139,7 +147,9 @@ class SwitchingNonlinear:
         shift = points - mean
         return center, delta.T @ (weight[:, None] * delta), shift.T @ (weight[:, None] * delta)
 
-    def _step(self, j: int, mean: torch.Tensor, cov: torch.Tensor, y: torch.Tensor, begun: bool, unscented: bool) -> tuple[torch.Tensor, ...]:
+    def _step(
+        self, j: int, mean: torch.Tensor, cov: torch.Tensor, y: torch.Tensor, begun: bool, unscented: bool
+    ) -> tuple[torch.Tensor, ...]:
         """Predict and update one Gaussian in mode j: mean, covariance, log-density."""
         if not begun:
             mean, cov, _ = self._through(self.dynamics[j], mean, cov, self.angles, unscented)
@@ -153,7 +163,9 @@ class SwitchingNonlinear:
         e = wrap(torch.where(seen, y, center) - center, self.observation_angles)[seen]
         L, bad = torch.linalg.cholesky_ex(S)
         if bad.any():
-            raise ArgumentError(f"filter: the innovation covariance of mode {j} is not positive definite. Give observation_noise a positive one.")
+            raise ArgumentError(
+                f"filter: the innovation covariance of mode {j} is not positive definite. Give observation_noise a positive one."
+            )
         K = torch.cholesky_solve(cross[:, seen].T, L).T
         z = torch.linalg.solve_triangular(L, e[:, None], upper=False)[:, 0]
         mean = wrap(mean + K @ e, self.angles)
@@ -182,7 +194,7 @@ class SwitchingNonlinear:
         return self._result(data, terms, log_mode, mean, cov, total, total_cov)
 
     def _one(self, y: torch.Tensor, method: str, unscented: bool, columns: list[list[torch.Tensor]]) -> None:
-        M, n = self.initial_mean.shape
+        M, _n = self.initial_mean.shape
         mean, cov, log_mode = self.initial_mean, self.initial_covariance, torch.log(self.initial_probability)
         for t, row in enumerate(y):
             begun = t == 0 and self.start == "first"
@@ -195,7 +207,9 @@ class SwitchingNonlinear:
                 prior = torch.logsumexp(score, 0)
                 weight = self._weights(score, log_mode)
                 moved = [
-                    collapse(weight[:, j], torch.stack([part[0] for part in pairs[j]]), torch.stack([part[1] for part in pairs[j]]), self.angles)
+                    collapse(
+                        weight[:, j], torch.stack([part[0] for part in pairs[j]]), torch.stack([part[1] for part in pairs[j]]), self.angles
+                    )
                     for j in range(M)
                 ]
                 parts = [(m, P, torch.zeros((), dtype=torch.float64)) for m, P in moved]

@@ -1,6 +1,7 @@
 """A model as the kernels see it: flat float64 buffers, a time axis on each (length 1 where nothing varies), and room to work in.
 
-`Parameters` is what goes in, `Stored` what comes out, `Place` where the parameters of one step lie in a kernel's work buffer. All are named tuples, which numba takes as
+`Parameters` is what goes in, `Stored` what comes out, `Place` where the parameters of one step lie in a kernel's work buffer. All are
+named tuples, which numba takes as
 arguments; their fields are one- or two-dimensional arrays whose last axis is flattened row by row.
 """
 
@@ -30,7 +31,9 @@ class Parameters(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the parameters of one step lie in the work buffer; those of the observed components are packed at the fields that end in `_seen`."""
+    """Where the parameters of one step lie in the work buffer; those of the observed components are packed at the fields that end in
+    `_seen`.
+    """
 
     log_transition: int
     W: int
@@ -48,7 +51,9 @@ class Place(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a filter leaves behind; ``rows`` is the number of steps of all series together, or with ``store="last"`` the number of series."""
+    """What a filter leaves behind; ``rows`` is the number of steps of all series together, or with ``store="last"`` the number of
+    series.
+    """
 
     log_likelihood: Buffer  # (series,)
     terms: Buffer  # (rows,)
@@ -110,7 +115,9 @@ def load(M: int, n: int, m: int, p: Parameters, series: int, t: int, again: bool
 
 @inlined
 def look(M: int, n: int, m: int, y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
-    """Copy the observed components of a row, and where some are missing the rows of H, d, R that belong to the others; return their number."""
+    """Copy the observed components of a row, and where some are missing the rows of H, d, R that belong to the others; return their
+    number.
+    """
     seen = 0
     for a in range(m):
         if not np.isnan(y[row, a]):

@@ -1,7 +1,9 @@
 r"""The Rao–Blackwellised particle filter (THEORY E9): sample the modes, keep the state Gaussian.
 
-Particle i holds a mode path, of which only the last mode counts, and the Kalman moments along it. At each step it looks at all M modes it could go to,
-with log weights log π_{s_i j} + log p_j(y); its own weight is multiplied by their sum, and it moves to one of them drawn in proportion (the optimal
+Particle i holds a mode path, of which only the last mode counts, and the Kalman moments along it. At each step it looks at all M modes it
+could go to,
+with log weights log π_{s_i j} + log p_j(y); its own weight is multiplied by their sum, and it moves to one of them drawn in proportion
+(the optimal
 proposal). The log-sum of the weights is the log of an unbiased estimate of the marginal likelihood. Where the effective sample size
 1 / Σ W_i² falls below half the number of particles they are resampled systematically: one uniform number, N equally spaced pointers.
 """
@@ -17,7 +19,9 @@ from .running import call, check_failures
 @kernel
 def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, chosen: Buffer, everything: int, out: Stored, ess: Buffer,
           sizes: tuple[int, int, int]) -> None:  # fmt: skip
-    """`uniform` is (rows, N + 1): one number per particle and one to resample with; `chosen` (series, N) the modes the particles start in."""
+    """`uniform` is (rows, N + 1): one number per particle and one to resample with; `chosen` (series, N) the modes the particles start
+    in.
+    """
     M, n, m = sizes
     nn = n * n
     at = places(M, n, m)
@@ -71,9 +75,19 @@ def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, cho
                         predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
                     some = seen < m
                     value = update_some(
-                        n, seen, w, at.y, at.H_seen + j * seen * n if some else at.H + j * m * n, at.d_seen + j * seen if some else at.d + j * m,
-                        at.R_seen + j * seen * seen if some else at.R + j * m * m, ahead, ahead_cov, option + j * n, option_cov + j * nn, scratch,
-                    )  # fmt: skip
+                        n,
+                        seen,
+                        w,
+                        at.y,
+                        at.H_seen + j * seen * n if some else at.H + j * m * n,
+                        at.d_seen + j * seen if some else at.d + j * m,
+                        at.R_seen + j * seen * seen if some else at.R + j * m * m,
+                        ahead,
+                        ahead_cov,
+                        option + j * n,
+                        option_cov + j * nn,
+                        scratch,
+                    )
                     if np.isnan(value):
                         out.failure[series, 0], out.failure[series, 1] = t, j
                         return
@@ -152,9 +166,14 @@ def run_particles(
     n = len(p.initial_mean) // M
     kept = rows if everything else series
     out = Stored(
-        np.empty(series), np.empty(kept), np.empty((kept, M)), np.empty((kept, M * n)), np.empty((kept, M * n * n)), np.empty((kept, M * M)),
+        np.empty(series),
+        np.empty(kept),
+        np.empty((kept, M)),
+        np.empty((kept, M * n)),
+        np.empty((kept, M * n * n)),
+        np.empty((kept, M * M)),
         np.full((series, 2), -1, dtype=np.int64),
-    )  # fmt: skip
+    )
     uniform = torch.rand(rows, particles + 1, dtype=torch.float64, generator=generator).numpy()
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
     chosen = torch.multinomial(probability, series * particles, replacement=True, generator=generator).reshape(series, particles).numpy()

@@ -4,7 +4,8 @@
 
     score_j = max_i  score_i + log π_ij + log p_j(y_t | the Kalman filter along the path kept for i)
 
-It is GPB2 with the collapse replaced by a choice. With no continuous state to remember (a hidden Markov model) that is Viterbi's algorithm and exact.
+It is GPB2 with the collapse replaced by a choice. With no continuous state to remember (a hidden Markov model) that is Viterbi's
+algorithm and exact.
 """
 
 from typing import Any
@@ -68,14 +69,26 @@ def viterbi(p: Parameters, y: Buffer, starts: Buffer, path: Buffer, failure: Buf
                     else:
                         if p.maps.size > 0:
                             ij = (i * M + j) * nn
-                            predict_some(n, w, maps + ij, at.zero, maps + p.maps.size + ij, source, source_cov, read_mean, read_cov, scratch)
+                            predict_some(
+                                n, w, maps + ij, at.zero, maps + p.maps.size + ij, source, source_cov, read_mean, read_cov, scratch
+                            )
                             source, source_cov = read_mean, read_cov
                         predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
                         prior = w[score + i] + w[at.log_transition + i * M + j]
                     value = update_some(
-                        n, seen, w, at.y, at.H_seen + j * seen * n if some else at.H + j * m * n, at.d_seen + j * seen if some else at.d + j * m,
-                        at.R_seen + j * seen * seen if some else at.R + j * m * m, ahead, ahead_cov, after, after_cov, scratch,
-                    )  # fmt: skip
+                        n,
+                        seen,
+                        w,
+                        at.y,
+                        at.H_seen + j * seen * n if some else at.H + j * m * n,
+                        at.d_seen + j * seen if some else at.d + j * m,
+                        at.R_seen + j * seen * seen if some else at.R + j * m * m,
+                        ahead,
+                        ahead_cov,
+                        after,
+                        after_cov,
+                        scratch,
+                    )
                     if np.isnan(value):
                         failure[series, 0], failure[series, 1] = t, j
                         return

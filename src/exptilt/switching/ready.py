@@ -1,9 +1,11 @@
 """Two ready models for a series one knows little about.
 
     "level"         y_t = d_{s_t} + v_t,  v_t ~ N(0, R_{s_t}): each regime has its own level and its own variance (Hamilton's regression)
-    "local-level"   x_t = x_{t−1} + w_t,  w_t ~ N(0, Q_{s_t}),  y_t = x_t + v_t: the level wanders, each regime at its own pace; diffuse start
+    "local-level"   x_t = x_{t−1} + w_t,  w_t ~ N(0, Q_{s_t}),  y_t = x_t + v_t: the level wanders, each regime at its own pace; diffuse
+    start
 
-`fit_ready` starts each from the data, learns it from several starts, leaves out ends where a regime has shrunk onto single points (there the likelihood has
+`fit_ready` starts each from the data, learns it from several starts, leaves out ends where a regime has shrunk onto single points (there
+the likelihood has
 no maximum), and numbers the regimes from low level, or slow pace, upwards.
 """
 
@@ -11,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from .._support.errors import ArgumentError, ConvergenceError
 from .._support.progress import track
@@ -32,21 +33,37 @@ def start_model(y: np.ndarray, kind: str, modes: int) -> SwitchingLinearGaussian
         deviation = np.nanstd(y, 0)
         rank = np.nanmean((y - np.nanmean(y, 0)) / deviation, 1, where=~np.isnan(y)) if m > 1 else y[:, 0]
         order = np.argsort(np.where(np.isnan(rank), np.nanmedian(rank), rank))
-        levels = np.stack([np.nanmean(y[part], 0) if (~np.isnan(y[part])).any(0).all() else np.nanmean(y, 0) for part in np.array_split(order, modes)])
+        levels = np.stack(
+            [np.nanmean(y[part], 0) if (~np.isnan(y[part])).any(0).all() else np.nanmean(y, 0) for part in np.array_split(order, modes)]
+        )
         spread = np.linspace(0.5, 1.0, modes)[:, None, None] * np.diag(deviation**2)
         return SwitchingLinearGaussian(
-            transition=stay, dynamics=np.zeros((1, 1)), process_noise=np.zeros((1, 1)), observation=np.zeros((m, 1)), observation_noise=spread,
-            initial_mean=np.zeros(1), initial_covariance=np.zeros((1, 1)), initial_probability=np.full(modes, 1 / modes), observation_offset=levels,
+            transition=stay,
+            dynamics=np.zeros((1, 1)),
+            process_noise=np.zeros((1, 1)),
+            observation=np.zeros((m, 1)),
+            observation_noise=spread,
+            initial_mean=np.zeros(1),
+            initial_covariance=np.zeros((1, 1)),
+            initial_probability=np.full(modes, 1 / modes),
+            observation_offset=levels,
             start="first",
-        )  # fmt: skip
+        )
     steps = np.diff(y, axis=0)
     variance = np.nanvar(steps, 0)
     variance = np.where(np.isfinite(variance) & (variance > 0), variance, np.nanvar(y, 0))
     pace = np.geomspace(0.1, 2.0, modes) if modes > 1 else np.ones(1)
     return SwitchingLinearGaussian(
-        transition=stay, dynamics=eye, process_noise=pace[:, None, None] * np.diag(variance), observation=eye, observation_noise=np.diag(0.2 * variance),
-        initial_mean=np.zeros(m), initial_covariance=np.diag(np.full(m, np.inf)), initial_probability=np.full(modes, 1 / modes), start="first",
-    )  # fmt: skip
+        transition=stay,
+        dynamics=eye,
+        process_noise=pace[:, None, None] * np.diag(variance),
+        observation=eye,
+        observation_noise=np.diag(0.2 * variance),
+        initial_mean=np.zeros(m),
+        initial_covariance=np.diag(np.full(m, np.inf)),
+        initial_probability=np.full(modes, 1 / modes),
+        start="first",
+    )
 
 
 def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, seed: int = 0, progress: bool | None = None) -> Fit:
@@ -67,7 +84,9 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
     values = plain(y)
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or len(values) < 3 * modes:
-        raise ArgumentError(f"fit_ready: the series has shape {values.shape}. Pass (T, m) with at least {3 * modes} rows for {modes} regimes.")
+        raise ArgumentError(
+            f"fit_ready: the series has shape {values.shape}. Pass (T, m) with at least {3 * modes} rows for {modes} regimes."
+        )
     if np.isinf(values).any():
         raise ArgumentError("fit_ready: the series holds infinite values. Remove them, or pass NaN where a value is missing.")
     m = values.shape[1]
@@ -104,7 +123,9 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
         if best is None or found.log_likelihood > best.log_likelihood:
             best = found
     if best is None:
-        raise ConvergenceError(f"fit_ready: none of {starts} starts ended at a proper maximum with {modes} regimes. Try fewer regimes or the other model.")
+        raise ConvergenceError(
+            f"fit_ready: none of {starts} starts ended at a proper maximum with {modes} regimes. Try fewer regimes or the other model."
+        )
     ordered = reorder(best.model, kind)
     final = ordered.fit(values, **options, max_steps=1, progress=False)  # for the standard errors
     return replace(best, model=ordered, standard_errors=final.standard_errors, restarts=tuple(ends))

@@ -1,11 +1,13 @@
 """Running the kernels: which build, on how many threads, with a word when one has to be compiled, and as a differentiable operation.
 
-Series are independent, so a batch is cut into one piece per thread; the kernels hold no lock (``nogil``) and the threads live for one call, which
+Series are independent, so a batch is cut into one piece per thread; the kernels hold no lock (``nogil``) and the threads live for one
+call, which
 is safe after a fork and from several Python threads at once. How many there are is torch's to say (``torch.set_num_threads``).
 
 Long runs of small models use a build for their exact sizes (see `core.count`); all else uses one build for all sizes.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +59,7 @@ def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
     cuts = np.searchsorted(starts, np.linspace(0, rows, threads + 1)[1:-1], side="left")
     cuts = np.concatenate([[0], cuts, [series]])
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, int(a), int(b)) for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b > a]:
+        for done in [pool.submit(work, int(a), int(b)) for a, b in itertools.pairwise(cuts) if b > a]:
             done.result()
 
 
@@ -67,9 +69,14 @@ def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, ev
     n = len(p.initial_mean) // M
     kept = rows if everything else series
     out = Stored(
-        np.empty(series), np.empty(kept), np.empty((kept, M)), np.empty((kept, M * n)), np.empty((kept, M * n * n)), np.empty((kept, M * M)),
+        np.empty(series),
+        np.empty(kept),
+        np.empty((kept, M)),
+        np.empty((kept, M * n)),
+        np.empty((kept, M * n * n)),
+        np.empty((kept, M * M)),
         np.full((series, 2), -1, dtype=np.int64),
-    )  # fmt: skip
+    )
     exact = rows >= LONG and all(size <= most for size, most in zip((M, n, m), SMALL, strict=True))
     sizes: Any = ((0,) * M, (0,) * n, (0,) * m) if exact else (M, n, m)
     kernel = mix_last if method == "gpb2" else mix_first
@@ -129,7 +136,7 @@ def run_adjoint(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, o
     y_bar = np.zeros(y.shape)
 
     def fresh() -> Gradients:
-        return Gradients(*[np.zeros_like(value) for value in p[:-1]], y_bar)
+        return Gradients._make([*[np.zeros_like(value) for value in p[:-1]], y_bar])
 
     parts: list[Gradients] = []
 
@@ -140,4 +147,4 @@ def run_adjoint(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, o
 
     call(backward, p, y, starts, 0, 0, METHODS[method], out, terms_bar, fresh(), sizes)
     over_series(starts, work)
-    return Gradients(*[np.sum([part[k] for part in parts], axis=0) for k in range(len(p) - 1)], y_bar)
+    return Gradients._make([*[np.sum([part[k] for part in parts], axis=0) for k in range(len(p) - 1)], y_bar])

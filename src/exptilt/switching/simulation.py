@@ -21,7 +21,6 @@ from .model import SwitchingLinearGaussian
 from .moments import by_row, maps_of
 
 
-
 @dataclass(frozen=True)
 class Sample:
     """One draw of everything: `modes` ``(T,)``, `states` ``(T, n)``, `y` ``(T, m)``; arrays, or tensors for a model of tensors."""
@@ -71,7 +70,9 @@ def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, ge
     if steps < 1:
         raise ArgumentError(f"sample: steps is {steps}. Pass at least 1.")
     if np.isposinf(np.asarray(torch.as_tensor(model.initial_covariance).detach())).any():
-        raise ArgumentError("sample: the initial state is diffuse, so there is no law to draw it from. Pass a model with a finite initial_covariance.")
+        raise ArgumentError(
+            "sample: the initial state is diffuse, so there is no law to draw it from. Pass a model with a finite initial_covariance."
+        )
     M, n, m = model.modes, model.states, model.outputs
     data = read(np.zeros((steps, m)), m, what="sample")
     with torch.no_grad():
@@ -79,7 +80,12 @@ def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, ge
     names = ("transition", "dynamics", "dynamics_offset", "process_noise", "observation", "observation_offset", "observation_noise")
     transition, W, c, Q, H, d, R = by_row(p, data.starts, names, M)
     Qr, Rr, maps = root(Q), root(R), maps_of(p, M)
-    u, ex, ey, em = _uniform(generator, steps + 1), _normal(generator, steps + 1, n), _normal(generator, steps, m), _normal(generator, steps, n)
+    u, ex, ey, em = (
+        _uniform(generator, steps + 1),
+        _normal(generator, steps + 1, n),
+        _normal(generator, steps, m),
+        _normal(generator, steps, n),
+    )
     modes, states, y = np.empty(steps, np.int64), np.empty((steps, n)), np.empty((steps, m))
     mode = int(_draw(np.exp(p.initial_log_probability), u[steps]))
     x = p.initial_mean.reshape(M, n)[mode] + root(p.initial_covariance.reshape(M, n, n)[mode]) @ ex[steps]
@@ -102,7 +108,13 @@ def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, ge
 
 
 def posterior_draws(
-    model: SwitchingLinearGaussian, y: Any, draws: int, *, method: str = "gpb2", inputs: Any = None, generator: torch.Generator | None = None
+    model: SwitchingLinearGaussian,
+    y: Any,
+    draws: int,
+    *,
+    method: str = "gpb2",
+    inputs: Any = None,
+    generator: torch.Generator | None = None,
 ) -> Draws:
     """Draw modes and states given one series.
 

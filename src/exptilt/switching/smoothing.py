@@ -9,7 +9,7 @@ import torch
 
 from .._support.errors import ArgumentError
 from .backward import Smoothing, smooth_back
-from .exact import smooth_exact
+from .exact import filter_exact, smooth_exact
 from .inputs import Data, diffuse, flatten, parameters, read
 from .model import SwitchingLinearGaussian
 from .moments import mixture
@@ -44,8 +44,10 @@ class Smoothed:
 
     @property
     def pair_probability(self) -> Any:
-        """[t, i, j] = P(mode_{t−1} = i, mode_t = j | y), ``(T, M, M)``. At t = 0 mode_{−1} is that of the initial law; with ``start="first"`` there is
-        none, and the matrix is diagonal."""
+        """[t, i, j] = P(mode_{t−1} = i, mode_t = j | y), ``(T, M, M)``. At t = 0 mode_{−1} is that of the initial law; with
+        ``start="first"`` there is
+        none, and the matrix is diagonal.
+        """
         return self._out(self._pairs)
 
     @property
@@ -85,7 +87,7 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
     ]  # fmt: skip
 
     def fresh() -> Smoothing:
-        return Smoothing(*shared, np.zeros(M), np.zeros((M, size, size)), np.zeros((M, n, size)), np.zeros((M, n, n)))
+        return Smoothing._make([*shared, np.zeros(M), np.zeros((M, size, size)), np.zeros((M, n, size)), np.zeros((M, n, n))])
 
     parts: list[Smoothing] = []
 
@@ -96,7 +98,7 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
 
     call(smooth_back, p, starts, 0, 0, out, fresh(), regressors, (M, n, m))
     over_series(starts, work)
-    return Smoothing(*shared, *[np.sum([part[k] for part in parts], axis=0) for k in range(7, 11)])
+    return Smoothing._make([*shared, *[np.sum([part[k] for part in parts], axis=0) for k in range(7, 11)]])
 
 
 def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2", inputs: Any = None) -> Smoothed:
@@ -105,7 +107,8 @@ def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2
     Args:
         model: the model.
         y: as for `filter`.
-        method: "gpb2" (Kim's smoother), "imm" or "gpb1" (the same backward pass on those filters' moments), or "exact" (all mode paths, small T).
+        method: "gpb2" (Kim's smoother), "imm" or "gpb1" (the same backward pass on those filters' moments), or "exact" (all mode paths,
+            small T).
         inputs: as for `filter`.
     """
     if method not in (*METHODS, "exact"):
@@ -117,8 +120,6 @@ def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2
         M, n, m = model.modes, model.states, model.outputs
         first = int(model.start == "first")
         if method == "exact":
-            from .exact import filter_exact
-
             terms = filter_exact(flat, first, data.tensor.detach(), data.starts, (M, n, m))[0].numpy()
             totals = np.add.reduceat(terms, data.starts[:-1])
             pieces = [
@@ -134,8 +135,7 @@ def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2
             probability, mean, cov, pairs = run_smoother(p, data.rows, data.starts, out)[:4]
     rows = len(probability)
     total = totals + shift
-    likelihood = torch.from_numpy(total).to(data.dtype) if data.kind == "torch" else total
-    likelihood = likelihood if data.layout != "single" else likelihood[0] if data.kind == "torch" else float(likelihood[0])
-    return Smoothed(
-        method, data, likelihood, probability, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n), pairs.reshape(rows, M, M)
-    )
+    likelihood: Any = torch.from_numpy(total).to(data.dtype) if data.kind == "torch" else total
+    if data.layout == "single":
+        likelihood = likelihood[0] if data.kind == "torch" else float(likelihood[0])
+    return Smoothed(method, data, likelihood, probability, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n), pairs.reshape(rows, M, M))
