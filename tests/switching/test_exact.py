@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from exptilt.switching import SwitchingLinearGaussian
 from oracles.switching import exact_posterior, hamilton, kalman
-from switching.make import random_data, random_model, simplex
+from oracles.switching_models import random_data, random_model, simplex
 
 CASES = [
     {"M": 2, "n": 2, "m": 1},

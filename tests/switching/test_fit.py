@@ -7,7 +7,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from exptilt.switching import FitStatus, SwitchingLinearGaussian, fit_ready
-from switching.make import random_model
+from oracles.switching_models import random_model
 
 
 def slope_of(model, y, names, method="gpb2", inputs=None):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from exptilt.switching import SwitchingLinearGaussian
-from switching.make import random_data, random_model
+from oracles.switching_models import random_data, random_model
 
 OPTIONS = [
     {"M": 2, "n": 2, "m": 1},

@@ -11,7 +11,7 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from exptilt.switching import SwitchingLinearGaussian, join_modes
 from oracles.switching import kalman
-from switching.make import random_data, random_model
+from oracles.switching_models import random_data, random_model
 
 FIELDS = (
     "mode_probability",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from exptilt.switching import SwitchingNonlinear
-from switching.make import random_data, random_model
+from oracles.switching_models import random_data, random_model
 
 
 def as_functions(model):

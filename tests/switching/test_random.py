@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from switching.make import random_data, random_model
+from oracles.switching_models import random_data, random_model
 
 
 @pytest.mark.parametrize("start", ["before", "first"])

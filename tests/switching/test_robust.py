@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracles.switching import kalman
-from switching.make import random_data, random_model, simplex
+from oracles.switching_models import random_data, random_model, simplex
 
 METHODS = ["gpb2", "imm", "gpb1"]
 
