@@ -34,6 +34,11 @@ class Filtered:
     With ``store="last"`` there is one entry per series, its last step, in place of the T axis.
 
     Attributes:
+        model: the model.
+        method: the filter that was used.
+        data: the data, as the kernels take them.
+        stored: "all" or "last".
+        parameters: the model, as the kernels take it.
         log_likelihood: a number, or one per series; differentiable in every parameter where those are tensors that require grad.
         ess: effective sample size at each step (``method="rbpf"`` only, else None).
     """
@@ -163,7 +168,13 @@ class Filtered:
         return self._out(self._innovations[1])
 
     def forecast(self, steps: int, *, inputs: Any = None, level: float = 0.9) -> Forecast:
-        """The next `steps` steps after the data; see `exptilt.switching.forecasting.forecast`."""
+        """The steps after the data: means, covariances, intervals and mode probabilities.
+
+        Args:
+            steps: how many.
+            inputs: ``(h, r)``, or one for each series, the inputs of the steps ahead, where the model has input matrices.
+            level: of the intervals, between 0 and 1.
+        """
         last = np.arange(self.data.series) if self.stored == "last" else self.data.starts[1:] - 1
         law = (self._log_mode[last], self._mode_mean[last], self._mode_covariance[last])
         return forecast(self.model, self.data, law, steps, inputs, level)

@@ -400,8 +400,17 @@ def _check_em(model: SwitchingLinearGaussian, free: Free) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ParametricFit:
-    """Maximum likelihood of a model given as a function of a few numbers; fields as in `Fit`, with `parameters` and `standard_errors` by
-    number.
+    """Maximum likelihood of a model given as a function of a few numbers.
+
+    Attributes:
+        model: the model at the end.
+        parameters: ``(k,)``, the numbers.
+        standard_errors: ``(k,)``, NaN where the curvature is not that of a maximum.
+        log_likelihood: at the end, over all series, without the terms skipped.
+        status: why it stopped; ``status.value`` says it in words.
+        steps: how many steps were made.
+        trace: the log-likelihood at every step.
+        restarts: the final log-likelihood of every start that ran.
     """
 
     model: SwitchingLinearGaussian

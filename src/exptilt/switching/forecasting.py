@@ -29,6 +29,7 @@ class Forecast:
         lower, upper: central interval for each component of y at `level`, ``(h, m)``.
         mode_probability: ``(h, M)``.
         state_mean, state_covariance: of x, ``(h, n)`` and ``(h, n, n)``.
+        level: of the interval.
     """
 
     mean: Any

@@ -175,7 +175,11 @@ class SwitchingLinearGaussian:
         return checks.time_axis({name: (getattr(self, name), rank) for name, rank in ranks.items()})
 
     def replace(self, **changes: Array) -> "SwitchingLinearGaussian":
-        """A copy with some fields changed, checked again. Unknown names are refused."""
+        """A copy with some fields changed, checked again. Unknown names are refused.
+
+        Args:
+            changes: fields by name.
+        """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         unknown = set(changes) - set(values)
         if unknown:
@@ -192,19 +196,40 @@ class SwitchingLinearGaussian:
         particles: int = 500,
         generator: torch.Generator | None = None,
     ) -> Any:
-        """Filter one or many series; see `exptilt.switching.filtering.filter_series`."""
+        """Filter one or many series; returns `Filtered`.
+
+        Args:
+            y: ``(T, m)``, ``(B, T, m)`` or a list of series; numpy, torch or pandas. NaN is missing.
+            method: "gpb2", "imm", "gpb1", "exact" (all mode paths, small T) or "rbpf" (particles).
+            inputs: ``(T, r)``, or one for each series, where the model has input matrices.
+            store: "all", or "last" to keep only the last step of each series, in O(1) memory.
+            particles: how many, for "rbpf".
+            generator: a torch generator; None uses torch's own.
+        """
         from .filtering import filter_series
 
         return filter_series(self, y, method=method, inputs=inputs, store=store, particles=particles, generator=generator)
 
     def smooth(self, y: Any, *, method: str = "gpb2", inputs: Any = None) -> Any:
-        """Moments and mode probabilities given the whole series; see `exptilt.switching.smoothing.smooth_series`."""
+        """Moments and mode probabilities given the whole series; returns `Smoothed`.
+
+        Args:
+            y: ``(T, m)``, ``(B, T, m)`` or a list of series; numpy, torch or pandas. NaN is missing.
+            method: "gpb2" (Kim's smoother), "imm", "gpb1" or "exact".
+            inputs: ``(T, r)``, or one for each series, where the model has input matrices.
+        """
         from .smoothing import smooth_series
 
         return smooth_series(self, y, method=method, inputs=inputs)
 
     def most_likely_path(self, y: Any, *, method: str = "viterbi", inputs: Any = None) -> Any:
-        """The most likely sequence of modes; see `exptilt.switching.path.most_likely_path`."""
+        """The most likely sequence of modes, whole numbers shaped as the data without their last axis.
+
+        Args:
+            y: ``(T, m)``, ``(B, T, m)`` or a list of series; numpy, torch or pandas. NaN is missing.
+            method: "viterbi", or "exact" for small T.
+            inputs: ``(T, r)``, or one for each series, where the model has input matrices.
+        """
         from .path import most_likely_path
 
         return most_likely_path(self, y, method=method, inputs=inputs)
@@ -227,7 +252,24 @@ class SwitchingLinearGaussian:
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> Any:
-        """Learn the parameters, starting from this model; see `exptilt.switching.fitting.fit_model`."""
+        """Learn the parameters, starting from this model; returns `Fit`.
+
+        Args:
+            y: ``(T, m)``, ``(B, T, m)`` or a list of series; numpy, torch or pandas. NaN is missing.
+            method: "em" or "mle".
+            filter: the filter whose likelihood is maximised, "gpb2", "imm" or "gpb1" ("mle" takes "exact" too).
+            fixed: names held fixed, or a mapping from names to masks, True where an entry is held.
+            shared: names that all modes have in common.
+            inputs: ``(T, r)``, or one for each series, where the model has input matrices.
+            learn_initial: learn the initial law too; one series says next to nothing about it, so it is held unless asked for.
+            restarts: how many more starts, drawn around the first; the best end is returned.
+            max_steps: of each start.
+            tolerance: stop when the log-likelihood rises by less than this, in nats.
+            standard_errors: whether to work them out.
+            skip: leave the first terms of each series out of the likelihood ("mle" only).
+            generator: randomness of the restarts.
+            progress: show a bar always, never, or (None) where somebody looks.
+        """
         from .fitting import fit_model
 
         return fit_model(
@@ -249,7 +291,13 @@ class SwitchingLinearGaussian:
         )
 
     def sample(self, steps: int, *, inputs: Any = None, generator: torch.Generator | None = None) -> Any:
-        """Draw modes, states and observations; see `exptilt.switching.simulation.sample`."""
+        """Draw modes, states and observations; returns `Sample`.
+
+        Args:
+            steps: T.
+            inputs: ``(T, r)`` where the model has input matrices.
+            generator: a torch generator; None uses torch's own.
+        """
         from .simulation import sample
 
         return sample(self, steps, inputs=inputs, generator=generator)
@@ -257,7 +305,15 @@ class SwitchingLinearGaussian:
     def posterior_draws(
         self, y: Any, draws: int, *, method: str = "gpb2", inputs: Any = None, generator: torch.Generator | None = None
     ) -> Any:
-        """Draw modes and states given the series; see `exptilt.switching.simulation.posterior_draws`."""
+        """Draw modes and states given one series; returns `Draws`.
+
+        Args:
+            y: one series, ``(T, m)``.
+            draws: how many.
+            method: the filter that goes forwards.
+            inputs: ``(T, r)``, or one for each series, where the model has input matrices.
+            generator: a torch generator; None uses torch's own.
+        """
         from .simulation import posterior_draws
 
         return posterior_draws(self, y, draws, method=method, inputs=inputs, generator=generator)

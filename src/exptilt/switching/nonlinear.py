@@ -58,7 +58,15 @@ def collapse(weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, angles
 
 @dataclass(frozen=True, eq=False)
 class NonlinearFiltered:
-    """What a filter with nonlinear modes knows after each step; shapes as in `Filtered`."""
+    """What a filter with nonlinear modes knows after each step; leading axes as in the data.
+
+    Attributes:
+        log_likelihood: a number, or one per series.
+        log_likelihood_terms: ``(T,)``.
+        mode_probability: ``(T, M)``.
+        mean, covariance: of the state over modes, ``(T, n)`` and ``(T, n, n)``.
+        mode_mean, mode_covariance: of the state in each mode, ``(T, M, n)`` and ``(T, M, n, n)``.
+    """
 
     log_likelihood: Any
     log_likelihood_terms: Any

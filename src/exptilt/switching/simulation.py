@@ -23,7 +23,13 @@ from .moments import by_row, maps_of
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw of everything: `modes` ``(T,)``, `states` ``(T, n)``, `y` ``(T, m)``; arrays, or tensors for a model of tensors."""
+    """One draw of everything; arrays, or tensors for a model of tensors.
+
+    Attributes:
+        modes: ``(T,)``, whole numbers.
+        states: ``(T, n)``.
+        y: ``(T, m)``.
+    """
 
     modes: Any
     states: Any
@@ -32,7 +38,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws from the posterior of one series: `modes` ``(draws, T)`` and `states` ``(draws, T, n)``."""
+    """Draws from the posterior of one series.
+
+    Attributes:
+        modes: ``(draws, T)``, whole numbers.
+        states: ``(draws, T, n)``.
+    """
 
     modes: Any
     states: Any

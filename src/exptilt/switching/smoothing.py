@@ -23,6 +23,8 @@ class Smoothed:
     """The law of modes and states given all of y. Leading axes as in the data: ``(T, ...)``, ``(B, T, ...)`` or a list.
 
     Attributes:
+        method: the filter underneath.
+        data: the data, as the kernels take them.
         log_likelihood: of the filter underneath, a number or one per series.
     """
 
