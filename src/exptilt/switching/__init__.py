@@ -17,8 +17,9 @@
 True
 """
 
+from .climbing import FitStatus, ParametricFit, fit_parameters
 from .filtering import Filtered, filter_series
-from .fitting import Fit, FitStatus, ParametricFit, fit_parameters
+from .fitting import Fit
 from .forecasting import Forecast
 from .joining import join_modes
 from .model import SwitchingLinearGaussian

@@ -17,7 +17,8 @@ import numpy as np
 from .._support.errors import ArgumentError, ConvergenceError
 from .._support.progress import track
 from .checks import plain
-from .fitting import Fit, _data
+from .climbing import checked_data
+from .fitting import Fit
 from .model import SwitchingLinearGaussian
 
 KINDS = ("level", "local-level")
@@ -96,7 +97,7 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
             what = "has fewer than two observed values" if len(seen) < 2 else f"is constant ({seen[0]:g})"
             raise ArgumentError(f"fit_ready: component {a} {what}. Leave it out, or pass a series that varies.")
     base = start_model(values, kind, modes)
-    _data(base, values, 0)
+    checked_data(base, values, 0)
     off = ~np.eye(m, dtype=bool)
     if kind == "level":
         options: dict[str, Any] = {"method": "em", "fixed": ("dynamics", "process_noise", "observation")}
