@@ -180,3 +180,13 @@ def test_builds_for_exact_sizes_agree_with_the_general_one():
         short = model.filter(y[:3000], method=method)
         np.testing.assert_allclose(long.log_likelihood_terms[:3000], short.log_likelihood_terms, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(long.mode_covariance[:3000], short.mode_covariance, rtol=1e-8, atol=1e-10)
+    long, lengths = model.smooth(np.stack([y[:3000], y[3000:]])), [model.smooth(y[:3000]), model.smooth(y[3000:])]
+    for k in range(2):
+        np.testing.assert_allclose(long.mode_mean[k], lengths[k].mode_mean, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(long.pair_probability[k], lengths[k].pair_probability, rtol=1e-8, atol=1e-9)
+    slopes = []
+    for parts in ([np.stack([y[:3000], y[3000:]])], [y[:3000], y[3000:]]):
+        W = torch.tensor(model.dynamics).requires_grad_()
+        total = sum(model.replace(dynamics=W).filter(part).log_likelihood.sum() for part in parts)
+        slopes.append(torch.autograd.grad(total, W)[0])
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-8, atol=1e-8)

@@ -301,7 +301,7 @@ def build(study: Study) -> Page:
         header += [f"{name}: {words[0]}", "s.e.", f"{name}: {words[1]}"]
     pictures = [
         Figure(
-            figures.draw(f"series-{a}", partial(_paint_series, study, a), width=8.8, height=3.2),
+            figures.draw(f"series-{a}", partial(_paint_series, study, a), width=5.6, height=2.8),
             f"{name} over {len(study.y)} rows with coloured bands where a regime above 0 is the likeliest, and a "
             f"forecast of {len(study.forecast)} steps.",
             f"{name}: data, smoothed signal, regime bands and forecast with its {100 * study.level:g} % interval.",
@@ -309,7 +309,7 @@ def build(study: Study) -> Page:
         for a, name in enumerate(study.columns)
     ]
     probability = Figure(
-        figures.draw("probability", partial(_paint_probability, study), width=8.8, height=2.4),
+        figures.draw("probability", partial(_paint_probability, study), width=5.6, height=2.8),
         f"Smoothed probabilities of {M} regimes over time.",
         "Probability of each regime given the whole series.",
     )

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Buffer, collapse_some, copy, inlined, kernel, predict_some, update_room, update_some
+from .core import Buffer, collapse_some, copy, count, inlined, kernel, predict_some, update_room, update_some
 from .kernels import begin_series
 from .parameters import Parameters, Stored, load, look, places
 
@@ -198,9 +198,9 @@ def collapse_adjoint(n: int, w: Buffer, weight: float, part: int, part_cov: int,
 
 @kernel
 def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, method: int, out: Stored, terms_bar: Buffer, g: Gradients,
-             sizes: tuple[int, int, int]) -> None:  # fmt: skip
+             sizes: tuple) -> None:  # fmt: skip
     """Add the derivatives of Σ terms_bar · terms over series `begin` to `end` to `g`; `method` is 0 for IMM, 1 for GPB1, 2 for GPB2."""
-    M, n, m = sizes
+    M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
     nn = n * n
     at = places(M, n, m)
     state = at.end

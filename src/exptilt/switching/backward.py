@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Buffer, collapse_some, copy, kernel, log_sum, predict_some
+from .core import Buffer, collapse_some, copy, count, kernel, log_sum, predict_some
 from .kernels import begin_series
 from .parameters import Parameters, Stored, load, places
 
@@ -82,9 +82,9 @@ def multiply(n: int, w: Buffer, A: int, B: int, out: int, across: int) -> None:
 
 @kernel
 def smooth_back(p: Parameters, starts: Buffer, begin: int, end: int, out: Stored, s: Smoothing, regressors: Buffer,
-                sizes: tuple[int, int, int]) -> None:  # fmt: skip
+                sizes: tuple) -> None:  # fmt: skip
     """Run backwards over series `begin` to `end`; `regressors` is (rows, q)."""
-    M, n, m = sizes
+    M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
     nn, q = n * n, regressors.shape[1]
     at = places(M, n, m)
     state = at.end

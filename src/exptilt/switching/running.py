@@ -63,6 +63,12 @@ def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
             done.result()
 
 
+def size_arguments(rows: int, M: int, n: int, m: int) -> Any:
+    """Sizes in the form that picks the build: tuples for a build of exactly these sizes, numbers for the one that takes any."""
+    exact = rows >= LONG and all(size <= most for size, most in zip((M, n, m), SMALL, strict=True))
+    return ((0,) * M, (0,) * n, (0,) * m) if exact else (M, n, m)
+
+
 def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, everything: bool) -> Stored:
     """Filter all series by one of `METHODS`."""
     M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
@@ -77,8 +83,7 @@ def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, ev
         np.empty((kept, M * M)),
         np.full((series, 2), -1, dtype=np.int64),
     )
-    exact = rows >= LONG and all(size <= most for size, most in zip((M, n, m), SMALL, strict=True))
-    sizes: Any = ((0,) * M, (0,) * n, (0,) * m) if exact else (M, n, m)
+    sizes = size_arguments(rows, M, n, m)
     kernel = mix_last if method == "gpb2" else mix_first
     y = np.ascontiguousarray(y)
 
@@ -132,7 +137,7 @@ class FilterTerms(torch.autograd.Function):
 def run_adjoint(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, out: Stored, terms_bar: np.ndarray) -> Gradients:
     """Derivatives of ``terms_bar · terms``; each thread adds into arrays of its own, which are then summed."""
     M, m = len(p.initial_log_probability), y.shape[1]
-    sizes = (M, len(p.initial_mean) // M, m)
+    sizes = size_arguments(len(y), M, len(p.initial_mean) // M, m)
     y_bar = np.zeros(y.shape)
 
     def fresh() -> Gradients:

@@ -15,7 +15,7 @@ from .model import SwitchingLinearGaussian
 from .moments import mixture
 from .output import arrange
 from .parameters import Parameters, Stored
-from .running import METHODS, call, over_series, run_filter
+from .running import METHODS, call, over_series, run_filter, size_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +92,14 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
         return Smoothing._make([*shared, np.zeros(M), np.zeros((M, size, size)), np.zeros((M, n, size)), np.zeros((M, n, n))])
 
     parts: list[Smoothing] = []
+    sizes = size_arguments(rows, M, n, m)
 
     def work(begin: int, end: int) -> None:
         mine = fresh()
         parts.append(mine)
-        smooth_back(p, starts, begin, end, out, mine, regressors, (M, n, m))
+        smooth_back(p, starts, begin, end, out, mine, regressors, sizes)
 
-    call(smooth_back, p, starts, 0, 0, out, fresh(), regressors, (M, n, m))
+    call(smooth_back, p, starts, 0, 0, out, fresh(), regressors, sizes)
     over_series(starts, work)
     return Smoothing._make([*shared, *[np.sum([part[k] for part in parts], axis=0) for k in range(7, 11)]])
 
