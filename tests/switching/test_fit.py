@@ -85,6 +85,27 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
     assert fit.trace[0] == pytest.approx(logsumexp(forward[-1]), abs=1e-9)
 
 
+def test_the_initial_law_is_learned_from_many_series():
+    """One mode, everything else held: EM ends at the slope's zero; with a shared law of two modes the trace rises."""
+    rng = np.random.default_rng(8)
+    for M, shared in ((1, ()), (2, ("initial_mean", "initial_covariance"))):
+        model = random_model(rng, M, 2, 2, observation=np.eye(2), observation_noise=0.2 * np.eye(2), start="first")
+        generator = torch.Generator().manual_seed(0)
+        y = np.stack([model.sample(4, generator=generator).y for _ in range(60)])
+        start = model.replace(initial_mean=np.zeros(2), initial_covariance=2 * np.eye(2))
+        names = ("transition", "dynamics", "process_noise", "observation", "observation_noise", "dynamics_offset", "observation_offset")
+        fit = start.fit(y, fixed=names, shared=shared, learn_initial=True, max_steps=300, tolerance=1e-7, standard_errors=False)
+        assert fit.log_likelihood > start.filter(y).log_likelihood.sum() + 1
+        if M == 1:
+            assert fit.decreases == 0
+            for name, slope in slope_of(fit.model, y, ["initial_mean", "initial_covariance"]).items():
+                assert slope.abs().max() < 0.05, name
+        else:
+            np.testing.assert_allclose(fit.model.initial_mean[0], fit.model.initial_mean[1])
+        held = start.fit(y, fixed=names[1:], max_steps=1, standard_errors=False)
+        np.testing.assert_array_equal(held.model.initial_mean, start.initial_mean)
+
+
 def test_masks_and_sharing_hold_in_both_methods():
     rng = np.random.default_rng(2)
     truth = random_model(

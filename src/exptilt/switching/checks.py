@@ -50,6 +50,11 @@ def with_modes(name: str, value: Array, core: tuple[int, ...], modes: int, words
     return value
 
 
+def precision(value: Array) -> float:
+    """The rounding error of what was given: a float32 covariance is symmetric only to seven digits."""
+    return torch.finfo(value.dtype).eps if isinstance(value, torch.Tensor) else float(np.finfo(np.float64).eps)
+
+
 def finite(name: str, value: Array) -> None:
     """No NaN, no infinity."""
     bad = ~np.isfinite(plain(value))
@@ -67,7 +72,7 @@ def stochastic(name: str, value: Array) -> None:
             f"SwitchingLinearGaussian: {name}{list(where)} is {rows[where]}, a negative probability. Pass numbers in [0, 1]."
         )
     sums = rows.sum(-1)
-    wrong = np.abs(sums - 1) > 1e-6
+    wrong = np.abs(sums - 1) > max(1e-6, 10 * precision(value))
     if wrong.any():
         where = tuple(int(i) for i in np.argwhere(wrong)[0]) if sums.ndim else ()
         of = f"row {where[-1]} of {name}" if where else name
@@ -84,15 +89,17 @@ def covariance(name: str, value: Array) -> None:
     modes = stack.shape[-3]
     size = np.maximum(np.abs(flat).max((-1, -2), initial=0.0), 1e-300)
     skew = np.abs(flat - flat.swapaxes(-1, -2)).max((-1, -2), initial=0.0) / size
-    if (skew > 1e-8).any():
-        k = int(np.argmax(skew > 1e-8))
+    slack = max(1e-8, 100 * precision(value))
+    if (skew > slack).any():
+        k = int(np.argmax(skew > slack))
         raise ArgumentError(
             f"SwitchingLinearGaussian: {name} of mode {k % modes} is not symmetric (by {skew[k] * size[k]:.3g}). Pass a covariance."
         )
     if flat.shape[-1]:
         low = np.linalg.eigvalsh((flat + flat.swapaxes(-1, -2)) / 2)[:, 0]
-        if (low < -1e-9 * size).any():
-            k = int(np.argmax(low < -1e-9 * size))
+        slack = max(1e-9, 10 * precision(value))
+        if (low < -slack * size).any():
+            k = int(np.argmax(low < -slack * size))
             raise ArgumentError(
                 f"SwitchingLinearGaussian: {name} of mode {k % modes} is not positive semi-definite (smallest eigenvalue {low[k]:.6g}). "
                 "Pass a covariance matrix, not its square root or its inverse."
