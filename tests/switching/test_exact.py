@@ -77,6 +77,10 @@ def test_one_mode_is_the_kalman_filter(method, start):
     assert post.log_likelihood == pytest.approx(total, abs=1e-9)
     np.testing.assert_allclose(post.mean, [m for m, _ in filtered], atol=1e-10)
     np.testing.assert_allclose(post.covariance, [P for _, P in filtered], atol=1e-10)
+    W, H = model.dynamics[0], model.observation[0]
+    for t in (1, 5):
+        ahead = W @ filtered[t - 1][0] + model.dynamics_offset[0]
+        np.testing.assert_allclose(post.innovation[t], y[t] - H @ ahead - model.observation_offset[0], atol=1e-9)
     if method != "rbpf":
         back = model.smooth(y, method=method)
         np.testing.assert_allclose(back.mean, [m for m, _ in smoothed], atol=1e-9)

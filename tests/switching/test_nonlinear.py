@@ -52,7 +52,7 @@ def turning():
         process_noise=np.diag([1e-3, 1e-3, 1e-4, 1e-4, 1e-4]),
         observation=look,
         observation_noise=np.diag([0.01, 1e-4]),
-        initial_mean=[-10.0, 5.0, -np.pi / 2, 0.15, 1.0],
+        initial_mean=[-10.0, 0.0, np.pi, 0.15, 1.0],
         initial_covariance=np.diag([0.5, 0.5, 0.05, 0.01, 0.05]),
         initial_probability=[0.5, 0.5],
         angles=(2,),
@@ -62,9 +62,9 @@ def turning():
 
 @pytest.mark.parametrize("linearize", ["extended", "unscented"])
 def test_a_turning_target_that_passes_behind(linearize):
-    """The bearing jumps from π to −π on the way, which must not be seen as a jump."""
+    """It flies away along the line where bearing and heading jump between π and −π, which must not be seen as jumps."""
     rng = np.random.default_rng(1)
-    place, heading, track, bearing = np.array([-10.0, 5.0]), -np.pi / 2, [], []
+    place, heading, track, bearing = np.array([-10.0, 0.0]), np.pi, [], []
     for t in range(60):
         heading += 0.15 if 20 <= t < 50 else 0.0
         place = place + np.array([np.cos(heading), np.sin(heading)])
@@ -72,7 +72,7 @@ def test_a_turning_target_that_passes_behind(linearize):
         bearing.append([np.hypot(*place), np.arctan2(place[1], place[0])])
     y = np.array(bearing) + rng.normal(size=(60, 2)) * [0.1, 0.01]
     y[:, 1] = np.angle(np.exp(1j * y[:, 1]))
-    assert np.abs(np.diff(y[:, 1])).max() > 3  # it does go round
+    assert (np.abs(np.diff(y[:, 1])) > 3).sum() > 3  # it does go round, more than once
     post = turning().filter(y, linearize=linearize)
     error = np.linalg.norm(post.mean[:, :2] - track, axis=1)
     assert error[5:].max() < 1.0
