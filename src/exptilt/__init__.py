@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exptilt import attention, report, tilting
+    from exptilt import attention, report, switching, tilting
     from exptilt.attention import MultiheadAttention, attend
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
@@ -24,7 +24,7 @@ _HOME = {
     "log_normalizer": "tilting",
     "merge": "tilting",
 }
-_FOLDERS = ("attention", "report", "tilting")
+_FOLDERS = ("attention", "report", "switching", "tilting")
 
 __all__ = [
     "MultiheadAttention",
@@ -36,6 +36,7 @@ __all__ = [
     "log_normalizer",
     "merge",
     "report",
+    "switching",
     "tilting",
 ]
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from exptilt import __version__
 from exptilt._support.errors import ExptiltError
 
-COMMANDS = ("report", "bench")
+COMMANDS = ("report", "switch", "bench")
 
 EXAMPLES = """\
 commands that work as printed:

@@ -1,0 +1,47 @@
+"""Switching state-space models: filters, smoothers, learning and particles.
+
+>>> import numpy as np
+>>> from exptilt.switching import SwitchingLinearGaussian
+>>> model = SwitchingLinearGaussian(
+...     transition=[[0.95, 0.05], [0.10, 0.90]],
+...     dynamics=[[1.0]],
+...     process_noise=[[[0.01]], [[1.0]]],
+...     observation=[[1.0]],
+...     observation_noise=[[0.1]],
+...     initial_mean=[0.0],
+...     initial_covariance=[[1.0]],
+...     initial_probability=[0.5, 0.5],
+... )
+>>> post = model.filter(np.array([0.1, 0.0, np.nan, 3.0, 4.5]))
+>>> bool(post.mode_probability[-1, 1] > 0.9)
+True
+"""
+
+from .climbing import FitStatus, ParametricFit, fit_parameters
+from .filtering import Filtered, filter_series
+from .fitting import Fit
+from .forecasting import Forecast
+from .joining import join_modes
+from .model import SwitchingLinearGaussian
+from .nonlinear import NonlinearFiltered, SwitchingNonlinear
+from .ready import fit_ready
+from .simulation import Draws, Sample
+from .smoothing import Smoothed
+
+__all__ = [
+    "Draws",
+    "Filtered",
+    "Fit",
+    "FitStatus",
+    "Forecast",
+    "NonlinearFiltered",
+    "ParametricFit",
+    "Sample",
+    "Smoothed",
+    "SwitchingLinearGaussian",
+    "SwitchingNonlinear",
+    "filter_series",
+    "fit_parameters",
+    "fit_ready",
+    "join_modes",
+]

@@ -1,0 +1,192 @@
+"""Outliers, absorbing chains, missing steps, near-singular noises, long runs: where filters break."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from oracles.switching import kalman
+from oracles.switching_models import random_data, random_model, simplex
+
+METHODS = ["gpb2", "imm", "gpb1"]
+
+
+@pytest.mark.parametrize("method", [*METHODS, "exact", "rbpf"])
+def test_outliers_still_rank_modes(method):
+    """With the identity as transition each mode keeps its own likelihood, here some 1e5 nats apart."""
+    rng = np.random.default_rng(0)
+    model = random_model(rng, 3, 1, 1, transition=np.eye(3), initial_probability=np.full(3, 1 / 3), start="first")
+    y = np.array([[0.0], [900.0], [1.0]])
+    totals = np.array([kalman(model, y, k)[0] for k in range(3)]) + np.log(1 / 3)
+    assert np.ptp(totals) > 1e3
+    assert totals.max() < -1e4
+    post = model.filter(y, method=method, particles=200)
+    best = totals.max() + np.log(np.exp(totals - totals.max()).sum())
+    if method in ("gpb2", "imm", "exact"):
+        assert post.log_likelihood == pytest.approx(best, rel=1e-9)
+        np.testing.assert_allclose(post.log_mode_probability[-1], totals - best, rtol=1e-7)
+    assert np.isfinite(post.log_likelihood)
+    assert post.mode_probability[-1].argmax() == totals.argmax()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_huge_log_likelihoods(method):
+    rng = np.random.default_rng(1)
+    model = random_model(rng, 2, 2, 1)
+    y = rng.normal(size=(50, 1))
+    y[25] = 3e3
+    post = model.filter(y, method=method)
+    assert -1e8 < post.log_likelihood < -1e5
+    assert np.isfinite(post.mean).all()
+    assert np.isfinite(model.smooth(y, method=method).covariance).all()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "exact"])
+@pytest.mark.parametrize("start", ["before", "first"])
+def test_a_missing_step_is_a_prediction(method, start):
+    rng = np.random.default_rng(2)
+    model = random_model(rng, 3, 2, 2, start=start)
+    y = rng.normal(size=(4, 2))
+    y[2] = np.nan
+    post = model.filter(y, method=method)
+    np.testing.assert_allclose(post.mode_probability[2], post.mode_probability[1] @ model.transition, atol=1e-12)
+    np.testing.assert_allclose(post.mode_mean[2], post.predicted_mode_mean[2], atol=1e-10)
+    np.testing.assert_allclose(post.mode_covariance[2], post.predicted_mode_covariance[2], atol=1e-10)
+    assert post.log_likelihood_terms[2] == pytest.approx(0.0, abs=1e-12)
+    nothing = model.filter(np.full((3, 2), np.nan), method=method)
+    assert nothing.log_likelihood == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_missing_component_is_the_smaller_model(method):
+    rng = np.random.default_rng(3)
+    model = random_model(rng, 2, 2, 3)
+    y = rng.normal(size=(30, 3))
+    y[:, 1] = np.nan
+    small = model.replace(
+        observation=model.observation[:, [0, 2]], observation_noise=model.observation_noise[:, [0, 2]][:, :, [0, 2]],
+        observation_offset=model.observation_offset[:, [0, 2]],
+    )  # fmt: skip
+    a, b = model.filter(y, method=method), small.filter(y[:, [0, 2]], method=method)
+    assert a.log_likelihood == pytest.approx(b.log_likelihood, abs=1e-10)
+    np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "exact", "rbpf"])
+def test_absorbing_chain_and_zero_probability_modes_stay_finite(method):
+    rng = np.random.default_rng(4)
+    model = random_model(rng, 3, 2, 1, transition=[[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], initial_probability=[1.0, 0.0, 0.0])
+    T = 6 if method == "exact" else 300
+    y = rng.normal(size=(T, 1))
+    post = model.filter(y, method=method, particles=50)
+    for value in (
+        post.log_likelihood,
+        post.mean,
+        post.covariance,
+        post.mode_mean,
+        post.mode_covariance,
+        post.predicted_mean,
+        post.innovation,
+    ):
+        assert np.isfinite(value).all()
+    assert (post.mode_probability[:, 2] == 0).all()
+    if method != "rbpf":
+        back = model.smooth(y, method=method)
+        for value in (back.mean, back.covariance, back.mode_mean, back.mode_probability):
+            assert np.isfinite(value).all()
+        np.testing.assert_allclose(back.mode_probability.sum(1), 1.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tiny", [1e-14, 1e-9])
+def test_near_singular_noises(method, tiny):
+    """Noises of 1e-14 beside states of size 1: covariances stay symmetric and positive semi-definite, and the likelihood is that of 60
+    digits.
+    """
+    rng = np.random.default_rng(5)
+    model = random_model(
+        rng, 1, 3, 2, process_noise=np.diag([tiny, tiny, 1.0]), observation_noise=tiny * np.eye(2), initial_covariance=np.eye(3)
+    )
+    y = model.sample(12, generator=torch.Generator().manual_seed(0)).y
+    total = kalman_precise(model, y)
+    post, back = model.filter(y, method=method), model.smooth(y, method=method)
+    assert post.log_likelihood == pytest.approx(total, rel=1e-4 if tiny == 1e-14 else 1e-8)  # 1e-14 is where float64 ends
+    for cov in (post.mode_covariance, back.mode_covariance):
+        assert (cov == cov.swapaxes(-1, -2)).all()
+        assert np.linalg.eigvalsh(cov).min() > -1e-12
+
+
+def kalman_precise(model, y):
+    """Log p(y) of a one-mode model by the Kalman filter in 60 digits."""
+    with mpmath.workdps(60):
+        names = ("dynamics", "process_noise", "observation", "observation_noise", "initial_covariance")
+        W, Q, H, R, P = (mpmath.matrix(getattr(model, name)[0].tolist()) for name in names)
+        x, c, d = (mpmath.matrix(getattr(model, name)[0].tolist()) for name in ("initial_mean", "dynamics_offset", "observation_offset"))
+        total = mpmath.mpf(0)
+        for row in y:
+            x, P = W * x + c, W * P * W.T + Q
+            e, S = mpmath.matrix(row.tolist()) - d - H * x, H * P * H.T + R
+            inverse = S**-1
+            total -= (len(row) * mpmath.log(2 * mpmath.pi) + mpmath.log(mpmath.det(S)) + (e.T * inverse * e)[0]) / 2
+            K = P * H.T * inverse
+            x, P = x + K * e, P - K * S * K.T
+        return float(total)
+
+
+@pytest.mark.parametrize("method", ["gpb2", "imm"])
+def test_a_million_steps(method):
+    """Positive definite to the end, with noises far apart and a badly scaled state."""
+    rng = np.random.default_rng(6)
+    model = random_model(
+        rng,
+        2,
+        2,
+        1,
+        dynamics=[[[1.0, 1.0], [0.0, 1.0]]] * 2,
+        process_noise=[np.diag([1e-8, 1e-10]), np.diag([1.0, 1e-2])],
+        observation=[[1.0, 0.0]],
+        observation_noise=[[[1e-6]], [[1e2]]],
+        offsets=False,
+        transition=[[0.99, 0.01], [0.02, 0.98]],
+        initial_mean=np.zeros(2),
+    )
+    y = np.cumsum(rng.normal(size=1_000_000))[:, None]
+    y[rng.random(len(y)) < 0.1] = np.nan
+    post = model.filter(y, method=method, store="last")
+    assert np.isfinite(post.log_likelihood)
+    assert (post.mode_covariance == post.mode_covariance.swapaxes(-1, -2)).all()
+    assert np.linalg.eigvalsh(post.mode_covariance).min() > 0
+    tail = model.filter(y[:20_000], method=method)
+    assert np.linalg.eigvalsh(tail.mode_covariance).min() > 0
+
+
+def test_singular_innovations_are_refused():
+    rng = np.random.default_rng(7)
+    model = random_model(
+        rng, 2, 1, 1, process_noise=[[0.0]], observation_noise=np.zeros((1, 1)), initial_covariance=np.zeros((1, 1)), initial_mean=[0.0]
+    )
+    for method in [*METHODS, "exact", "rbpf"]:
+        with pytest.raises(ValueError, match="mode 0 is not positive definite"):
+            model.filter(rng.normal(size=(4, 1)), method=method)
+
+
+def test_builds_for_exact_sizes_agree_with_the_general_one():
+    """Long series use kernels compiled for their sizes; each stretch of a batch short enough does not."""
+    rng = np.random.default_rng(8)
+    model = random_model(rng, 2, 2, 1, transition=simplex(rng, 2, 2))
+    y = random_data(rng, 6000, 1)
+    for method in METHODS:
+        long = model.filter(y, method=method)
+        short = model.filter(y[:3000], method=method)
+        np.testing.assert_allclose(long.log_likelihood_terms[:3000], short.log_likelihood_terms, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(long.mode_covariance[:3000], short.mode_covariance, rtol=1e-8, atol=1e-10)
+    long, lengths = model.smooth(np.stack([y[:3000], y[3000:]])), [model.smooth(y[:3000]), model.smooth(y[3000:])]
+    for k in range(2):
+        np.testing.assert_allclose(long.mode_mean[k], lengths[k].mode_mean, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(long.pair_probability[k], lengths[k].pair_probability, rtol=1e-8, atol=1e-9)
+    slopes = []
+    for parts in ([np.stack([y[:3000], y[3000:]])], [y[:3000], y[3000:]]):
+        W = torch.tensor(model.dynamics).requires_grad_()
+        total = sum(model.replace(dynamics=W).filter(part).log_likelihood.sum() for part in parts)
+        slopes.append(torch.autograd.grad(total, W)[0])
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-8, atol=1e-8)
