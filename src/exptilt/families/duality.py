@@ -1,0 +1,180 @@
+r"""Derivatives of the log-normalizer, and the inverse of the mean map.
+
+The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton steps
+
+    η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
+
+If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary the residual still falls
+to zero, so a small residual proves nothing; but Newton's step then keeps its length instead of shrinking quadratically. A problem counts
+as solved only when the residual is within the tolerance *and* the step has shrunk. Those that are not solved are handed to the measure,
+which knows its hull and says how far outside they are.
+
+The solver itself is not differentiated. Two more Newton steps are taken from its answer in the open: the first carries the exact first
+derivatives (implicit function theorem), the second the exact second ones.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from exptilt._support.linalg import dot, matvec
+from exptilt._support.solution import Solution, Status
+
+if TYPE_CHECKING:
+    from exptilt.families.measure import Measure
+
+Moments = tuple[Tensor, Tensor, Tensor]
+
+
+def gradient(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
+    """∇G at every ``eta (..., D)`` of a batch at once."""
+    result: Tensor = torch.func.grad(lambda e: log_normalizer(e).sum())(eta)
+    return result
+
+
+def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
+    """∇²G at every ``eta (..., D)``: ``(..., D, D)``, one pull-back per column."""
+    _, pull = torch.func.vjp(lambda e: gradient(log_normalizer, e), eta)
+    dimension = eta.shape[-1]
+    basis = torch.eye(dimension, dtype=eta.dtype, device=eta.device)
+    columns = basis.reshape(dimension, *[1] * (eta.ndim - 1), dimension).expand(dimension, *eta.shape)
+    (rows,) = torch.func.vmap(pull)(columns)
+    result: Tensor = rows.movedim(0, -2)
+    return (result + result.mT) / 2
+
+
+def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
+    """C⁻¹ v for ``(..., D, D)`` and ``(..., D)``, or the least-norm answer where C is singular.
+
+    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1): where C is regular that is its own rounding error.
+    """
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    ridge = 4 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * diagonal
+    factor, _ = torch.linalg.cholesky_ex(covariance + torch.diag_embed(torch.where(diagonal > 0, ridge, 1.0)))
+    return torch.cholesky_solve(vector.unsqueeze(-1), factor).squeeze(-1)
+
+
+def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+    """Invert the mean map of any measure. ``mean (..., D)`` already has the full batch shape."""
+    leaves, spec = pytree.tree_flatten(measure)
+    events = [event for _, event in measure._leaves()]
+    eta, code, residual, steps, distance = _Newton.apply(spec, events, tolerance, max_steps, mean, *leaves)
+    if torch.is_grad_enabled() and any(_differentiable(tensor) for tensor in (mean, *leaves)):
+        eta = polish(measure, mean, eta, code == Status.CONVERGED.code)
+    return Solution(eta, code, residual, steps, distance)
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    return tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch.autograd.forward_ad.unpack_dual(tensor)[1] is not None
+
+
+def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:
+    """Two Newton steps that autograd can see, for the problems that were solved."""
+    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    for _ in range(2):
+        covariance = torch.where(solved[..., None, None], measure._covariance(eta), eye)
+        step = solve_covariance(covariance, mean - measure._mean(eta))
+        eta = torch.where(solved[..., None], eta + step, eta)
+    return eta
+
+
+@torch.no_grad()
+def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Damped Newton on a batch: η, codes, residuals, steps, distances."""
+    precision = torch.finfo(mean.dtype).eps
+    tolerance = precision**0.75 if tolerance is None else tolerance
+    eta = torch.zeros_like(mean)
+    log_normalizer, expected, covariance = measure._moments(eta)
+    spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    allowed = tolerance * spread + 16 * precision * mean.abs()
+    done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
+    stalled = torch.zeros_like(done)
+    steps = 0
+    for steps in range(max_steps + 1):
+        slope = expected - mean
+        step = -solve_covariance(covariance, slope)
+        finite = step.isfinite().all(-1)
+        shrunk = ((step.abs() * spread).amax(-1)) <= 1e-4 * (1 + (eta.abs() * spread).amax(-1))
+        done = done | (finite & shrunk & (slope.abs() <= allowed).all(-1))
+        if bool((done | stalled | ~finite).all()) or steps == max_steps:
+            break
+        moving = ~(done | stalled) & finite
+        eta, moved = _line_search(measure, mean, eta, torch.where(moving[..., None], step, 0.0), slope, log_normalizer)
+        stalled = stalled | (moving & ~moved)
+        log_normalizer, expected, covariance = measure._moments(eta)
+    residual = (expected - mean).abs().amax(-1)
+    code, distance = _classify(measure, mean, done, stalled, residual, spread, expected)
+    return eta, code, residual, torch.tensor(steps, device=mean.device), distance
+
+
+def _line_search(measure: "Measure", mean: Tensor, eta: Tensor, step: Tensor, slope: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Halve each problem's step until F falls by a ten-thousandth of what the slope promises; say which problems moved."""
+    before, promised = at - dot(mean, eta), dot(slope, step)
+    slack = 8 * torch.finfo(mean.dtype).eps * (at.abs() + dot(mean.abs(), eta.abs()))
+    size = torch.ones_like(at)
+    accepted = torch.zeros_like(at, dtype=torch.bool)
+    for _ in range(40):
+        candidate = eta + size[..., None] * step
+        after = measure._log_normalizer(candidate) - dot(mean, candidate)
+        accepted = after <= before + 1e-4 * size * promised + slack
+        if bool(accepted.all()):
+            break
+        size = torch.where(accepted, size, size / 2)
+    return torch.where(accepted[..., None], eta + size[..., None] * step, eta), accepted
+
+
+def _classify(
+    measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor, expected: Tensor
+) -> tuple[Tensor, Tensor]:
+    ended = torch.where(stalled, Status.STALLED.code, Status.MAX_STEPS.code)
+    code = torch.where(done, Status.CONVERGED.code, ended).to(torch.int8)
+    distance = torch.zeros_like(residual)
+    if bool(done.all()):
+        return code, distance
+    excess = measure._excess(mean, ~done)
+    if excess is None:
+        return code, distance
+    precision = torch.finfo(mean.dtype).eps
+    slack = 64 * precision * (spread.amax(-1) + mean.abs().amax(-1))
+    outside = ~done & (excess > slack)
+    # On the boundary the residual has fallen to nothing while η was still on its way; anything else is an honest failure to converge.
+    boundary = ~done & ~outside & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
+    code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(torch.int8)
+    return code, torch.where(outside, excess, distance)
+
+
+class _Newton(torch.autograd.Function):
+    """`newton` as one opaque operation: no derivative of its own, and a batching rule for `torch.func.vmap`."""
+
+    @staticmethod
+    def forward(spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor) -> Any:
+        return newton(pytree.tree_unflatten(leaves, spec), mean, tolerance, max_steps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+        ctx.count = len(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return (None,) * ctx.count
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        return (None,) * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor) -> Any:
+        size, dims = info.batch_size, in_dims[4:]
+        mean = mean.expand(size, *mean.shape) if dims[0] is None else mean.movedim(dims[0], 0)
+        moved = []
+        for leaf, dim, event in zip(leaves, dims[1:], events, strict=True):
+            if dim is not None:
+                leaf = leaf.movedim(dim, 0)
+                ones = [1] * (mean.ndim - 1 - (leaf.ndim - event))
+                leaf = leaf.reshape(size, *ones, *leaf.shape[1:])
+            moved.append(leaf)
+        return _Newton.apply(spec, events, tolerance, max_steps, mean, *moved), (0, 0, 0, None, 0)

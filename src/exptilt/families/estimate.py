@@ -1,0 +1,62 @@
+"""A number with its pedigree: computed, estimated by sampling, or only bracketed.
+
+Divergences and entropies of mixtures have no closed form. Rather than one tensor that hides how it came about, they come as an `Estimate`:
+its `kind` says what `value` is, `standard_error` how far sampling may have thrown it, and ``[lower, upper]`` is a bracket that holds without
+any sampling at all.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class Kind(Enum):
+    """What the value of an `Estimate` is. The text of a member is its message."""
+
+    EXACT = "exact: a closed form, standard error 0"
+    ESTIMATED = "estimated: the mean of a sample, with its standard error"
+    BOUNDED = "bounded: the middle of the deterministic bracket, no sample was drawn"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its kind, standard error and bracket, each ``(...)`` with leading batch axes."""
+
+    value: Tensor
+    standard_error: Tensor
+    lower: Tensor
+    upper: Tensor
+    kind: Kind
+
+    @classmethod
+    def exact(cls, value: Tensor) -> "Estimate":
+        """A closed form: its own lower and upper bound."""
+        return cls(value, torch.zeros_like(value), value, value, Kind.EXACT)
+
+    @classmethod
+    def sampled(cls, draws: Tensor, lower: Tensor, upper: Tensor) -> "Estimate":
+        """From independent draws ``(S, ...)`` whose mean is wanted, S > 1."""
+        error = draws.std(0) / draws.shape[0] ** 0.5
+        return cls(draws.mean(0), error, lower, upper, Kind.ESTIMATED)
+
+    @classmethod
+    def bounded(cls, lower: Tensor, upper: Tensor) -> "Estimate":
+        """From a bracket alone; the standard error is not a number because nothing was sampled."""
+        return cls((lower + upper) / 2, torch.full_like(lower, torch.nan), lower, upper, Kind.BOUNDED)
+
+
+def _flatten(estimate: Estimate) -> tuple[list[Tensor], Kind]:
+    return [estimate.value, estimate.standard_error, estimate.lower, estimate.upper], estimate.kind
+
+
+def _unflatten(children: object, kind: Kind) -> Estimate:
+    return Estimate(*children, kind)  # type: ignore[misc]
+
+
+pytree.register_pytree_node(Estimate, _flatten, _unflatten, serialized_type_name="exptilt.Estimate")  # type: ignore[arg-type]
