@@ -80,7 +80,8 @@ class BernoulliProduct(ExponentialFamily):
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """x itself, ``(..., D)``."""
         return x
 

@@ -33,6 +33,7 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims = {"alpha": 1, "beta": 1}
+    identity_coordinate = False
 
     def __post_init__(self) -> None:
         check_tensors("Beta", {"alpha": (self.alpha, 1), "beta": (self.beta, 1)})
@@ -80,7 +81,8 @@ class Beta(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like((self.alpha + self.beta)[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """(log x, log(1 − x)), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x.log(), torch.log1p(-x)], -1)
 

@@ -90,7 +90,8 @@ class Categorical(ExponentialFamily):
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """x itself, one-hot ``(..., K)``."""
         return x
 

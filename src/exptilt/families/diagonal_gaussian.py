@@ -82,7 +82,8 @@ class DiagonalGaussian(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like((self.mean_vector + self.variance)[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """(x, x²), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x**2], -1)
 
@@ -111,6 +112,12 @@ class DiagonalGaussian(ExponentialFamily):
     def from_torch(cls, other: Any) -> Self:
         """From ``Independent(Normal, 1)``."""
         return cls(other.base_dist.loc, other.base_dist.variance)
+
+    def _kl(self, other: Self) -> Tensor:
+        """½ Σ (r − 1 − log r + δ²/σ'²) with r = σ²/σ'²."""
+        excess = (self.variance - other.variance) / other.variance
+        offset = (other.mean_vector - self.mean_vector) ** 2 / other.variance
+        return (excess - torch.log1p(excess) + offset).sum(-1) / 2
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2

@@ -44,8 +44,8 @@ def invert_digamma_gap(s: Tensor) -> Tensor:
     """The a > 0 with log a − ψ(a) = s, for s > 0, entry by entry.
 
     Example:
-        >>> float(invert_digamma_gap(digamma_gap(torch.tensor(3.0))))
-        3.0
+        >>> invert_digamma_gap(digamma_gap(torch.tensor(3.0)))
+        tensor(3.0000)
     """
     a = (3 - s + ((s - 3) ** 2 + 24 * s).sqrt()) / (12 * s)  # Minka (2002), within 1.5 %
     for _ in range(4):

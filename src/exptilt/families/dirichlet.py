@@ -32,6 +32,7 @@ class Dirichlet(ExponentialFamily):
 
     concentration: Tensor
     event_dims = {"concentration": 1}
+    identity_coordinate = False
 
     def __post_init__(self) -> None:
         check_tensors("Dirichlet", {"concentration": (self.concentration, 1)})
@@ -76,7 +77,8 @@ class Dirichlet(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.concentration[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """log x, ``(..., K)``."""
         return x.log()
 

@@ -17,7 +17,7 @@ class Kind(Enum):
     """What the value of an `Estimate` is. The text of a member is its message."""
 
     EXACT = "exact: a closed form, standard error 0"
-    ESTIMATED = "estimated: the mean of a sample, with its standard error"
+    ESTIMATED = "estimated: the mean of a sample (or a quadrature sum), with its standard error"
     BOUNDED = "bounded: the middle of the deterministic bracket, no sample was drawn"
 
     def __str__(self) -> str:

@@ -74,7 +74,8 @@ class Exponential(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.rate[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """x itself, ``(..., D)``."""
         return x
 

@@ -90,7 +90,8 @@ class Gamma(ExponentialFamily):
         psi = a.log() - digamma_gap(a)
         return (a - self.rate.log() + torch.lgamma(a) + (1 - a) * psi).sum(-1)
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """(x, log x), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x.log()], -1)
 

@@ -114,7 +114,8 @@ class Gaussian(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.mean_vector[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """(x, pack(x x')): ``(..., D)`` to ``(..., D + D(D+1)/2)``."""
         return torch.cat([x, pack(x.unsqueeze(-1) * x.unsqueeze(-2))], -1)
 
@@ -148,6 +149,17 @@ class Gaussian(ExponentialFamily):
     def from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.MultivariateNormal`."""
         return cls(other.loc, other.covariance_matrix)
+
+    def _kl(self, other: Self) -> Tensor:
+        """½ (tr(Σ'⁻¹Σ) − D − log|Σ|/|Σ'| + δ'Σ'⁻¹δ), from the Cholesky factors."""
+        factor = other._factor()
+        white = torch.linalg.solve_triangular(factor, self._factor(), upper=False)
+        ratio = white @ white.mT
+        eye = torch.eye(self.dimension, dtype=self.dtype, device=self.device)
+        excess = (ratio - eye).diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * white.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
+        whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
+        return (excess + dot(whitened, whitened)) / 2
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(eta, matvec(self.covariance_matrix, eta)) / 2

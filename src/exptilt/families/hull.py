@@ -13,7 +13,7 @@ from torch import Tensor
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def box_excess(mean: Tensor, lower: float, upper: float) -> Tensor:
+def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
     """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
     outside = ((lower - mean).clamp_min(0) ** 2 + (mean - upper).clamp_min(0) ** 2).sum(-1).sqrt()
     depth = torch.minimum(mean - lower, upper - mean).amin(-1)

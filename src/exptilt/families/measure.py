@@ -49,6 +49,9 @@ class Measure(ABC):
     event_dims: ClassVar[Mapping[str, int]]
     """For each tensor field, how many trailing axes are not batch."""
 
+    identity_coordinate: ClassVar[bool] = True
+    """Whether t(x) is x itself."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")

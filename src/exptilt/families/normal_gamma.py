@@ -42,6 +42,8 @@ class NormalGamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims = {"location": 1, "count": 1, "shape": 1, "rate": 1}
+    event_axes = (1, 1)
+    identity_coordinate = False
 
     def __post_init__(self) -> None:
         fields = {"location": self.location, "count": self.count, "shape": self.shape, "rate": self.rate}
@@ -100,7 +102,8 @@ class NormalGamma(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like((self.location + self.count + self.shape + self.rate)[..., 0])
 
-    def statistic(self, x: MeanPrecision) -> Tensor:
+    @classmethod
+    def statistic(cls, x: MeanPrecision) -> Tensor:
         """(τμ, τ, τμ², log τ) of ``x = (mean (..., D), precision (..., D))``: ``(..., 4D)``."""
         mean, precision = x
         return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)

@@ -58,6 +58,8 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
+    event_axes = (1, 2)
+    identity_coordinate = False
 
     def __post_init__(self) -> None:
         fields = {"location": self.location, "count": self.count, "degrees": self.degrees, "scale": self.scale}
@@ -99,7 +101,8 @@ class NormalInverseWishart(ExponentialFamily):
         log_size = log_determinant(factor) - self.size * math.log(2) - multivariate_digamma(self.degrees / 2, self.size)
         return self._join(weighted, pack(precision), square, log_size)
 
-    def _join(self, first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
+    @staticmethod
+    def _join(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1], third.shape, fourth.shape)
         parts = [first, second, third.unsqueeze(-1), fourth.unsqueeze(-1)]
         return torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], -1)
@@ -150,13 +153,14 @@ class NormalInverseWishart(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
 
-    def statistic(self, x: MeanCovariance) -> Tensor:
+    @classmethod
+    def statistic(cls, x: MeanCovariance) -> Tensor:
         """u of ``x = (mean (..., D), covariance (..., D, D))``."""
         mean, covariance = x
         factor = cholesky(covariance)
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
-        return self._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
+        return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
 
     def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> MeanCovariance:
         """Pairs of means ``shape + batch + (D,)`` and covariances ``shape + batch + (D, D)``."""

@@ -33,6 +33,7 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims = {"rate": 1}
+    flat_base = False
 
     def __post_init__(self) -> None:
         check_tensors("Poisson", {"rate": (self.rate, 1)})
@@ -77,7 +78,8 @@ class Poisson(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return -_expected_log_factorial(self.rate).sum(-1)
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """x itself, ``(..., D)``."""
         return x
 

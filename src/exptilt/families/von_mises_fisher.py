@@ -100,7 +100,8 @@ class VonMisesFisher(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.vector[..., 0])
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """x itself, a unit vector ``(..., D)``."""
         return x
 

@@ -70,6 +70,8 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims = {"degrees": 0, "scale": 2}
+    event_axes = (2,)
+    identity_coordinate = False
 
     def __post_init__(self) -> None:
         check_tensors("Wishart", {"degrees": (self.degrees, 0), "scale": (self.scale, 2)})
@@ -99,7 +101,8 @@ class Wishart(ExponentialFamily):
         second = multivariate_digamma(self.degrees / 2, self.size) + self.size * math.log(2) + log_determinant(cholesky(self.scale))
         return self._join(pack(self.degrees[..., None, None] * self.scale), second)
 
-    def _join(self, matrix: Tensor, scalar: Tensor) -> Tensor:
+    @staticmethod
+    def _join(matrix: Tensor, scalar: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(matrix.shape[:-1], scalar.shape)
         return torch.cat([matrix.expand(*batch, matrix.shape[-1]), scalar.expand(batch).unsqueeze(-1)], -1)
 
@@ -133,7 +136,8 @@ class Wishart(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.degrees)
 
-    def statistic(self, x: Tensor) -> Tensor:
+    @classmethod
+    def statistic(cls, x: Tensor) -> Tensor:
         """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
         return torch.cat([pack(x), log_determinant(cholesky(x)).unsqueeze(-1)], -1)
 
