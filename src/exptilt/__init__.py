@@ -1,3 +1,52 @@
-"""exptilt: softmax attention is an exponential family, and everything follows from its log-normalizer."""
+"""exptilt: softmax attention is an exponential family, and everything follows from its log-normalizer.
+
+    G(q) = log Σ_j e^{<k_j, q>},   attention = ∇G,   uncertainty = ∇²G
+
+The names below are loaded on first use (PEP 562), so `import exptilt` costs nothing, `exptilt --help` answers at once, and plotting or
+model libraries are imported only by those who call for them. To add a public name: its folder exports it, and `_HOME` says which folder.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exptilt import attention, report, tilting
+    from exptilt.attention import attend
+    from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Tilted": "tilting",
+    "attend": "attention",
+    "fisher_vector_product": "tilting",
+    "log_normalizer": "tilting",
+    "merge": "tilting",
+}
+_FOLDERS = ("attention", "report", "tilting")
+
+__all__ = [
+    "Tilted",
+    "__version__",
+    "attend",
+    "attention",
+    "fisher_vector_product",
+    "log_normalizer",
+    "merge",
+    "report",
+    "tilting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,3 +23,10 @@ class ConvergenceError(ExptiltError, RuntimeError):
 
 class ExptiltWarning(UserWarning):
     """Something was done that the caller should know of: a fallback, a repair and its size."""
+
+
+class MissingExtraError(ExptiltError, ImportError):
+    """A part of the package that needs an optional library was called where that library is not installed."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed, and this part of exptilt needs it. Install it with: pip install 'exptilt[{extra}]'")

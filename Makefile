@@ -1,0 +1,61 @@
+# Two commands matter: `make report` and `make test`. Both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+EXTRAS := report,hf,bench,dev
+TESTS  ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all report bench lint format constraints clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install everything, once
+	@echo "$(VENV) is ready"
+
+# pip runs only when what is asked for has changed. torch comes first and by its exact version, so that nothing else chooses a build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "exptilt needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
+	@echo "Setting up $(VENV) (once, a few minutes, mostly downloads) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "  1/2 torch"
+	@$(PIP) install -qq torch==2.13.0
+	@echo "  2/2 exptilt and its tools"
+	@$(PIP) install -qq --editable ".[$(EXTRAS)]"
+	@touch $@
+	@echo "  done"
+
+report: $(STAMP) ## write report/index.html and say where it is
+	@$(BIN)/exptilt report --out report
+
+test: $(STAMP) ## run the tests (all but those marked slow)
+	@$(BIN)/python -m pytest -m "not slow" $(TESTS) src README.md
+
+test-all: $(STAMP) ## run every test, the slow ones too
+	@$(BIN)/python -m pytest $(TESTS) src README.md
+
+bench: $(STAMP) ## run all benchmarks; numbers and plots go to docs/benchmarks
+	@$(BIN)/exptilt bench
+
+lint: $(STAMP) ## ruff (lint and format) and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## let ruff fix and format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
+	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+	@touch $(STAMP)
+
+clean: ## remove .venv, caches and the report
+	rm -rf $(VENV) report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

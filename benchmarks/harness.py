@@ -1,0 +1,344 @@
+"""How we measure. Ratios from one interleaved run; memory from a process of its own; goals printed, never enforced.
+
+Time. A shared machine drifts by tens of percent within a minute, so a number of seconds means little and two runs cannot be compared.
+`compare` therefore runs all cases in turn, round after round, each round in another order, and reports for every case
+
+    ratio = best time / best time of the baseline,   spread = quartiles of the ratio within one round
+
+Memory. `peak_extra_memory` starts a fresh process, lets it build the inputs, hands free heap back to the system, notes the resident set,
+makes one call, and reads the kernel's own high-water mark (elsewhere: a sampling thread). What the call returns is counted and told apart.
+
+A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compare`, prints a table and its goals, and ends with `save`:
+
+    harness.start(__doc__)                                     # reads --quick and --threads, sets the threads, prints the machine
+    times = compare({"ours": f, "SDPA": g}, baseline="SDPA")
+    print_times(times)
+    print_goals([Goal("forward", times["ours"].ratio, 1.2)])
+    save("attention", {"times": times})
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from exptilt._support.progress import track
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+LIBRARIES = ("exptilt", "torch", "numpy", "numba", "llvmlite", "scipy", "triton", "transformers")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call takes, and its ratio to the baseline."""
+
+    best: float
+    median: float
+    ratio: float  # best over the baseline's best
+    ratio_low: float  # lower quartile of the ratio within a round
+    ratio_high: float  # upper quartile
+    rounds: int
+    calls: int  # in one measurement
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one call added to the resident set at its peak; of these, what it returned."""
+
+    peak: int
+    returned: int
+
+    @property
+    def beyond(self) -> int:
+        """Bytes beyond inputs and outputs."""
+        return max(self.peak - self.returned, 0)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number that should stay at or below a limit. It is shown whether it does; nothing fails if it does not."""
+
+    what: str
+    value: float
+    limit: float
+    unit: str = "×"
+
+    @property
+    def met(self) -> bool:
+        """Whether the limit was kept."""
+        return self.value <= self.limit
+
+
+def start(description: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a script's arguments, set the threads and print the machine. Returns them: `quick`, `threads`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: to see that it runs")
+    parser.add_argument("--threads", type=int, default=2, help="threads for torch (default: 2)")
+    arguments = parser.parse_args(argv)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    print("  ".join(f"{key}: {value}" for key, value in machine().items() if key in {"cpu", "cores", "torch threads", "torch"}), flush=True)
+    return arguments
+
+
+def _measure(function: Callable[[], object], calls: int) -> float:
+    """Seconds for each of `calls` calls, the collector held back meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return (time.perf_counter() - begin) / calls
+    finally:
+        gc.enable()
+
+
+def compare(
+    cases: dict[str, Callable[[], object]], baseline: str, *, rounds: int = 9, minimum_seconds: float = 0.05, label: str = "timing"
+) -> dict[str, Timing]:
+    """Time all cases in one interleaved run.
+
+    Args:
+        cases: functions without arguments, by name.
+        baseline: the name of the case that ratios are taken against.
+        rounds: how often each case is measured.
+        minimum_seconds: one measurement repeats a quick function for at least so long.
+        label: words for the progress bar.
+    """
+    if baseline not in cases:
+        raise ValueError(f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. Pass the name of one of them.")
+    if rounds < 1:
+        raise ValueError(f"compare: rounds is {rounds}. Pass 1 or more.")
+    calls = {}
+    for name, function in cases.items():
+        function()  # compiles, fills caches
+        calls[name] = max(1, round(minimum_seconds / max(_measure(function, 1), 1e-9)))
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
+    for turn in track(range(rounds), label):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds[name].append(_measure(cases[name], calls[name]))
+    reference = seconds[baseline]
+    timings = {}
+    for name, values in seconds.items():
+        ratios = [value / other for value, other in zip(values, reference, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4) if rounds > 1 else (ratios[0],) * 3
+        timings[name] = Timing(min(values), statistics.median(values), min(values) / min(reference), low, high, rounds, calls[name])
+    return timings
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all distinct storages in a nest of tensors, arrays, lists, dicts and dataclasses."""
+    import numpy
+    import torch
+
+    seen: dict[int, int] = {}
+
+    def visit(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            seen[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, numpy.ndarray):
+            owner = item if item.base is None or not isinstance(item.base, numpy.ndarray) else item.base
+            seen[owner.__array_interface__["data"][0]] = owner.nbytes
+        elif isinstance(item, dict):
+            for part in item.values():
+                visit(part)
+        elif isinstance(item, list | tuple):
+            for part in item:
+                visit(part)
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            for field in dataclasses.fields(item):
+                visit(getattr(item, field.name))
+
+    visit(value)
+    return sum(seen.values())
+
+
+def _high_water() -> int | None:
+    """The kernel's record of the largest resident set since it was last reset, in bytes; None where there is none."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _reset_high_water() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _one_call(run: Callable[[], object]) -> Memory:
+    """Memory of one call in this process."""
+    import psutil
+
+    process = psutil.Process()
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # else the call could live on heap that the set-up left behind
+    exact = _reset_high_water()
+    before = process.memory_info().rss
+    highest = before
+    done = threading.Event()
+
+    def sample() -> None:
+        nonlocal highest
+        while not done.is_set():
+            highest = max(highest, process.memory_info().rss)
+            time.sleep(0.0005)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    if not exact:
+        sampler.start()
+    result = run()
+    done.set()
+    if not exact:
+        sampler.join()
+    highest = max(highest, process.memory_info().rss, (_high_water() or 0) if exact else 0)
+    return Memory(peak=highest - before, returned=tensor_bytes(result))
+
+
+def _child(pipe: Any, prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...], threads: int) -> None:
+    try:
+        import torch
+
+        torch.set_num_threads(threads)
+        pipe.send(_one_call(prepare(*arguments)))
+    except BaseException:
+        pipe.send(traceback.format_exc())
+
+
+def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: Any) -> Memory:
+    """Peak memory that one call adds, measured in a fresh process.
+
+    Args:
+        prepare: a function at the top level of a module (the new process imports it). It makes the inputs, calls once on something small,
+            so that code is loaded and compiled, and returns the function without arguments that is to be measured.
+        arguments: what `prepare` is called with; they must pickle.
+    """
+    import torch
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(theirs, prepare, arguments, torch.get_num_threads()))
+    process.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(
+            f"peak_extra_memory: the process ended with exit code {process.exitcode} and no answer; out of memory?"
+        ) from None
+    process.join()
+    if isinstance(answer, str):
+        raise RuntimeError(f"peak_extra_memory: the call failed in its process:\n{answer}")
+    return answer
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0] if models else cpu
+    except OSError:
+        pass
+    facts: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
+    facts |= {"system": platform.system(), "Python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            facts[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return facts
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table in plain text: the first column to the left, the others to the right."""
+    lines = [[str(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        print(line[0].ljust(widths[0]) + "".join("  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)))
+    print(flush=True)
+
+
+def print_times(timings: dict[str, Timing]) -> None:
+    """Best and median time, and the ratio to the baseline with its quartiles."""
+    rows = [
+        (name, f"{t.best * 1e3:.3f}", f"{t.median * 1e3:.3f}", f"{t.ratio:.2f}", f"{t.ratio_low:.2f} to {t.ratio_high:.2f}")
+        for name, t in timings.items()
+    ]
+    print_table(("case", "best ms", "median ms", "ratio", "quartiles"), rows)
+
+
+def print_goals(goals: Iterable[Goal]) -> None:
+    """Each goal next to its value, and whether it was met."""
+    rows = [(g.what, f"≤ {g.limit:g} {g.unit}", f"{g.value:.3g} {g.unit}", "met" if g.met else "NOT met") for g in goals]
+    print_table(("goal", "limit", "measured", ""), rows)
+
+
+def _plain(value: Any) -> Any:
+    """What json cannot write by itself."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        extra = {name: getattr(value, name) for name, member in vars(type(value)).items() if isinstance(member, property)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | extra
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"save: cannot write a {type(value).__name__} as JSON. Pass numbers, text, lists, dicts and dataclasses.")
+
+
+def save(name: str, results: Any, *, folder: Path = FOLDER) -> Path:
+    """Write results, machine and date to docs/benchmarks/NAME.json, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, draft = folder / f"{name}.json", folder / f".{name}.{os.getpid()}.tmp"
+    content = {"name": name, "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "results": results}
+    try:
+        draft.write_text(json.dumps(content, indent=1, default=_plain, ensure_ascii=False) + "\n", "utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"Wrote {os.path.relpath(path)}", flush=True)
+    return path
+
+
+def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path = FOLDER) -> Path:
+    """Write docs/benchmarks/NAME.svg in the house's style; `paint(axes)` draws it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from exptilt.report.figures import SERIES, STYLE
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.prop_cycle": matplotlib.cycler(color=SERIES)}):
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        paint(figure.add_subplot())
+        figure.savefig(path, format="svg", metadata={"Date": None})
+    print(f"Wrote {os.path.relpath(path)}", flush=True)
+    return path

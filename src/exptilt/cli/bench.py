@@ -1,0 +1,63 @@
+"""Run the benchmarks of a source checkout, each in its own process."""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from exptilt._support.errors import ArgumentError, ExptiltError
+
+SUMMARY = "run the benchmarks of a source checkout"
+
+HELPERS = {"harness"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `exptilt bench`."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: to see that it runs")
+    parser.add_argument("--list", action="store_true", help="only say which benchmarks there are")
+
+
+def find_folder() -> Path:
+    """The `benchmarks` folder: of the checkout this package is installed from, else of the current folder."""
+    for root in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (root / "benchmarks" / "harness.py").is_file():
+            return root / "benchmarks"
+    raise ExptiltError(
+        "there is no benchmarks/ folder here. Benchmarks are part of the source checkout, not of the installed package: "
+        "clone the repository and run `make bench` in it."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the scripts one after the other; go on after one that fails, and say so at the end."""
+    folder = find_folder()
+    known = sorted(path.stem for path in folder.glob("[a-z]*.py") if path.stem not in HELPERS)
+    if arguments.list:
+        print("\n".join(known) if known else "no benchmarks yet")
+        return 0
+    unknown = [name for name in arguments.names if name not in known]
+    if unknown:
+        print(f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {', '.join(known) or 'none yet'}", file=sys.stderr)
+        return 2
+    names = list(dict.fromkeys(arguments.names)) or known
+    if not names:
+        raise ArgumentError(f"no benchmarks found in {folder}.")
+
+    failed = []
+    for position, name in enumerate(names, start=1):
+        print(f"[{position}/{len(names)}] {name}", flush=True)
+        start = time.monotonic()
+        words = [sys.executable, str(folder / f"{name}.py"), *(["--quick"] if arguments.quick else [])]
+        code = subprocess.run(words, cwd=folder.parent, check=False).returncode
+        print(
+            f"[{position}/{len(names)}] {name}: {'done' if code == 0 else f'exit code {code}'} in {time.monotonic() - start:.0f} s\n",
+            flush=True,
+        )
+        if code:
+            failed.append(name)
+    if failed:
+        print(f"exptilt bench: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,82 @@
+"""Dispatch of the `exptilt` command.
+
+A subcommand is a module of this folder with three things:
+
+    SUMMARY               one line for the list in `exptilt --help`
+    configure(parser)     its arguments
+    run(arguments) -> int its work; returns the exit code
+
+`main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`. What a user typed wrong gets
+one line and exit code 2; an error this package raises on purpose gets its message and exit code 1; a bug keeps its traceback.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from exptilt import __version__
+from exptilt._support.errors import ExptiltError
+
+COMMANDS = ("report", "bench")
+
+EXAMPLES = """\
+commands that work as printed:
+  exptilt --version
+  exptilt report
+  exptilt report --out report --seed 1
+  exptilt bench --list
+"""
+
+
+def command(name: str) -> ModuleType:
+    """The module of subcommand `name`."""
+    return import_module(f"exptilt.cli.{name}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="exptilt",
+        description="Softmax attention as an exponential family: its log-normalizer, its statistics and all its derivatives.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"exptilt {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in COMMANDS:
+        module = command(name)
+        module.configure(subparsers.add_parser(name, help=module.SUMMARY, description=module.__doc__))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the words after `exptilt`; None takes them from the process.
+
+    Returns:
+        The exit code: 0 done, 1 failed with a message, 2 asked wrongly.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(command(arguments.command).run(arguments))
+    except (ExptiltError, OSError) as problem:
+        print(f"exptilt {arguments.command}: {problem}", file=sys.stderr)
+        if isinstance(problem, BrokenPipeError):  # whoever read our output has gone; nothing more can be written to it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nexptilt {arguments.command}: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

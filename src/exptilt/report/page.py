@@ -1,0 +1,230 @@
+"""The shell of every page: dataclasses of text, tables and figures in, one HTML file out that loads nothing from anywhere.
+
+How to write a page of your own, as `report/example.py` does:
+
+1. Compute. A function returns a frozen dataclass of numbers. Nothing is drawn there.
+2. Draw. A function per picture returns `figures.draw(name, paint)`, an SVG string; `paint(axes)` draws with matplotlib.
+3. Lay out. `Page(title, lead, sections, seed, sources)`; a `Section` has paragraphs and blocks: `Formula`, `Table`, `Figure`. Figures stand
+   side by side where there is room. Every figure has an `alt` that says what is to be seen, every table a caption.
+4. `write_page(page, folder)` writes `folder/index.html` at once or not at all, and returns its path.
+
+All text is escaped; only the SVG of a `Figure` is taken as it is. The page forbids itself (Content-Security-Policy) every load, style and
+script but its own two files in `assets/`. Numbers in tables stay numbers: the page formats them, and sorts by them where a table says so.
+"""
+
+import base64
+import hashlib
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from exptilt import __version__
+from exptilt._support.errors import ArgumentError, MissingExtraError
+
+LIBRARIES = ("torch", "numpy", "numba", "scipy", "matplotlib", "transformers")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A displayed formula, as plain text with mathematical characters.
+
+    Attributes:
+        text: the formula; a line break is kept.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; numbers are set to the right.
+
+    Attributes:
+        caption: what the rows are.
+        header: one name a column.
+        rows: one tuple a row, of text and numbers; the first cell names the row.
+        note: a line below, if any.
+        sortable: whether the reader can sort by a column of numbers.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | float | int | bool]]
+    note: str = ""
+    sortable: bool = False
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.header):
+                raise ArgumentError(
+                    f"Table {self.caption!r}: row {index} has {len(row)} cells, the header has {len(self.header)}. Pass one cell a column."
+                )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture.
+
+    Attributes:
+        svg: an ``<svg>`` element, from `figures.draw`.
+        alt: what is to be seen, for those who do not see it.
+        caption: what it means, in a sentence.
+    """
+
+    svg: str
+    alt: str
+    caption: str
+
+    def __post_init__(self) -> None:
+        if not self.svg.startswith("<svg"):
+            raise ArgumentError(f"Figure: svg starts with {self.svg[:20]!r}. Pass the string that figures.draw returns.")
+        if not self.alt.strip():
+            raise ArgumentError("Figure: alt is empty. Say in a sentence what is to be seen.")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands below it.
+
+    Attributes:
+        title: the heading.
+        text: paragraphs.
+        blocks: formulas, tables and figures, in order.
+    """
+
+    title: str
+    text: Sequence[str] = ()
+    blocks: Sequence[Formula | Table | Figure] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything a page says.
+
+    Attributes:
+        title: the title.
+        lead: one or two sentences below it.
+        sections: what follows.
+        seed: the seed all random numbers came from, or None if there were none.
+        sources: where the data came from: files, models, data sets, in words.
+    """
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    seed: int | None
+    sources: Sequence[str]
+
+
+def number(value: float | int) -> str:
+    """A number for people: four significant digits, a true minus sign, words for what is not finite.
+
+    Args:
+        value: any real number.
+
+    Example:
+        >>> number(0.000012345), number(-2.5), number(1234567), number(float("nan"))
+        ('1.234e−05', '−2.5', '1234567', 'n/a')
+    """
+    if isinstance(value, int):
+        text = str(value)
+    elif math.isnan(value):
+        return "n/a"
+    elif math.isinf(value):
+        text = "∞" if value > 0 else "-∞"
+    else:
+        text = f"{value:.4g}"
+    return text.replace("-", "−")
+
+
+def _cell(value: str | float | int | bool) -> dict[str, Any]:
+    """A table cell for the template: its text, and the number to sort by where it is one."""
+    if isinstance(value, bool):
+        return {"text": "yes" if value else "no", "value": None}
+    if isinstance(value, str):
+        return {"text": value, "value": None}
+    return {"text": number(value), "value": repr(value)}
+
+
+def versions() -> dict[str, str]:
+    """Versions of what had a part in the numbers, by name; libraries that are not installed are left out."""
+    found = {"exptilt": __version__, "Python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _asset(name: str) -> str:
+    return (resources.files("exptilt.report") / "assets" / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """The name under which a Content-Security-Policy lets this very text pass."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def render(page: Page) -> str:
+    """The page as one HTML string that stands alone.
+
+    Args:
+        page: what it says.
+    """
+    try:
+        import jinja2
+        import markupsafe
+    except ImportError as problem:
+        raise MissingExtraError("jinja2", "report") from problem
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (resources.files("exptilt.report") / "templates" / name).read_text("utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["block_kind"] = lambda block: type(block).__name__
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
+    return environment.get_template("page.html").render(
+        page=page,
+        cell=_cell,
+        svg=lambda figure: markupsafe.Markup(figure.svg),
+        style=markupsafe.Markup(style),
+        script=markupsafe.Markup(script),
+        policy=policy,
+        versions=versions(),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index.html") -> Path:
+    """Write the page into `folder`, whole or not at all: a reader never meets half a page, a failure leaves the old one.
+
+    Args:
+        page: what it says.
+        folder: where; made if it is not there.
+        name: the file's name.
+
+    Returns:
+        The path of the file.
+    """
+    html = render(page)
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(f"{target} is a file, and a page is written into a folder. Pass the name of a folder.")
+    target.mkdir(parents=True, exist_ok=True)
+    path, draft = target / name, target / f".{name}.{os.getpid()}.tmp"
+    try:
+        draft.write_text(html, "utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,125 @@
+"""The command line: help that is quick and true, clear refusals, exit codes."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from exptilt import __version__
+from exptilt.cli import bench, main
+
+
+def run(*words, cwd=None):
+    return subprocess.run([sys.executable, "-m", "exptilt", *words], capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def printed_commands():
+    lines = main.build_parser().format_help().split("commands that work as printed:\n")[1].splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("command", printed_commands())
+def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, capsys):
+    name, *words = shlex.split(command)
+    assert name == "exptilt"
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main.main(words)
+    except SystemExit as stop:  # --version
+        code = stop.code
+    assert code == 0
+    assert capsys.readouterr().out
+    assert (tmp_path / "report" / "index.html").is_file() == ("report" in words)
+
+
+def test_help_ends_with_the_commands():
+    assert len(printed_commands()) >= 3
+    assert main.build_parser().format_help().endswith(main.EXAMPLES)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["report", "--help"], ["bench", "--help"], ["bench", "--list"]])
+def test_light_commands_load_nothing_heavy(words):
+    code = (
+        "import sys\nfrom exptilt.cli.main import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "print([m for m in ('torch', 'numpy', 'numba', 'matplotlib', 'jinja2') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert done.stdout
+
+
+def test_module_and_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"exptilt {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["report", "--seed", "x"], "'x' is not a whole number"),
+        (["report", "--seed", "-1"], "-1 is out of range"),
+        (["report", "--seed", str(2**63)], "out of range"),
+        (["report", "--colour"], "unrecognized arguments: --colour"),
+        (["bench", "no-such-thing"], "no benchmark called no-such-thing"),
+    ],
+)
+def test_asked_wrongly(words, message):
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_nothing_asked_shows_help(capsys):
+    assert main.main([]) == 2
+    assert "commands that work as printed" in capsys.readouterr().out
+
+
+def test_out_that_is_a_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    assert main.main(["report", "--out", str(tmp_path / "file")]) == 1
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_report_says_where(tmp_path, capsys):
+    assert main.main(["report", "--out", str(tmp_path / "a b")]) == 0
+    out = capsys.readouterr().out
+    assert f"Wrote {tmp_path / 'a b' / 'index.html'}" in out
+    assert "log-normalizer" in out
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "harness.py").write_text("")
+    (folder / "good.py").write_text("import sys; print('good', sys.argv[1:])")
+    (folder / "bad.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(bench, "find_folder", lambda: folder)
+    return folder
+
+
+def test_bench_goes_on_after_a_failure(checkout, capfd):
+    assert main.main(["bench", "--quick"]) == 1
+    out, err = capfd.readouterr()
+    assert "[1/2] bad: exit code 3" in out
+    assert "good ['--quick']" in out
+    assert "failed: bad" in err
+
+
+def test_bench_by_name(checkout, capfd):
+    assert main.main(["bench", "good", "good"]) == 0
+    assert capfd.readouterr().out.count("good []") == 1
+    assert main.main(["bench", "--list"]) == 0
+    assert capfd.readouterr().out == "bad\ngood\n"
+
+
+def test_bench_outside_a_checkout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
+    assert main.main(["bench"]) == 1
+    assert "not of the installed package" in capsys.readouterr().err

@@ -1,0 +1,210 @@
+"""The rules of the house as functions from source text, or from an object, to a list of complaints.
+
+They are functions, so that each can be shown to complain about a bad example (`test_checks.py`) before it is trusted with the package.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+LAYERS: list[set[str]] = [
+    {"_support"},
+    {"tilting"},
+    {"families"},
+    {"attention", "memory", "contrastive", "dynamics", "switching"},
+    {"lens"},
+    {"claims"},
+    {"report"},
+    {"cli"},
+]
+HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in folders}
+
+# Libraries that only some users have or want. Nobody may import them at module level, but for the files named here, which in turn are
+# imported only where they are used.
+OPTIONAL_LIBRARIES = {"matplotlib", "transformers", "safetensors", "triton", "pandas", "jinja2", "psutil", "tokenizers", "huggingface_hub"}
+MAY_IMPORT = {"tilting/gpu.py": {"triton"}}
+
+LINES_AT_MOST = 500
+NAMES_AT_MOST = 25
+
+
+def imported(node: ast.AST, package: str) -> list[str]:
+    """The absolute dotted names that one syntax node imports, as seen from inside `package`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = package.split(".")
+            base = ".".join(parents[: len(parents) - node.level + 1] + ([node.module] if node.module else []))
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args:
+        called = ast.unparse(node.func)
+        first = node.args[0]
+        if called in {"import_module", "importlib.import_module", "__import__"}:
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                return [first.value]
+            if isinstance(first, ast.JoinedStr) and first.values and isinstance(first.values[0], ast.Constant):
+                return [str(first.values[0].value).rstrip(".")]
+    return []
+
+
+def upward_imports(source: str, path: str) -> list[str]:
+    """Imports in `source` (at `path` below src/exptilt) that do not point downwards, inside functions too."""
+    *folders, _ = Path(path).parts
+    if not folders:
+        return []  # the package's own __init__ and __main__ stand above all floors
+    home = folders[0]
+    if home not in HEIGHT:
+        return [f"{path}: folder {home} has no place in LAYERS"]
+    package = ".".join(["exptilt", *folders])
+    complaints = []
+    for node in ast.walk(ast.parse(source)):
+        for name in imported(node, package):
+            first, *rest = name.split(".")
+            if first != "exptilt" or rest[:1] == ["__version__"]:
+                continue
+            target = rest[0] if rest else "exptilt"
+            if target != home and not HEIGHT.get(target, len(LAYERS)) < HEIGHT[home]:
+                complaints.append(f"{path}:{node.lineno}: {home} may not import {name}")
+    return complaints
+
+
+def module_level(tree: ast.Module) -> list[ast.AST]:
+    """All nodes that run when the module is imported: everything outside function bodies and `if TYPE_CHECKING`."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            waiting.extend(node.orelse)
+            continue
+        found.append(node)
+        waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def eager_optional_imports(source: str, path: str) -> list[str]:
+    """Optional libraries that `source` imports as soon as it is itself imported."""
+    allowed = MAY_IMPORT.get(path, set())
+    return [
+        f"{path}:{node.lineno}: {name} is optional; import it inside the function that needs it"
+        for node in module_level(ast.parse(source))
+        for name in imported(node, "exptilt")
+        if name.split(".")[0] in OPTIONAL_LIBRARIES - allowed
+    ]
+
+
+def too_long(source: str, path: str) -> list[str]:
+    lines = len(source.splitlines())
+    return [f"{path}: {lines} lines, at most {LINES_AT_MOST}"] if lines > LINES_AT_MOST else []
+
+
+def sections(docstring: str) -> dict[str, str]:
+    """The `Args:`-like sections of a docstring by name; "" is what stands before the first."""
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        header = re.fullmatch(r"([A-Z][A-Za-z]+):", line)
+        if header:
+            name = header[1]
+            found[name] = []
+        elif name and line and not line.startswith(" "):
+            name = ""
+            found[""].append(line)
+        else:
+            found[name].append(line)
+    return {key: "\n".join(lines) for key, lines in found.items()}
+
+
+def entries(section: str) -> dict[str, str]:
+    """`name: text` and `name, other: text` entries of a section, by name."""
+    found: dict[str, str] = {}
+    current: list[str] = []
+    for line in inspect.cleandoc("\n" + section).splitlines():
+        match = re.match(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: (.*)", line)
+        if match and not line.startswith(" "):
+            current = [name.lstrip("*") for name in match[1].split(", ")]
+            found |= dict.fromkeys(current, match[2])
+        else:
+            for name in current:
+                found[name] += " " + line.strip()
+    return found
+
+
+def takes_tensor(annotation: object) -> bool:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.search(r"\bTensor\b", text) is not None
+
+
+def undocumented_call(name: str, function: Callable, docstring: str | None) -> list[str]:
+    """Complaints on the docstring of one callable: every parameter in `Args:`, a ``(shape)`` for every tensor in and out."""
+    if not docstring:
+        return [f"{name}: no docstring"]
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.name not in {"self", "cls"} and not p.name.startswith("_")]
+    parts = sections(docstring)
+    described = entries(parts.get("Args", "")) | entries(parts.get("Attributes", ""))
+    complaints = []
+    for parameter in parameters:
+        if parameter.name not in described:
+            complaints.append(f"{name}: no entry for {parameter.name} under Args:")
+        elif takes_tensor(parameter.annotation) and "``(" not in described[parameter.name]:
+            complaints.append(f"{name}: {parameter.name} is a tensor; its entry needs a shape such as ``(..., query, dim)``")
+    returned = signature.return_annotation
+    if returned is not inspect.Signature.empty and takes_tensor(returned) and "``(" not in parts.get("Returns", ""):
+        complaints.append(f"{name}: returns a tensor; Returns: needs a shape such as ``(..., query)``")
+    return complaints
+
+
+def undocumented(name: str, value: object) -> list[str]:
+    """Complaints on the documentation of one public name: a module, class, function or constant."""
+    if isinstance(value, ModuleType):
+        return [] if value.__doc__ else [f"{name}: no docstring"]
+    if inspect.isclass(value):
+        own = value.__dict__.get("__doc__")
+        if not own or own.startswith(f"{value.__name__}("):  # what @dataclass writes by itself
+            return [f"{name}: no docstring"]
+        if issubclass(value, BaseException):
+            return []
+        complaints = []
+        if "__init__" in value.__dict__:
+            complaints += undocumented_call(name, value.__init__, own)
+        for key, member in value.__dict__.items():
+            member = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            if key.startswith("_"):
+                continue
+            if isinstance(member, property) and not member.__doc__:
+                complaints.append(f"{name}.{key}: no docstring")
+            if inspect.isfunction(member):
+                complaints += undocumented_call(f"{name}.{key}", member, member.__doc__)
+        return complaints
+    if callable(value):
+        return undocumented_call(name, value, value.__doc__)
+    return []
+
+
+# A folder of one machine: someone's home, or a place only that machine has.
+MACHINE_PATH = re.compile(r"(?<![\w.~/:-])/(?:root|home|work|Users|opt|mnt)/[\w.]+")
+
+
+def machine_paths(source: str, path: str) -> list[str]:
+    return [
+        f"{path}:{number}: {match[0]}" for number, line in enumerate(source.splitlines(), start=1) for match in MACHINE_PATH.finditer(line)
+    ]
+
+
+def missing_targets(makefile: str, wanted: set[str]) -> list[str]:
+    targets = set(re.findall(r"^([a-z-]+):(?!=)", makefile, flags=re.MULTILINE))
+    return sorted(f"Makefile: no target {name}" for name in wanted - targets)
+
+
+def changelog_version(text: str) -> str | None:
+    """The newest released version of a changelog, or None."""
+    match = re.search(r"^## \[(\d+\.\d+\.\d+)\]", text, flags=re.MULTILINE)
+    return match[1] if match else None

@@ -1,0 +1,198 @@
+"""Each rule is shown to complain about a bad example, and to let a good one pass."""
+
+from dataclasses import dataclass
+
+import pytest
+from torch import Tensor
+
+from house import checks
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("tilting/tiled.py", "from exptilt.attention import attend"),
+        ("tilting/tiled.py", "import exptilt.report.page"),
+        ("tilting/tiled.py", "from exptilt import attention"),
+        ("tilting/tiled.py", "from exptilt import attend"),
+        ("tilting/tiled.py", "import exptilt"),
+        ("tilting/tiled.py", "from ..attention import attend"),
+        ("tilting/tiled.py", "from .. import attention"),
+        ("tilting/deep/file.py", "from ...lens import watch"),
+        ("tilting/tiled.py", "def f():\n    from exptilt.cli import main"),
+        ("tilting/tiled.py", "def f():\n    import_module('exptilt.cli')"),
+        ("tilting/tiled.py", "import importlib\nimportlib.import_module(f'exptilt.lens.{x}')"),
+        ("memory/hopfield.py", "from exptilt.attention import attend"),
+        ("_support/errors.py", "from exptilt.tilting import reference"),
+        ("elsewhere/file.py", "x = 1"),
+    ],
+)
+def test_upward_import_is_seen(path, source):
+    assert checks.upward_imports(source, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "tilting/tiled.py",
+            "from exptilt._support.errors import ArgumentError\nfrom . import reference\nfrom .merge import merge\nimport torch",
+        ),
+        ("memory/hopfield.py", "from exptilt.families import Empirical\nfrom ..tilting import tiled"),
+        ("report/page.py", "from exptilt import __version__\nfrom exptilt.attention import attend"),
+        ("cli/main.py", "def f(x):\n    return import_module(f'exptilt.cli.{x}')"),
+        ("__init__.py", "from exptilt.attention import attend"),
+    ],
+)
+def test_downward_import_passes(path, source):
+    assert checks.upward_imports(source, path) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import matplotlib.pyplot as plt",
+        "from transformers import AutoModel",
+        "try:\n    import triton\nexcept ImportError:\n    triton = None",
+        "class A:\n    import pandas",
+    ],
+)
+def test_eager_optional_import_is_seen(source):
+    assert checks.eager_optional_imports(source, "tilting/tiled.py")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("tilting/gpu.py", "import triton"),
+        ("tilting/tiled.py", "def f():\n    import triton"),
+        ("tilting/tiled.py", "if TYPE_CHECKING:\n    import pandas"),
+        ("tilting/tiled.py", "import numpy, torch, numba"),
+    ],
+)
+def test_allowed_optional_import_passes(path, source):
+    assert checks.eager_optional_imports(source, path) == []
+
+
+def test_length():
+    assert checks.too_long("x\n" * 501, "a.py")
+    assert checks.too_long("x\n" * 500, "a.py") == []
+
+
+def good(query: Tensor, key: "Tensor | None" = None, *, scale: float = 1.0) -> Tensor:
+    """Something.
+
+    Args:
+        query, key: a line
+            and ``(..., dim)`` on the next.
+        scale: a number.
+
+    Returns:
+        ``(...)``.
+    """
+    raise NotImplementedError
+
+
+def no_docstring(x: int) -> int:
+    raise NotImplementedError
+
+
+def no_entry(x: int) -> int:
+    """Something about x, which has no entry."""
+    raise NotImplementedError
+
+
+def no_shape(query: Tensor) -> None:
+    """Something.
+
+    Args:
+        query: the query.
+    """
+
+
+def no_shape_of_optional(key: "torch.Tensor | None" = None) -> None:  # noqa: F821
+    """Something.
+
+    Args:
+        key: the key.
+    """
+
+
+def no_returned_shape(scale: float) -> Tensor:
+    """Something.
+
+    Args:
+        scale: a number, not ``(...)``.
+    """
+    raise NotImplementedError
+
+
+@dataclass
+class BareDataclass:
+    x: int
+
+
+@dataclass
+class ShapelessDataclass:
+    """Something.
+
+    Attributes:
+        x: a tensor.
+    """
+
+    x: Tensor
+
+
+class SilentMethod:
+    """A class with a method that says nothing."""
+
+    def run(self) -> None:
+        pass
+
+
+@dataclass
+class GoodDataclass:
+    """Something.
+
+    Attributes:
+        x: ``(..., dim)``.
+    """
+
+    x: Tensor
+
+    @property
+    def y(self) -> int:
+        """A number."""
+        return 1
+
+
+@pytest.mark.parametrize(
+    "value", [no_docstring, no_entry, no_shape, no_shape_of_optional, no_returned_shape, BareDataclass, ShapelessDataclass, SilentMethod]
+)
+def test_bad_documentation_is_seen(value):
+    assert len(checks.undocumented("value", value)) == 1
+
+
+@pytest.mark.parametrize("value", [good, GoodDataclass, checks, ValueError, "1.0"])
+def test_good_documentation_passes(value):
+    assert checks.undocumented("value", value) == []
+
+
+@pytest.mark.parametrize("folder", ["home", "root", "Users", "work", "opt"])
+def test_machine_path_is_seen(folder):
+    assert checks.machine_paths(f"open('/{folder}/someone/file')", "a.py")
+
+
+@pytest.mark.parametrize("text", ["https://example.org/home/page", "a/work/b", "/usr/bin/env", "see docs/work/x", "1/work"])
+def test_other_paths_pass(text):
+    assert checks.machine_paths(text, "a.py") == []
+
+
+def test_targets():
+    assert checks.missing_targets("help: x\n\ttest: no\nPIP := 3\n", {"help", "test"}) == ["Makefile: no target test"]
+    assert checks.missing_targets("help: x\ntest:\n", {"help", "test"}) == []
+
+
+def test_changelog_version():
+    assert checks.changelog_version("## [Unreleased]\n\n## [1.2.3] - 2026-01-01\n## [1.2.2]") == "1.2.3"
+    assert checks.changelog_version("nothing") is None

@@ -1,0 +1,185 @@
+"""The package keeps the rules of the house."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module, metadata
+from pathlib import Path
+
+import pytest
+
+import exptilt
+from house import checks
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "exptilt"
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+PUBLIC_FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py") if path.parent.name != "cli")
+
+
+def complaints(check):
+    return [line for path, source in SOURCES.items() for line in check(source, path)]
+
+
+def test_there_is_something_to_check():
+    assert "__init__.py" in SOURCES
+    assert "report" in PUBLIC_FOLDERS
+
+
+@pytest.mark.parametrize("check", [checks.upward_imports, checks.eager_optional_imports, checks.too_long])
+def test_sources(check):
+    assert complaints(check) == []
+
+
+def test_few_public_names():
+    names = [name for name in exptilt.__all__ if name != "__version__"]
+    assert len(names) == len(set(names)) <= checks.NAMES_AT_MOST
+    assert set(exptilt.__all__) <= set(dir(exptilt))
+    assert not [name for name in names if name.startswith("_")]
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        exptilt.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("folder", ["", *PUBLIC_FOLDERS])
+def test_public_names_are_documented(folder):
+    module = import_module(f"exptilt.{folder}".rstrip("."))
+    assert module.__doc__
+    assert isinstance(module.__all__, list)
+    problems = []
+    for name in module.__all__:
+        problems += checks.undocumented(f"{module.__name__}.{name}", getattr(module, name))
+    assert problems == []
+
+
+SNAPSHOT = """
+import atexit, json, logging, os, random, signal, sys, threading, warnings
+import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl, torch.func, torch.nn.attention
+
+def snapshot():
+    return {
+        "environment": dict(os.environ),
+        "hooks": [repr(h) for h in (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook, sys.gettrace())],
+        "import hooks": [repr(h) for h in sys.meta_path + sys.path_hooks],
+        "path": list(sys.path),
+        "warning filters": [repr(f) for f in warnings.filters],
+        "signals": [repr(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
+        "logging": [logging.root.level, len(logging.root.handlers)],
+        "exit callbacks": atexit._ncallbacks(),
+        "threads": [t.name for t in threading.enumerate()],
+        "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),
+                  torch.are_deterministic_algorithms_enabled(), torch.initial_seed(), torch.get_float32_matmul_precision(),
+                  str(torch.get_default_device())],
+        "blas": sorted((i["filepath"], i["num_threads"]) for i in threadpoolctl.threadpool_info()),
+        "numpy": [numpy.geterr(), numpy.get_printoptions()],
+        "random": hash(random.getstate()),
+        "recursion": sys.getrecursionlimit(),
+        "folder": os.getcwd(),
+        "numba": {k: repr(getattr(numba.config, k)) for k in dir(numba.config) if k.isupper()},
+    }
+
+before = snapshot()
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import exptilt
+    for name in exptilt.__all__:
+        getattr(exptilt, name)
+    STATEMENT
+after_filters = snapshot()
+changed = [key for key in before if before[key] != after_filters[key]]
+optional = [name for name in OPTIONAL if name in sys.modules]
+print(json.dumps({"changed": changed, "warnings": [str(w.message) for w in seen], "optional": optional}))
+"""
+
+
+def import_report(statement=""):
+    """What changes in a fresh process when the package is imported and every public name is loaded."""
+    import json
+
+    code = SNAPSHOT.replace("STATEMENT", statement or "pass").replace("OPTIONAL", repr(sorted(checks.OPTIONAL_LIBRARIES)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    *noise, last = done.stdout.splitlines()
+    return json.loads(last) | {"printed": noise + done.stderr.splitlines()}
+
+
+def test_import_has_no_side_effects():
+    assert import_report() == {"changed": [], "warnings": [], "optional": [], "printed": []}
+
+
+def test_side_effects_would_be_seen():
+    # torch is asked for a number of threads it does not have already, whatever the machine
+    bad = (
+        "import json as pandas; sys.modules['pandas'] = pandas; os.environ['EXPTILT'] = '1'; print('hello'); warnings.warn('careful');"
+        "torch.set_num_threads(torch.get_num_threads() + 1); sys.excepthook = print"
+    )
+    report = import_report(bad)
+    assert {"environment", "hooks", "torch"} <= set(report["changed"])
+    assert report["warnings"] == ["careful"]
+    assert report["optional"] == ["pandas"]
+    assert report["printed"] == ["hello"]
+
+
+def test_bare_import_is_light():
+    code = "import sys, exptilt; print([m for m in ('torch', 'numpy', 'numba', 'scipy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def tracked_files():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: which files are tracked is not known")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_machine_paths():
+    found = []
+    for path in tracked_files():
+        try:
+            source = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture
+        found += checks.machine_paths(source, path.relative_to(ROOT).as_posix())
+    assert found == []
+
+
+def test_makefile_targets():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert checks.missing_targets(makefile, {"help", "setup", "test", "test-all", "report", "bench", "lint", "clean"}) == []
+    assert re.search(r"^\.DEFAULT_GOAL := help$", makefile, flags=re.MULTILINE)
+    printed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"make report", "make test", "make setup"} <= set(re.findall(r"make [a-z]+", printed))
+
+
+def test_versions_agree():
+    assert metadata.version("exptilt") == exptilt.__version__
+    assert checks.changelog_version((ROOT / "CHANGELOG.md").read_text("utf-8")) == exptilt.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert project["tool"]["hatch"]["version"]["path"] == "src/exptilt/__init__.py"
+    assert "version" in project["project"]["dynamic"]
+
+
+def test_constraints_pin_everything_exactly():
+    lines = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    asked = (
+        project["project"]["dependencies"]
+        + [text for extra in project["project"]["optional-dependencies"].values() for text in extra]
+        + project["build-system"]["requires"]
+    )
+    assert {re.split(r"[^\w.-]", text)[0].lower() for text in asked} <= pinned
+    assert "torch==2.13.0" in lines
+    assert "torch==2.13.0" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_ci_runs_lint_then_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text("utf-8").splitlines()
+    assert "set -euo pipefail" in lines
+    assert lines.index("make lint") < lines.index("make test")
