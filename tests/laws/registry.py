@@ -262,7 +262,7 @@ CASES = [
         f.Wishart,
         _wishart,
         tilt=toward_another(_wishart),
-        extreme=lambda: [f.Wishart(t(1e4)[0], torch.eye(3, dtype=F64)), f.Wishart(t(2.2)[0], torch.diag(t(1e-3, 1, 1e3)))],
+        extreme=lambda: [f.Wishart(t(1e4)[0], torch.eye(3, dtype=F64)), f.Wishart(t(3.0)[0], torch.diag(t(1e-2, 1, 1e2)))],
         integral=lambda: quadrature(f.Wishart(t(3.0)[0], t(2.0)[:, None]), [0.0], [math.inf], lambda x: x.unsqueeze(-1)),
         scipy=lambda h: scipy.stats.wishart(float(h.degrees), h.scale.numpy()),
         scipy_x=lambda x: x.movedim(0, -1).numpy(),

@@ -25,6 +25,7 @@ def is_concrete(*tensors: Tensor) -> bool:
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=64)
 def _triangle(dimension: int) -> tuple[list[int], list[int], list[int]]:
     """Rows and columns of the lower triangle, and for each entry of the full matrix its place in the triangle."""

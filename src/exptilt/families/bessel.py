@@ -39,6 +39,7 @@ def _debye_polynomials() -> list[list[Fraction]]:
     return polynomials
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=256)
 def _debye_coefficients(order: float) -> tuple[list[float], list[float]]:
     """Σ_k u_k(p) ν^{−k} as one polynomial in p, and its derivative."""

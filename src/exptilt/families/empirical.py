@@ -15,11 +15,13 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
-from exptilt.families import stand_in
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
 from exptilt.families.duality import Moments
 from exptilt.families.hull import nearest_in_hull
 from exptilt.families.measure import Measure, make
+from exptilt.tilting import Tilted, fisher_vector_product
+from exptilt.tilting.arguments import prepare
+from exptilt.tilting.tilt import run
 
 _BLOCK = 1 << 21  # entries of a temporary in the covariance: 16 MiB of float64
 
@@ -123,12 +125,12 @@ class Empirical(Measure):
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)
-        return back(stand_in.log_normalizer(query, key, scale=1.0, log_weight=weight))
+        return back(_sweep(query, key, key[..., :0], weight).log_normalizer)
 
     def _first(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         query, key, weight, back = self._streamed(eta)
-        mean, value = stand_in.attend_mean(query, key, scale=1.0, log_weight=weight)
-        return back(value), back(mean)
+        tilted = _sweep(query, key, key, weight)
+        return back(tilted.log_normalizer), back(tilted.output)
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._first(eta)[1]
@@ -146,6 +148,10 @@ class Empirical(Measure):
             total = total + (offset * log_weight.exp().unsqueeze(-1)).mT @ offset
         return value, mean, total
 
+    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
+        query, key, weight, back = self._streamed(eta)
+        return back(fisher_vector_product(query, key, self._streamed(vector)[0], scale=1.0, log_weight=weight, check=False))
+
     def _tilt(self, eta: Tensor) -> Self:
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
         return make(type(self), points=self.points, log_weight=self.log_weight + score)
@@ -159,3 +165,12 @@ class Empirical(Measure):
             nearest = nearest_in_hull(points[index][weight[index] > -torch.inf], target)
             distance[index] = dot(target - nearest, target - nearest).sqrt()
         return distance
+
+
+def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> Tilted:
+    """One sweep of `tilting` over points that the constructor has checked."""
+    call = prepare(
+        "Empirical", query, key, value, scale=1.0, log_weight=log_weight, bias=None, mask=None, causal=False,
+        window=None, softcap=None, sink=None, backend=None, check=False,
+    )  # fmt: skip
+    return run(call, key_mass=False)

@@ -95,6 +95,10 @@ class Measure(ABC):
     def _covariance(self, eta: Tensor) -> Tensor:
         return duality.hessian(self._log_normalizer, eta)
 
+    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
+        product: Tensor = torch.func.jvp(self._mean, (eta,), (vector,))[1]
+        return product
+
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         return duality.natural(self, mean, tolerance, max_steps)
 
@@ -148,6 +152,13 @@ class Measure(ABC):
     def covariance(self, eta: Tensor | None = None) -> Tensor:
         """Cov[t] under the measure tilted by η (0 if not given): ``(..., D, D)``. This is the Fisher information of η."""
         return self._covariance(self._origin() if eta is None else self._spread(eta, "eta"))
+
+    def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
+        """Cov[t] times a vector, without the covariance: ``(..., D)`` to ``(..., D)``."""
+        vector = self._spread(vector, "vector")
+        eta = torch.zeros_like(vector) if eta is None else self._spread(eta, "eta")
+        eta, vector = torch.broadcast_tensors(eta, vector)
+        return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
         """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``."""
