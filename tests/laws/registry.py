@@ -132,7 +132,9 @@ def _normal_gamma(g: Generator, batch: tuple[int, ...] = ()) -> f.NormalGamma:
 
 
 def _niw(g: Generator, batch: tuple[int, ...] = ()) -> f.NormalInverseWishart:
-    return f.NormalInverseWishart(randn(g, *batch, 2), rand(g, *batch, low=1, high=4), rand(g, *batch, low=6, high=9), spd(g, *batch, size=2))
+    return f.NormalInverseWishart(
+        randn(g, *batch, 2), rand(g, *batch, low=1, high=4), rand(g, *batch, low=6, high=9), spd(g, *batch, size=2)
+    )
 
 
 def _empirical(g: Generator, batch: tuple[int, ...] = ()) -> f.Empirical:
@@ -188,7 +190,9 @@ CASES = [
             f.Gaussian(t(1e3, -1e3), torch.diag(t(1e-3, 1e6))),
             f.Gaussian(t(0.0, 0.0), torch.tensor([[1.0, 0.999999], [0.999999, 1.0]], dtype=F64)),
         ],
-        integral=lambda: quadrature(f.Gaussian(t(0.5, -1), torch.tensor([[1.0, 0.6], [0.6, 2]], dtype=F64)), [-math.inf] * 2, [math.inf] * 2),
+        integral=lambda: quadrature(
+            f.Gaussian(t(0.5, -1), torch.tensor([[1.0, 0.6], [0.6, 2]], dtype=F64)), [-math.inf] * 2, [math.inf] * 2
+        ),
         scipy=lambda h: scipy.stats.multivariate_normal(h.mean_vector.numpy(), h.covariance_matrix.numpy()),
     ),
     Case(
@@ -254,7 +258,11 @@ CASES = [
     Case(
         f.VonMisesFisher,
         _vmf,
-        extreme=lambda: [f.VonMisesFisher(t(0.0, 0, 0)), f.VonMisesFisher(t(1e4, 0, 1e4)), f.VonMisesFisher(torch.full((512,), 3.0, dtype=F64))],
+        extreme=lambda: [
+            f.VonMisesFisher(t(0.0, 0, 0)),
+            f.VonMisesFisher(t(1e4, 0, 1e4)),
+            f.VonMisesFisher(torch.full((512,), 3.0, dtype=F64)),
+        ],
         integral=_sphere_integral,
         scipy=lambda h: scipy.stats.vonmises_fisher((h.vector / h.concentration).numpy(), float(h.concentration)),
     ),

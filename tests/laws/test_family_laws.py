@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.registry import FAMILIES, Case, f
 from torch.utils import _pytree as pytree
 
 from exptilt.families import duality
+from laws.registry import FAMILIES, Case, f
 
 every = pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
 
@@ -32,7 +32,11 @@ def test_parameters_both_ways(case: Case, g: torch.Generator) -> None:
     assert found.converged
     for mine, natural, mean in zip(*map(pytree.tree_leaves, (h, back, found.value)), strict=True):
         close(natural, mine, 1e-8)
-        close(mean - mean.mean(-1, keepdim=True) if not h.minimal else mean, mine - mine.mean(-1, keepdim=True) if not h.minimal else mine, 1e-7)
+        close(
+            mean - mean.mean(-1, keepdim=True) if not h.minimal else mean,
+            mine - mine.mean(-1, keepdim=True) if not h.minimal else mine,
+            1e-7,
+        )
 
 
 @every

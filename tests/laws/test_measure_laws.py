@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.registry import CASES, EXTREMES, Case, f, randn
 from torch.utils import _pytree as pytree
 
 from exptilt.families import duality
+from laws.registry import CASES, EXTREMES, Case, f, randn
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 seeds = st.integers(0, 2**31)
@@ -120,7 +120,8 @@ def test_kl_is_bregman_swapped(case: Case, g: torch.Generator) -> None:
         close(f.kl(h.tilt(a), h.tilt(a)).value, torch.zeros_like(bregman), 1e-8)
     else:
         assert bool(((divergence.value - bregman).abs() <= 5 * divergence.standard_error + 1e-6).all())
-        assert bool((divergence.lower <= bregman + 1e-9).all()) and bool((bregman <= divergence.upper + 1e-9).all())
+        assert bool((divergence.lower <= bregman + 1e-9).all())
+        assert bool((bregman <= divergence.upper + 1e-9).all())
     if case.cls not in (f.Gaussian, f.DiagonalGaussian):
         assert bool((swapped - bregman).abs().max() > 1e-4)
 
@@ -153,7 +154,8 @@ def test_entropy_is_expected_surprise(case: Case, g: torch.Generator) -> None:
         allowed = allowed + 0.05  # resampled from 2000 draws, the log_prob of a density
     assert bool(((surprise.mean(0) - value).abs() <= allowed).all())
     if isinstance(entropy, f.Estimate):
-        assert bool((entropy.lower <= surprise.mean(0) + allowed).all()) and bool((entropy.upper >= surprise.mean(0) - allowed).all())
+        assert bool((entropy.lower <= surprise.mean(0) + allowed).all())
+        assert bool((entropy.upper >= surprise.mean(0) - allowed).all())
 
 
 @every
@@ -175,7 +177,7 @@ def test_float32_follows_float64(case: Case, g: torch.Generator) -> None:
 @pytest.mark.parametrize(("name", "h", "case"), EXTREMES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(EXTREMES)])
 def test_extreme_members(name: str, h: f.Measure, case: Case) -> None:
     zero = torch.zeros(h.dimension, dtype=h.dtype)
-    assert bool(h.log_normalizer(zero).isfinite()) and bool(h.mean().isfinite().all()) and bool(h.covariance().isfinite().all())
+    assert all(bool(value.isfinite().all()) for value in (h.log_normalizer(zero), h.mean(), h.covariance()))
     entropy = h.entropy()
     value = entropy.value if isinstance(entropy, f.Estimate) else entropy
     assert bool(value.isfinite())

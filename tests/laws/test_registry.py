@@ -2,9 +2,8 @@
 
 import inspect
 
-from laws.registry import CASES
-
 from exptilt import families
+from laws.registry import CASES
 
 
 def test_every_public_measure_is_registered() -> None:

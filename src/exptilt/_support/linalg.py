@@ -26,8 +26,13 @@ def is_concrete(*tensors: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=64)
 def _triangle(dimension: int) -> tuple[list[int], list[int], list[int]]:
+    """`_lower_triangle`, which a compiler need not look into."""
+    return _lower_triangle(dimension)
+
+
+@lru_cache(maxsize=64)
+def _lower_triangle(dimension: int) -> tuple[list[int], list[int], list[int]]:
     """Rows and columns of the lower triangle, and for each entry of the full matrix its place in the triangle."""
     rows, columns = torch.tril_indices(dimension, dimension).tolist()
     place = {(i, j): n for n, (i, j) in enumerate(zip(rows, columns, strict=True))}
@@ -49,7 +54,13 @@ def unpacked_dimension(size: int) -> int:
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """Symmetric ``(..., D, D)`` to ``(..., D(D+1)/2)``, inner products kept.
+    """A symmetric matrix as a vector, inner products kept.
+
+    Args:
+        matrix: ``(..., D, D)``, symmetric; the lower triangle is read.
+
+    Returns:
+        ``(..., D(D+1)/2)``.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -63,7 +74,14 @@ def pack(matrix: Tensor) -> Tensor:
 
 
 def unpack(vector: Tensor) -> Tensor:
-    """Inverse of `pack`: ``(..., D(D+1)/2)`` to symmetric ``(..., D, D)``."""
+    """Inverse of `pack`.
+
+    Args:
+        vector: ``(..., D(D+1)/2)``.
+
+    Returns:
+        ``(..., D, D)``, symmetric.
+    """
     dimension = unpacked_dimension(vector.shape[-1])
     rows, columns, full = _triangle(dimension)
     scale = vector.new_tensor([1.0 if i == j else math.sqrt(0.5) for i, j in zip(rows, columns, strict=True)])
@@ -91,14 +109,22 @@ def check_covariance(matrix: Tensor, name: str) -> None:
         got = float(gap[index])
         raise ArgumentError(f"{where} is not symmetric: entries differ by up to {got:.3g}. Pass (a + a.mT) / 2, or repaired(a).")
     smallest = float(torch.linalg.eigvalsh(matrix[index].double())[0])
-    raise ArgumentError(f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. Pass a valid covariance, or repaired(a).")
+    raise ArgumentError(
+        f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. Pass a valid covariance, or repaired(a)."
+    )
 
 
 def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
-    """The symmetric part of each ``(..., D, D)`` plus the least multiple of the identity that lifts its eigenvalues to `floor`.
+    """The symmetric part of each matrix plus the least multiple of the identity that lifts its eigenvalues to a floor.
 
-    Warns with the largest amount added to any matrix. `floor` is relative to the largest eigenvalue; default the square root of the
-    dtype's precision.
+    Warns with the largest amount added to any matrix.
+
+    Args:
+        matrix: ``(..., D, D)``.
+        floor: relative to the largest eigenvalue; default the square root of the dtype's precision.
+
+    Returns:
+        ``(..., D, D)``.
     """
     symmetric = (matrix + matrix.mT) / 2
     eigenvalues = torch.linalg.eigvalsh(symmetric)
@@ -147,6 +173,6 @@ def multivariate_digamma(a: Tensor, dimension: int) -> Tensor:
 
 
 def multivariate_log_gamma(a: Tensor, dimension: int) -> Tensor:
-    """log Γ_D(a) = D(D−1)/4 log π + Σ_{i<D} log Γ(a − i/2)."""
+    """Log Γ_D(a) = D(D−1)/4 log π + Σ_{i<D} log Γ(a − i/2)."""
     halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
     return torch.lgamma(a.unsqueeze(-1) - halves).sum(-1) + dimension * (dimension - 1) / 4 * math.log(math.pi)

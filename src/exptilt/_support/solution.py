@@ -44,7 +44,7 @@ class Solution(Generic[Value]):
         value: what was solved for, leading axes are batch.
         code: ``(...)`` integers, one per problem: the place of its `Status` in the enum.
         residual: ``(...)``, how far each problem is from solved, in the units its solver documents.
-        steps: how many steps were taken, a scalar tensor (the most over the batch).
+        steps: ``()``, how many steps were taken, the most over the batch.
         distance: ``(...)``, how far a target is outside of what can be attained; 0 where it is not.
     """
 
@@ -56,7 +56,14 @@ class Solution(Generic[Value]):
 
     @classmethod
     def of(cls, value: Value, status: Status, residual: Tensor, steps: int) -> "Solution[Value]":
-        """A solution whose problems all ended in the same way."""
+        """A solution whose problems all ended in the same way.
+
+        Args:
+            value: what was solved for.
+            status: how they ended.
+            residual: ``(...)``.
+            steps: how many were taken.
+        """
         code = torch.full_like(residual, status.code, dtype=torch.int8)
         return cls(value, code, residual, torch.tensor(steps), torch.zeros_like(residual))
 
@@ -89,4 +96,4 @@ def _unflatten(children: object, _: None) -> Solution[object]:
     return Solution(*children)  # type: ignore[misc]
 
 
-pytree.register_pytree_node(Solution, _flatten, _unflatten, serialized_type_name="exptilt.Solution")  # type: ignore[arg-type]
+pytree.register_pytree_node(Solution, _flatten, _unflatten, serialized_type_name="exptilt.Solution")

@@ -5,9 +5,8 @@ r"""Independent coins: the uniform measure on the hypercube {0,1}^D, tilted.
 Sufficient statistic u(x) = x, natural parameter θ = ℓ, the logits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -33,7 +32,7 @@ class BernoulliProduct(ExponentialFamily):
     """
 
     logit: Tensor
-    event_dims = {"logit": 1}
+    event_dims: ClassVar = {"logit": 1}
 
     def __post_init__(self) -> None:
         check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
@@ -75,31 +74,31 @@ class BernoulliProduct(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.logit[..., 0])
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         """Σ_d of the entropies of the coins."""
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """x itself, ``(..., D)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, ``(..., D)``."""
         return x
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of ``x (..., D)`` of zeros and ones."""
         return -dot(softplus(-self.logit), x) - dot(softplus(self.logit), 1 - x)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Zeros and ones, ``shape + batch + (D,)``."""
         uniform = torch.rand((*shape, *self.logit.shape), dtype=self.dtype, device=self.device, generator=generator)
         return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Bernoulli, 1)``."""
         return distributions.Independent(distributions.Bernoulli(logits=self.logit), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Bernoulli, 1)``."""
         return cls(other.base_dist.logits)
 

@@ -8,7 +8,8 @@ The recurrence is stable downwards. It is started at an order of at least 32, wh
 
     F_ν = ν (w − log(ν(1 + w))) − ½ log(2πν) − ½ log w + log Σ_k u_k(1/w) ν^{−k},     w = √(1 + s/ν²)
 
-is right to the last bit of float64 for every s ≥ 0. No case distinction on the data, so it batches, compiles and differentiates to any order.
+is right to the last bit of float64 for every s ≥ 0. No case distinction on the data, so it batches, compiles and differentiates to any
+order.
 """
 
 import math
@@ -40,8 +41,13 @@ def _debye_polynomials() -> list[list[Fraction]]:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=256)
 def _debye_coefficients(order: float) -> tuple[list[float], list[float]]:
+    """`_summed_debye`, which a compiler need not look into."""
+    return _summed_debye(order)
+
+
+@lru_cache(maxsize=256)
+def _summed_debye(order: float) -> tuple[list[float], list[float]]:
     """Σ_k u_k(p) ν^{−k} as one polynomial in p, and its derivative."""
     total = [Fraction(0)] * (3 * _TERMS + 1)
     inverse = 1 / Fraction(order)

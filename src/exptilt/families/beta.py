@@ -1,12 +1,11 @@
 r"""Independent Beta variables on (0, 1).
 
-Sufficient statistic u(x) = (log x, log(1 − x)), natural parameter θ = (α − 1, β − 1), A = Σ_d log B(α_d, β_d). x is no part of u, so tilting acts on
-all of u: η adds pseudo-counts.
+Sufficient statistic u(x) = (log x, log(1 − x)), natural parameter θ = (α − 1, β − 1), A = Σ_d log B(α_d, β_d). x is no part of u, so
+tilting acts on all of u: η adds pseudo-counts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -32,7 +31,7 @@ class Beta(ExponentialFamily):
 
     alpha: Tensor
     beta: Tensor
-    event_dims = {"alpha": 1, "beta": 1}
+    event_dims: ClassVar = {"alpha": 1, "beta": 1}
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -44,6 +43,11 @@ class Beta(ExponentialFamily):
     def dimension(self) -> int:
         """2D: tilting acts on the whole statistic."""
         return 2 * self.alpha.shape[-1]
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A vector of D."""
+        return (tuple(self.alpha.shape[-1:]),)
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -82,11 +86,11 @@ class Beta(ExponentialFamily):
         return torch.zeros_like((self.alpha + self.beta)[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
+    def _statistic(cls, x: Tensor) -> Tensor:
         """(log x, log(1 − x)), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x.log(), torch.log1p(-x)], -1)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws in (0, 1), ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.alpha.shape[-1])
         one = torch._standard_gamma(self.alpha.expand(size), generator=generator)
@@ -94,12 +98,12 @@ class Beta(ExponentialFamily):
         info = torch.finfo(self.dtype)
         return (one / (one + other)).nan_to_num(0.5).clamp(info.tiny, 1 - info.eps / 2)
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Beta, 1)``."""
         return distributions.Independent(distributions.Beta(self.alpha, self.beta), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Beta, 1)``."""
         return cls(other.base_dist.concentration1, other.base_dist.concentration0)
 

@@ -6,9 +6,8 @@ Sufficient statistic u(x) = x. Its entries sum to one, so natural parameters are
 from a mean.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -32,7 +31,7 @@ class Categorical(ExponentialFamily):
     """
 
     logit: Tensor
-    event_dims = {"logit": 1}
+    event_dims: ClassVar = {"logit": 1}
     minimal = False
 
     def __post_init__(self) -> None:
@@ -85,21 +84,21 @@ class Categorical(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.logit[..., 0])
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         """−Σ p log p, ``(...)``."""
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """x itself, one-hot ``(..., K)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, one-hot ``(..., K)``."""
         return x
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of one-hot ``x (..., K)``."""
         return dot(torch.log_softmax(self.logit, -1), x)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """One-hot draws, ``shape + batch + (K,)``."""
         cumulative = torch.softmax(self.logit.double(), -1).cumsum(-1)
         size = (*shape, *self.batch_shape, 1)
@@ -107,12 +106,12 @@ class Categorical(ExponentialFamily):
         index = (uniform >= cumulative).sum(-1).clamp_max(self.dimension - 1)
         return torch.nn.functional.one_hot(index, self.dimension).to(self.dtype)
 
-    def to_torch(self) -> distributions.OneHotCategorical:
+    def _to_torch(self) -> distributions.OneHotCategorical:
         """The same as a `torch.distributions.OneHotCategorical`."""
         return distributions.OneHotCategorical(logits=self.logit)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From a `OneHotCategorical` or `Categorical` of `torch.distributions`."""
         return cls(other.logits)
 

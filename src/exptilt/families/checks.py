@@ -17,7 +17,7 @@ def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None
     first_name, first = next((name, tensor) for name, (tensor, _) in fields.items())
     for name, (tensor, event) in fields.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            got = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ArgumentError(f"{family}: {name} must be a floating-point tensor; got {got}.")
         if tensor.ndim < event:
             raise ArgumentError(f"{family}: {name} needs at least {event} axes, leading ones are batch; got shape {tuple(tensor.shape)}.")

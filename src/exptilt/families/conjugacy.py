@@ -1,7 +1,7 @@
 r"""Conjugate updating by adding statistics.
 
-If the likelihood of an observation x is e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient statistic of ξ's prior, then the posterior has natural
-parameter θ + Σ_n e(x_n). `posterior` knows e for the pairs below; `ExponentialFamily.update` takes any such sum.
+If the likelihood of an observation x is e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient statistic of ξ's prior, then the
+posterior has natural parameter θ + Σ_n e(x_n). `posterior` knows e for the pairs below; `ExponentialFamily.update` takes any such sum.
 
     Beta — BernoulliProduct,  Dirichlet — Categorical,  Gamma — Poisson,  Gamma — Exponential,
     NormalGamma — DiagonalGaussian,  NormalInverseWishart — Gaussian,  Wishart (of the precision) — Gaussian with mean zero

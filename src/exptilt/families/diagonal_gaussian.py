@@ -6,9 +6,8 @@ Sufficient statistic u(x) = (x, x²), natural parameter θ = (μ/σ², −1/(2σ
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -34,7 +33,7 @@ class DiagonalGaussian(ExponentialFamily):
 
     mean_vector: Tensor
     variance: Tensor
-    event_dims = {"mean_vector": 1, "variance": 1}
+    event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
 
     def __post_init__(self) -> None:
         check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})
@@ -83,33 +82,32 @@ class DiagonalGaussian(ExponentialFamily):
         return torch.zeros_like((self.mean_vector + self.variance)[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
+    def _statistic(cls, x: Tensor) -> Tensor:
         """(x, x²), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x**2], -1)
 
-    def coordinate(self, x: Tensor) -> Tensor:
-        """x itself."""
+    def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """log N(x | μ, diag σ²): ``(..., D)`` to ``(...)``."""
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log N(x | μ, diag σ²): ``(..., D)`` to ``(...)``."""
         return -((x - self.mean_vector) ** 2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         """½ Σ log(2πe σ²)."""
         return ((2 * math.pi * math.e * self.variance).log().sum(-1) / 2).expand(self.batch_shape)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         noise = torch.randn((*shape, *self.batch_shape, self.dimension), dtype=self.dtype, device=self.device, generator=generator)
         return self.mean_vector + self.variance.sqrt() * noise
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Normal, 1)``."""
         return distributions.Independent(distributions.Normal(self.mean_vector, self.variance.sqrt()), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Normal, 1)``."""
         return cls(other.base_dist.loc, other.base_dist.variance)
 

@@ -6,9 +6,10 @@ Three equations stand between expected logarithms and the parameters of the Gamm
     D log(ν/2) − ψ_D(ν/2) = s               Wishart and its kin
     ψ(α_k) − ψ(Σ_j α_j) = m_k               Dirichlet, Beta
 
-Each is solved by Newton's method on a scale where the left side is almost a straight line at both ends (in the logarithm of the parameter, the
-logarithm of the left side), so a fixed small number of steps reaches full precision from anywhere: no loop that depends on data, hence nothing
-in the way of `vmap`, `torch.compile` or automatic differentiation. Derivatives flow through the last Newton steps, where they are exact.
+Each is solved by Newton's method on a scale where the left side is almost a straight line at both ends (in the logarithm of the
+parameter, the logarithm of the left side), so a fixed small number of steps reaches full precision from anywhere: no loop that depends on
+data, hence nothing in the way of `vmap`, `torch.compile` or automatic differentiation. Derivatives flow through the last Newton steps,
+where they are exact.
 """
 
 import torch
@@ -22,7 +23,7 @@ def _trigamma(a: Tensor) -> Tensor:
 
 
 def digamma_gap(a: Tensor) -> Tensor:
-    """log a − ψ(a) > 0, without the cancellation at large a (asymptotic series, error below 1e-17 from a = 16 on)."""
+    """Log a − ψ(a) > 0, without the cancellation at large a (asymptotic series, error below 1e-17 from a = 16 on)."""
     large = a.clamp_min(16.0)
     r = 1 / large**2
     # B_{2k} / (2k): 1/12, −1/120, 1/252, −1/240, 1/132, −691/32760
@@ -32,7 +33,7 @@ def digamma_gap(a: Tensor) -> Tensor:
 
 
 def _trigamma_gap(a: Tensor) -> Tensor:
-    """a ψ'(a) − 1 > 0, minus the logarithmic derivative of `digamma_gap`, by the same division of cases."""
+    """A ψ'(a) − 1 > 0, minus the logarithmic derivative of `digamma_gap`, by the same division of cases."""
     large = a.clamp_min(16.0)
     r = 1 / large**2
     series = 1 / (2 * large) + r * (1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730))))))

@@ -1,12 +1,11 @@
 r"""The Dirichlet distribution on the simplex.
 
-Sufficient statistic u(x) = log x, natural parameter θ = α − 1, A = Σ log Γ(α_k) − log Γ(Σ α_k), E[log x_k] = ψ(α_k) − ψ(Σ α). x is no part of u, so
-tilting acts on log x: η adds pseudo-counts. Densities are with respect to Lebesgue measure of the first K − 1 coordinates.
+Sufficient statistic u(x) = log x, natural parameter θ = α − 1, A = Σ log Γ(α_k) − log Γ(Σ α_k), E[log x_k] = ψ(α_k) − ψ(Σ α). x is no
+part of u, so tilting acts on log x: η adds pseudo-counts. Densities are with respect to Lebesgue measure of the first K − 1 coordinates.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -31,7 +30,7 @@ class Dirichlet(ExponentialFamily):
     """
 
     concentration: Tensor
-    event_dims = {"concentration": 1}
+    event_dims: ClassVar = {"concentration": 1}
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class Dirichlet(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """log Σ e^{E log x}, which Jensen keeps below 0."""
+        """Log Σ e^{E log x}, which Jensen keeps below 0."""
         return torch.logsumexp(mean, -1)
 
     def _in_domain(self) -> Tensor:
@@ -78,23 +77,23 @@ class Dirichlet(ExponentialFamily):
         return torch.zeros_like(self.concentration[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """log x, ``(..., K)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """Log x, ``(..., K)``."""
         return x.log()
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
         tiny = torch.finfo(self.dtype).tiny
         draws = torch._standard_gamma(alpha, generator=generator).clamp_min(tiny)
         return (draws / draws.sum(-1, keepdim=True)).clamp_min(tiny)
 
-    def to_torch(self) -> distributions.Dirichlet:
+    def _to_torch(self) -> distributions.Dirichlet:
         """The same as a `torch.distributions.Dirichlet`."""
         return distributions.Dirichlet(self.concentration)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Dirichlet`."""
         return cls(other.concentration)
 

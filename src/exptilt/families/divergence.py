@@ -6,8 +6,8 @@ Within one exponential family it is a Bregman divergence of A, arguments swapped
 
     KL(p_θ ‖ p_θ') = A(θ') − A(θ) − <∇A(θ), θ' − θ>.
 
-Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for certain (`mixture_bounds`). The `Estimate` that
-comes back says which it is.
+Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for certain (`mixture_bounds`). The
+`Estimate` that comes back says which it is.
 """
 
 from typing import cast
@@ -33,7 +33,8 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
     """KL(p‖q), batched: an `Estimate` of shape ``(...)`` whose `kind` says whether it is exact.
 
     Args:
-        p, q: two measures on the same space, taken as normalised.
+        p: a measure, taken as normalised.
+        q: another on the same space.
         samples: how many draws of p are taken where no closed form exists; 0 gives the deterministic bracket alone.
         generator: for those draws.
 
@@ -46,7 +47,7 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
     p, q = _common(p, q)
     if isinstance(p, ExponentialFamily) and type(p) is type(q):
         _check_events(p, q)
-        return Estimate.exact(p._kl(cast(ExponentialFamily, q)))
+        return Estimate.exact(p._kl(q))
     if isinstance(p, FromDensity):
         return _weighted(p, q)
     lower, upper = _bracket(p, q)
@@ -131,7 +132,9 @@ def _batched_ratio(p: FromDensity, q: Measure) -> Tensor:
 def _empirical(p: Measure, q: Measure) -> Tensor:
     if not (isinstance(p, Empirical) and isinstance(q, Empirical)):
         names = f"{type(p).__name__} and {type(q).__name__}"
-        raise ArgumentError(f"kl: points and a density are never absolutely continuous to each other, KL({names}) is infinite. Project first.")
+        raise ArgumentError(
+            f"kl: points and a density are never absolutely continuous to each other, KL({names}) is infinite. Project first."
+        )
     if p.points is not q.points and not (p.points.shape == q.points.shape and bool((p.points == q.points).all())):
         raise ArgumentError("kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf.")
     log_p, log_q = p.log_probability, q.log_probability

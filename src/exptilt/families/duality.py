@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from exptilt._support.linalg import dot, matvec
+from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def gradient(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
 
 def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
     """∇²G at every ``eta (..., D)``: ``(..., D, D)``, one pull-back per column."""
-    _, pull = torch.func.vjp(lambda e: gradient(log_normalizer, e), eta)
+    _, pull = torch.func.vjp(lambda e: gradient(log_normalizer, e), eta)  # type: ignore[misc]
     dimension = eta.shape[-1]
     basis = torch.eye(dimension, dtype=eta.dtype, device=eta.device)
     columns = basis.reshape(dimension, *[1] * (eta.ndim - 1), dimension).expand(dimension, *eta.shape)
@@ -49,7 +49,8 @@ def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
 def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
     """C⁻¹ v for ``(..., D, D)`` and ``(..., D)``, or the least-norm answer where C is singular.
 
-    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1): where C is regular that is its own rounding error.
+    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1): where C is regular that is its own
+    rounding error.
     """
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     ridge = 4 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * diagonal
@@ -68,7 +69,11 @@ def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps
 
 
 def _differentiable(tensor: Tensor) -> bool:
-    return tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch.autograd.forward_ad.unpack_dual(tensor)[1] is not None
+    return (
+        tensor.requires_grad
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch.autograd.forward_ad.unpack_dual(tensor)[1] is not None
+    )
 
 
 def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:
@@ -167,7 +172,9 @@ class _Newton(torch.autograd.Function):
         return (None,) * 5
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor
+    ) -> Any:
         size, dims = info.batch_size, in_dims[4:]
         mean = mean.expand(size, *mean.shape) if dims[0] is None else mean.movedim(dims[0], 0)
         moved = []

@@ -2,13 +2,13 @@ r"""Points with weights: the measure that attention tilts.
 
     h = Σ_n w_n δ(x − x_n),     G(η) = log Σ_n w_n e^{<x_n,η>},     ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n          (THEORY A1)
 
-One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points by `exptilt.tilting`; the covariance
-is summed over blocks of points. Nothing of the size of the points is made besides the points.
+One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points by `exptilt.tilting`; the
+covariance is summed over blocks of points. Nothing of the size of the points is made besides the points.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -42,12 +42,12 @@ class Empirical(Measure):
 
     points: Tensor
     log_weight: Tensor
-    event_dims = {"points": 2, "log_weight": 1}
+    event_dims: ClassVar = {"points": 2, "log_weight": 1}
 
     def __init__(self, points: Tensor, log_weight: Tensor | None = None) -> None:
         if not isinstance(points, Tensor) or points.ndim < 2:
-            got = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
-            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {got}.")
+            kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
+            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
         object.__setattr__(self, "points", points)
         object.__setattr__(self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight)
         check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
@@ -67,11 +67,7 @@ class Empirical(Measure):
         """Normalised log-weights, ``(..., N)``."""
         return torch.log_softmax(self.log_weight, -1)
 
-    def coordinate(self, x: Tensor) -> Tensor:
-        """x itself."""
-        return x
-
-    def log_prob(self, x: Tensor) -> Tensor:
+    def _log_prob(self, x: Tensor) -> Tensor:
         """Log-mass of the points equal to ``x (..., D)``, −inf where there is none."""
         found = []
         for start, stop in self._blocks(max(1, x[..., 0].numel())):
@@ -80,11 +76,15 @@ class Empirical(Measure):
         return torch.logsumexp(torch.stack(found), 0)
 
     def entropy(self) -> Tensor:
-        """−Σ p_n log p_n over the points (a point that is listed twice counts as two), ``(...)``."""
+        """−Σ p_n log p_n over the points; a point that is listed twice counts as two.
+
+        Returns:
+            ``(...)``, in nats.
+        """
         p = self.log_probability
         return -torch.where(p > -torch.inf, p.exp() * p.clamp_min(torch.finfo(p.dtype).min), 0.0).sum(-1)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws among the points with replacement, ``shape + batch + (D,)``."""
         batch = self.batch_shape
         count = int(torch.Size(shape).numel())
@@ -103,7 +103,7 @@ class Empirical(Measure):
             yield start, min(count, start + length)
 
     def _streamed(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Query ``(..., 1, Q, D)``, key ``(..., 1, N, D)``, log-weight ``(..., 1, N)`` for `tilting`, and how to put the rows back in place.
+        """Query ``(..., 1, Q, D)``, key ``(..., 1, N, D)``, log-weight ``(..., 1, N)`` for `tilting`, and how to put rows back in place.
 
         What η has in front of the batch of the measure, and all of η where the measure has no batch, become the rows of one query.
         """

@@ -1,10 +1,11 @@
 """A number with its pedigree: computed, estimated by sampling, or only bracketed.
 
-Divergences and entropies of mixtures have no closed form. Rather than one tensor that hides how it came about, they come as an `Estimate`:
-its `kind` says what `value` is, `standard_error` how far sampling may have thrown it, and ``[lower, upper]`` is a bracket that holds without
-any sampling at all.
+Divergences and entropies of mixtures have no closed form. Rather than one tensor that hides how it came about, they come as an
+`Estimate`: its `kind` says what `value` is, `standard_error` how far sampling may have thrown it, and ``[lower, upper]`` is a bracket
+that holds without any sampling at all.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -26,7 +27,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its kind, standard error and bracket, each ``(...)`` with leading batch axes."""
+    """A value with its pedigree.
+
+    Args:
+        value: ``(...)``.
+        standard_error: ``(...)``, 0 where exact, not a number where nothing was sampled.
+        lower: ``(...)``, holds for certain.
+        upper: ``(...)``, holds for certain.
+        kind: what `value` is.
+    """
 
     value: Tensor
     standard_error: Tensor
@@ -36,18 +45,33 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: Tensor) -> "Estimate":
-        """A closed form: its own lower and upper bound."""
+        """A closed form: its own lower and upper bound.
+
+        Args:
+            value: ``(...)``.
+        """
         return cls(value, torch.zeros_like(value), value, value, Kind.EXACT)
 
     @classmethod
     def sampled(cls, draws: Tensor, lower: Tensor, upper: Tensor) -> "Estimate":
-        """From independent draws ``(S, ...)`` whose mean is wanted, S > 1."""
+        """The mean of independent draws.
+
+        Args:
+            draws: ``(S, ...)``, S > 1.
+            lower: ``(...)``.
+            upper: ``(...)``.
+        """
         error = draws.std(0) / draws.shape[0] ** 0.5
         return cls(draws.mean(0), error, lower, upper, Kind.ESTIMATED)
 
     @classmethod
     def bounded(cls, lower: Tensor, upper: Tensor) -> "Estimate":
-        """From a bracket alone; the standard error is not a number because nothing was sampled."""
+        """From a bracket alone; the standard error is not a number because nothing was sampled.
+
+        Args:
+            lower: ``(...)``.
+            upper: ``(...)``.
+        """
         return cls((lower + upper) / 2, torch.full_like(lower, torch.nan), lower, upper, Kind.BOUNDED)
 
 
@@ -55,8 +79,9 @@ def _flatten(estimate: Estimate) -> tuple[list[Tensor], Kind]:
     return [estimate.value, estimate.standard_error, estimate.lower, estimate.upper], estimate.kind
 
 
-def _unflatten(children: object, kind: Kind) -> Estimate:
-    return Estimate(*children, kind)  # type: ignore[misc]
+def _unflatten(children: Iterable[Tensor], kind: Kind) -> Estimate:
+    value, error, lower, upper = children
+    return Estimate(value, error, lower, upper, kind)
 
 
-pytree.register_pytree_node(Estimate, _flatten, _unflatten, serialized_type_name="exptilt.Estimate")  # type: ignore[arg-type]
+pytree.register_pytree_node(Estimate, _flatten, _unflatten, serialized_type_name="exptilt.Estimate")

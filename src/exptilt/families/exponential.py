@@ -6,9 +6,8 @@ Sufficient statistic u(x) = x, natural parameter θ = −λ.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -32,7 +31,7 @@ class Exponential(ExponentialFamily):
     """
 
     rate: Tensor
-    event_dims = {"rate": 1}
+    event_dims: ClassVar = {"rate": 1}
 
     def __post_init__(self) -> None:
         check_tensors("Exponential", {"rate": (self.rate, 1)})
@@ -75,24 +74,24 @@ class Exponential(ExponentialFamily):
         return torch.zeros_like(self.rate[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """x itself, ``(..., D)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, ``(..., D)``."""
         return x
 
     def _log_base(self, x: Tensor) -> Tensor:
         return torch.where((x < 0).any(-1), -torch.inf, 0.0)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Waiting times, ``shape + batch + (D,)``, differentiable in the rate."""
         uniform = torch.rand((*shape, *self.rate.shape), dtype=self.dtype, device=self.device, generator=generator)
         return -torch.log1p(-uniform) / self.rate
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Exponential, 1)``."""
         return distributions.Independent(distributions.Exponential(self.rate), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Exponential, 1)``."""
         return cls(other.base_dist.rate)
 

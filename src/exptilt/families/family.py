@@ -2,8 +2,8 @@ r"""Exponential families with a finite statistic.
 
     p(x|θ) = b(x) e^{<u(x), θ> − A(θ)},     m = ∇A(θ) = E[u],     ∇²A(θ) = Cov[u] = Fisher information
 
-A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat vector ``(..., K)`` whose first D
-entries are the t(x) that tilting acts on. So tilting adds η to the first D entries of θ (THEORY A3), and
+A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat vector ``(..., K)`` whose
+first D entries are the t(x) that tilting acts on. So tilting adds η to the first D entries of θ (THEORY A3), and
 
     G(η) = A(θ + (η, 0)) − A(θ).
 
@@ -12,7 +12,6 @@ inverse where there are any.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -30,9 +29,6 @@ class ExponentialFamily(Measure):
 
     minimal: ClassVar[bool] = True
     """Whether the entries of u are affinely independent. If not (Categorical), θ is known up to what they share."""
-
-    event_axes: ClassVar[tuple[int, ...]] = (1,)
-    """For each tensor of x, how many trailing axes are one event."""
 
     flat_base: ClassVar[bool] = True
     """Whether the base measure b is constant on the support."""
@@ -55,7 +51,7 @@ class ExponentialFamily(Measure):
 
     @classmethod
     @abstractmethod
-    def statistic(cls, x: Any) -> Tensor:
+    def _statistic(cls, x: Any) -> Tensor:
         """u(x), ``(..., K)``."""
 
     @abstractmethod
@@ -97,11 +93,24 @@ class ExponentialFamily(Measure):
         """KL(self ‖ other) within the family: the Bregman divergence of A."""
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
 
+    def _entropy(self) -> Tensor:
+        return self._log_partition() - dot(self.natural_parameter, self.mean_parameter) - self._expected_log_base()
+
+    def _log_prob(self, x: Any) -> Tensor:
+        return dot(self._statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
+
+    def _coordinate(self, x: Any) -> Tensor:
+        return self._statistic(x)[..., : self.dimension]
+
     # What everyone gets.
 
     @classmethod
     def from_natural(cls, theta: Tensor) -> Self:
-        """The member with natural parameter ``theta (..., K)``; an error outside the natural domain."""
+        """The member with this natural parameter; an error outside the natural domain.
+
+        Args:
+            theta: ``(..., K)``.
+        """
         member = cls._from_natural(theta)
         if is_concrete(theta):
             valid = member._in_domain() & theta.isfinite().all(-1)
@@ -114,9 +123,12 @@ class ExponentialFamily(Measure):
 
     @classmethod
     def from_mean(cls, mean: Tensor) -> "Solution[Self]":
-        """The member whose expected statistic is ``mean (..., K)``, and whether there is one.
+        """The member with this expected statistic, and whether there is one.
 
-        Where the mean is on or outside the boundary of the attainable set, the member returned has NaN parameters and the status and distance say why.
+        Where the mean is on or outside the boundary of the attainable set, the member has NaN parameters; status and distance say why.
+
+        Args:
+            mean: ``(..., K)``, wanted E[u].
         """
         excess = cls._mean_excess(mean)
         member = cls._from_mean(torch.where(excess[..., None] < 0, mean, torch.nan))
@@ -129,12 +141,26 @@ class ExponentialFamily(Measure):
 
     @classmethod
     def log_partition(cls, theta: Tensor) -> Tensor:
-        """A(θ): ``(..., K)`` to ``(...)``, infinite outside the natural domain."""
+        """A(θ).
+
+        Args:
+            theta: ``(..., K)``.
+
+        Returns:
+            ``(...)``, infinite outside the natural domain.
+        """
         member = cls._from_natural(theta)
         return torch.where(member._in_domain(), member._log_partition(), torch.inf)
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
-        """``(..., K, K)``: ∇²A(θ), the covariance of u, or in mean coordinates its inverse (pseudo-inverse where u is not minimal)."""
+        """∇²A(θ), the covariance of u, or in mean coordinates its inverse (pseudo-inverse where u is not minimal).
+
+        Args:
+            coordinates: "natural" or "mean".
+
+        Returns:
+            ``(..., K, K)``.
+        """
         if coordinates not in ("natural", "mean"):
             raise ArgumentError(f'coordinates must be "natural" or "mean"; got {coordinates!r}.')
         fisher = duality.hessian(self.log_partition, self.natural_parameter)
@@ -143,24 +169,32 @@ class ExponentialFamily(Measure):
         return torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
 
     def update(self, statistic: Tensor) -> Self:
-        """The member whose natural parameter is larger by ``statistic (..., K)``: conjugate updating; see `posterior`."""
+        """The member whose natural parameter is larger by a sum of statistics: conjugate updating; see `posterior`.
+
+        Args:
+            statistic: ``(..., K)``.
+        """
         return self.from_natural(self.natural_parameter + statistic)
 
+    @classmethod
+    def statistic(cls, x: Any) -> Tensor:
+        """u(x), the whole sufficient statistic.
+
+        Args:
+            x: an event, or a batch of them.
+
+        Returns:
+            ``(..., K)``; its first D entries are t(x).
+        """
+        return cls._statistic(x)
+
     def entropy(self) -> Tensor:
-        """A(θ) − <θ, E u> − E log b(x): ``(...)``, in nats."""
-        return self._log_partition() - dot(self.natural_parameter, self.mean_parameter) - self._expected_log_base()
+        """A(θ) − <θ, E u> − E log b(x).
 
-    def log_prob(self, x: Any) -> Tensor:
-        """log p(x), ``(...)``."""
-        return dot(self.statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
-
-    def coordinate(self, x: Any) -> Tensor:
-        """t(x), the first D entries of u(x)."""
-        return self.statistic(x)[..., : self.dimension]
-
-    @abstractmethod
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draws: ``shape + batch + event``."""
+        Returns:
+            ``(...)``, in nats.
+        """
+        return self._entropy()
 
     def _shifted(self, eta: Tensor) -> Tensor:
         """θ + (η, 0)."""

@@ -2,18 +2,20 @@ r"""Any measure with a log-density: its log Laplace transform by quadrature or M
 
     G(η) = log ∫ h(x) e^{<x,η>} dx ≈ log Σ_i v_i h(x_i) e^{<x_i,η>}          (THEORY A6)
 
-In one or two dimensions the x_i come from the double-exponential rule: a change of variables x = φ(t) under which the integrand dies off at both
-ends whatever the domain (line, half-line, interval), then the trapezoidal rule in t, which converges exponentially. In any dimension they
-may be draws of a proposal q with v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting reweights them.
+In one or two dimensions the x_i come from the double-exponential rule: a change of variables x = φ(t) under which the integrand dies off
+at both ends whatever the domain (line, half-line, interval), then the trapezoidal rule in t, which converges exponentially. In any
+dimension they may be draws of a proposal q with v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting
+reweights them.
 
-How far G may be off is reported, never guessed at: `log_normalizer_error` is the change of G when every second node is left out (quadrature), or the
-standard error by the delta method (Monte Carlo).
+How far G may be off is reported, never guessed at: `log_normalizer_error` is the change of G when every second node is left out
+(quadrature), or the standard error by the delta method (Monte Carlo).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from exptilt.families.duality import Moments
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.hull import box_excess
-from exptilt.families.measure import Measure, make, static
+from exptilt.families.measure import STATIC, Measure, make
 
 LogDensity = Callable[[Tensor], Tensor]
 
@@ -38,19 +40,19 @@ class Axis(NamedTuple):
     center: float
     scale: float
     reach: float
-    count: int
+    nodes: int
 
     @property
     def step(self) -> float:
         """Distance of neighbours in t."""
-        return 2 * self.reach / (self.count - 1)
+        return 2 * self.reach / (self.nodes - 1)
 
-    def nodes(self) -> Tensor:
-        """The t of the nodes, ``(count,)``."""
-        return torch.linspace(-self.reach, self.reach, self.count, dtype=torch.float64)
+    def places(self) -> Tensor:
+        """The t of the nodes, ``(nodes,)``."""
+        return torch.linspace(-self.reach, self.reach, self.nodes, dtype=torch.float64)
 
     def place(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """x = φ(t) and log φ'(t)."""
+        """X = φ(t) and log φ'(t)."""
         u, log_u = math.pi / 2 * torch.sinh(t), (math.pi / 2 * torch.cosh(t)).log()
         if math.isinf(self.lower) and math.isinf(self.upper):
             return self.center + self.scale * torch.sinh(u), math.log(self.scale) + torch.cosh(u).log() + log_u
@@ -83,9 +85,9 @@ class FromDensity(Measure):
     points: Tensor
     log_weight: Tensor
     shift: Tensor
-    log_density: LogDensity = static()
-    axes: tuple[Axis, ...] = static()
-    event_dims = {"points": 2, "log_weight": 1, "shift": 1}
+    log_density: LogDensity = dataclasses.field(metadata=STATIC)
+    axes: tuple[Axis, ...] = dataclasses.field(metadata=STATIC)
+    event_dims: ClassVar = {"points": 2, "log_weight": 1, "shift": 1}
 
     @classmethod
     def quadrature(
@@ -103,15 +105,19 @@ class FromDensity(Measure):
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
-            lower, upper: the domain, one number per dimension; infinite ones are fine.
-            center, scale: roughly where and how wide the mass is, for infinite ends; default 0 and 1.
+            lower: where the domain begins, one number per dimension; may be infinite.
+            upper: where it ends.
+            center: roughly where the mass is, for domains infinite at both ends; default 0.
+            scale: roughly how wide it is, for infinite domains; default 1.
             nodes: per dimension, odd numbers give the best error estimate; default 801 in one dimension, 257 in two.
             dtype: of the result.
         """
         dimension = len(lower)
         if dimension not in (1, 2) or len(upper) != dimension or any(not low < high for low, high in zip(lower, upper, strict=True)):
             got = f"lower {tuple(lower)}, upper {tuple(upper)}"
-            raise ArgumentError(f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo.")
+            raise ArgumentError(
+                f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
+            )
         middle, width = center or (0.0,) * dimension, scale or (1.0,) * dimension
         count = nodes or (801 if dimension == 1 else 257)
         axes = []
@@ -119,7 +125,7 @@ class FromDensity(Measure):
             finite = math.isfinite(low) and math.isfinite(high)
             reach = 3.4 if math.isinf(low) and math.isinf(high) else 3.8 if finite else 4.2
             axes.append(Axis(low, high, c, s, reach, count))
-        places = [axis.place(axis.nodes()) for axis in axes]
+        places = [axis.place(axis.places()) for axis in axes]
         grid = torch.meshgrid(*(x for x, _ in places), indexing="ij")
         volume = torch.meshgrid(*(v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True)), indexing="ij")
         points = torch.stack([g.reshape(-1) for g in grid], -1)
@@ -130,7 +136,14 @@ class FromDensity(Measure):
     def monte_carlo(
         cls, log_density: LogDensity, proposal: Measure, *, samples: int = 16384, generator: torch.Generator | None = None
     ) -> Self:
-        """By importance sampling with draws of `proposal`, a measure of vectors ``(D,)`` whose tails are no lighter than the density's."""
+        """By importance sampling.
+
+        Args:
+            log_density: ``(..., D)`` to ``(...)``.
+            proposal: a measure of vectors of length D, without batch, whose tails are no lighter than the density's.
+            samples: how many draws of the proposal.
+            generator: for those draws.
+        """
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, ())
@@ -159,27 +172,34 @@ class FromDensity(Measure):
         return make(Empirical, points=self.points, log_weight=self.log_weight)
 
     def log_normalizer_error(self, eta: Tensor) -> Tensor:
-        """How far `log_normalizer` may be off at ``eta (..., D)``: ``(...)``, by the method's own estimate."""
+        """How far `log_normalizer` may be off, by the method's own estimate.
+
+        Args:
+            eta: ``(..., D)``.
+
+        Returns:
+            ``(...)``.
+        """
         score = (self._checked(eta, "eta").unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
             # Var(Σ w)/(Σ w)² = Σ w²/(Σ w)² − 1/n for n independent draws.
             total = torch.logsumexp(score, -1)
             return ((torch.logsumexp(2 * score, -1) - 2 * total).exp() - 1 / score.shape[-1]).clamp_min(0).sqrt()
-        grid = score.unflatten(-1, tuple(axis.count for axis in self.axes))
+        grid = score.unflatten(-1, tuple(axis.nodes for axis in self.axes))
         half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
         coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
         return (torch.logsumexp(score, -1) - coarse).abs()
 
-    def coordinate(self, x: Tensor) -> Tensor:
-        """x itself."""
-        return x
-
-    def log_prob(self, x: Tensor) -> Tensor:
+    def _log_prob(self, x: Tensor) -> Tensor:
         """Log-density of the normalised, tilted measure at ``x (..., D)``."""
         return self.log_density(x) + dot(x, self.shift) - torch.logsumexp(self.log_weight, -1)
 
     def entropy(self) -> Estimate:
-        """−E log p by the same rule, ``(...)``; the standard error is that of G (quadrature) or of the weighted mean (Monte Carlo)."""
+        """−E log p by the same rule; the standard error is that of G (quadrature) or of the weighted mean (Monte Carlo).
+
+        Returns:
+            An `Estimate` of shape ``(...)``, in nats.
+        """
         weight = torch.softmax(self.log_weight, -1)
         surprise = -(self.log_density(self.points) + (self.shift.unsqueeze(-2) @ self.points.mT).squeeze(-2))
         surprise = torch.where(weight > 0, surprise, 0.0)
@@ -191,11 +211,11 @@ class FromDensity(Measure):
         infinite = torch.full_like(value, torch.inf)
         return Estimate(value, error, -infinite, infinite, Kind.ESTIMATED)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws ``shape + batch + (D,)``: a node by weight, then (quadrature) uniformly within its cell in t; resampled points (Monte Carlo)."""
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """A node by weight, then uniformly within its cell in t (quadrature); resampled points (Monte Carlo)."""
         if not self.axes:
-            return self.atoms.sample(shape, generator=generator)
-        cells = torch.stack(torch.meshgrid(*(axis.nodes() for axis in self.axes), indexing="ij"), -1).reshape(-1, self.dimension)
+            return self.atoms._sample(shape, generator)
+        cells = torch.stack(torch.meshgrid(*(axis.places() for axis in self.axes), indexing="ij"), -1).reshape(-1, self.dimension)
         drawn = make(Empirical, points=cells.to(self.device), log_weight=self.log_weight.double()).sample(shape, generator=generator)
         jitter = torch.rand(drawn.shape, dtype=drawn.dtype, device=self.device, generator=generator) - 0.5
         placed = [axis.place(drawn[..., i] + axis.step * jitter[..., i])[0] for i, axis in enumerate(self.axes)]

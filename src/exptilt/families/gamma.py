@@ -6,9 +6,8 @@ Sufficient statistic u(x) = (x, log x), natural parameter θ = (−b, a − 1); 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -35,7 +34,7 @@ class Gamma(ExponentialFamily):
 
     shape: Tensor
     rate: Tensor
-    event_dims = {"shape": 1, "rate": 1}
+    event_dims: ClassVar = {"shape": 1, "rate": 1}
 
     def __post_init__(self) -> None:
         check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})
@@ -84,39 +83,38 @@ class Gamma(ExponentialFamily):
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like((self.shape + self.rate)[..., 0])
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""
         a = self.shape
         psi = a.log() - digamma_gap(a)
         return (a - self.rate.log() + torch.lgamma(a) + (1 - a) * psi).sum(-1)
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
+    def _statistic(cls, x: Tensor) -> Tensor:
         """(x, log x), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x.log()], -1)
 
-    def coordinate(self, x: Tensor) -> Tensor:
-        """x itself."""
+    def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def _log_prob(self, x: Tensor) -> Tensor:
         """Log-density of ``x (..., D)``; −inf off the positive orthant."""
         positive = x > 0
         safe = torch.where(positive, x, 1.0)
         density = (self.shape - 1) * safe.log() - self.rate * safe + self.shape * self.rate.log() - torch.lgamma(self.shape)
         return torch.where(positive, density, -torch.inf).sum(-1)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
         return torch._standard_gamma(a, generator=generator).clamp_min(torch.finfo(self.dtype).tiny) / self.rate
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
         return distributions.Independent(distributions.Gamma(self.shape, self.rate), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Gamma, 1)``."""
         return cls(other.base_dist.concentration, other.base_dist.rate)
 

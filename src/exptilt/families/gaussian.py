@@ -6,9 +6,8 @@ Sufficient statistic u(x) = (x, pack(x x')), natural parameter θ = (Σ⁻¹μ, 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -45,7 +44,7 @@ class Gaussian(ExponentialFamily):
 
     mean_vector: Tensor
     covariance_matrix: Tensor
-    event_dims = {"mean_vector": 1, "covariance_matrix": 2}
+    event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
 
     def __post_init__(self) -> None:
         check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})
@@ -115,38 +114,37 @@ class Gaussian(ExponentialFamily):
         return torch.zeros_like(self.mean_vector[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
+    def _statistic(cls, x: Tensor) -> Tensor:
         """(x, pack(x x')): ``(..., D)`` to ``(..., D + D(D+1)/2)``."""
         return torch.cat([x, pack(x.unsqueeze(-1) * x.unsqueeze(-2))], -1)
 
-    def coordinate(self, x: Tensor) -> Tensor:
-        """x itself."""
+    def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
         factor = self._factor()
         offset = (x - self.mean_vector).unsqueeze(-1)
         white = torch.linalg.solve_triangular(factor.expand(*offset.shape[:-2], *factor.shape[-2:]), offset, upper=False).squeeze(-1)
         return -(dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
 
-    def entropy(self) -> Tensor:
+    def _entropy(self) -> Tensor:
         """½ log det(2πe Σ)."""
         value = (log_determinant(self._factor()) + self.dimension * (1 + math.log(2 * math.pi))) / 2
         return value.expand(self.batch_shape)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         size = (*shape, *self.batch_shape, self.dimension)
         noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
         return self.mean_vector + matvec(self._factor(), noise)
 
-    def to_torch(self) -> distributions.MultivariateNormal:
+    def _to_torch(self) -> distributions.MultivariateNormal:
         """The same as a `torch.distributions.MultivariateNormal`."""
         return distributions.MultivariateNormal(self.mean_vector, self.covariance_matrix)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.MultivariateNormal`."""
         return cls(other.loc, other.covariance_matrix)
 

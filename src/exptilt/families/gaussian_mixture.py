@@ -6,7 +6,7 @@ With one Σ for all, the quadratic cancels from the weights and ∇G(η) = Ση 
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -37,7 +37,7 @@ class GaussianMixture(AnyMixture):
     log_weight: Tensor
     mean_vector: Tensor
     covariance_matrix: Tensor
-    event_dims = {"log_weight": 1, "mean_vector": 2, "covariance_matrix": 3}
+    event_dims: ClassVar = {"log_weight": 1, "mean_vector": 2, "covariance_matrix": 3}
 
     def __post_init__(self) -> None:
         if isinstance(self.covariance_matrix, Tensor) and self.covariance_matrix.ndim == 2:
@@ -68,7 +68,7 @@ class GaussianMixture(AnyMixture):
         mean = self.components._mean(eta.unsqueeze(-2))
         return make(type(self), log_weight=self._scores(eta), mean_vector=mean, covariance_matrix=self.covariance_matrix)
 
-    def to_torch(self) -> distributions.MixtureSameFamily:
+    def _to_torch(self) -> distributions.MixtureSameFamily:
         """The same as a `torch.distributions.MixtureSameFamily`."""
         batch = (*self.batch_shape, self.log_weight.shape[-1])
         covariance = self.covariance_matrix.expand(*batch, self.dimension, self.dimension)
@@ -76,7 +76,7 @@ class GaussianMixture(AnyMixture):
         return distributions.MixtureSameFamily(distributions.Categorical(logits=self.log_weight.expand(batch)), normals)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From a `MixtureSameFamily` of `MultivariateNormal`."""
         normals = other.component_distribution
         return cls(torch.as_tensor(other.mixture_distribution.logits), normals.loc, normals.covariance_matrix)

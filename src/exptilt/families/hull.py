@@ -1,9 +1,9 @@
 r"""How far a point is outside of a convex hull.
 
 For a box or an orthant that is arithmetic. For the hull of finitely many points it is Wolfe's minimum-norm-point algorithm (1976): keep a
-small affinely independent set of points, go to the nearest point of its affine hull, drop points whose weight would turn negative, add the
-point that lies farthest towards the target. It ends after finitely many rounds with the nearest point z of the hull, and m − z is the normal
-of a hyperplane that separates m from every point: the certificate that no tilt has mean m.
+small affinely independent set of points, go to the nearest point of its affine hull, drop points whose weight would turn negative, add
+the point that lies farthest towards the target. It ends after finitely many rounds with the nearest point z of the hull, and m − z is the
+normal of a hyperplane that separates m from every point: the certificate that no tilt has mean m.
 """
 
 import numpy as np
@@ -37,7 +37,8 @@ def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -
 def _wolfe(cloud: Array, goal: Array, max_rounds: int) -> Array:
     scale = float(np.abs(cloud).max() + np.abs(goal).max()) or 1.0
     start = int(np.argmin(((cloud - goal) ** 2).sum(1)))
-    active, weight = [start], np.ones(1)
+    active = [start]
+    weight: Array = np.ones(1)
     for _ in range(max_rounds):
         current = weight @ cloud[active] - goal
         scores = cloud @ current

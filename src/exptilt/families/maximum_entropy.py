@@ -3,10 +3,12 @@ r"""Maximum entropy under mean constraints.
     primal   min_x  log Σ_i e^{y_i} − <c, x>,   y = Ax + b
     dual     max_ν  <b, ν> − Σ_i ν_i log ν_i    such that  Σ_i ν_i = 1,  A'ν = c,  ν ≥ 0
 
-(THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the base measure e^b that satisfies the
-constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`: the rows of A are the points.
+(THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the base measure e^b that
+satisfies the constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`:
+the rows of A are the points.
 
-If no law satisfies the constraints, a linear program finds a combination of as few of them as it can that no outcome satisfies, and names those.
+If no law satisfies the constraints, a linear program finds a combination of as few of them as it can that no outcome satisfies, and names
+those.
 """
 
 from collections.abc import Sequence
@@ -64,11 +66,12 @@ def maximum_entropy(
         b: ``(..., n)``, log of the base measure; default 0, the counting measure; −inf forbids an outcome.
         mean: ``(..., k)``, the wanted means; default 0.
         names: of the constraints, for the report on contradictory ones; default their numbers.
-        tolerance, max_steps: as for `Measure.natural`.
+        tolerance: as for `Measure.natural`.
+        max_steps: as for `Measure.natural`.
 
     Returns:
-        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or OUTSIDE where the constraints force some
-        probabilities to zero, or cannot be met; then `value.conflict` names them.
+        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or OUTSIDE where the constraints
+        force some probabilities to zero, or cannot be met; then `value.conflict` names them.
 
     Example:
         >>> dice = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]
@@ -77,7 +80,9 @@ def maximum_entropy(
         ('CONVERGED', [0.0544, 0.0788, 0.1142, 0.1654, 0.2398, 0.3475])
     """
     if not isinstance(A, Tensor) or A.ndim < 2:
-        raise ArgumentError(f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}.")
+        raise ArgumentError(
+            f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}."
+        )
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
         raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")
@@ -111,7 +116,9 @@ def _separating(points: Tensor, mean: Tensor) -> list[int]:
     scale = offset.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
     rows = (offset / scale).numpy()
     count = rows.shape[1]
-    program = linprog([1.0] * (2 * count), A_ub=torch.cat([torch.as_tensor(rows), -torch.as_tensor(rows)], 1).numpy(), b_ub=[-1.0] * len(rows))
+    program = linprog(
+        [1.0] * (2 * count), A_ub=torch.cat([torch.as_tensor(rows), -torch.as_tensor(rows)], 1).numpy(), b_ub=[-1.0] * len(rows)
+    )
     if program.x is None:
         return list(range(count))
     direction = abs(program.x[:count] - program.x[count:])

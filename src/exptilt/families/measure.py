@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
@@ -30,9 +30,8 @@ from exptilt.families.estimate import Estimate
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
 
 
-def static(**arguments: Any) -> Any:
-    """A dataclass field that is not a tensor: kept as it is by `.to`, `vmap` and the like."""
-    return dataclasses.field(metadata={"static": True}, **arguments)
+STATIC = {"static": True}
+"""Metadata of a dataclass field that is not a tensor: kept as it is by `.to`, `vmap` and the like."""
 
 
 def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
@@ -72,22 +71,38 @@ class Measure(ABC):
         """The measure h e^{<t,η>}, normalised where the class holds normalised measures."""
 
     @abstractmethod
-    def coordinate(self, x: Any) -> Tensor:
-        """t(x), the vector ``(..., D)`` that tilting pairs with η."""
+    def _log_prob(self, x: Any) -> Tensor:
+        """Log-density of the normalised measure at x, of checked shape."""
 
     @abstractmethod
-    def log_prob(self, x: Any) -> Tensor:
-        """Log-density (or log-probability) of the normalised measure h / e^{G(0)} at x."""
-
-    @abstractmethod
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draws from the normalised measure: ``shape + batch + event``."""
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws ``shape + batch + event``."""
 
     @abstractmethod
     def entropy(self) -> Tensor | Estimate:
-        """−E[log p], with respect to counting, Lebesgue or surface measure; an `Estimate` where no closed form exists."""
+        """−E[log p] of the normalised measure, with respect to counting, Lebesgue or surface measure.
+
+        Returns:
+            ``(...)``, in nats; an `Estimate` where no closed form exists.
+        """
 
     # What a subclass may give in closed form.
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor that makes up one x."""
+        return ((self.dimension,),)
+
+    def _coordinate(self, x: Any) -> Tensor:
+        vector: Tensor = x
+        return vector
+
+    def _to_torch(self) -> distributions.Distribution:
+        raise ArgumentError(f"torch.distributions has no {type(self).__name__}.")
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        raise ArgumentError(f"torch.distributions has no {cls.__name__}.")
 
     def _mean(self, eta: Tensor) -> Tensor:
         return duality.gradient(self._log_normalizer, eta)
@@ -132,60 +147,170 @@ class Measure(ABC):
         return self._leaves()[0][0].device
 
     def to(self, *arguments: Any) -> Self:
-        """The same measure on another device or in another dtype: arguments as for `torch.Tensor.to`."""
+        """The same measure on another device or in another dtype.
+
+        Args:
+            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
+        """
         return self.map(lambda leaf, _: leaf.to(*arguments))
 
     def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply ``function(tensor, event_dims)`` to every tensor field, nested ones too."""
+        """Apply a function to every tensor field, nested ones too.
+
+        Args:
+            function: gets the tensor ``(..., event)`` and how many of its trailing axes are not batch.
+        """
         leaves, spec = pytree.tree_flatten(self)
         events = [event for _, event in self._leaves()]
         return pytree.tree_unflatten([function(leaf, event) for leaf, event in zip(leaves, events, strict=True)], spec)
 
     def log_normalizer(self, eta: Tensor) -> Tensor:
-        """G(η) = log ∫ h(x) e^{<t(x),η>}: ``eta (..., D)`` to ``(...)``."""
+        """G(η) = log ∫ h(x) e^{<t(x),η>}.
+
+        Args:
+            eta: ``(..., D)``.
+
+        Returns:
+            ``(...)``, infinite where the integral diverges.
+        """
         return self._log_normalizer(self._checked(eta, "eta"))
 
     def mean(self, eta: Tensor | None = None) -> Tensor:
-        """E[t] under the measure tilted by η (0 if not given): ``(..., D)``."""
+        """E[t] under the tilted measure, the gradient of G.
+
+        Args:
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D)``.
+        """
         return self._mean(self._origin() if eta is None else self._spread(eta, "eta"))
 
     def covariance(self, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] under the measure tilted by η (0 if not given): ``(..., D, D)``. This is the Fisher information of η."""
+        """Cov[t] under the tilted measure: the Hessian of G, and the Fisher information of η.
+
+        Args:
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D, D)``.
+        """
         return self._covariance(self._origin() if eta is None else self._spread(eta, "eta"))
 
     def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] times a vector, without the covariance: ``(..., D)`` to ``(..., D)``."""
+        """Cov[t] times a vector, without the covariance.
+
+        Args:
+            vector: ``(..., D)``.
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D)``.
+        """
         vector = self._spread(vector, "vector")
         eta = torch.zeros_like(vector) if eta is None else self._spread(eta, "eta")
         eta, vector = torch.broadcast_tensors(eta, vector)
         return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
-        """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``."""
+        """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
+
+        Args:
+            eta: ``(..., D)``; its batch axes broadcast with those of the measure.
+        """
         return self._tilt(self._checked(eta, "eta"))
 
     def natural(self, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 100) -> Solution[Tensor]:
-        """The η whose tilted measure has this mean: the inverse of `mean`, ``(..., D)`` to a `Solution` of ``(..., D)``.
+        """The η whose tilted measure has this mean: the inverse of `mean`.
 
         Differentiable twice in ``mean`` and in the fields of the measure. A mean on or outside the hull of the support is reported in
         the status of its own problem, with its distance from the hull. The residual is the largest error of a coordinate of the mean.
 
         Args:
-            mean: wanted mean of t.
-            tolerance: on the residual, in standard deviations of h; default precision^(3/4).
+            mean: ``(..., D)``, wanted mean of t.
+            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean); default by the dtype's precision.
             max_steps: of Newton's method, where no closed form exists.
+
+        Returns:
+            A `Solution` whose value is ``(..., D)``.
         """
         return self._natural(self._spread(mean, "mean"), tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
-        """G*(m) = sup_η <m,η> − G(η): ``(..., D)`` to ``(...)``; infinite outside the hull of the support."""
+        """G*(m) = sup_η <m,η> − G(η).
+
+        Args:
+            mean: ``(..., D)``.
+
+        Returns:
+            ``(...)``, infinite outside the hull of the support.
+        """
         solution = self.natural(mean)
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
-        """B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, which is KL(p_b ‖ p_a): mind the order. ``(..., D)`` twice to ``(...)``."""
+        """B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, which is KL(p_b ‖ p_a): mind the order.
+
+        Args:
+            a: ``(..., D)``.
+            b: ``(..., D)``.
+
+        Returns:
+            ``(...)``.
+        """
         return self.log_normalizer(a) - self.log_normalizer(b) - dot(self.mean(b), a - b)
+
+    def coordinate(self, x: Any) -> Tensor:
+        """t(x), the vector that tilting pairs with η.
+
+        Args:
+            x: an event, or a batch of them.
+
+        Returns:
+            ``(..., D)``.
+        """
+        return self._coordinate(self._event(x))
+
+    def log_prob(self, x: Any) -> Tensor:
+        """Log-density (or log-probability) of the normalised measure h / e^{G(0)} at x.
+
+        Args:
+            x: an event, or a batch of them whose leading axes broadcast with those of the measure.
+
+        Returns:
+            ``(...)``.
+        """
+        return self._log_prob(self._event(x))
+
+    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draws from the normalised measure, ``shape + batch + event``.
+
+        Args:
+            shape: how many, as a shape.
+            generator: the source of randomness; torch's own if not given.
+        """
+        return self._sample(tuple(shape), generator)
+
+    def to_torch(self) -> distributions.Distribution:
+        """The same law in `torch.distributions`; independent coordinates come as ``Independent(..., 1)``."""
+        return self._to_torch()
+
+    @classmethod
+    def from_torch(cls, other: distributions.Distribution) -> Self:
+        """The measure that a distribution of `torch.distributions` is.
+
+        Args:
+            other: what `to_torch` would give.
+        """
+        try:
+            member = cls._from_torch(other)
+            same = _kind(member.to_torch()) == _kind(other)
+        except AttributeError:
+            same = False
+        if not same:
+            raise ArgumentError(f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family.")
+        return member
 
     def _origin(self) -> Tensor:
         return torch.zeros(*self.batch_shape, self.dimension, dtype=self.dtype, device=self.device)
@@ -198,6 +323,17 @@ class Measure(ABC):
     def _leaves(self) -> list[tuple[Tensor, int]]:
         """Every tensor with its number of event axes, in the order of the pytree."""
         return [(getattr(self, name), event) for name, event in self.event_dims.items()]
+
+    def _event(self, x: Any) -> Any:
+        """x, if each of its tensors ends in the shape of an event."""
+        leaves = pytree.tree_leaves(x)
+        got = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
+        wanted = self.event_shapes
+        good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
+        if not good or any(leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)):
+            shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
+            raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {', '.join(map(str, got))}.")
+        return x
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
         if not isinstance(vector, Tensor):
@@ -222,3 +358,10 @@ def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
         return make(cls, **{field.name: next(others if field.metadata.get("static") else tensors) for field in fields})
 
     return unflatten
+
+
+def _kind(other: distributions.Distribution) -> tuple[str, ...]:
+    """Names of a distribution and of what it is made of."""
+    inner = getattr(other, "base_dist", None) or getattr(other, "component_distribution", None)
+    name = type(other).__name__.replace("OneHotCategorical", "Categorical")
+    return (name, *_kind(inner)) if isinstance(inner, distributions.Distribution) else (name,)

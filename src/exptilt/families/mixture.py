@@ -2,14 +2,13 @@ r"""Mixtures.
 
     h = Σ_k w_k p_k,     G(η) = log Σ_k w_k e^{G_k(η)},     ∇G(η) = Σ_k w̃_k ∇G_k(η),   w̃_k ∝ w_k e^{G_k(η)}
 
-Tilting a mixture tilts every component and moves weight to those with much mass where e^{<t,η>} is large (THEORY A5). `AnyMixture` says so once for
-all; `Mixture` holds components of any exponential family, `GaussianMixture` means and covariances.
+Tilting a mixture tilts every component and moves weight to those with much mass where e^{<t,η>} is large (THEORY A5). `AnyMixture` says
+so once for all; `Mixture` holds components of any exponential family, `GaussianMixture` means and covariances.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -34,27 +33,38 @@ class AnyMixture(Measure):
         """The components, one family with batch axes ``(..., K)``."""
 
     @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """As for the components."""
+        return self.components.event_shapes
+
+    @property
     def log_probability(self) -> Tensor:
         """Normalised log-weights, ``(..., K)``."""
         return torch.log_softmax(self.log_weight, -1)
 
-    def coordinate(self, x: Any) -> Tensor:
-        """t(x) of the components."""
-        return self.components.coordinate(x)
+    def _coordinate(self, x: Any) -> Tensor:
+        return self.components._coordinate(x)
 
     def component_log_prob(self, x: Any) -> Tensor:
-        """Log-density of x under each component: ``(..., K)``."""
-        leaves, spec = pytree.tree_flatten(x)
-        spread = [leaf.unsqueeze(leaf.ndim - axes) for leaf, axes in zip(leaves, self.components.event_axes, strict=True)]
-        return self.components.log_prob(pytree.tree_unflatten(spread, spec))
+        """Log-density of x under each component.
 
-    def log_prob(self, x: Any) -> Tensor:
+        Args:
+            x: an event, or a batch of them.
+
+        Returns:
+            ``(..., K)``.
+        """
+        leaves, spec = pytree.tree_flatten(self._event(x))
+        spread = [leaf.unsqueeze(leaf.ndim - len(shape)) for leaf, shape in zip(leaves, self.event_shapes, strict=True)]
+        return self.components._log_prob(pytree.tree_unflatten(spread, spec))
+
+    def _log_prob(self, x: Any) -> Tensor:
         """Log-density of the normalised mixture at x."""
         return torch.logsumexp(self.log_probability + self.component_log_prob(x), -1)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
         """Draws ``shape + batch + event``: a component by weight, then one draw of it."""
-        draws = self.components.sample(shape, generator=generator)
+        draws = self.components._sample(shape, generator)
         batch = (*shape, *self.batch_shape)
         cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1)
         uniform = torch.rand((*batch, 1), dtype=torch.float64, device=self.device, generator=generator) * cumulative[..., -1:]
@@ -68,8 +78,18 @@ class AnyMixture(Measure):
         return pytree.tree_map(pick, draws)
 
     def entropy(self, samples: int = 4096, *, generator: torch.Generator | None = None) -> Estimate:
-        """−E log p, ``(...)``: no closed form, so a sample mean with its standard error and a bracket that holds for certain."""
+        """−E log p: no closed form, so a sample mean with its standard error and a bracket that holds for certain.
+
+        Args:
+            samples: how many draws are taken; 0 gives the bracket alone.
+            generator: for those draws.
+
+        Returns:
+            An `Estimate` of shape ``(...)``, in nats.
+        """
         lower, upper = mixture_bounds.entropy_bounds(self.log_probability, self.components)
+        if samples == 0:
+            return Estimate.bounded(lower, upper)
         return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
 
     def _scores(self, eta: Tensor) -> Tensor:
@@ -111,7 +131,7 @@ class Mixture(AnyMixture):
 
     log_weight: Tensor
     family: ExponentialFamily
-    event_dims = {"log_weight": 1}
+    event_dims: ClassVar = {"log_weight": 1}
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, ExponentialFamily):
@@ -139,8 +159,6 @@ class Mixture(AnyMixture):
         spread = eta.unsqueeze(-2)
         return make(type(self), log_weight=self._scores(eta), family=self.family._tilt(spread))
 
-    def to_torch(self) -> distributions.MixtureSameFamily:
+    def _to_torch(self) -> distributions.MixtureSameFamily:
         """The same as a `torch.distributions.MixtureSameFamily`, where the components exist there."""
-        if not hasattr(self.family, "to_torch"):
-            raise ArgumentError(f"Mixture: torch.distributions has no {type(self.family).__name__}.")
         return distributions.MixtureSameFamily(distributions.Categorical(logits=self.log_weight), self.family.to_torch())

@@ -5,9 +5,9 @@ For mixtures f = Σ_a π_a f_a and g = Σ_b ω_b g_b of an exponential family, t
     variational   E_{f_a} log g  ≥  log Σ_b ω_b e^{−KL(f_a‖g_b)} − H(f_a)
     Jensen        E_{f_a} log g  ≤  log Σ_b ω_b ∫ f_a g_b
 
-(Hershey and Olsen 2007; Durrieu, Thiran and Kelly 2012). KL(f_a‖g_b) and, where the base measure is 1, ∫ f_a g_b = e^{A(θ_a+θ_b)−A(θ_a)−A(θ_b)}
-are closed. The upper bound on KL(f‖g) is the log-sum inequality over couplings of the components, tightened by alternating minimisation: every round is
-a bound, and none is worse than the one before.
+(Hershey and Olsen 2007; Durrieu, Thiran and Kelly 2012). KL(f_a‖g_b) and, where the base measure is 1, ∫ f_a g_b =
+e^{A(θ_a+θ_b)−A(θ_a)−A(θ_b)} are closed. The upper bound on KL(f‖g) is the log-sum inequality over couplings of the components, tightened
+by alternating minimisation: every round is a bound, and none is worse than the one before.
 """
 
 import torch
@@ -25,7 +25,7 @@ def pairwise_kl(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
 
 
 def pairwise_overlap(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
-    """log ∫ f_a g_b, ``(..., A, B)``; infinite where it diverges or is not known."""
+    """Log ∫ f_a g_b, ``(..., A, B)``; infinite where it diverges or is not known."""
     theta = f.natural_parameter.unsqueeze(-2) + g.natural_parameter.unsqueeze(-3)
     if not f.flat_base:
         return torch.full_like(theta[..., 0], torch.inf)
@@ -43,7 +43,7 @@ def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Te
     """Lower and upper bound on the entropy of a mixture with normalised log-weights ``(..., K)``: ``(...)`` each."""
     low, high = expected_log_bounds(f, log_weight, f)
     weight = log_weight.exp()
-    # Conditioning never raises entropy, and the label adds at most its own: Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π), the right side within `low`.
+    # Conditioning never raises entropy: Σ π H(f_a) ≤ H(f). And the label adds at most its own, H(f) ≤ Σ π H(f_a) + H(π), which `low` includes.
     within = _expect(weight, f.entropy())
     return torch.maximum(within, -_expect(weight, high)), -_expect(weight, low)
 
@@ -58,7 +58,7 @@ def kl_bounds(log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: Exponential
 
 
 def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: int) -> Tensor:
-    """min over φ, ψ ≥ 0 with row sums π of φ and column sums ω of ψ of Σ_ab φ_ab (log φ_ab/ψ_ab + KL_ab), from the independent coupling."""
+    """Min over φ, ψ ≥ 0 with row sums π of φ and column sums ω of ψ of Σ_ab φ_ab (log φ_ab/ψ_ab + KL_ab), from the independent coupling."""
     psi = log_p.unsqueeze(-1) + log_q.unsqueeze(-2)
     phi = psi
     for _ in range(rounds):

@@ -6,9 +6,8 @@ Sufficient statistic u(μ, τ) = (τμ, τ, τμ², log τ), natural parameter �
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -41,8 +40,7 @@ class NormalGamma(ExponentialFamily):
     count: Tensor
     shape: Tensor
     rate: Tensor
-    event_dims = {"location": 1, "count": 1, "shape": 1, "rate": 1}
-    event_axes = (1, 1)
+    event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -56,6 +54,11 @@ class NormalGamma(ExponentialFamily):
     def dimension(self) -> int:
         """4D: tilting acts on the whole statistic."""
         return 4 * self.location.shape[-1]
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Means and precisions, D of each."""
+        return (tuple(self.location.shape[-1:]),) * 2
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -103,12 +106,12 @@ class NormalGamma(ExponentialFamily):
         return torch.zeros_like((self.location + self.count + self.shape + self.rate)[..., 0])
 
     @classmethod
-    def statistic(cls, x: MeanPrecision) -> Tensor:
+    def _statistic(cls, x: MeanPrecision) -> Tensor:
         """(τμ, τ, τμ², log τ) of ``x = (mean (..., D), precision (..., D))``: ``(..., 4D)``."""
         mean, precision = x
         return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> MeanPrecision:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
         draws = torch._standard_gamma(self.shape.expand(size).contiguous(), generator=generator)

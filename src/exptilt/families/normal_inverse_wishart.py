@@ -2,14 +2,13 @@ r"""The normal-inverse-Wishart distribution of a mean and a covariance: the conj
 
     Σ ~ InverseWishart(Ψ, ν),     μ | Σ ~ N(m, Σ/κ)
 
-Sufficient statistic u(μ, Σ) = (Σ⁻¹μ, pack(Σ⁻¹), μ'Σ⁻¹μ, log|Σ|), natural parameter θ = (κm, −½ pack(Ψ + κmm'), −½κ, −½(ν + D + 2)). Tilting acts
-on all of u. Densities are with respect to Lebesgue measure of μ and of the lower triangle of Σ.
+Sufficient statistic u(μ, Σ) = (Σ⁻¹μ, pack(Σ⁻¹), μ'Σ⁻¹μ, log|Σ|), natural parameter θ = (κm, −½ pack(Ψ + κmm'), −½κ, −½(ν + D + 2)).
+Tilting acts on all of u. Densities are with respect to Lebesgue measure of μ and of the lower triangle of Σ.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -57,8 +56,7 @@ class NormalInverseWishart(ExponentialFamily):
     count: Tensor
     degrees: Tensor
     scale: Tensor
-    event_dims = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
-    event_axes = (1, 2)
+    event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -83,6 +81,11 @@ class NormalInverseWishart(ExponentialFamily):
     def dimension(self) -> int:
         """D + D(D+1)/2 + 2: tilting acts on the whole statistic."""
         return self.size + packed_size(self.size) + 2
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A mean and a covariance."""
+        return ((self.size,), (self.size, self.size))
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -154,15 +157,15 @@ class NormalInverseWishart(ExponentialFamily):
         return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
 
     @classmethod
-    def statistic(cls, x: MeanCovariance) -> Tensor:
-        """u of ``x = (mean (..., D), covariance (..., D, D))``."""
+    def _statistic(cls, x: MeanCovariance) -> Tensor:
+        """U of ``x = (mean (..., D), covariance (..., D, D))``."""
         mean, covariance = x
         factor = cholesky(covariance)
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
         return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> MeanCovariance:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
         """Pairs of means ``shape + batch + (D,)`` and covariances ``shape + batch + (D, D)``."""
         # Σ⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so Σ = B B' with B = L A⁻ᵀ.
         triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)

@@ -6,9 +6,8 @@ Sufficient statistic u(x) = x, natural parameter θ = log λ, base measure b(x) 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -32,7 +31,7 @@ class Poisson(ExponentialFamily):
     """
 
     rate: Tensor
-    event_dims = {"rate": 1}
+    event_dims: ClassVar = {"rate": 1}
     flat_base = False
 
     def __post_init__(self) -> None:
@@ -46,7 +45,7 @@ class Poisson(ExponentialFamily):
 
     @property
     def natural_parameter(self) -> Tensor:
-        """log λ, ``(..., D)``."""
+        """Log λ, ``(..., D)``."""
         return self.rate.log()
 
     @property
@@ -79,20 +78,20 @@ class Poisson(ExponentialFamily):
         return -_expected_log_factorial(self.rate).sum(-1)
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """x itself, ``(..., D)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, ``(..., D)``."""
         return x
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``."""
         return torch.poisson(self.rate.expand(*shape, *self.rate.shape), generator=generator)
 
-    def to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Poisson, 1)``."""
         return distributions.Independent(distributions.Poisson(self.rate), 1)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Poisson, 1)``."""
         return cls(other.base_dist.rate)
 

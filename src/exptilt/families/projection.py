@@ -2,8 +2,9 @@ r"""M-projection: the member of a family nearest to a measure.
 
     argmin_θ KL(p ‖ p_θ)   is the member with   E_θ[u] = E_p[u]
 
-so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are weighted averages of the components' mean
-parameters; for points it is the maximum-likelihood fit. Gaussian targets take mean and covariance, computed about the mean.
+so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are weighted averages of the
+components' mean parameters; for points it is the maximum-likelihood fit. Gaussian targets take mean and covariance, computed about the
+mean.
 """
 
 from typing import TypeVar
@@ -50,7 +51,15 @@ def project(measure: Measure, family: type[Family]) -> Family:
 
 
 def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Tensor:
-    """E[u(x)] under the normalised measure, for the statistic u of `family`: ``(..., K)``."""
+    """E[u(x)] under the normalised measure.
+
+    Args:
+        measure: as for `project`.
+        family: whose statistic u is meant.
+
+    Returns:
+        ``(..., K)``.
+    """
     if isinstance(measure, family):
         return measure.mean_parameter
     if isinstance(measure, AnyMixture) and isinstance(measure.components, family):
@@ -58,9 +67,11 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
         return torch.where(weight > 0, weight * measure.components.mean_parameter, 0.0).sum(-2)
     if isinstance(measure, Empirical | FromDensity):
         weight = torch.softmax(measure.log_weight, -1).unsqueeze(-1)
-        return torch.where(weight > 0, weight * family.statistic(measure.points), 0.0).sum(-2)
+        return torch.where(weight > 0, weight * family._statistic(measure.points), 0.0).sum(-2)
     kind = type(measure.components).__name__ + " mixture" if isinstance(measure, AnyMixture) else type(measure).__name__
-    raise ArgumentError(f"project: the expected {family.__name__} statistic of a {kind} is not known. Sample it and project Empirical(draws).")
+    raise ArgumentError(
+        f"project: the expected {family.__name__} statistic of a {kind} is not known. Sample it and project Empirical(draws)."
+    )
 
 
 def _about_the_mean(measure: Measure, family: type[Family]) -> Family | None:

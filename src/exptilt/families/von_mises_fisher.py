@@ -4,14 +4,13 @@ r"""The von Mises–Fisher distribution: the uniform measure on the sphere S^{D�
 
     E[x] = ρ(κ²) θ,   ρ = I_{D/2}(κ) / (κ I_ν(κ));      Cov[x] = ρ I + ρ (ρ⁺ − ρ) θθ'
 
-with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing special. Densities are with respect to
-surface area. This is the law of keys of equal length: layer normalisation puts them on a sphere.
+with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing special. Densities are with
+respect to surface area. This is the law of keys of equal length: layer normalisation puts them on a sphere.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class VonMisesFisher(ExponentialFamily):
     """
 
     vector: Tensor
-    event_dims = {"vector": 1}
+    event_dims: ClassVar = {"vector": 1}
 
     def __post_init__(self) -> None:
         check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
@@ -101,11 +100,11 @@ class VonMisesFisher(ExponentialFamily):
         return torch.zeros_like(self.vector[..., 0])
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
-        """x itself, a unit vector ``(..., D)``."""
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, a unit vector ``(..., D)``."""
         return x
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Unit vectors ``shape + batch + (D,)`` by Wood's rejection method (1994)."""
         theta = self.vector.expand(*shape, *self.vector.shape)
         kappa = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)

@@ -2,14 +2,14 @@ r"""The Wishart distribution of positive definite matrices.
 
     p(X) ∝ |X|^{(ν−D−1)/2} e^{−½ tr(V⁻¹X)},     E[X] = νV,     E[log|X|] = ψ_D(ν/2) + D log 2 + log|V|
 
-Sufficient statistic u(X) = (pack(X), log|X|), natural parameter θ = (−½ pack(V⁻¹), (ν−D−1)/2). Tilting acts on X, so it changes the scale V alone.
-Densities are with respect to Lebesgue measure of the lower triangle.
+Sufficient statistic u(X) = (pack(X), log|X|), natural parameter θ = (−½ pack(V⁻¹), (ν−D−1)/2). Tilting acts on X, so it changes the scale
+V alone. Densities are with respect to Lebesgue measure of the lower triangle.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -69,15 +69,16 @@ class Wishart(ExponentialFamily):
 
     degrees: Tensor
     scale: Tensor
-    event_dims = {"degrees": 0, "scale": 2}
-    event_axes = (2,)
+    event_dims: ClassVar = {"degrees": 0, "scale": 2}
     identity_coordinate = False
 
     def __post_init__(self) -> None:
         check_tensors("Wishart", {"degrees": (self.degrees, 0), "scale": (self.scale, 2)})
         check_covariance(self.scale, "scale")
         least = self.scale.shape[-1] - 1
-        check_values("Wishart", "degrees", self.degrees, (self.degrees > least) & self.degrees.isfinite(), f"finite and above D − 1 = {least}")
+        check_values(
+            "Wishart", "degrees", self.degrees, (self.degrees > least) & self.degrees.isfinite(), f"finite and above D − 1 = {least}"
+        )
 
     @property
     def size(self) -> int:
@@ -88,6 +89,11 @@ class Wishart(ExponentialFamily):
     def dimension(self) -> int:
         """D(D+1)/2, the free entries of X."""
         return packed_size(self.size)
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A D×D matrix."""
+        return ((self.size, self.size),)
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -137,25 +143,25 @@ class Wishart(ExponentialFamily):
         return torch.zeros_like(self.degrees)
 
     @classmethod
-    def statistic(cls, x: Tensor) -> Tensor:
+    def _statistic(cls, x: Tensor) -> Tensor:
         """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
         return torch.cat([pack(x), log_determinant(cholesky(x)).unsqueeze(-1)], -1)
 
-    def coordinate(self, x: Tensor) -> Tensor:
+    def _coordinate(self, x: Tensor) -> Tensor:
         """pack(X)."""
         return pack(x)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive definite matrices ``shape + batch + (D, D)`` by Bartlett's decomposition."""
         factor = cholesky(self.scale) @ bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
         return factor @ factor.mT
 
-    def to_torch(self) -> distributions.Wishart:
+    def _to_torch(self) -> distributions.Wishart:
         """The same as a `torch.distributions.Wishart`."""
         return distributions.Wishart(self.degrees, covariance_matrix=self.scale)
 
     @classmethod
-    def from_torch(cls, other: Any) -> Self:
+    def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Wishart`."""
         return cls(other.df, other.covariance_matrix)
 
