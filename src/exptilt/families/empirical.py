@@ -16,7 +16,6 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
-from exptilt.families.duality import Moments
 from exptilt.families.hull import nearest_in_hull
 from exptilt.families.measure import Measure, make
 from exptilt.tilting import Tilted, fisher_vector_product
@@ -127,26 +126,34 @@ class Empirical(Measure):
         query, key, weight, back = self._streamed(eta)
         return back(_sweep(query, key, key[..., :0], weight).log_normalizer)
 
-    def _first(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         query, key, weight, back = self._streamed(eta)
         tilted = _sweep(query, key, key, weight)
         return back(tilted.log_normalizer), back(tilted.output)
 
     def _mean(self, eta: Tensor) -> Tensor:
-        return self._first(eta)[1]
+        return self._value_and_mean(eta)[1]
 
     def _covariance(self, eta: Tensor) -> Tensor:
-        return self._moments(eta)[2]
-
-    def _moments(self, eta: Tensor) -> Moments:
-        value, mean = self._first(eta)
+        value, mean = self._value_and_mean(eta)
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         for start, stop in self._blocks(max(1, value.numel())):
             block = self.points[..., start:stop, :]
             log_weight = (eta.unsqueeze(-2) @ block.mT).squeeze(-2) + self.log_weight[..., start:stop] - value.unsqueeze(-1)
-            offset = block - mean.unsqueeze(-2)
-            total = total + (offset * log_weight.exp().unsqueeze(-1)).mT @ offset
-        return value, mean, total
+            # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a negative diagonal.
+            offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
+            total = total + offset.mT @ offset
+        return total
+
+    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
+        """Newton's method takes a covariance for direction only: with many points, a random part of them gives it. Gradients stay exact."""
+        count = self.points.shape[-2]
+        part = max(4096, 64 * self.dimension) * 4**level
+        if 2 * part > count:
+            return self._covariance(eta)
+        index = torch.randint(count, (part,), generator=torch.Generator().manual_seed(level)).to(self.device)
+        few = make(Empirical, points=self.points[..., index, :], log_weight=self.log_weight[..., index])
+        return few._covariance(eta)
 
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)

@@ -23,7 +23,6 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_log_weight
-from exptilt.families.duality import Moments
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.hull import box_excess
@@ -230,8 +229,11 @@ class FromDensity(Measure):
     def _covariance(self, eta: Tensor) -> Tensor:
         return self.atoms._covariance(eta)
 
-    def _moments(self, eta: Tensor) -> Moments:
-        return self.atoms._moments(eta)
+    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.atoms._value_and_mean(eta)
+
+    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
+        return self.atoms._covariance(eta)
 
     def _tilt(self, eta: Tensor) -> Self:
         weight = self.atoms._tilt(eta).log_weight

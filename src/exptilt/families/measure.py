@@ -117,8 +117,12 @@ class Measure(ABC):
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         return duality.natural(self, mean, tolerance, max_steps)
 
-    def _moments(self, eta: Tensor) -> duality.Moments:
-        return self._log_normalizer(eta), self._mean(eta), self._covariance(eta)
+    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._log_normalizer(eta), self._mean(eta)
+
+    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
+        """The covariance where G(η) and the mean are known already; a rough one will do, the better the higher the level."""
+        return self._covariance(eta)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         """How far ``mean (..., D)`` is outside the hull of the support of t: ``(...)``; 0 on its boundary, negative inside.

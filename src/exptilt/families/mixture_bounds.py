@@ -43,7 +43,7 @@ def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Te
     """Lower and upper bound on the entropy of a mixture with normalised log-weights ``(..., K)``: ``(...)`` each."""
     low, high = expected_log_bounds(f, log_weight, f)
     weight = log_weight.exp()
-    # Conditioning never raises entropy: Σ π H(f_a) ≤ H(f). And the label adds at most its own, H(f) ≤ Σ π H(f_a) + H(π), which `low` includes.
+    # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `low` includes the right side.
     within = _expect(weight, f.entropy())
     return torch.maximum(within, -_expect(weight, high)), -_expect(weight, low)
 
