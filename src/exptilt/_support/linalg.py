@@ -138,6 +138,18 @@ def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
     return symmetric + torch.diag_embed(added.expand_as(eigenvalues))
 
 
+def factorize(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor of ``(..., D, D)``; NaN, not an error, where a matrix has none."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+def positive_definite(matrix: Tensor) -> Tensor:
+    """``(...)``: which matrices have a Cholesky factor."""
+    _, info = torch.linalg.cholesky_ex(matrix)
+    return (info == 0) & matrix.isfinite().all(-1).all(-1)
+
+
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner product over the last axis."""
     return (a * b).sum(-1)

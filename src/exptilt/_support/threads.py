@@ -80,8 +80,8 @@ def run_chunks(work: Callable[[int, int, Any], None], total: int, scratch: Calla
 @cache
 def _blas_libraries() -> tuple[Any, ...]:
     """The BLAS that compiled kernels call: SciPy's. NumPy's own copy and torch's are left alone."""
-    import scipy.linalg.cython_blas  # noqa: F401, PLC0415  (loads the library, so that it can be found)
-    from threadpoolctl import ThreadpoolController  # noqa: PLC0415
+    import scipy.linalg.cython_blas  # noqa: F401  (loads the library, so that it can be found)
+    from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     scipys = [library for library in found if "scipy.libs" in library.filepath]

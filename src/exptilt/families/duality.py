@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from exptilt._support.linalg import dot
+from exptilt._support.linalg import dot, matvec
 from exptilt._support.solution import Solution, Status
 
 if TYPE_CHECKING:
@@ -110,23 +110,30 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
     here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
-    level = 0
-    covariance = measure._covariance_given(*here, level)
-    spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    covariance, level = measure._covariance(here.eta), 0
+    frame = Frame.of(covariance)
+    spread = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
     steps = 0
     while steps < max_steps:
-        factor, before = _factor(covariance), (here.mean - mean).abs().amax(-1)
+        local = frame.covariance(covariance)
+        factor, before = _factor(local), (here.mean - mean).abs().amax(-1)
         for turn in range(3):
-            step = _solve_factored(factor, mean - here.mean)
-            shrunk = (step.abs() * spread).amax(-1) <= 1e-4 * (1 + (here.eta.abs() * spread).amax(-1))
-            done = done | (shrunk & ((here.mean - mean).abs() <= allowed).all(-1))
-            moving = ~(done | stalled) & step.isfinite().all(-1)
+            move = _solve_factored(factor, frame.pull(mean - here.mean))
+            small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
+            candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed).all(-1)
+            if bool(candidate.any()):
+                # Rounding of the mean, divided by the least variance that is left, is how far η is uncertain: on the boundary, without end.
+                left = torch.linalg.eigvalsh(local)[..., 0]
+                certain = 64 * precision * (1 + ((mean.abs() / spread.clamp_min(1e-300)) * (spread > 0)).amax(-1)) <= left
+                done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
+            moving = ~(done | stalled) & move.isfinite().all(-1)
             if turn == 2 or not bool(moving.any()):
                 break
-            here, moved = _line_search(measure, mean, here, torch.where(moving[..., None], step, 0.0), tries=1 if turn else 40)
+            step = torch.where(moving[..., None], frame.push(move), 0.0)
+            here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 40)
             steps += 1
             stalled = stalled | (moving & ~moved) if turn == 0 else stalled
         if not bool(moving.any()):
@@ -138,6 +145,43 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     return here.eta, code, residual, torch.tensor(steps, device=mean.device), distance
 
 
+class Frame(NamedTuple):
+    """Coordinates in which the untilted measure has covariance 1 in every direction that it extends in: z = Wᵀ t, η = W ζ.
+
+    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out for good: `flat` marks them.
+    """
+
+    spread: Tensor
+    basis: Tensor
+    flat: Tensor
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> "Frame":
+        """From the covariance at η = 0. Scaled to correlations first, so that units do not matter."""
+        spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        inverse = torch.where(spread > 0, 1 / spread, 0.0)
+        values, vectors = torch.linalg.eigh(covariance * inverse.unsqueeze(-1) * inverse.unsqueeze(-2))
+        flat = values <= 16 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps
+        scale = torch.where(flat, 0.0, values.clamp_min(torch.finfo(covariance.dtype).tiny).rsqrt())
+        return cls(spread, inverse.unsqueeze(-1) * vectors * scale.unsqueeze(-2), flat)
+
+    def covariance(self, covariance: Tensor) -> Tensor:
+        """WᵀCW, with 1 for the flat directions."""
+        return self.basis.mT @ covariance @ self.basis + torch.diag_embed(self.flat.to(covariance.dtype))
+
+    def pull(self, vector: Tensor) -> Tensor:
+        """A difference of means in these coordinates."""
+        return matvec(self.basis.mT, vector)
+
+    def push(self, move: Tensor) -> Tensor:
+        """A change of η from these coordinates."""
+        return matvec(self.basis, move)
+
+    def size(self, eta: Tensor) -> Tensor:
+        """How large η is, in standard deviations of the untilted measure."""
+        return (eta.abs() * self.spread).amax(-1)
+
+
 def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int) -> tuple[Point, Tensor]:
     """Halve each problem's step until F falls by a ten-thousandth of what the slope promises; say which problems moved."""
     before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
@@ -146,7 +190,9 @@ def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *,
     for _ in range(tries):
         eta = here.eta + size[..., None] * step
         there = Point(eta, *measure._value_and_mean(eta))
-        accepted = there.value - dot(mean, eta) <= before + 1e-4 * size * promised + slack
+        falls = there.value - dot(mean, eta) <= before + 1e-4 * size * promised + slack
+        # A step far beyond the minimum may still lower F, and lands where hardly any variance is left: not past a slope of half the first.
+        accepted = falls & (dot(there.mean - mean, step) <= -promised / 2 + slack)
         if bool(accepted.all()):
             return there, accepted
         size = torch.where(accepted, size, size / 2)

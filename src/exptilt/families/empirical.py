@@ -146,14 +146,17 @@ class Empirical(Measure):
         return total
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """Newton's method takes a covariance for direction only: with many points, a random part of them gives it. Gradients stay exact."""
+        """Newton's method needs a covariance for its direction only; of many points, some drawn evenly from the tilted measure give it."""
         count = self.points.shape[-2]
         part = max(4096, 64 * self.dimension) * 4**level
-        if 2 * part > count:
+        if value.numel() != 1 or 2 * part > count:
             return self._covariance(eta)
-        index = torch.randint(count, (part,), generator=torch.Generator().manual_seed(level)).to(self.device)
-        few = make(Empirical, points=self.points[..., index, :], log_weight=self.log_weight[..., index])
-        return few._covariance(eta)
+        points = self.points.reshape(count, self.dimension)
+        cumulative = torch.softmax(points @ eta.reshape(-1) + self.log_weight.reshape(-1), 0).cumsum(0)
+        even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
+        drawn = points[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
+        offset = drawn - drawn.mean(0)
+        return (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
 
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)

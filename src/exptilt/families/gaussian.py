@@ -16,10 +16,12 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
     check_covariance,
     dot,
+    factorize,
     inverse_from_cholesky,
     log_determinant,
     matvec,
     pack,
+    positive_definite,
     solve_cholesky,
     unpack,
 )
@@ -83,8 +85,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second = cls._split(theta)
-        factor, _ = torch.linalg.cholesky_ex(-2 * second)
-        covariance = inverse_from_cholesky(factor)
+        covariance = inverse_from_cholesky(factorize(-2 * second))
         return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
 
     @classmethod
@@ -98,12 +99,10 @@ class Gaussian(ExponentialFamily):
         return -torch.linalg.eigvalsh(second - m.unsqueeze(-1) * m.unsqueeze(-2))[..., 0]
 
     def _factor(self) -> Tensor:
-        factor, _ = torch.linalg.cholesky_ex(self.covariance_matrix)
-        return factor
+        return factorize(self.covariance_matrix)
 
     def _in_domain(self) -> Tensor:
-        _, info = torch.linalg.cholesky_ex(self.covariance_matrix)
-        return (info == 0) & self.mean_vector.isfinite().all(-1)
+        return positive_definite(self.covariance_matrix) & self.mean_vector.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         factor = self._factor()
@@ -124,8 +123,7 @@ class Gaussian(ExponentialFamily):
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
         factor = self._factor()
-        offset = (x - self.mean_vector).unsqueeze(-1)
-        white = torch.linalg.solve_triangular(factor.expand(*offset.shape[:-2], *factor.shape[-2:]), offset, upper=False).squeeze(-1)
+        white = torch.linalg.solve_triangular(factor, (x - self.mean_vector).unsqueeze(-1), upper=False).squeeze(-1)
         return -(dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
 
     def _entropy(self) -> Tensor:
@@ -172,7 +170,7 @@ class Gaussian(ExponentialFamily):
         return make(type(self), mean_vector=self._mean(eta), covariance_matrix=self.covariance_matrix)
 
     def _dual(self, mean: Tensor) -> Tensor:
-        return solve_cholesky(self._factor().expand(*mean.shape, self.dimension), mean - self.mean_vector)
+        return solve_cholesky(self._factor(), mean - self.mean_vector)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return None

@@ -7,8 +7,8 @@ r"""Maximum entropy under mean constraints.
 satisfies the constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`:
 the rows of A are the points.
 
-If no law satisfies the constraints, a linear program finds a combination of as few of them as it can that no outcome satisfies, and names
-those.
+If no law satisfies the constraints, those are named that no outcome meets by itself; where there are none, linear programs find a set that
+contradict each other and of which none can be left out.
 """
 
 from collections.abc import Sequence
@@ -111,15 +111,24 @@ def _conflicts(base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str
 
 
 def _separating(points: Tensor, mean: Tensor) -> list[int]:
-    """Columns of the direction d, least in Σ|d_j|, with <d, x_n − m> ≤ −1 for every point: by Farkas, none exists if m is in their hull."""
+    """Constraints that contradict each other: those that no outcome meets by itself, or else a set from which none can be left out."""
     offset = (points - mean).detach().double().cpu()
-    scale = offset.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
-    rows = (offset / scale).numpy()
-    count = rows.shape[1]
-    program = linprog(
-        [1.0] * (2 * count), A_ub=torch.cat([torch.as_tensor(rows), -torch.as_tensor(rows)], 1).numpy(), b_ub=[-1.0] * len(rows)
-    )
+    offset = offset / offset.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
+    alone = ((offset > 0).all(0) | (offset < 0).all(0)).nonzero()[:, 0].tolist()
+    if alone:
+        return [int(j) for j in alone]
+    kept = _direction(offset, list(range(offset.shape[1])))
+    for j in list(kept) if len(kept) <= 16 else []:
+        rest = _direction(offset, [i for i in kept if i != j])
+        kept = rest or kept
+    return kept
+
+
+def _direction(offset: Tensor, columns: list[int]) -> list[int]:
+    """Columns used by the d with least Σ|d_j| such that <d, x_n − m> ≤ −1 for every point; none if m is in their hull (Farkas)."""
+    rows = offset[:, columns]
+    program = linprog([1.0] * (2 * len(columns)), A_ub=torch.cat([rows, -rows], 1).numpy(), b_ub=[-1.0] * len(rows))
     if program.x is None:
-        return list(range(count))
-    direction = abs(program.x[:count] - program.x[count:])
-    return [j for j in range(count) if direction[j] > 1e-7 * direction.max()]
+        return []
+    size = abs(program.x[: len(columns)] - program.x[len(columns) :])
+    return [j for j, used in zip(columns, size, strict=True) if used > 1e-7 * size.max()]

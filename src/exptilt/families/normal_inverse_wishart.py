@@ -17,6 +17,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
     check_covariance,
     dot,
+    factorize,
     inverse_from_cholesky,
     log_determinant,
     matvec,
@@ -24,6 +25,7 @@ from exptilt._support.linalg import (
     multivariate_log_gamma,
     pack,
     packed_size,
+    positive_definite,
     solve_cholesky,
     unpack,
 )
@@ -31,7 +33,7 @@ from exptilt.families.checks import check_finite, check_positive, check_tensors,
 from exptilt.families.digamma import invert_multivariate_gap
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.wishart import bartlett, cholesky, positive_definite
+from exptilt.families.wishart import bartlett
 
 
 class MeanCovariance(NamedTuple):
@@ -97,7 +99,7 @@ class NormalInverseWishart(ExponentialFamily):
     @property
     def mean_parameter(self) -> Tensor:
         """(E Σ⁻¹μ, pack(E Σ⁻¹), E μ'Σ⁻¹μ, E log|Σ|)."""
-        factor = cholesky(self.scale)
+        factor = factorize(self.scale)
         precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
         weighted = matvec(precision, self.location)
         square = self.size / self.count + dot(self.location, weighted)
@@ -127,7 +129,7 @@ class NormalInverseWishart(ExponentialFamily):
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         weighted, precision, square, log_size = cls._split(mean)
-        factor = cholesky(precision)
+        factor = factorize(precision)
         size = weighted.shape[-1]
         m = solve_cholesky(factor, weighted)
         degrees = invert_multivariate_gap(log_size + log_determinant(factor), size)
@@ -150,7 +152,7 @@ class NormalInverseWishart(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         half, size = self.degrees / 2, self.size
-        wishart = half * (size * math.log(2) - log_determinant(cholesky(self.scale))) + multivariate_log_gamma(half, size)
+        wishart = half * (size * math.log(2) - log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, size)
         return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
 
     def _expected_log_base(self) -> Tensor:
@@ -160,7 +162,7 @@ class NormalInverseWishart(ExponentialFamily):
     def _statistic(cls, x: MeanCovariance) -> Tensor:
         """U of ``x = (mean (..., D), covariance (..., D, D))``."""
         mean, covariance = x
-        factor = cholesky(covariance)
+        factor = factorize(covariance)
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
         return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
@@ -171,7 +173,7 @@ class NormalInverseWishart(ExponentialFamily):
         triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
         inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
-        half = cholesky(self.scale) @ inverse.mT
+        half = factorize(self.scale) @ inverse.mT
         noise = torch.randn(half.shape[:-1], dtype=self.dtype, device=self.device, generator=generator)
         mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
         return MeanCovariance(mean, half @ half.mT)

@@ -16,30 +16,20 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import (
     check_covariance,
+    factorize,
     inverse_from_cholesky,
     log_determinant,
     multivariate_digamma,
     multivariate_log_gamma,
     pack,
     packed_size,
+    positive_definite,
     unpack,
 )
 from exptilt.families.checks import check_tensors, check_values
 from exptilt.families.digamma import invert_multivariate_gap
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-
-
-def cholesky(matrix: Tensor) -> Tensor:
-    """Lower factor of ``(..., D, D)``, without a raise where it fails (NaN or rubbish there: checked by the caller)."""
-    factor, _ = torch.linalg.cholesky_ex(matrix)
-    return factor
-
-
-def positive_definite(matrix: Tensor) -> Tensor:
-    """``(...)``: which matrices have a Cholesky factor."""
-    _, info = torch.linalg.cholesky_ex(matrix)
-    return (info == 0) & matrix.isfinite().all(-1).all(-1)
 
 
 def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
@@ -98,13 +88,13 @@ class Wishart(ExponentialFamily):
     @property
     def natural_parameter(self) -> Tensor:
         """(−½ pack(V⁻¹), (ν−D−1)/2), ``(..., D(D+1)/2 + 1)``."""
-        first = pack(inverse_from_cholesky(cholesky(self.scale))) / -2
+        first = pack(inverse_from_cholesky(factorize(self.scale))) / -2
         return self._join(first, (self.degrees - self.size - 1) / 2)
 
     @property
     def mean_parameter(self) -> Tensor:
         """(pack(νV), E log|X|)."""
-        second = multivariate_digamma(self.degrees / 2, self.size) + self.size * math.log(2) + log_determinant(cholesky(self.scale))
+        second = multivariate_digamma(self.degrees / 2, self.size) + self.size * math.log(2) + log_determinant(factorize(self.scale))
         return self._join(pack(self.degrees[..., None, None] * self.scale), second)
 
     @staticmethod
@@ -114,14 +104,14 @@ class Wishart(ExponentialFamily):
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
-        scale = inverse_from_cholesky(cholesky(-2 * unpack(theta[..., :-1])))
+        scale = inverse_from_cholesky(factorize(-2 * unpack(theta[..., :-1])))
         return make(cls, degrees=2 * theta[..., -1] + scale.shape[-1] + 1, scale=scale)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         x = unpack(mean[..., :-1])
         size = x.shape[-1]
-        degrees = invert_multivariate_gap(log_determinant(cholesky(x)) - mean[..., -1], size)
+        degrees = invert_multivariate_gap(log_determinant(factorize(x)) - mean[..., -1], size)
         return make(cls, degrees=degrees, scale=x / degrees[..., None, None])
 
     @classmethod
@@ -137,7 +127,7 @@ class Wishart(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         half = self.degrees / 2
-        return half * (self.size * math.log(2) + log_determinant(cholesky(self.scale))) + multivariate_log_gamma(half, self.size)
+        return half * (self.size * math.log(2) + log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, self.size)
 
     def _expected_log_base(self) -> Tensor:
         return torch.zeros_like(self.degrees)
@@ -145,7 +135,7 @@ class Wishart(ExponentialFamily):
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
-        return torch.cat([pack(x), log_determinant(cholesky(x)).unsqueeze(-1)], -1)
+        return torch.cat([pack(x), log_determinant(factorize(x)).unsqueeze(-1)], -1)
 
     def _coordinate(self, x: Tensor) -> Tensor:
         """pack(X)."""
@@ -153,7 +143,7 @@ class Wishart(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive definite matrices ``shape + batch + (D, D)`` by Bartlett's decomposition."""
-        factor = cholesky(self.scale) @ bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        factor = factorize(self.scale) @ bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
         return factor @ factor.mT
 
     def _to_torch(self) -> distributions.Wishart:
@@ -167,7 +157,7 @@ class Wishart(ExponentialFamily):
 
     def _dual(self, mean: Tensor) -> Tensor:
         wanted = unpack(mean) / self.degrees[..., None, None]
-        return pack(inverse_from_cholesky(cholesky(self.scale)) - inverse_from_cholesky(cholesky(wanted))) / 2
+        return pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return -torch.linalg.eigvalsh(unpack(mean))[..., 0]
