@@ -133,7 +133,7 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
             if turn == 2 or not bool(moving.any()):
                 break
             step = torch.where(moving[..., None], frame.push(move), 0.0)
-            here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 40)
+            here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
             steps += 1
             stalled = stalled | (moving & ~moved) if turn == 0 else stalled
         if not bool(moving.any()):
@@ -183,15 +183,18 @@ class Frame(NamedTuple):
 
 
 def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int) -> tuple[Point, Tensor]:
-    """Halve each problem's step until F falls by a ten-thousandth of what the slope promises; say which problems moved."""
+    """Halve each problem's step until F falls by a tenth of what the slope promises (a quadratic falls by half); say which moved.
+
+    Points far out make G steep: a step that merely lowers F may land where one point has all the weight and no variance is left to go by.
+    """
     before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
     slack = 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
     size = torch.ones_like(before)
     for _ in range(tries):
         eta = here.eta + size[..., None] * step
         there = Point(eta, *measure._value_and_mean(eta))
-        falls = there.value - dot(mean, eta) <= before + 1e-4 * size * promised + slack
-        # A step far beyond the minimum may still lower F, and lands where hardly any variance is left: not past a slope of half the first.
+        falls = there.value - dot(mean, eta) <= before + 0.1 * size * promised + slack
+        # Nor may it go so far beyond the minimum that the slope comes back with half its size.
         accepted = falls & (dot(there.mean - mean, step) <= -promised / 2 + slack)
         if bool(accepted.all()):
             return there, accepted
