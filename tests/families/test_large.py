@@ -24,6 +24,10 @@ def test_rough_covariance_still_gives_the_exact_answer() -> None:
     found = h.natural(mean)
     assert found.converged
     torch.testing.assert_close(found.value, eta, rtol=1e-8, atol=1e-9)
+    for row in range(3):
+        alone = h.natural(mean[row])
+        assert alone.converged, alone.status
+        torch.testing.assert_close(alone.value, eta[row], rtol=1e-8, atol=1e-9)
 
 
 def test_memory() -> None:

@@ -119,7 +119,11 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     steps = 0
     while steps < max_steps:
         local = frame.covariance(covariance)
-        factor, before = _factor(local), (here.mean - mean).abs().amax(-1)
+        # Where one point has all the weight there is no variance to go by: then a hundredth of the slope stands in (regularised Newton). It
+        # vanishes with the slope, so the last steps are Newton's own.
+        slope = torch.linalg.vector_norm(frame.pull(mean - here.mean), dim=-1)[..., None]
+        factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
+        before = (here.mean - mean).abs().amax(-1)
         for turn in range(3):
             move = _solve_factored(factor, frame.pull(mean - here.mean))
             small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
