@@ -34,10 +34,10 @@ report: $(STAMP) ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
 
 test: $(STAMP) ## run the tests (all but those marked slow)
-	@$(BIN)/python -m pytest -m "not slow" $(TESTS) src README.md
+	@$(BIN)/python -m pytest -m "not slow" $(TESTS) src README.md docs
 
 test-all: $(STAMP) ## run every test, the slow ones too
-	@$(BIN)/python -m pytest $(TESTS) src README.md
+	@$(BIN)/python -m pytest $(TESTS) src README.md docs
 
 bench: $(STAMP) ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench

@@ -5,6 +5,8 @@ Time. A shared machine drifts by tens of percent within a minute, so a number of
 
     ratio = best time / best time of the baseline,   spread = quartiles of the ratio within one round
 
+A rival that takes seconds may be declared slow: it joins only some of the rounds, spread evenly, one call each, and is not warmed up.
+
 Memory. `peak_extra_memory` starts a fresh process, lets it build the inputs, hands free heap back to the system, notes the resident set,
 makes one call, and reads the kernel's own high-water mark (elsewhere: a sampling thread). What the call returns is counted and told apart.
 
@@ -15,6 +17,9 @@ A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compar
     print_times(times)
     print_goals([Goal("forward", times["ours"].ratio, 1.2)])
     save("attention", {"times": times})
+
+What docs/ shows is written from the saved file: `plot` draws NAME.svg, `write_table` fills a marked place of a page. A quick run leaves
+docs/ alone: `folder(quick)` sends its files to the system's temporary folder.
 """
 
 import argparse
@@ -26,6 +31,7 @@ import multiprocessing
 import os
 import platform
 import statistics
+import tempfile
 import threading
 import time
 import traceback
@@ -110,7 +116,13 @@ def _measure(function: Callable[[], object], calls: int) -> float:
 
 
 def compare(
-    cases: dict[str, Callable[[], object]], baseline: str, *, rounds: int = 9, minimum_seconds: float = 0.05, label: str = "timing"
+    cases: dict[str, Callable[[], object]],
+    baseline: str,
+    *,
+    rounds: int = 9,
+    minimum_seconds: float = 0.05,
+    slow: dict[str, int] | None = None,
+    label: str = "timing",
 ) -> dict[str, Timing]:
     """Time all cases in one interleaved run.
 
@@ -119,28 +131,42 @@ def compare(
         baseline: the name of the case that ratios are taken against.
         rounds: how often each case is measured.
         minimum_seconds: one measurement repeats a quick function for at least so long.
+        slow: of cases too slow for every round, in how many rounds each is measured; one call makes a measurement, none is a warm-up.
         label: words for the progress bar.
     """
     if baseline not in cases:
         raise ValueError(f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. Pass the name of one of them.")
     if rounds < 1:
         raise ValueError(f"compare: rounds is {rounds}. Pass 1 or more.")
-    calls = {}
+    slow = slow or {}
+    if wrong := [name for name, count in slow.items() if name not in cases or name == baseline or not 1 <= count <= rounds]:
+        raise ValueError(f"compare: slow has {wrong[0]!r}. Pass names of cases other than the baseline, each with 1 to {rounds} rounds.")
+    calls = dict.fromkeys(cases, 1)
     for name, function in cases.items():
-        function()  # compiles, fills caches
-        calls[name] = max(1, round(minimum_seconds / max(_measure(function, 1), 1e-9)))
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+        if name not in slow:
+            function()  # compiles, fills caches
+            calls[name] = max(1, round(minimum_seconds / max(_measure(function, 1), 1e-9)))
+    joins = {name: {turn * rounds // count for turn in range(count)} for name, count in ((n, slow.get(n, rounds)) for n in cases)}
+    seconds: dict[str, dict[int, float]] = {name: {} for name in cases}  # by round
     names = list(cases)
-    for turn in track(range(rounds), label):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            seconds[name].append(_measure(cases[name], calls[name]))
+    gc.collect()
+    gc.freeze()  # else every collection walks all that was imported: 0.2 s before each measurement, and cold caches after it
+    try:
+        for turn in track(range(rounds), label):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                if turn in joins[name]:
+                    seconds[name][turn] = _measure(cases[name], calls[name])
+    finally:
+        gc.unfreeze()
     reference = seconds[baseline]
     timings = {}
-    for name, values in seconds.items():
-        ratios = [value / other for value, other in zip(values, reference, strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4) if rounds > 1 else (ratios[0],) * 3
-        timings[name] = Timing(min(values), statistics.median(values), min(values) / min(reference), low, high, rounds, calls[name])
+    for name, times in seconds.items():
+        values = list(times.values())
+        ratios = [value / reference[turn] for turn, value in times.items()]
+        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+        ratio = min(values) / min(reference.values())
+        timings[name] = Timing(min(values), statistics.median(values), ratio, low, high, len(values), calls[name])
     return timings
 
 
@@ -313,6 +339,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"save: cannot write a {type(value).__name__} as JSON. Pass numbers, text, lists, dicts and dataclasses.")
 
 
+def folder(quick: bool) -> Path:
+    """Where results go: docs/benchmarks, or for a quick run, whose numbers mean nothing, a temporary folder."""
+    return Path(tempfile.gettempdir()) / "exptilt-quick-benchmarks" if quick else FOLDER
+
+
+def read(path: Path) -> Any:
+    """The results in a file that `save` wrote."""
+    return json.loads(path.read_text("utf-8"))["results"]
+
+
 def save(name: str, results: Any, *, folder: Path = FOLDER) -> Path:
     """Write results, machine and date to docs/benchmarks/NAME.json, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -342,3 +378,25 @@ def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height:
         figure.savefig(path, format="svg", metadata={"Date": None})
     print(f"Wrote {os.path.relpath(path)}", flush=True)
     return path
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for a page: the first column to the left, the others to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def marked(page: str, mark: str) -> tuple[int, int]:
+    """Where in a page the text between ``<!-- mark -->`` and ``<!-- /mark -->`` begins and ends."""
+    opening, closing = f"<!-- {mark} -->\n", f"\n<!-- /{mark} -->"
+    if page.count(opening) != 1 or page.count(closing) != 1:
+        raise ValueError(f"marked: the page must hold the lines {opening.strip()} and {closing.strip()} once each.")
+    return page.index(opening) + len(opening), page.index(closing)
+
+
+def write_table(page: Path, mark: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Put a table into a page, between the lines ``<!-- mark -->`` and ``<!-- /mark -->``; the rest of the page stays."""
+    text = page.read_text("utf-8")
+    begin, end = marked(text, mark)
+    page.write_text(text[:begin] + markdown(header, rows) + text[end:], "utf-8")
+    print(f"Wrote the table '{mark}' of {os.path.relpath(page)}", flush=True)

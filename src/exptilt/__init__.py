@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exptilt import attention, report, tilting
-    from exptilt.attention import attend
+    from exptilt.attention import MultiheadAttention, attend
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "MultiheadAttention": "attention",
     "Tilted": "tilting",
     "attend": "attention",
     "fisher_vector_product": "tilting",
@@ -26,6 +27,7 @@ _HOME = {
 _FOLDERS = ("attention", "report", "tilting")
 
 __all__ = [
+    "MultiheadAttention",
     "Tilted",
     "__version__",
     "attend",

@@ -66,6 +66,15 @@ def test_compare_is_interleaved():
     assert times["a"].rounds == 4
 
 
+def test_slow_cases_join_some_rounds():
+    order = []
+    cases = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = harness.compare(cases, "a", rounds=4, minimum_seconds=0.0, slow={"c": 2})
+    assert order[:4] == list("aabb")  # a slow case is not warmed up
+    assert order[4:] == list("abc") + list("ba") + list("cab") + list("ab")
+    assert [times[name].rounds for name in "abc"] == [4, 4, 2]
+
+
 def test_compare_finds_a_ratio():
     times = harness.compare({"one": lambda: time.sleep(0.004), "three": lambda: time.sleep(0.012)}, "one", rounds=5, minimum_seconds=0.0)
     assert 0.004 <= times["one"].best <= times["one"].median
@@ -91,6 +100,9 @@ def test_compare_refuses():
         harness.compare({"a": lambda: None}, "b")
     with pytest.raises(ValueError, match="rounds is 0"):
         harness.compare({"a": lambda: None}, "a", rounds=0)
+    for slow in ({"a": 1}, {"c": 1}, {"b": 0}, {"b": 3}):
+        with pytest.raises(ValueError, match="slow has"):
+            harness.compare({"a": lambda: None, "b": lambda: None}, "a", rounds=2, slow=slow)
 
 
 def test_goals_are_printed_and_never_fail(capsys):
@@ -117,6 +129,20 @@ def test_save_and_plot(tmp_path, capsys):
     assert harness.plot("some", lambda axes: axes.plot([1, 2], [3, 4]), folder=tmp_path).read_bytes() == first
     assert sorted(p.name for p in tmp_path.iterdir()) == ["some.json", "some.svg"]
     assert "Wrote" in capsys.readouterr().out
+
+
+def test_table_goes_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- one -->\nold\n<!-- /one -->\nafter <!-- two -->\n", "utf-8")
+    harness.write_table(page, "one", ["case", "×"], [["a", 1.5]])
+    assert page.read_text("utf-8") == "before\n<!-- one -->\n| case | × |\n| --- | ---: |\n| a | 1.5 |\n<!-- /one -->\nafter <!-- two -->\n"
+    with pytest.raises(ValueError, match="/two"):
+        harness.write_table(page, "two", ["case"], [])
+
+
+def test_quick_results_stay_out_of_docs():
+    assert harness.folder(False) == harness.FOLDER
+    assert harness.FOLDER not in (harness.folder(True), *harness.folder(True).parents)
 
 
 def test_start_reads_arguments(capsys):

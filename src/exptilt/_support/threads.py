@@ -7,27 +7,26 @@ in turn, so uneven chunks (causal tiles) balance themselves. The calling thread 
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
+
 _CHUNKS_PER_THREAD = 8
 
-class _Process:
-    """The pools of one process, and how many callers in it need single-threaded BLAS now.
 
-    A forked child inherits neither the pool's threads nor a lock in a known state, so state is looked up by process id.
+class _Process:
+    """The pools of one process.
+
+    A forked child inherits neither the pool's threads nor a lock in a known state, so they are looked up by process id.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pools: dict[int, ThreadPoolExecutor] = {}
-        self.blas_users = 0
-        self.blas_before: list[int] = []
 
     def pool(self, size: int) -> ThreadPoolExecutor:
         with self.lock:
@@ -56,8 +55,7 @@ def run_chunks(work: Callable[[int, int, Any], None], total: int, scratch: Calla
     if total == 0:
         return
     if threads <= 1:
-        with single_threaded_blas():
-            work(0, total, scratch())
+        work(0, total, scratch())
         return
     chunk = max(1, total // (threads * _CHUNKS_PER_THREAD))
     starts: Iterator[int] = iter(range(0, total, chunk))
@@ -68,42 +66,22 @@ def run_chunks(work: Callable[[int, int, Any], None], total: int, scratch: Calla
             work(start, min(start + chunk, total), own)
 
     pool = _this_process().pool(threads - 1)
-    with single_threaded_blas():
-        futures = [pool.submit(labour) for _ in range(threads - 1)]
-        try:
-            labour()
-        finally:
-            for future in futures:
-                future.result()
-
-
-@cache
-def _blas_libraries() -> tuple[Any, ...]:
-    """The BLAS that compiled kernels call: SciPy's. NumPy's own copy and torch's are left alone."""
-    import scipy.linalg.cython_blas  # noqa: F401  (loads the library, so that it can be found)
-    from threadpoolctl import ThreadpoolController
-
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    scipys = [library for library in found if "scipy.libs" in library.filepath]
-    return tuple(scipys or found)
-
-
-@contextmanager
-def single_threaded_blas() -> Iterator[None]:
-    """Within it, BLAS inside kernels runs on one thread; the setting found is restored when the last of several callers leaves."""
-    libraries = _blas_libraries()
-    process = _this_process()
-    with process.lock:
-        if process.blas_users == 0:
-            process.blas_before = [library.get_num_threads() for library in libraries]
-            for library in libraries:
-                library.set_num_threads(1)
-        process.blas_users += 1
+    futures = [pool.submit(labour) for _ in range(threads - 1)]
     try:
-        yield
+        labour()
     finally:
-        with process.lock:
-            process.blas_users -= 1
-            if process.blas_users == 0:
-                for library, threads in zip(libraries, process.blas_before, strict=True):
-                    library.set_num_threads(threads)
+        for future in futures:
+            future.result()
+
+
+def run_all(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Results of all tasks, each on a thread of its own; they must not themselves wait for the pool."""
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    pool = _this_process().pool(len(tasks) - 1)
+    futures = [pool.submit(task) for task in tasks[1:]]
+    try:
+        first = tasks[0]()
+    finally:
+        rest = [future.result() for future in futures]
+    return [first, *rest]

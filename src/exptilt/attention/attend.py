@@ -32,7 +32,7 @@ def attend(
         sink: ``(..., Hq)``, the score of one more outcome per head with value 0. It counts in G, entropy, mean and variance, not in score_max.
         key_mass: also return the attention each key receives (a second sweep).
         backend: ``reference``, ``tiled``, ``cpu`` or ``gpu``; None chooses by device and dtype.
-        check: raise if query or key holds NaN or an infinity; None means yes on the CPU, no elsewhere.
+        check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes on the CPU, no elsewhere.
 
     Returns:
         `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None. A query that sees nothing has output 0,

@@ -25,6 +25,10 @@ class Call:
     lead: tuple[int, ...]
     dtype: torch.dtype
 
+    def flat(self, x: Tensor) -> Tensor:
+        """(..., heads, length, dim) → (N, heads, length, dim), in the dtype sums are taken in."""
+        return x.to(self.inputs[0].dtype).expand(*self.lead, *x.shape[-3:]).reshape(math.prod(self.lead), *x.shape[-3:])
+
     def restore(self, x: Tensor) -> Tensor:
         """(N, ...) → (*lead, ...)."""
         return x.reshape(*self.lead, *x.shape[1:])
@@ -83,7 +87,9 @@ def _check_numbers(name: str, scale: float | None, window: int | None, softcap: 
     if softcap is not None and softcap <= 0:
         raise _fail(name, f"softcap is {softcap}, but scores become c·tanh(s/c), which needs c > 0. Pass None for no cap.")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-        raise _fail(name, f"window is {window!r}. Pass how many keys a query sees back from its own place, an integer >= 0, or None for all.")
+        raise _fail(
+            name, f"window is {window!r}. Pass how many keys a query sees back from its own place, an integer >= 0, or None for all."
+        )
     if backend is not None and backend not in BACKENDS:
         raise _fail(name, f"backend is {backend!r}. Pass one of {', '.join(BACKENDS)}, or None to choose by device and dtype.")
 
@@ -95,7 +101,10 @@ def _broadcast_pairs(name: str, label: str, x: Tensor | None, lead: tuple[int, .
     full = (*lead, Hq, Q, K)
     fits = x.dim() <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
     if not fits:
-        raise _fail(name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to (..., heads, queries, keys) = {full}. Add axes of size 1.")
+        raise _fail(
+            name,
+            f"{label} has shape {tuple(x.shape)}, which does not broadcast to (..., heads, queries, keys) = {full}. Add axes of size 1.",
+        )
     x = x.reshape((1,) * (len(full) - x.dim()) + tuple(x.shape))
     if all(a == 1 for a in x.shape[:-3]):
         return x.reshape(1, *x.shape[-3:])
@@ -125,9 +134,11 @@ def prepare(
     _check_numbers(name, scale, window, softcap, backend)
     leads = [tuple(x.shape[:-3]) for x in (query, key, value) if x is not None]
     try:
-        lead = tuple(torch.broadcast_shapes(*leads))
+        lead = leads[0] if all(x == leads[0] for x in leads) else tuple(torch.broadcast_shapes(*leads))
     except RuntimeError:
-        shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)) if x is not None)
+        shapes = ", ".join(
+            f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)) if x is not None
+        )
         raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
     dtype = query.dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -156,12 +167,17 @@ def prepare(
         _broadcast_to(name, "sink", widened(sink), (*lead, Hq), "(..., heads)", N),
         _broadcast_pairs(name, "mask", mask, lead, Hq, Q, K),
     )  # fmt: skip
-    options = Options(1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale), bool(causal), window, None if softcap is None else float(softcap))
+    options = Options(
+        1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
+        bool(causal),
+        window,
+        None if softcap is None else float(softcap),
+    )
     on_cpu = query.device.type == "cpu"
     return Call(inputs, options, chosen, on_cpu if check is None else bool(check), lead, dtype)
 
 
 def _triton_interprets() -> bool:
-    import os  # noqa: PLC0415
+    import os
 
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -64,8 +64,8 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
 
     Example:
         >>> q, k = torch.ones(1, 2, 3), torch.arange(12.0).reshape(1, 4, 3)
-        >>> halves = merge([attend(q, k[:, :2], k[:, :2]), attend(q, k[:, 2:], k[:, 2:])])
-        >>> torch.allclose(halves.entropy, attend(q, k, k).entropy)
+        >>> halves = xt.merge([xt.attend(q, k[:, :2], k[:, :2]), xt.attend(q, k[:, 2:], k[:, 2:])])
+        >>> torch.allclose(halves.entropy, xt.attend(q, k, k).entropy)
         True
     """
     parts = list(parts)
@@ -73,7 +73,9 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
         raise ArgumentError("merge: got no parts. Pass a list with at least one result of attend.")
     shapes = {tuple(part.output.shape) for part in parts}
     if len(shapes) > 1:
-        raise ArgumentError(f"merge: outputs have shapes {sorted(shapes)}. Merge results of the same queries, with values of one dimension.")
+        raise ArgumentError(
+            f"merge: outputs have shapes {sorted(shapes)}. Merge results of the same queries, with values of one dimension."
+        )
     if any(part.key_mass is not None for part in parts):
         raise ArgumentError(
             "merge: a part has key_mass, which cannot be joined: the share of a part differs from query to query. "

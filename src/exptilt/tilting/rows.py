@@ -48,7 +48,7 @@ def _normalizer(log_normalizer: Tensor) -> Tensor:
 
 
 def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """p and c of the sink, (N, Hq, Q)."""
+    """P and c of the sink, (N, Hq, Q)."""
     s = sink[:, :, None]
     return torch.exp(s - stats.log_normalizer), s - stats.mean
 
@@ -105,15 +105,15 @@ def second_sink(stats: Statistics, bar: Cotangents, dot: Cotangents, sink: Tenso
 
 
 def spread(found: Gradients, t: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients by query, key, value, bias, log_weight from a backward sweep's results."""
-    weight = None if t.log_weight is None or not found.column_sum.numel() else per_key_head(found.column_sum, t.log_weight.shape[1])
+    """Gradients by query, key, value, bias, log_weight from a backward sweep's results, where what was not asked for has shape (0,)."""
+    weight = None if t.log_weight is None or found.column_sum.dim() == 1 else per_key_head(found.column_sum, t.log_weight.shape[1])
     bias = None
     if t.bias is not None:
-        if found.bias.numel():
+        if found.bias.dim() > 1:
             bias = found.bias
         elif t.bias.shape[3] == 1:
             bias = found.row_sum[..., None].sum_to_size(t.bias.shape)
-        elif t.bias.shape[2] == 1 and found.column_sum.numel():
+        elif t.bias.shape[2] == 1 and found.column_sum.dim() > 1:
             bias = found.column_sum[:, :, None].sum_to_size(t.bias.shape)
     return found.query, found.key, found.value, bias, weight
 

@@ -178,7 +178,7 @@ class Gradient(Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        inputs, bar, stats = arguments[:7], Cotangents(*arguments[7:11]), Statistics(*arguments[11:15])
+        inputs, bar, stats = _gradient_arguments(arguments)
         options, backend, needs = arguments[15:]
         t = _tensors(inputs)
         found = operators.gradient(*t, bar.output, rows.gradient_rows(stats, bar), *_numbers(options), backend, needs.flags())
@@ -193,17 +193,23 @@ class Gradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *dots: Tensor | None) -> Any:
-        saved = ctx.saved_tensors
-        inputs, bar, stats = saved[:7], Cotangents(*saved[7:11]), Statistics(*saved[11:15])
         dots = tuple(x if there else None for x, there in zip(dots, ctx.there, strict=True))
+        inputs, bar, stats = _gradient_arguments(ctx.saved_tensors)
         dot = Tangent.apply(*inputs, *dots, *stats, ctx.options, ctx.backend)
         primal = _second(inputs, bar, dots, stats, Cotangents(*dot), ctx.options, ctx.backend, ctx.needs_input_grad)
         return (*primal, None, *dot, *(None,) * 7)
 
     @staticmethod
+    def pull(arguments: Any, dots: Any, options: Options, backend: str, wanted: Any) -> tuple[Tensor | None, ...]:
+        """The part of `backward` that belongs to the inputs, from the first fifteen arguments."""
+        inputs, bar, stats = _gradient_arguments(arguments)
+        dot = Tangent.apply(*inputs, *dots, *stats, options, backend)
+        return _second(inputs, bar, dots, stats, Cotangents(*dot), options, backend, wanted)
+
+    @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        inputs, bar, stats = saved[:7], Cotangents(*saved[7:11]), Statistics(*saved[11:15])
+        inputs, bar, stats = _gradient_arguments(saved)
         dots, bar_dots = tangents[:6], tangents[7:11]
         wanted = ctx.there
         total: tuple[Tensor | None, ...] = (None,) * 6
@@ -265,6 +271,10 @@ def _save(ctx: Any, *tensors: Tensor | None) -> None:
 
 def _split(saved: Any) -> tuple[Any, Statistics, tuple[Tensor, ...]]:
     return saved[:_INPUTS], Statistics(*saved[_INPUTS : _INPUTS + 4]), saved[_INPUTS + 4 :]
+
+
+def _gradient_arguments(arguments: Any) -> tuple[Any, Cotangents, Statistics]:
+    return arguments[:7], Cotangents(*arguments[7:11]), Statistics(*arguments[11:15])
 
 
 def _filled(grads: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:

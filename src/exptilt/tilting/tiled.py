@@ -22,19 +22,19 @@ def _tiles(t: Tensors) -> list[tuple[int, int]]:
 
 
 def _against(x: Tensor, y: Tensor) -> Tensor:
-    """x (N, Hq, Q, D) times y (N, Hkv, w, D), transposed: (N, Hq, Q, w)."""
+    """X (N, Hq, Q, D) times y (N, Hkv, w, D), transposed: (N, Hq, Q, w)."""
     Hq, Hkv = x.shape[1], y.shape[1]
     return x @ y.mT if Hq == Hkv else (x.unflatten(1, (Hkv, -1)) @ y.unsqueeze(2).mT).flatten(1, 2)
 
 
 def _average(p: Tensor, y: Tensor) -> Tensor:
-    """p (N, Hq, Q, w) times y (N, Hkv, w, D): (N, Hq, Q, D)."""
+    """P (N, Hq, Q, w) times y (N, Hkv, w, D): (N, Hq, Q, D)."""
     Hq, Hkv = p.shape[1], y.shape[1]
     return p @ y if Hq == Hkv else (p.unflatten(1, (Hkv, -1)) @ y.unsqueeze(2)).flatten(1, 2)
 
 
 def _gather(p: Tensor, x: Tensor, heads: int) -> Tensor:
-    """p (N, Hq, Q, w), transposed, times x (N, Hq, Q, D), summed over query heads of a key head: (N, Hkv, w, D)."""
+    """P (N, Hq, Q, w), transposed, times x (N, Hq, Q, D), summed over query heads of a key head: (N, Hkv, w, D)."""
     return per_key_head(p.mT @ x, heads)
 
 
@@ -58,7 +58,7 @@ class _Tile:
         self.s = s
 
     def weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """p = e^{s − G} and the centred score c = s − mean."""
+        """P = e^{s − G} and the centred score c = s − mean."""
         return torch.exp(self.s - rows[0][..., None]), (self.s - rows[1][..., None]).clamp(min=FAR)
 
     def push(self, t: Tensors, tangents: Tensors, options: Options, j0: int, j1: int) -> tuple[Tensor, Tensor]:
@@ -99,18 +99,18 @@ def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
         e = torch.exp(tile.s - shift[..., None])
         d = (tile.s - shift[..., None]).clamp(min=FAR)
         z = e.sum(-1)
-        c = (e * d).sum(-1) / torch.where(z > 0, z, 1.0)
+        c = (e * d).sum(-1) / torch.where(z != 0, z, 1.0)
         M = (e * (d - c[..., None]).clamp(min=FAR).square()).sum(-1)
         rebase = torch.exp(top - shift)
         old = weight * rebase
-        mean = torch.where(old > 0, mean + torch.where(top == -torch.inf, 0.0, top - shift), 0.0)
+        mean = torch.where(old != 0, mean + torch.where(top == -torch.inf, 0.0, top - shift), 0.0)
         total = old + z
-        share = z / torch.where(total > 0, total, 1.0)
-        gap = torch.where(z > 0, c - mean, 0.0)
+        share = z / torch.where(total != 0, total, 1.0)
+        gap = torch.where(z != 0, c - mean, 0.0)
         square = square * rebase + M + gap.square() * old * share
         mean, weight, top = mean + gap * share, total, m
         output = output * rebase[..., None] + _average(e, tile.v)
-    alive = weight > 0
+    alive = weight != 0
     z = torch.where(alive, weight, 1.0)
     shift = torch.where(alive, top, 0.0)
     G = torch.where(alive, shift + z.log(), -torch.inf)
@@ -191,7 +191,13 @@ class _Sums:
         self.bias: list[Tensor] = []
 
     def add(
-        self, d: Tensor, tile: _Tile, for_query: list[tuple[Tensor, Tensor]], for_key: list[tuple[Tensor, Tensor]], p: Tensor, cotangent: Tensor
+        self,
+        d: Tensor,
+        tile: _Tile,
+        for_query: list[tuple[Tensor, Tensor]],
+        for_key: list[tuple[Tensor, Tensor]],
+        p: Tensor,
+        cotangent: Tensor,
     ) -> None:
         """One tile: d the derivative by the scores, pairs to multiply for query and key, p the weights that carry the cotangent to the value."""
         self.rows = self.rows + d.sum(-1)

@@ -6,46 +6,19 @@ r"""The primitive: tilt the measure that the keys carry by each query.
 is G's Hessian times a vector: the covariance of the keys under p.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.tilting import reference
+from exptilt.tilting import compiled, reference
 from exptilt.tilting.arguments import Call, prepare
 from exptilt.tilting.merge import Tilted
-from exptilt.tilting.problem import Needs, Options, Tensors, per_query_head
-from exptilt.tilting.rules import Attend, Gradient
+from exptilt.tilting.problem import Options, Tensors, per_query_head
+from exptilt.tilting.rules import Attend
 
 
-def _sweep(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, log_weight: Tensor | None, sink: Tensor | None, mask: Tensor | None,
-    scale: float, causal: bool, window: int | None, softcap: float | None, backend: str, check: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    options = Options(scale, causal, window, softcap)
-    return Attend.apply(query, key, value, bias, log_weight, sink, mask, options, backend, check)[:6]  # type: ignore[no-any-return]
-
-
-def _mass(
-    query: Tensor, key: Tensor, bias: Tensor | None, log_weight: Tensor | None, sink: Tensor | None, mask: Tensor | None,
-    G: Tensor, mean: Tensor, variance: Tensor, scale: float, causal: bool, window: int | None, softcap: float | None, backend: str,
-) -> Tensor:  # fmt: skip
-    """(N, Hq, K): ∂(Σ_i G_i)/∂log_weight_j, with a log_weight of its own for each query head."""
-    options = Options(scale, causal, window, softcap)
-    heads = query.shape[1]
-    zero = key.new_zeros(query.shape[0], heads, key.shape[2])
-    weight = zero if log_weight is None else per_query_head(log_weight, heads)
-    nothing = query[..., :0].detach()
-    bar = (nothing, torch.ones_like(G), torch.zeros_like(G), torch.zeros_like(G))
-    inputs = (query, key, key[..., :0], bias, weight, sink, mask)
-    needs = Needs(query=False, key=False, value=False, log_weight=True, bias=False)
-    return Gradient.apply(*inputs, *bar, nothing, G, mean, variance, options, backend, needs)[4]  # type: ignore[no-any-return]
-
-
-def _numbers(call: Call) -> tuple[Any, ...]:
-    o = call.options
-    return o.scale, o.causal, o.window, o.softcap
+def _numbers(options: Options) -> tuple[float, bool, int | None, float | None]:
+    return options.scale, options.causal, options.window, options.softcap
 
 
 def run(call: Call, *, key_mass: bool) -> Tilted:
@@ -56,11 +29,18 @@ def run(call: Call, *, key_mass: bool) -> Tilted:
         *found, mass = reference.attend(tensors, sink, call.options)
         mass_or_none = mass if key_mass else None
     else:
-        found = list(_sweep(*call.inputs, *_numbers(call), call.backend, call.check))
+        compiling = torch.compiler.is_compiling()
+        if compiling:
+            found = list(compiled.attend(*call.inputs, *_numbers(call.options), call.backend, call.check)[:6])
+        else:
+            found = list(Attend.apply(*call.inputs, call.options, call.backend, call.check)[:6])
         mass_or_none = None
         if key_mass:
+            zero = key.new_zeros(key.shape[0], query.shape[1], key.shape[2])
+            weight = zero if log_weight is None else per_query_head(log_weight, query.shape[1])
             rows = (x.detach() for x in (found[1], found[3], found[4]))
-            mass_or_none = _mass(query, key, bias, log_weight, sink, mask, *rows, *_numbers(call), call.backend)
+            rule = compiled.key_mass if compiling else compiled.key_mass_rule
+            mass_or_none = rule(query, key, bias, weight, sink, mask, *rows, *_numbers(call.options), call.backend)
     output, *statistics = (call.restore(x) for x in found)
     return Tilted(output.to(call.dtype), *statistics, None if mass_or_none is None else call.restore(mass_or_none))
 
@@ -138,22 +118,21 @@ def fisher_vector_product(
         >>> fisher_vector_product(q, k, torch.ones(1, 1, 2), scale=1.0)
         tensor([[[1., 0.]]])
     """
-    if not isinstance(vector, Tensor) or vector.shape[-1:] != query.shape[-1:]:
-        got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-        raise ArgumentError(f"fisher_vector_product: vector is {got}, query is {tuple(query.shape)}. Pass one vector for each query, of the same shape.")
-    settings = {
-        "scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask, "causal": causal, "window": window, "softcap": softcap,
-        "sink": sink, "backend": backend, "check": check,
-    }  # fmt: skip
-    try:
-        vector = vector.to(query.dtype).expand(query.shape)
-    except RuntimeError:
+    call = prepare(
+        "fisher_vector_product", query, key, None, scale=scale, log_weight=log_weight, bias=bias, mask=mask, causal=causal,
+        window=window, softcap=softcap, sink=sink, backend=backend, check=check,
+    )  # fmt: skip
+    if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
+        got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
         raise ArgumentError(
-            f"fisher_vector_product: vector has shape {tuple(vector.shape)}, query {tuple(query.shape)}. Pass one vector for each query, of the same shape."
-        ) from None
-
-    def gradient(q: Tensor) -> Tensor:
-        G, pull = torch.func.vjp(lambda x: log_normalizer(x, key, **settings), q)  # type: ignore[arg-type]
-        return pull(torch.where(G == -torch.inf, 0.0, torch.ones_like(G)))[0]  # type: ignore[no-any-return]
-
-    return torch.func.jvp(gradient, (query,), (vector,))[1]  # type: ignore[no-any-return]
+            f"fisher_vector_product: vector is {got}, query is {tuple(query.shape)} {query.dtype}. Pass one vector for each query, alike in shape and dtype."
+        )
+    if call.backend == "reference":
+        t = Tensors(*call.inputs[:5], call.inputs[6])
+        gradient = torch.func.grad(
+            lambda q: reference.attend(t._replace(query=q), call.inputs[5], call.options)[1].nan_to_num(neginf=0.0).sum()
+        )
+        product = torch.func.jvp(gradient, (t.query,), (call.flat(vector),))[1]
+    else:
+        product = compiled.hessian_product(call.inputs, call.flat(vector), call.options, call.backend, call.check)
+    return call.restore(product).to(call.dtype)

@@ -7,8 +7,8 @@ exp(x) for x <= 0, by range reduction and a polynomial:
     x = n log 2 + r,  |r| <= (log 2)/2,      e^x = 2^n · (1 + r + r² P(r)),
 
 where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is made by writing n into the
-exponent bits. Below the smallest normal number the result is 0, not a denormal: a score that far under the maximum weighs nothing, and a
-masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in float32, 2 in float64.
+exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far under
+the maximum weighs nothing, and a masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in float32, 2 in float64.
 
 tanh(x), needed by the softcap c·tanh(z/c):
 
@@ -39,6 +39,16 @@ def _float32_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def _bits_of_float32(typing_context, number):  # type: ignore[no-untyped-def]
+    """Read a float as 32 bits."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return int32(float32), generate
+
+
+@intrinsic
 def _float64_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """Read 64 bits as a double."""
 
@@ -59,20 +69,23 @@ def _bits_of_float64(typing_context, number):  # type: ignore[no-untyped-def]
 
 
 _F = np.float32
-_LOWEST32, _LOWEST64 = _F(-87.33654), -708.39641853226408  # log of the smallest normal number
 # (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes); its Taylor series to r^13 (float64: the rest is below 1e-17)
 _E32 = tuple(_F(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 _E64 = tuple(1.0 / math.factorial(k) for k in range(13, 1, -1))
 _LOG2_HIGH32, _LOG2_LOW32 = _F(0.693359375), _F(-2.12194440e-4)
 _LOG2_HIGH64, _LOG2_LOW64 = 6.93145751953125e-1, 1.42860682030941723212e-6
 _INVERSE_LOG2 = 1.0 / math.log(2.0)
-_ROUND64 = 6755399441055744.0  # 1.5·2^52: adding it leaves an integer in the low bits
+# Here n = −127 (−1023): the exponent bits are 0, and so is 2^n.
+_LOWEST32, _LOWEST64 = _F(-127 * math.log(2.0)), -1023 * math.log(2.0)
+# 1.5 times 2^23 (2^52): adding it rounds to an integer, which then stands in the low bits.
+_ROUND32, _ROUND64 = _F(1.5 * 2**23), 1.5 * 2.0**52
 
 
 @njit(fastmath=STRICT, error_model="numpy")
 def _exp32(x):  # type: ignore[no-untyped-def]
-    y = x if x > _LOWEST32 else _LOWEST32
-    n = np.rint(y * _F(_INVERSE_LOG2))
+    y = _LOWEST32 if x < _LOWEST32 else x  # NaN stays NaN
+    t = y * _F(_INVERSE_LOG2) + _ROUND32
+    n = t - _ROUND32
     r = y - n * _LOG2_HIGH32
     r = r - n * _LOG2_LOW32
     p = _E32[0]
@@ -82,14 +95,14 @@ def _exp32(x):  # type: ignore[no-untyped-def]
     p = p * r + _E32[4]
     p = p * r + _E32[5]
     p = p * (r * r) + r + _F(1)
-    e = p * _float32_from_bits((np.int32(n) + np.int32(127)) << np.int32(23))
-    return e if x > _LOWEST32 else _F(0)
+    return p * _float32_from_bits((_bits_of_float32(t) + np.int32(127)) << np.int32(23))
 
 
 @njit(fastmath=STRICT, error_model="numpy")
 def _exp64(x):  # type: ignore[no-untyped-def]
-    y = x if x > _LOWEST64 else _LOWEST64
-    n = np.rint(y * _INVERSE_LOG2)
+    y = _LOWEST64 if x < _LOWEST64 else x
+    t = y * _INVERSE_LOG2 + _ROUND64
+    n = t - _ROUND64
     r = y - n * _LOG2_HIGH64
     r = r - n * _LOG2_LOW64
     p = _E64[0]
@@ -105,8 +118,7 @@ def _exp64(x):  # type: ignore[no-untyped-def]
     p = p * r + _E64[10]
     p = p * r + _E64[11]
     p = p * (r * r) + r + 1.0
-    e = p * _float64_from_bits((_bits_of_float64(n + _ROUND64) + 1023) << 52)
-    return e if x > _LOWEST64 else 0.0
+    return p * _float64_from_bits((_bits_of_float64(t) + 1023) << 52)
 
 
 @njit(fastmath=STRICT, error_model="numpy")
@@ -144,7 +156,7 @@ def exp_of_negative(x):  # type: ignore[no-untyped-def]
 
 
 def hyperbolic_tangent(x):  # type: ignore[no-untyped-def]
-    """tanh x."""
+    """Tanh x."""
     raise TypeError("hyperbolic_tangent is compiled: call it inside a numba function")
 
 

@@ -20,18 +20,20 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAR, FAST, largest, tile_range, to_scores, visible
+from exptilt.tilting.cpu.product import THIN, product, shelve, thin_scores, thin_sum
+from exptilt.tilting.cpu.rows import FAR, FAST, LOW, clear_outside, largest, part_of, tile_part, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _summarise(s, e, lo, hi, m):  # type: ignore[no-untyped-def]
-    """Weights of s[lo:hi] relative to the maximum m, written back into s; their sum, mean score (relative to m) and squared deviation."""
+def _summarise(s, e, m):  # type: ignore[no-untyped-def]
+    """Weights of s relative to the maximum m, written back into s; their sum, mean score (relative to m) and squared deviation."""
     far = s.dtype.type(FAR)
+    low = s.dtype.type(LOW)  # the weight is 0 here and below
     z = s.dtype.type(0)
     a = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         d = s[j] - m
-        d = d if d > far else far
+        d = low if d < low else d
         x = exp_of_negative(d)
         e[j] = x
         z += x
@@ -39,7 +41,7 @@ def _summarise(s, e, lo, hi, m):  # type: ignore[no-untyped-def]
     c = a / z
     centre = m + c
     M = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         d = s[j] - centre
         d = d if d > far else far
         x = e[j]
@@ -50,14 +52,15 @@ def _summarise(s, e, lo, hi, m):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def forward_sweep(
-    start, stop, tile_q, tile_k, scale, causal, window, cap,
+    start, stop, tile_q, tile_k, width, scale, causal, window, cap,
     query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
-    work, lines, output, statistics, best,
+    tile, scaled, summed, lines, keys, key_tags, values, value_tags, output, statistics, best,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Units start..stop; a unit is one tile of queries of one (batch, head), against all its keys.
 
     query (·, Q, D), key (·, K, D), value (·, K, Dv), bias (·, Qb, Kb), log_weight (·, K), mask (·, Qm, Km); ``*_at`` (units,) says which
-    block of each belongs to a (batch, head). work: tile_q·(tile_k + D + Dv). lines (7, max(tile_q, tile_k)).
+    block of each belongs to a (batch, head). A thread's own: tile (tile_q, tile_k + width), scaled (tile_q, D), summed (tile_q, Dv padded), lines
+    (7, max(tile_q, tile_k)), and shelves of packed keys and values with their tags.
     Writes output (B·Hq, Q, Dv), statistics (5, B·Hq, Q): G, entropy, mean, variance, maximum, and best (B·Hq, Q): where the maximum is.
     """
     Q, D = query.shape[1], query.shape[2]
@@ -66,81 +69,86 @@ def forward_sweep(
     zero = scale * 0
     top, weight, mean, square = lines[0], lines[1], lines[2], lines[3]
     e, slope, bend = lines[4], lines[5], lines[6]
-    scaled_all = work[tile_q * tile_k : tile_q * (tile_k + D)].reshape(tile_q, D)
-    part_all = work[tile_q * (tile_k + D) : tile_q * (tile_k + D + Dv)].reshape(tile_q, Dv)
+    S, flat_S, flat_scaled, flat_sum = tile, tile.reshape(tile.size), scaled.reshape(scaled.size), summed.reshape(summed.size)
+    flat_keys, flat_values = keys.reshape(keys.size), values.reshape(values.size)
+    long, wide = tile.shape[1], summed.shape[1]
     for unit in range(start, stop):
         n, i0 = unit // tiles, (unit % tiles) * tile_q
-        i1 = min(i0 + tile_q, Q)
-        h = i1 - i0
+        h = min(tile_q, Q - i0)
         q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
         b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
-        scaled, part = scaled_all[:h], part_all[:h]
-        o = output[n, i0:i1]
+        plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
+        summed[:h] = 0
         for i in range(h):
             top[i], weight[i], mean[i], square[i] = -np.inf, 0, 0, 0
             best[n, i0 + i] = 0
             for d in range(D):
                 scaled[i, d] = q[i0 + i, d] * scale
-            for d in range(Dv):
-                o[i, d] = 0
-        first, last = tile_range(i0, i1, Q, K, causal, window)
-        for j0 in range(first, last, tile_k):
-            j1 = min(j0 + tile_k, last)
-            w = j1 - j0
-            S = work[: h * w].reshape(h, w)
-            np.dot(scaled, k[j0:j1].T, S)
+        first, last = tile_range(i0, i0 + h, Q, K, causal, window)
+        for t in range(first // tile_k, (last + tile_k - 1) // tile_k):
+            j0, skip, w = tile_part(t, tile_k, first, last, width)
+            if h <= THIN:
+                thin_scores(S[:h, :w], scaled[:h], k[j0 : j0 + w])
+            else:
+                at = shelve(keys, key_tags, key_at[n], t, k[t * tile_k : (t + 1) * tile_k], D * width, width, True) + skip * D
+                product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
             for i in range(h):
-                s = S[i]
                 lo, hi = visible(i0 + i, Q, K, causal, window)
                 lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
-                high = largest(s, lo, hi)
-                if high == -np.inf:
-                    for j in range(w):
-                        s[j] = 0
+                if hi - lo < w:
+                    clear_outside(S[i, :w], lo, hi)
+                s = S[i, lo:hi]
+                if not plain:
+                    x = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                    y = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                    to_scores(s, slope, bend, cap, x, lw[j0 + lo : j0 + hi], y)
+                high = largest(s)
+                if high == -np.inf:  # nothing to see, or nothing but NaN
+                    if np.isnan(s).any():
+                        weight[i] = np.nan
+                    s[:] = 0
                     continue
                 m = top[i]
                 if high > m:
-                    for j in range(lo, hi):
+                    for j in range(s.size):
                         if s[j] == high:
-                            best[n, i0 + i] = j0 + j
+                            best[n, i0 + i] = j0 + lo + j
                             break
                     rebase = exp_of_negative(m - high)
                     weight[i] *= rebase
                     mean[i] = mean[i] + (m - high) if weight[i] > 0 else zero
                     square[i] *= rebase
                     for d in range(Dv):
-                        o[i, d] *= rebase
+                        summed[i, d] *= rebase
                     top[i] = high
                     m = high
-                for j in range(lo):
-                    s[j] = 0
-                for j in range(hi, w):
-                    s[j] = 0
-                z, c, M = _summarise(s, e, lo, hi, m)
-                if z > 0:
+                z, c, M = _summarise(s, e, m)
+                if z != 0:
                     total = weight[i] + z
                     gap = c - mean[i]
                     square[i] += M + gap * gap * (weight[i] * (z / total))
                     mean[i] += gap * (z / total)
                     weight[i] = total
-            if Dv > 0:
-                np.dot(S, v[j0:j1], part)
-                for i in range(h):
-                    for d in range(Dv):
-                        o[i, d] += part[i, d]
+            if Dv > 0 and h <= THIN:
+                thin_sum(summed[:h, :Dv], S[:h, :w], v[j0 : j0 + w])
+            elif Dv > 0:
+                v_tile = v[t * tile_k : (t + 1) * tile_k]
+                at = shelve(values, value_tags, value_at[n], t, v_tile, tile_k * width, width, False) + skip * width
+                product(flat_sum, 0, wide, flat_S, 0, long, 1, flat_values, at, tile_k * width, h, Dv, w, width, True)
         for i in range(h):
             z = weight[i]
-            if z > 0:
+            if z != 0:
                 inverse = 1 / z
                 log_z = math.log(z)
                 for d in range(Dv):
-                    o[i, d] *= inverse
+                    output[n, i0 + i, d] = summed[i, d] * inverse
                 statistics[0, n, i0 + i] = top[i] + log_z
                 statistics[1, n, i0 + i] = log_z - mean[i]
                 statistics[2, n, i0 + i] = top[i] + mean[i]
                 statistics[3, n, i0 + i] = square[i] * inverse
             else:
+                for d in range(Dv):
+                    output[n, i0 + i, d] = 0
                 statistics[0, n, i0 + i] = -np.inf
                 statistics[1, n, i0 + i] = 0
                 statistics[2, n, i0 + i] = 0

@@ -12,19 +12,19 @@ A unit is one key block (a batch item and key head, with all query heads that sh
 fewer blocks than threads, each block's queries are dealt out to `splits` units with a copy of k̄, v̄ each, summed at the end.
 """
 
-import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAR, FAST, tile_range, to_scores, visible
+from exptilt.tilting.cpu.product import pack_rows, product, shelve
+from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of, tile_part, tile_range, to_scores, visible
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0):  # type: ignore[no-untyped-def]
-    """s → p and t → ds in place on lo..hi; ds summed into columns (if any); returns Σ ds."""
+def _row(s, t, G, centre, a0, a1, a2):  # type: ignore[no-untyped-def]
+    """S → p and t → ds in place; returns Σ ds."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
-    for j in range(lo, hi):
+    for j in range(s.size):
         p = exp_of_negative(s[j] - G)
         c = s[j] - centre
         c = c if c > far else far
@@ -32,109 +32,96 @@ def _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0):  # type: ignore[no-u
         s[j] = p
         t[j] = d
         total += d
-    if columns.size > 0:
-        for j in range(lo, hi):
-            columns[j0 + j] += t[j]
     return total
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def add_bias_gradient(target, t, lo, hi, j0, i):  # type: ignore[no-untyped-def]
-    """Add t[lo:hi] to row i of a bias gradient that is (Q, K)."""
-    row = target[i]
-    for j in range(lo, hi):
-        row[j0 + j] += t[j]
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def add_to(target, part):  # type: ignore[no-untyped-def]
-    """target += part, both (rows, columns)."""
-    for i in range(target.shape[0]):
-        a, b = target[i], part[i]
-        for d in range(a.size):
-            a[d] += b[d]
 
 
 @njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def gradient_sweep(
-    start, stop, units, bounds, splits, group, tile_q, tile_k, scale, causal, window, cap, need_query, need_key, need_value,
-    query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
-    cotangent, cotangent_at, rows, work, lines,
+    start, stop, units, bounds, splits, group, tile_q, tile_k, width, scale, causal, window, cap, need_query, need_key, need_value,
+    query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at, cotangent, cotangent_at, rows,
+    tile, scaled, summed, lines, packed_query, packed_out, keys, key_tags, key_rows, row_tags, values, value_tags,
     query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Units units[bounds[start]:bounds[stop]], each `block · splits + part`. Inputs as in ``forward_sweep``; cotangent (·, Q, Dv) of the output.
 
-    rows (5, B·Hq, Q): G, mean, a0, a1, a2. work: 2 tile_q tile_k + tile_q D + max(tile_q, tile_k) max(D, Dv) + tile_q D. lines (2, tile_k).
-    Writes query_grad (B·Hq, Q, D), key_grad (splits, B·Hkv, K, D), value_grad (splits, B·Hkv, K, Dv), column_sum (splits, B·Hq, K),
+    rows (5, B·Hq, Q): G, mean, a0, a1, a2. A thread's own: tile (2, tile_q, tile_k + width), scaled (tile_q, D), summed (tile_q, D padded), lines
+    (2, tile_k), the packed queries and cotangents of a tile, and shelves of keys (both ways) and values.
+    Writes query_grad (B·Hq, Q, D), key_grad (splits, B·Hkv, K, D padded), value_grad (splits, B·Hkv, K, Dv padded), column_sum (splits, B·Hq, K),
     row_sum (B·Hq, Q), bias_grad (·, Q, K); those of size 0 are not wanted. All but query_grad and row_sum must come in as zeros.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]
     tiles = (Q + tile_q - 1) // tile_q
-    size = tile_q * tile_k
     slope, bend = lines[0], lines[1]
-    scaled_all = work[2 * size : 2 * size + tile_q * D].reshape(tile_q, D)
-    total_all = work[2 * size + tile_q * D : 2 * size + 2 * tile_q * D].reshape(tile_q, D)
-    spare = work[2 * size + 2 * tile_q * D :]
+    S, T, flat_S, flat_T = tile[0], tile[1], tile[0].reshape(tile[0].size), tile[1].reshape(tile[1].size)
+    flat_scaled, flat_sum, flat_out = scaled.reshape(scaled.size), summed.reshape(summed.size), cotangent.reshape(cotangent.size)
+    flat_keys, flat_rows, flat_values = keys.reshape(keys.size), key_rows.reshape(key_rows.size), values.reshape(values.size)
+    flat_key_grad, flat_value_grad = key_grad.reshape(key_grad.size), value_grad.reshape(value_grad.size)
+    long, wide, wide_v = tile.shape[2], key_grad.shape[3], value_grad.shape[3]
     for u in range(bounds[start], bounds[stop]):
         block, part = units[u] // splits, units[u] % splits
         for turn in range(part, group * tiles, splits):
             n, i0 = block * group + turn // tiles, (turn % tiles) * tile_q
-            i1 = min(i0 + tile_q, Q)
-            h = i1 - i0
+            h = min(tile_q, Q - i0)
             q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
             b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
-            out = cotangent[cotangent_at[n], i0:i1]
-            scaled, total = scaled_all[:h], total_all[:h]
+            plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
+            out = cotangent[cotangent_at[n], i0 : i0 + h]
             columns = column_sum[part, n] if column_sum.size > 0 else column_sum[0, 0]
+            summed[:h] = 0
             for i in range(h):
                 row_sum[n, i0 + i] = 0
                 for d in range(D):
                     scaled[i, d] = q[i0 + i, d] * scale
-                    total[i, d] = 0
-            first, last = tile_range(i0, i1, Q, K, causal, window)
-            for j0 in range(first, last, tile_k):
-                j1 = min(j0 + tile_k, last)
-                w = j1 - j0
-                S = work[: h * w].reshape(h, w)
-                T = work[size : size + h * w].reshape(h, w)
-                np.dot(scaled, k[j0:j1].T, S)
+            if need_key:
+                pack_rows(packed_query, 0, scaled[:h], tile_q * width, width)
+            if need_value:
+                pack_rows(packed_out, 0, out, tile_q * width, width)
+            first, last = tile_range(i0, i0 + h, Q, K, causal, window)
+            for t in range(first // tile_k, (last + tile_k - 1) // tile_k):
+                j0, skip, w = tile_part(t, tile_k, first, last, width)
+                k_tile = k[t * tile_k : (t + 1) * tile_k]
+                at = shelve(keys, key_tags, key_at[n], t, k_tile, D * width, width, True) + skip * D
+                product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
                 if Dv > 0:
-                    np.dot(out, v[j0:j1].T, T)
+                    at = shelve(values, value_tags, value_at[n], t, v[t * tile_k : (t + 1) * tile_k], Dv * width, width, True) + skip * Dv
+                    start_out = (cotangent_at[n] * Q + i0) * Dv
+                    product(flat_T, 0, long, flat_out, start_out, Dv, 1, flat_values, at, Dv * width, h, w, Dv, width, False)
                 else:
-                    T[:] = 0
+                    T[:h, :w] = 0
                 for i in range(h):
-                    s, t = S[i], T[i]
                     lo, hi = visible(i0 + i, Q, K, causal, window)
                     lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                    to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
+                    if hi - lo < w:
+                        clear_outside(S[i, :w], lo, hi)
+                        clear_outside(T[i, :w], lo, hi)
+                    s, y = S[i, lo:hi], T[i, lo:hi]
+                    if not plain:
+                        b_row = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                        m_row = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                        to_scores(s, slope, bend, cap, b_row, lw[j0 + lo : j0 + hi], m_row)
                     G, centre = rows[0, n, i0 + i], rows[1, n, i0 + i]
                     a0, a1, a2 = rows[2, n, i0 + i], rows[3, n, i0 + i], rows[4, n, i0 + i]
-                    row_sum[n, i0 + i] += _row(s, t, lo, hi, G, centre, a0, a1, a2, columns, j0)
+                    row_sum[n, i0 + i] += _row(s, y, G, centre, a0, a1, a2)
+                    if columns.size > 0:
+                        add_row(columns[j0 + lo : j0 + hi], y)
                     if bias_grad.size > 0:
-                        add_bias_gradient(bias_grad[grad_at[n]], t, lo, hi, j0, i0 + i)
+                        add_row(bias_grad[grad_at[n], i0 + i, j0 + lo : j0 + hi], y)
                     if cap > 0:
-                        for j in range(lo, hi):
-                            t[j] *= slope[j]
-                    for j in range(lo):
-                        s[j] = 0
-                        t[j] = 0
-                    for j in range(hi, w):
-                        s[j] = 0
-                        t[j] = 0
-                if need_value and Dv > 0:
-                    rest = spare[: w * Dv].reshape(w, Dv)
-                    np.dot(S.T, out, rest)
-                    add_to(value_grad[part, block, j0:j1], rest)
+                        for j in range(y.size):
+                            y[j] *= slope[j]
+                place = (part * key_grad.shape[1] + block) * K + j0
+                if need_value:
+                    place_v = (part * value_grad.shape[1] + block) * K + j0
+                    product(
+                        flat_value_grad, place_v * wide_v, wide_v, flat_S, 0, 1, long, packed_out, 0, tile_q * width, w, Dv, h, width, True
+                    )
                 if need_query:
-                    rest = spare[: h * D].reshape(h, D)
-                    np.dot(T, k[j0:j1], rest)
-                    add_to(total, rest)
+                    at = shelve(key_rows, row_tags, key_at[n], t, k_tile, tile_k * width, width, False) + skip * width
+                    product(flat_sum, 0, summed.shape[1], flat_T, 0, long, 1, flat_rows, at, tile_k * width, h, D, w, width, True)
                 if need_key:
-                    rest = spare[: w * D].reshape(w, D)
-                    np.dot(T.T, scaled, rest)
-                    add_to(key_grad[part, block, j0:j1], rest)
+                    product(flat_key_grad, place * wide, wide, flat_T, 0, 1, long, packed_query, 0, tile_q * width, w, D, h, width, True)
             if need_query:
                 for i in range(h):
                     for d in range(D):
-                        query_grad[n, i0 + i, d] = total[i, d] * scale
+                        query_grad[n, i0 + i, d] = summed[i, d] * scale

@@ -5,6 +5,7 @@ returns fresh tensors. Memory beyond those: one workspace of a few tiles per thr
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,18 @@ import torch
 from torch import Tensor
 
 from exptilt._support.announce import announce_if_slow
-from exptilt._support.threads import run_chunks
+from exptilt._support.threads import run_all, run_chunks
+from exptilt.tilting.cpu.product import THIN, padded, width_of
+from exptilt.tilting.merge import Tilted, merge
 from exptilt.tilting.problem import Gradients, Needs, Options, Tensors, has_full_bias
 
 Array = np.ndarray[Any, Any]
 # The tiles a sweep holds at once should stay in a core's second-level cache (512 KiB and up) beside the keys and values they meet.
 _CACHE_BYTES = 384 * 1024
+# Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind; beyond it they are packed anew.
+_SHELF_BYTES = 8 * 1024 * 1024
+# Fewer keys than this are not worth a second thread for one query.
+_SPLIT_KEYS = 16384
 _ready: set[tuple[str, type]] = set()
 
 
@@ -38,13 +45,14 @@ class Blocks:
         pairs = [self.blocks(x) for x in (t.query, t.key, t.value, t.bias, weight, t.mask)]
         self.arrays = [array for array, _ in pairs]
         self.indices = [index for _, index in pairs]
-        self.arrays[4] = self.arrays[4].reshape(self.arrays[4].shape[0], -1)
+        self.arrays[4] = self.arrays[4][:, 0]
         self.arrays[5] = self.arrays[5].astype(bool, copy=False).view(np.uint8)
         window = -1 if options.window is None else options.window
-        self.numbers = (self.number(options.scale), options.causal, window, self.number(options.softcap or 0.0))
+        self.width = width_of(self.number)
+        self.numbers = (self.width, self.number(options.scale), options.causal, window, self.number(options.softcap or 0.0))
 
     def blocks(self, x: Tensor | None) -> tuple[Array, Array]:
-        """x (N or 1, query or key heads or 1, length, dim) as distinct blocks, and the block of each (batch, query head)."""
+        """X (N or 1, query or key heads or 1, length, dim) as distinct blocks, and the block of each (batch, query head)."""
         if x is None:
             return np.empty((1, 1, 0), self.number), np.zeros(self.count, np.int64)
         for axis in (0, 1):
@@ -53,60 +61,95 @@ class Blocks:
         n, h = x.shape[:2]
         batch = np.arange(self.N) if n > 1 else np.zeros(self.N, np.int64)
         head = np.arange(self.heads) * h // max(self.heads, 1)
-        return x.detach().contiguous().numpy().reshape(n * h, *x.shape[2:]), (batch[:, None] * h + head).ravel()
+        return x.contiguous().numpy(force=True).reshape(n * h, *x.shape[2:]), (batch[:, None] * h + head).ravel()
 
     def plain(self, x: Tensor | None, absent: tuple[int, ...]) -> Array:
-        """x (N, heads, ...) as (N·heads, ...); an array of the given shape (with a 0 in it) if None."""
+        """X (N, heads, ...) as (N·heads, ...); an array of the given shape (with a 0 in it) if None."""
         if x is None:
             return np.empty(absent, self.number)
-        return x.detach().contiguous().numpy().reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        return x.contiguous().numpy(force=True).reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
     def tiles(self, buffers: int) -> tuple[int, int]:
-        """Rows and columns of a tile when a sweep holds `buffers` of them at once."""
+        """Rows and columns of a tile when a sweep holds `buffers` of them at once; columns are whole pairs of panels."""
+        pair = 2 * self.width
         cells = _CACHE_BYTES // buffers // np.dtype(self.number).itemsize
-        tile_q = min(256 if buffers <= 2 else 128, max(self.Q, 1))
-        tile_k = min(max(64, cells // tile_q // 64 * 64), 1024, max(self.K, 1))
-        return tile_q, tile_k
+        tile_q = min(252 if buffers <= 2 else 126, max(self.Q, 1))  # multiples of the six rows that a product takes at a time
+        return tile_q, min(max(2 * pair, cells // tile_q // pair * pair), 1024, -(-max(self.K, 1) // pair) * pair)
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype)
 
-    def run(self, name: str, sweep: Callable[..., None], arguments: tuple[Any, ...], units: int, cells: int, lines: tuple[int, int]) -> None:
-        """Run `sweep(start, stop, *arguments)` over all units on torch's number of threads, each thread with its own work and lines."""
+    def shelf(self, tile_k: int, inner: int, there: bool = True) -> Callable[[], tuple[Array, Array]]:
+        """A shelf for packed tiles of vectors of length `inner`, and its tags."""
+        size = tile_k * inner if there else 0
+        slots = max(1, min(-(-self.K // tile_k), _SHELF_BYTES // max(1, size * np.dtype(self.number).itemsize)))
+        return lambda: (np.empty((slots, size), self.number), np.full(slots, -1, np.int64))
 
-        def scratch() -> tuple[Array, Array]:
-            return np.empty(cells, self.number), np.empty(lines, self.number)
+    def run(
+        self, name: str, sweep: Callable[..., None], before: tuple[Any, ...], own: list[Any], after: tuple[Any, ...], units: int, threads: int | None = None
+    ) -> None:
+        """Run `sweep(start, stop, *before, *own, *after)` over all units on torch's number of threads.
 
-        def work(start: int, stop: int, own: tuple[Array, Array]) -> None:
-            sweep(start, stop, *(own[0] if a is _WORK else own[1] if a is _LINES else a for a in arguments))
+        own lists a thread's buffers: shapes, or functions that make several.
+        """
+
+        def scratch() -> list[Array]:
+            made: list[Array] = []
+            for x in own:
+                made.extend([np.empty(x, self.number)] if isinstance(x, tuple) else x())
+            return made
+
+        def work(start: int, stop: int, buffers: list[Array]) -> None:
+            sweep(start, stop, *before, *buffers, *after)
 
         if (name, self.number) not in _ready:
             message = f"exptilt: compiling the {name} kernel for {np.dtype(self.number).name} (kept on disk for next time) ..."
             with announce_if_slow(message):
                 work(0, 0, scratch())
             _ready.add((name, self.number))
-        run_chunks(work, units, scratch)
-
-
-_WORK, _LINES = object(), object()  # stand for a thread's own buffers in an argument list
+        run_chunks(work, units, scratch, threads=threads)
 
 
 def _array(x: Tensor, *shape: int) -> Array:
-    return x.numpy().reshape(shape)
+    return x.numpy(force=True).reshape(shape)
 
 
 def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q)."""
-    from exptilt.tilting.cpu.forward import forward_sweep  # noqa: PLC0415
+    """output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q).
+
+    A few queries on very many keys, too few to keep the threads busy, are done on parts of the keys at once, whose results
+    then join (``merge.py``).
+    """
+    threads = torch.get_num_threads()
+    K = t.key.shape[2]
+    one_block = t.key.shape[0] * t.key.shape[1] == 1 and not options.causal and options.window is None
+    if not one_block or t.query.shape[1] * t.query.shape[2] > THIN or threads == 1 or K < _SPLIT_KEYS:
+        return _forward(t, options)
+    size = -(-K // threads)
+    parts = [t.keys(j, min(j + size, K)) for j in range(0, K, size)]
+    found = run_all([partial(_forward, part, options, threads=1) for part in parts])
+    whole = merge([Tilted(output, *statistics) for output, statistics, _ in found])
+    statistics = torch.stack([whole.log_normalizer, whole.entropy, whole.score_mean, whole.score_variance, whole.score_max])
+    best = torch.zeros_like(found[0][2])
+    for i, (_, rows, at) in reversed(list(enumerate(found))):
+        best = torch.where(rows[4] == whole.score_max, at + i * size, best)
+    return whole.output, statistics, best
+
+
+def _forward(t: Tensors, options: Options, *, threads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    from exptilt.tilting.cpu.forward import forward_sweep
 
     b = Blocks(t, options)
     tile_q, tile_k = b.tiles(1)
+    wide = padded(b.Dv, b.number)
     output, statistics = b.new(b.N, b.heads, b.Q, b.Dv), b.new(5, b.N, b.heads, b.Q)
     best = torch.empty(b.N, b.heads, b.Q, dtype=torch.int64)
     results = _array(output, b.count, b.Q, b.Dv), _array(statistics, 5, b.count, b.Q), _array(best, b.count, b.Q)
-    arguments = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, _WORK, _LINES, *results)
-    cells = tile_q * (tile_k + b.D + b.Dv)
-    b.run("forward", forward_sweep, arguments, b.count * -(-b.Q // tile_q), cells, (7, max(tile_q, tile_k)))
+    own = [
+        (tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (7, max(tile_q, tile_k)),
+        b.shelf(tile_k, b.D), b.shelf(tile_k, wide),
+    ]  # fmt: skip
+    b.run("forward", forward_sweep, (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices), own, results, b.count * -(-b.Q // tile_q), threads)
     return output, statistics, best
 
 
@@ -130,21 +173,25 @@ def _join(b: Blocks, t: Tensors, tangents: Tensors, scale: float) -> Joined:
     bias, bias_at = b.blocks(tangents.bias)
     weight, weight_at = b.blocks(None if tangents.log_weight is None else tangents.log_weight.unsqueeze(2))
     value = b.plain(tangents.value, (1, 1, 0))
-    return Joined(b.plain(q, ()), b.plain(k, ()), value, bias, bias_at, weight.reshape(weight.shape[0], -1), weight_at)
+    return Joined(b.plain(q, ()), b.plain(k, ()), value, bias, bias_at, weight[:, 0], weight_at)
 
 
 def tangent(t: Tensors, tangents: Tensors, rows: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (N, Hq, Q, Dv) and sums (4, N, Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows (2, N, Hq, Q): G, mean."""
-    from exptilt.tilting.cpu.tangent import tangent_sweep  # noqa: PLC0415
+    from exptilt.tilting.cpu.tangent import tangent_sweep
 
     b = Blocks(t, options)
     tile_q, tile_k = b.tiles(2)
+    wide = padded(b.Dv, b.number)
     j = _join(b, t, tangents, options.scale)
     output, sums = b.new(b.N, b.heads, b.Q, b.Dv), b.new(4, b.N, b.heads, b.Q)
     results = _array(output, b.count, b.Q, b.Dv), _array(sums, 4, b.count, b.Q)
-    arguments = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, *j, _array(rows.contiguous(), 2, b.count, b.Q), _WORK, _LINES, *results)
-    cells = 2 * tile_q * tile_k + tile_q * (b.D + b.Dv)
-    b.run("tangent", tangent_sweep, arguments, b.count * -(-b.Q // tile_q), cells, (4, max(tile_q, tile_k)))
+    own = [
+        (2, tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (4, max(tile_q, tile_k)),
+        b.shelf(tile_k, b.D), b.shelf(tile_k, j.query.shape[2]), b.shelf(tile_k, wide), b.shelf(tile_k, wide, tangents.value is not None),
+    ]  # fmt: skip
+    before = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices, *j, _array(rows.contiguous(), 2, b.count, b.Q))
+    b.run("tangent", tangent_sweep, before, own, results, b.count * -(-b.Q // tile_q))
     return output, sums
 
 
@@ -159,11 +206,11 @@ class _Results:
         self.splits = 1
         if b.key_count < 2 * threads and not full_bias:
             self.splits = max(1, min(-(-2 * threads // max(b.key_count, 1)), turns))
-        zeros = (lambda *shape: torch.zeros(shape, dtype=b.dtype))
+        self.wide, self.wide_v = padded(b.D, b.number), padded(b.Dv, b.number)
         self.query = b.new(b.N, b.heads, b.Q, b.D) if needs.query else b.new(1, 1, 0)
-        self.key = zeros(self.splits, b.N, b.key_heads, b.K, b.D) if needs.key else b.new(1, 1, 1, 0)
-        self.value = zeros(self.splits, b.N, b.key_heads, b.K, b.Dv) if needs.value else b.new(1, 1, 1, 0)
-        self.columns = zeros(self.splits, b.N, b.heads, b.K) if needs.log_weight else b.new(1, 1, 0)
+        self.key = self.zeros(b.key_heads, b.K, self.wide) if needs.key else b.new(1, 1, 1, 0)
+        self.value = self.zeros(b.key_heads, b.K, self.wide_v) if needs.value else b.new(1, 1, 1, 0)
+        self.columns = self.zeros(b.heads, b.K) if needs.log_weight else b.new(1, 1, 0)
         self.rows = torch.zeros(b.N, b.heads, b.Q, dtype=b.dtype)
         self.units = np.arange(b.key_count * self.splits)
         self.bounds = np.arange(self.units.size + 1)
@@ -180,12 +227,15 @@ class _Results:
             owner = owner[self.units]
             self.bounds = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1], True])
 
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros((self.splits, self.b.N, *shape), dtype=self.b.dtype)
+
     def arrays(self) -> tuple[Any, ...]:
         b, s = self.b, self.splits
         return (
             _array(self.query, b.count, b.Q, b.D) if self.needs.query else self.query.numpy(),
-            _array(self.key, s, b.key_count, b.K, b.D) if self.needs.key else self.key.numpy(),
-            _array(self.value, s, b.key_count, b.K, b.Dv) if self.needs.value else self.value.numpy(),
+            _array(self.key, s, b.key_count, b.K, self.wide) if self.needs.key else self.key.numpy(),
+            _array(self.value, s, b.key_count, b.K, self.wide_v) if self.needs.value else self.value.numpy(),
             _array(self.columns, s, b.count, b.K) if self.needs.log_weight else self.columns.numpy(),
             _array(self.rows, b.count, b.Q),
             self.bias.numpy().reshape(-1, *self.bias.shape[-2:]) if self.bias.numel() else self.bias.numpy(),
@@ -196,26 +246,38 @@ class _Results:
         def joined(x: Tensor) -> Tensor:
             return x[0] if self.splits == 1 else x.sum(0)
 
-        return Gradients(self.query, joined(self.key), joined(self.value), joined(self.columns), self.rows, self.bias)
+        key, value = joined(self.key)[..., : self.b.D].contiguous(), joined(self.value)[..., : self.b.Dv].contiguous()
+        return Gradients(self.query, key, value, joined(self.columns), self.rows, self.bias)
 
 
-def _backward(name: str, t: Tensors, options: Options, cotangent: Tensor, rows: Tensor, needs: Needs, tangents: Tensors | None) -> Gradients:
-    from exptilt.tilting.cpu.gradient import gradient_sweep  # noqa: PLC0415
-    from exptilt.tilting.cpu.second import second_sweep  # noqa: PLC0415
+def _backward(
+    name: str, t: Tensors, options: Options, cotangent: Tensor, rows: Tensor, needs: Needs, tangents: Tensors | None
+) -> Gradients:
+    from exptilt.tilting.cpu.gradient import gradient_sweep
+    from exptilt.tilting.cpu.second import second_sweep
 
     b = Blocks(t, options)
-    buffers = 2 if tangents is None else 4
-    tile_q, tile_k = b.tiles(buffers)
+    tile_q, tile_k = b.tiles(2 if tangents is None else 4)
     results = _Results(b, t, needs, tile_q)
+    wide, wide_v = results.wide, results.wide_v
     head = (results.units, results.bounds, results.splits, b.group, tile_q, tile_k, *b.numbers, needs.query, needs.key, needs.value)
     inputs = (*b.arrays, *b.indices, *b.blocks(cotangent), _array(rows.contiguous(), rows.shape[0], b.count, b.Q))
-    if tangents is not None:
-        alone = b.plain(None if tangents.query is None else tangents.query * options.scale, (1, 1, 0)), b.plain(tangents.key, (1, 1, 0))
-        inputs = (*inputs, *alone, *_join(b, t, tangents, options.scale))
-    arguments = (*head, *inputs, _WORK, _LINES, *results.arrays())
-    cells = buffers * tile_q * tile_k + 2 * tile_q * b.D + max(tile_q, tile_k) * max(b.D, b.Dv)
-    sweep = gradient_sweep if tangents is None else second_sweep
-    b.run(name, sweep, arguments, results.bounds.size - 1, cells, (2, max(tile_q, tile_k)))
+    tiles = [(2 if tangents is None else 4, tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (2, max(tile_q, tile_k))]
+    packed: list[Any] = [(tile_q * wide,), (tile_q * wide_v,)]
+    shelves: list[Any] = [b.shelf(tile_k, b.D), b.shelf(tile_k, wide), b.shelf(tile_k, b.Dv)]
+    if tangents is None:
+        b.run(name, gradient_sweep, (*head, *inputs), [*tiles, *packed, *shelves], results.arrays(), results.bounds.size - 1)
+        return results.collect()
+    alone = b.plain(None if tangents.query is None else tangents.query * options.scale, (1, 1, 0)), b.plain(tangents.key, (1, 1, 0))
+    j = _join(b, t, tangents, options.scale)
+    packed.append((tile_q * wide,))
+    shelves += [
+        b.shelf(tile_k, j.query.shape[2]),
+        b.shelf(tile_k, b.Dv, tangents.value is not None),
+        b.shelf(tile_k, wide, tangents.key is not None),
+    ]
+    before = (*head, *inputs, *alone, *j)
+    b.run(name, second_sweep, before, [*tiles, *packed, *shelves], results.arrays(), results.bounds.size - 1)
     return results.collect()
 
 

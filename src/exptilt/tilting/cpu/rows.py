@@ -1,6 +1,6 @@
 r"""One row of scores: what every sweep does before it goes its own way.
 
-A sweep cuts the scores into tiles, BLAS fills a tile with z = scale <q_i, k_j>, and each row of the tile then passes here:
+A sweep cuts the scores into tiles, fills a tile with z = scale <q_i, k_j> (``product.py``), and each row of the tile then passes here:
 
     visible   causality and the window leave one run of keys lo..hi to each query
     to_scores z → s = softcap(z) + bias + log_weight, −inf where masked, in place; slope ds/dz = 1 − tanh² and
@@ -17,6 +17,8 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 # A masked score is −inf; its distance to the mean is taken as this, so that weight 0 times its square is 0 and not NaN. No score with
 # a weight above 0 is farther than about 100 (float32) or 800 (float64) from the maximum.
 FAR = -1e15
+# e to this is 0 in float32 and float64 alike.
+LOW = -800.0
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -42,54 +44,75 @@ def tile_range(i0, i1, length_q, length_k, causal, window):  # type: ignore[no-u
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def to_scores(s, slope, bend, lo, hi, j0, i, cap, bias, log_weight, mask):  # type: ignore[no-untyped-def]
-    """Turn s[lo:hi] from scale <q,k> into scores, in place; lo, hi count from the tile's first key j0.
+def tile_part(t, tile_k, first, last, width):  # type: ignore[no-untyped-def]
+    """Of tile t, the part that meets keys first..last, begun at a whole panel: its first key, how many of the tile's keys it skips, its length."""
+    skip = max(first - t * tile_k, 0) // width * width
+    j0 = t * tile_k + skip
+    return j0, skip, min((t + 1) * tile_k, last) - j0
 
-    bias (Qb, Kb), log_weight (K,), mask (Qm, Km) with Qb, Kb, Qm, Km 1 or full; of size 0 when absent. slope and bend
-    [lo:hi] are filled if cap > 0.
+
+@njit(fastmath=FAST, error_model="numpy")
+def part_of(x, i, start, stop):  # type: ignore[no-untyped-def]
+    """Columns start..stop of row i of x (Q or 1, K or 1): a row of numbers, a single one for all keys, or none if x is absent."""
+    row = x[i if x.shape[0] > 1 else 0]
+    return row[start:stop] if row.size > 1 else row
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def to_scores(s, slope, bend, cap, bias, log_weight, mask):  # type: ignore[no-untyped-def]
+    """Turn s from scale <q,k> into scores, in place. All are rows over the same visible keys (loops that start at 0 vectorise).
+
+    bias and mask may have one entry for all keys; bias, log_weight, mask are empty when absent. slope and bend are filled if cap > 0.
     """
     if cap > 0:
         one = cap / cap
-        for j in range(lo, hi):
+        for j in range(s.size):
             t = hyperbolic_tangent(s[j] / cap)
             s[j] = cap * t
             d = one - t * t
             slope[j] = d
             bend[j] = -(t + t) * d / cap
-    if bias.size > 0:
-        row = bias[i if bias.shape[0] > 1 else 0]
-        if row.size > 1:
-            for j in range(lo, hi):
-                s[j] += row[j0 + j]
-        else:
-            b = row[0]
-            for j in range(lo, hi):
-                s[j] += b
-    if log_weight.size > 0:
-        for j in range(lo, hi):
-            s[j] += log_weight[j0 + j]
-    if mask.size > 0:
-        seen = mask[i if mask.shape[0] > 1 else 0]
-        if seen.size > 1:
-            for j in range(lo, hi):
-                s[j] = s[j] if seen[j0 + j] else -np.inf
-        elif not seen[0]:
-            for j in range(lo, hi):
-                s[j] = -np.inf
+    add_row(s, bias)
+    add_row(s, log_weight)
+    if mask.size == s.size:
+        for j in range(s.size):
+            s[j] = s[j] if mask[j] else -np.inf
+    elif mask.size == 1 and not mask[0]:
+        for j in range(s.size):
+            s[j] = -np.inf
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def largest(s, lo, hi):  # type: ignore[no-untyped-def]
-    """Largest of s[lo:hi]; four running maxima hide the latency of one."""
-    quarter = (hi - lo) // 4
+def add_row(s, row):  # type: ignore[no-untyped-def]
+    """S += row, which may be empty or have one entry for all keys."""
+    if row.size == s.size:
+        for j in range(s.size):
+            s[j] += row[j]
+    elif row.size == 1:
+        b = row[0]
+        for j in range(s.size):
+            s[j] += b
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def largest(s):  # type: ignore[no-untyped-def]
+    """Largest of s; four running maxima hide the latency of one."""
+    quarter = s.size // 4
+    a, b, c, d = s[:quarter], s[quarter : 2 * quarter], s[2 * quarter : 3 * quarter], s[3 * quarter :]
     t0 = s.dtype.type(-np.inf)
     t1, t2, t3 = t0, t0, t0
-    for j in range(lo, lo + quarter):
-        x0, x1, x2, x3 = s[j], s[j + quarter], s[j + 2 * quarter], s[j + 3 * quarter]
-        t0 = x0 if x0 > t0 else t0
-        t1 = x1 if x1 > t1 else t1
-        t2 = x2 if x2 > t2 else t2
-        t3 = x3 if x3 > t3 else t3
-    for j in range(lo + 4 * quarter, hi):
-        t0 = s[j] if s[j] > t0 else t0
+    for j in range(quarter):
+        t0 = a[j] if a[j] > t0 else t0
+        t1 = b[j] if b[j] > t1 else t1
+        t2 = c[j] if c[j] > t2 else t2
+        t3 = d[j] if d[j] > t3 else t3
+    for j in range(quarter, d.size):
+        t0 = d[j] if d[j] > t0 else t0
     return max(max(t0, t1), max(t2, t3))
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def clear_outside(row, lo, hi):  # type: ignore[no-untyped-def]
+    """Zero a tile's row outside the visible keys lo..hi, for the matrix products that follow."""
+    row[:lo] = 0
+    row[hi:] = 0

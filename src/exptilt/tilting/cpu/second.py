@@ -12,22 +12,21 @@ and through ṡ it also depends on q, k directly. With slope σ' and curvature �
 Joined vectors (q̇,q), (k,k̇) as in ``tangent.py`` make two products of each pair.
 """
 
-import numpy as np
 from numba import njit
 
 from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.gradient import add_bias_gradient, add_to
-from exptilt.tilting.cpu.rows import FAR, FAST, tile_range, to_scores, visible
-from exptilt.tilting.cpu.tangent import add_score_tangents
+from exptilt.tilting.cpu.product import pack_rows, product, shelve
+from exptilt.tilting.cpu.rows import FAR, FAST, add_row, clear_outside, part_of, tile_part, tile_range, to_scores, visible
+from exptilt.tilting.cpu.tangent import to_score_tangents
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def _row(s, t, u, g, lo, hi, G, centre, pushed, a, b1, b2, e0, e1, columns, j0):  # type: ignore[no-untyped-def]
-    """s → p ṡ', t → p t, u: ṡ → p r, in place; g holds <ō, v̇> on the way in. Returns Σ p r."""
+def _row(s, t, u, g, G, centre, pushed, a, b1, b2, e0, e1):  # type: ignore[no-untyped-def]
+    """S → p ṡ', t → p t, u: ṡ → p r, in place; g holds <ō, v̇> on the way in. Returns Σ p r."""
     far = s.dtype.type(FAR)
     total = s.dtype.type(0)
     a0, a1, a2 = a
-    for j in range(lo, hi):
+    for j in range(s.size):
         p = exp_of_negative(s[j] - G)
         c = s[j] - centre
         c = c if c > far else far
@@ -38,115 +37,129 @@ def _row(s, t, u, g, lo, hi, G, centre, pushed, a, b1, b2, e0, e1, columns, j0):
         t[j] = p * y
         u[j] = d
         total += d
-    if columns.size > 0:
-        for j in range(lo, hi):
-            columns[j0 + j] += u[j]
     return total
 
 
 @njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def second_sweep(
-    start, stop, units, bounds, splits, group, tile_q, tile_k, scale, causal, window, cap, need_query, need_key, need_value,
-    query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at,
-    cotangent, cotangent_at, rows, query_tangent, key_tangent, joined_query, joined_key, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at,
-    work, lines, query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
+    start, stop, units, bounds, splits, group, tile_q, tile_k, width, scale, causal, window, cap, need_query, need_key, need_value,
+    query, key, value, bias, log_weight, mask, query_at, key_at, value_at, bias_at, weight_at, mask_at, cotangent, cotangent_at, rows,
+    query_tangent, key_tangent, joined_query, joined_key, value_tangent, bias_tangent, bias_tangent_at, weight_tangent, weight_tangent_at,
+    tile, scaled, summed, lines, packed_query, packed_out, packed_tangent, keys, key_tags, key_rows, row_tags, values, value_tags,
+    joined, joined_tags, moved, moved_tags, moved_rows, moved_row_tags,
+    query_grad, key_grad, value_grad, column_sum, row_sum, bias_grad, grad_at,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Units, inputs and outputs as in ``gradient_sweep``, tangents as in ``tangent_sweep``; query_tangent and key_tangent (already scaled
-    and plain, each of size 0 when absent) once more on their own.
+    """Units, inputs and outputs as in ``gradient_sweep``, tangents as in ``tangent_sweep``; query_tangent (times scale) and key_tangent once
+    more on their own, of size 0 when absent.
 
-    rows (10, B·Hq, Q): G, mean, a0, a1, a2, Ġ, b1, b2, e0, e1. work: 4 tile_q tile_k + 2 tile_q D + max(tile_q, tile_k) max(D, Dv). lines (2, tile_k).
+    rows (10, B·Hq, Q): G, mean, a0, a1, a2, Ġ, b1, b2, e0, e1. A thread's own as in ``gradient_sweep`` with four tiles, and shelves for the tangents.
     """
     Q, D = query.shape[1], query.shape[2]
     K, Dv = key.shape[1], value.shape[2]
     E = joined_query.shape[2]
     tiles = (Q + tile_q - 1) // tile_q
-    size = tile_q * tile_k
     slope, bend = lines[0], lines[1]
-    scaled_all = work[4 * size : 4 * size + tile_q * D].reshape(tile_q, D)
-    total_all = work[4 * size + tile_q * D : 4 * size + 2 * tile_q * D].reshape(tile_q, D)
-    spare = work[4 * size + 2 * tile_q * D :]
+    S, T, U, V = tile[0], tile[1], tile[2], tile[3]
+    flat_S, flat_T, flat_U, flat_V = S.reshape(S.size), T.reshape(T.size), U.reshape(U.size), V.reshape(V.size)
+    flat_scaled, flat_sum, flat_out = scaled.reshape(scaled.size), summed.reshape(summed.size), cotangent.reshape(cotangent.size)
+    flat_query = joined_query.reshape(joined_query.size)
+    flat_keys, flat_rows, flat_values = keys.reshape(keys.size), key_rows.reshape(key_rows.size), values.reshape(values.size)
+    flat_joined, flat_moved, flat_moved_rows = joined.reshape(joined.size), moved.reshape(moved.size), moved_rows.reshape(moved_rows.size)
+    flat_key_grad, flat_value_grad = key_grad.reshape(key_grad.size), value_grad.reshape(value_grad.size)
+    long, wide, wide_v = tile.shape[2], key_grad.shape[3], value_grad.shape[3]
     for x in range(bounds[start], bounds[stop]):
         block, part = units[x] // splits, units[x] % splits
         for turn in range(part, group * tiles, splits):
             n, i0 = block * group + turn // tiles, (turn % tiles) * tile_q
-            i1 = min(i0 + tile_q, Q)
-            h = i1 - i0
+            h = min(tile_q, Q - i0)
             q, k, v = query[query_at[n]], key[key_at[n]], value[value_at[n]]
             b, lw, mk = bias[bias_at[n]], log_weight[weight_at[n]], mask[mask_at[n]]
+            plain = cap <= 0 and b.size == 0 and lw.size == 0 and mk.size == 0
             bt = bias_tangent[bias_tangent_at[n]] if bias_tangent.size > 0 else bias_tangent[0]
             wt = weight_tangent[weight_tangent_at[n]] if weight_tangent.size > 0 else weight_tangent[0]
-            out = cotangent[cotangent_at[n], i0:i1]
-            scaled, total = scaled_all[:h], total_all[:h]
+            out = cotangent[cotangent_at[n], i0 : i0 + h]
+            start_out = (cotangent_at[n] * Q + i0) * Dv
             columns = column_sum[part, n] if column_sum.size > 0 else column_sum[0, 0]
+            summed[:h] = 0
             for i in range(h):
                 row_sum[n, i0 + i] = 0
                 for d in range(D):
                     scaled[i, d] = q[i0 + i, d] * scale
-                    total[i, d] = 0
-            first, last = tile_range(i0, i1, Q, K, causal, window)
-            for j0 in range(first, last, tile_k):
-                j1 = min(j0 + tile_k, last)
-                w = j1 - j0
-                S = work[: h * w].reshape(h, w)
-                T = work[size : size + h * w].reshape(h, w)
-                U = work[2 * size : 2 * size + h * w].reshape(h, w)
-                V = work[3 * size : 3 * size + h * w].reshape(h, w)
-                np.dot(scaled, k[j0:j1].T, S)
+            if need_key:
+                pack_rows(packed_query, 0, scaled[:h], tile_q * width, width)
+                if query_tangent.size > 0:
+                    pack_rows(packed_tangent, 0, query_tangent[n, i0 : i0 + h], tile_q * width, width)
+            if need_value:
+                pack_rows(packed_out, 0, out, tile_q * width, width)
+            first, last = tile_range(i0, i0 + h, Q, K, causal, window)
+            for t in range(first // tile_k, (last + tile_k - 1) // tile_k):
+                j0, skip, w = tile_part(t, tile_k, first, last, width)
+                begin, end = t * tile_k, (t + 1) * tile_k
+                at = shelve(keys, key_tags, key_at[n], t, k[begin:end], D * width, width, True) + skip * D
+                product(flat_S, 0, long, flat_scaled, 0, D, 1, flat_keys, at, D * width, h, w, D, width, False)
                 if Dv > 0:
-                    np.dot(out, v[j0:j1].T, T)
+                    at = shelve(values, value_tags, value_at[n], t, v[begin:end], Dv * width, width, True) + skip * Dv
+                    product(flat_T, 0, long, flat_out, start_out, Dv, 1, flat_values, at, Dv * width, h, w, Dv, width, False)
                 else:
-                    T[:] = 0
+                    T[:h, :w] = 0
                 if E > 0:
-                    np.dot(joined_query[n, i0:i1], joined_key[block, j0:j1].T, U)
+                    at = shelve(joined, joined_tags, block, t, joined_key[block, begin:end], E * width, width, True) + skip * E
+                    product(flat_U, 0, long, flat_query, (n * Q + i0) * E, E, 1, flat_joined, at, E * width, h, w, E, width, False)
                 else:
-                    U[:] = 0
+                    U[:h, :w] = 0
                 if value_tangent.size > 0:
-                    np.dot(out, value_tangent[block, j0:j1].T, V)
+                    at = shelve(moved, moved_tags, block, t, value_tangent[block, begin:end], Dv * width, width, True) + skip * Dv
+                    product(flat_V, 0, long, flat_out, start_out, Dv, 1, flat_moved, at, Dv * width, h, w, Dv, width, False)
                 else:
-                    V[:] = 0
+                    V[:h, :w] = 0
                 for i in range(h):
-                    s, t, u = S[i], T[i], U[i]
                     lo, hi = visible(i0 + i, Q, K, causal, window)
                     lo, hi = min(max(lo - j0, 0), w), min(max(hi - j0, 0), w)
-                    to_scores(s, slope, bend, lo, hi, j0, i0 + i, cap, b, lw, mk)
+                    if hi - lo < w:
+                        clear_outside(S[i, :w], lo, hi)
+                        clear_outside(T[i, :w], lo, hi)
+                        clear_outside(U[i, :w], lo, hi)
+                    s, y, z = S[i, lo:hi], T[i, lo:hi], U[i, lo:hi]
+                    if not plain:
+                        b_row = part_of(b, i0 + i, j0 + lo, j0 + hi)
+                        m_row = part_of(mk, i0 + i, j0 + lo, j0 + hi)
+                        to_scores(s, slope, bend, cap, b_row, lw[j0 + lo : j0 + hi], m_row)
                     if cap > 0:
-                        for j in range(lo, hi):
-                            bend[j] *= u[j]  # σ'' ż
-                    add_score_tangents(u, slope, lo, hi, j0, i0 + i, cap, bt, wt)
+                        for j in range(z.size):
+                            bend[j] *= z[j]  # σ'' ż
+                    if cap > 0 or bt.size > 0 or wt.size > 0:
+                        to_score_tangents(z, slope, cap, part_of(bt, i0 + i, j0 + lo, j0 + hi), wt[j0 + lo : j0 + hi])
                     a = (rows[2, n, i0 + i], rows[3, n, i0 + i], rows[4, n, i0 + i])
                     row_sum[n, i0 + i] += _row(
-                        s, t, u, V[i], lo, hi, rows[0, n, i0 + i], rows[1, n, i0 + i], rows[5, n, i0 + i], a,
-                        rows[6, n, i0 + i], rows[7, n, i0 + i], rows[8, n, i0 + i], rows[9, n, i0 + i], columns, j0,
+                        s, y, z, V[i, lo:hi], rows[0, n, i0 + i], rows[1, n, i0 + i], rows[5, n, i0 + i], a,
+                        rows[6, n, i0 + i], rows[7, n, i0 + i], rows[8, n, i0 + i], rows[9, n, i0 + i],
                     )  # fmt: skip
+                    if columns.size > 0:
+                        add_row(columns[j0 + lo : j0 + hi], z)
                     if bias_grad.size > 0:
-                        add_bias_gradient(bias_grad[grad_at[n]], u, lo, hi, j0, i0 + i)
+                        add_row(bias_grad[grad_at[n], i0 + i, j0 + lo : j0 + hi], z)
                     if cap > 0:
-                        for j in range(lo, hi):
-                            u[j] = u[j] * slope[j] + t[j] * bend[j]
-                            t[j] *= slope[j]
-                    for j in range(lo):
-                        s[j], t[j], u[j] = 0, 0, 0
-                    for j in range(hi, w):
-                        s[j], t[j], u[j] = 0, 0, 0
-                if need_value and Dv > 0:
-                    rest = spare[: w * Dv].reshape(w, Dv)
-                    np.dot(S.T, out, rest)
-                    add_to(value_grad[part, block, j0:j1], rest)
+                        for j in range(z.size):
+                            z[j] = z[j] * slope[j] + y[j] * bend[j]
+                            y[j] *= slope[j]
+                if need_value:
+                    place = ((part * value_grad.shape[1] + block) * K + j0) * wide_v
+                    product(flat_value_grad, place, wide_v, flat_S, 0, 1, long, packed_out, 0, tile_q * width, w, Dv, h, width, True)
                 if need_query:
-                    rest = spare[: h * D].reshape(h, D)
-                    np.dot(U, k[j0:j1], rest)
-                    add_to(total, rest)
+                    at = shelve(key_rows, row_tags, key_at[n], t, k[begin:end], tile_k * width, width, False) + skip * width
+                    product(flat_sum, 0, summed.shape[1], flat_U, 0, long, 1, flat_rows, at, tile_k * width, h, D, w, width, True)
                     if key_tangent.size > 0:
-                        np.dot(T, key_tangent[block, j0:j1], rest)
-                        add_to(total, rest)
+                        at = (
+                            shelve(moved_rows, moved_row_tags, block, t, key_tangent[block, begin:end], tile_k * width, width, False)
+                            + skip * width
+                        )
+                        product(flat_sum, 0, summed.shape[1], flat_T, 0, long, 1, flat_moved_rows, at, tile_k * width, h, D, w, width, True)
                 if need_key:
-                    rest = spare[: w * D].reshape(w, D)
-                    np.dot(U.T, scaled, rest)
-                    add_to(key_grad[part, block, j0:j1], rest)
+                    place = ((part * key_grad.shape[1] + block) * K + j0) * wide
+                    product(flat_key_grad, place, wide, flat_U, 0, 1, long, packed_query, 0, tile_q * width, w, D, h, width, True)
                     if query_tangent.size > 0:
-                        np.dot(T.T, query_tangent[n, i0:i1], rest)
-                        add_to(key_grad[part, block, j0:j1], rest)
+                        product(flat_key_grad, place, wide, flat_T, 0, 1, long, packed_tangent, 0, tile_q * width, w, D, h, width, True)
             if need_query:
                 for i in range(h):
                     for d in range(D):
-                        query_grad[n, i0 + i, d] = total[i, d] * scale
+                        query_grad[n, i0 + i, d] = summed[i, d] * scale

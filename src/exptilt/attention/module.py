@@ -1,0 +1,126 @@
+"""`MultiheadAttention`: torch's module of that name, with attention's statistics on request.
+
+Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention itself goes through `attend`. The n×n matrix
+of weights exists only where it is asked for (``need_weights=True``, torch's default) or where torch's own dropout of weights needs it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exptilt._support.errors import ArgumentError
+from exptilt.attention.attend import attend
+from exptilt.tilting.merge import Tilted
+from exptilt.tilting.problem import Options, Tensors
+from exptilt.tilting.reference import scores
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with statistics: same constructor, same state_dict, same call.
+
+    Inputs are ``(L, N, E)``, ``(N, L, E)`` with ``batch_first=True``, or ``(L, E)`` unbatched, as in torch.
+
+    Example:
+        >>> layer = xt.MultiheadAttention(16, 4, batch_first=True)
+        >>> x = torch.randn(2, 10, 16)
+        >>> output, _, seen = layer(x, x, x, need_weights=False, statistics=True)
+        >>> output.shape, seen.entropy.shape
+        (torch.Size([2, 10, 16]), torch.Size([2, 4, 10]))
+    """
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False, *, statistics: bool = False,
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:  # fmt: skip
+        """Attend, as torch.nn.MultiheadAttention does.
+
+        Args:
+            query: ``(L, N, E)``, ``(N, L, E)`` if batch_first, or ``(L, E)``.
+            key: ``(S, N, kdim)`` or as query.
+            value: ``(S, N, vdim)`` or as query.
+            key_padding_mask: ``(N, S)`` or ``(S,)``; True or −inf hides a key.
+            need_weights: also return the weights, which costs the L×S matrix.
+            attn_mask: ``(L, S)`` or ``(N·heads, L, S)``; True hides a key, numbers are added to the scores.
+            average_attn_weights: average the weights over heads.
+            is_causal: a hint that attn_mask is causal; as in torch, it needs attn_mask.
+            statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads, L)``), of the undropped weights.
+
+        Returns:
+            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each head's own ``(N, heads, L, head dim)``.
+        """
+        if is_causal and attn_mask is None:
+            raise ArgumentError("MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. Pass attn_mask as well.")
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+            raise ArgumentError(f"MultiheadAttention: got {shapes}. Pass all three as (length, batch, dim), or all as (length, dim).")
+        q, k, v = (x.unsqueeze(0) if not batched else x if self.batch_first else x.transpose(0, 1) for x in (query, key, value))
+        N, L = q.shape[:2]
+        q, k, v = self._project(q, k, v)
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat([x, b.expand(N, 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        bias, mask = self._masks(key_padding_mask, attn_mask, N, L, k.shape[2], q.dtype)
+        seen = attend(q, k, v, bias=bias, mask=mask)
+        dropping = self.training and self.dropout > 0
+        weights: Tensor | None = None
+        heads = seen.output
+        if need_weights or dropping:
+            weights = self._weights(q, k, bias, mask, seen.log_normalizer)
+            if dropping:
+                weights = F.dropout(weights, self.dropout)
+                heads = weights @ v
+        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        output = output.squeeze(0) if not batched else output if self.batch_first else output.transpose(0, 1)
+        if not need_weights or weights is None:
+            weights = None
+        else:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        if not statistics:
+            return output, weights
+        if not batched:
+            names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
+            seen = Tilted(*(getattr(seen, name).squeeze(0) for name in names))
+        return output, weights, seen
+
+    def _project(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.in_proj_weight is not None:
+            matrices = self.in_proj_weight.chunk(3)
+        else:
+            matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(F.linear(x, w, b) for x, w, b in zip((q, k, v), matrices, biases, strict=True))  # type: ignore[return-value]
+
+    def _masks(
+        self, padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, S: int, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Torch's two masks (True hides, numbers are added) as a bias and a mask (True shows) that broadcast to (N, heads, L, S)."""
+        bias: Tensor | None = None
+        mask: Tensor | None = None
+        for name, x in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
+            if x is None:
+                continue
+            x = self._shaped(name, x, N, L, S)
+            if x.dtype == torch.bool:
+                mask = ~x if mask is None else mask & ~x
+            else:
+                bias = x.to(dtype) if bias is None else bias + x.to(dtype)
+        return bias, mask
+
+    def _shaped(self, name: str, x: Tensor, N: int, L: int, S: int) -> Tensor:
+        given = S - (self.bias_k is not None) - self.add_zero_attn
+        shapes = {"key_padding_mask": [(N, given), (given,)], "attn_mask": [(L, given), (N * self.num_heads, L, given)]}[name]
+        if tuple(x.shape) not in shapes:
+            raise ArgumentError(f"MultiheadAttention: {name} has shape {tuple(x.shape)}. Pass one of {', '.join(map(str, shapes))}.")
+        x = F.pad(x, (0, S - given))  # keys added by the module itself are always seen
+        if name == "key_padding_mask":
+            return x.reshape(-1, 1, 1, S)
+        return x if x.dim() == 2 else x.reshape(N, self.num_heads, L, S)
+
+    @staticmethod
+    def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, G: Tensor) -> Tensor:
+        s = scores(Tensors(q, k, k[..., :0], bias, None, mask), Options(q.shape[-1] ** -0.5))
+        return torch.exp(s - torch.where(-torch.inf == G, 0.0, G)[..., None]).to(q.dtype)
