@@ -143,20 +143,20 @@ def _start(mean: Tensor) -> Tensor:
 
 
 def _heights(kappa: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
-    """<x, direction> for each draw: beta-distributed proposals until every one is accepted."""
+    """<x, direction> for each draw: beta-distributed proposals, again for those that were refused, until none is left."""
     d = dimension - 1
-    b = d / ((4 * kappa**2 + d**2).sqrt() + 2 * kappa)
-    x0 = (1 - b) / (1 + b)
-    level = kappa * x0 + d * (4 * b / (1 + b) ** 2).log()
-    height = torch.zeros_like(kappa)
-    waiting = torch.ones_like(kappa, dtype=torch.bool)
-    half = torch.full_like(kappa, d / 2)
-    while bool(waiting.any()):
+    height = torch.zeros_like(kappa).reshape(-1)
+    waiting, flat = torch.arange(height.numel(), device=kappa.device), kappa.detach().reshape(-1)
+    while waiting.numel():
+        k = flat[waiting]
+        b = d / ((4 * k**2 + d**2).sqrt() + 2 * k)
+        x0 = (1 - b) / (1 + b)
+        half = torch.full_like(k, d / 2)
         one = torch._standard_gamma(half, generator=generator)
         z = one / (one + torch._standard_gamma(half, generator=generator))
         w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
-        uniform = torch.rand(kappa.shape, dtype=kappa.dtype, device=kappa.device, generator=generator)
-        accepted = kappa * w + d * (1 - x0 * w).log() - level >= uniform.log()
-        height = torch.where(waiting & accepted, w, height)
-        waiting = waiting & ~accepted
-    return height
+        uniform = torch.rand(k.shape, dtype=k.dtype, device=k.device, generator=generator)
+        accepted = k * (w - x0) + d * ((1 - x0 * w) / (4 * b / (1 + b) ** 2)).log() >= uniform.log()
+        height[waiting[accepted]] = w[accepted]
+        waiting = waiting[~accepted]
+    return height.reshape(kappa.shape)
