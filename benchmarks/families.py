@@ -99,7 +99,7 @@ def sample_cases(batch: int) -> dict[str, Cases]:
     for name in ("Gaussian", "Gamma", "Beta", "Dirichlet", "Poisson"):
         p = first[name]
         fields = [getattr(p, field) for field in p.event_dims]
-        cases[name] = {"exptilt": lambda c=type(p), x=fields: c(*x).sample(), "torch": lambda p=p: p.to_torch().sample()}
+        cases[name] = {"exptilt": lambda p=p, x=fields: type(p)(*x).sample(), "torch": lambda p=p: p.to_torch().sample()}
     shape, rate = first["Gamma"].shape.numpy(), first["Gamma"].rate.numpy()
     cases["Gamma"]["SciPy"] = lambda: scipy.stats.gamma(shape, scale=1 / rate).rvs(random_state=generator)
     sphere = f.VonMisesFisher(torch.tensor([1.0, 2.0, 3.0, 1.0], dtype=F64))

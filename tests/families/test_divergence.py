@@ -19,12 +19,12 @@ def mixture(g: torch.Generator, count: int, batch: tuple[int, ...] = ()) -> f.Ga
 
 
 def kl_by_quadrature(p: f.Measure, q: f.Measure) -> float:
-    x = torch.linspace(-30, 30, 60001, dtype=F64)[:, None]
+    x = torch.linspace(-30, 30, 6001, dtype=F64)[:, None]
     log_p, log_q = p.log_prob(x), q.log_prob(x)
-    return float((log_p.exp() * (log_p - log_q)).sum() * (60 / 60000))
+    return float((log_p.exp() * (log_p - log_q)).sum() * (60 / 6000))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), a=st.integers(1, 5), b=st.integers(1, 5))
 def test_mixture_bracket_and_estimate(seed: int, a: int, b: int) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ def distance_by_program(points: np.ndarray, target: np.ndarray) -> float:
     return float(problem.solve(solver=cvxpy.CLARABEL))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 30), dimension=st.integers(1, 5), reach=st.floats(0.1, 4))
 def test_distance_against_a_quadratic_program(seed: int, count: int, dimension: int, reach: float) -> None:
     g = torch.Generator().manual_seed(seed)

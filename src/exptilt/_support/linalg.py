@@ -10,7 +10,6 @@ of the batch fails and by how much. `repaired` mends one on request and warns wi
 
 import math
 import warnings
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,21 +22,6 @@ def is_concrete(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
-
-
-@torch.compiler.assume_constant_result
-def _triangle(dimension: int) -> tuple[list[int], list[int], list[int]]:
-    """`_lower_triangle`, which a compiler need not look into."""
-    return _lower_triangle(dimension)
-
-
-@lru_cache(maxsize=64)
-def _lower_triangle(dimension: int) -> tuple[list[int], list[int], list[int]]:
-    """Rows and columns of the lower triangle, and for each entry of the full matrix its place in the triangle."""
-    rows, columns = torch.tril_indices(dimension, dimension).tolist()
-    place = {(i, j): n for n, (i, j) in enumerate(zip(rows, columns, strict=True))}
-    full = [place[max(i, j), min(i, j)] for i in range(dimension) for j in range(dimension)]
-    return rows, columns, full
 
 
 def packed_size(dimension: int) -> int:
@@ -67,9 +51,8 @@ def pack(matrix: Tensor) -> Tensor:
         >>> float(pack(a) @ pack(a)), float((a @ a).trace())
         (15.0, 15.0)
     """
-    dimension = matrix.shape[-1]
-    rows, columns, _ = _triangle(dimension)
-    scale = matrix.new_tensor([1.0 if i == j else math.sqrt(2.0) for i, j in zip(rows, columns, strict=True)])
+    rows, columns = torch.tril_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(matrix.dtype)
     return matrix[..., rows, columns] * scale
 
 
@@ -83,9 +66,12 @@ def unpack(vector: Tensor) -> Tensor:
         ``(..., D, D)``, symmetric.
     """
     dimension = unpacked_dimension(vector.shape[-1])
-    rows, columns, full = _triangle(dimension)
-    scale = vector.new_tensor([1.0 if i == j else math.sqrt(0.5) for i, j in zip(rows, columns, strict=True)])
-    return (vector * scale)[..., full].unflatten(-1, (dimension, dimension))
+    rows, columns = torch.tril_indices(dimension, dimension, device=vector.device)
+    scale = torch.where(rows == columns, 1.0, math.sqrt(0.5)).to(vector.dtype)
+    # Entry (i, j) with i ≥ j is number i(i+1)/2 + j of the triangle.
+    index = torch.arange(dimension, device=vector.device)
+    high, low = torch.maximum(index[:, None], index), torch.minimum(index[:, None], index)
+    return (vector * scale)[..., high * (high + 1) // 2 + low]
 
 
 def check_covariance(matrix: Tensor, name: str) -> None:

@@ -14,7 +14,6 @@ order.
 
 import math
 from fractions import Fraction
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,9 +22,8 @@ _START = 32  # lowest order at which Debye's expansion is used
 _TERMS = 12  # of Debye's expansion: the first one left out is below 1e-17 at order 32
 
 
-@lru_cache(maxsize=1)
-def _debye_polynomials() -> list[list[Fraction]]:
-    """u_0, u_1, ...: coefficients by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k."""
+def _debye_polynomials() -> list[list[float]]:
+    """u_0, u_1, ...: coefficients by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k, in exact fractions."""
     polynomials = [[Fraction(1)]]
     for _ in range(_TERMS):
         last = polynomials[-1]
@@ -37,24 +35,19 @@ def _debye_polynomials() -> list[list[Fraction]]:
             following[power + 1] += coefficient / (8 * (power + 1))
             following[power + 3] -= 5 * coefficient / (8 * (power + 3))
         polynomials.append(following)
-    return polynomials
+    return [[float(coefficient) for coefficient in polynomial] for polynomial in polynomials]
 
 
-@torch.compiler.assume_constant_result
+_DEBYE = _debye_polynomials()
+
+
 def _debye_coefficients(order: float) -> tuple[list[float], list[float]]:
-    """`_summed_debye`, which a compiler need not look into."""
-    return _summed_debye(order)
-
-
-@lru_cache(maxsize=256)
-def _summed_debye(order: float) -> tuple[list[float], list[float]]:
     """Σ_k u_k(p) ν^{−k} as one polynomial in p, and its derivative."""
-    total = [Fraction(0)] * (3 * _TERMS + 1)
-    inverse = 1 / Fraction(order)
-    for k, polynomial in enumerate(_debye_polynomials()):
-        for power, coefficient in enumerate(polynomial):
-            total[power] += coefficient * inverse**k
-    return [float(c) for c in total], [float(c * power) for power, c in enumerate(total)][1:]
+    total = [0.0] * (3 * _TERMS + 1)
+    for k, polynomial in enumerate(_DEBYE):
+        for power in range(k, 3 * k + 1, 2):
+            total[power] += polynomial[power] * order**-k
+    return total, [c * power for power, c in enumerate(total)][1:]
 
 
 def _horner(coefficients: list[float], p: Tensor) -> Tensor:

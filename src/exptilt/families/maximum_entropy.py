@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
@@ -126,6 +125,8 @@ def _separating(points: Tensor, mean: Tensor) -> list[int]:
 
 def _direction(offset: Tensor, columns: list[int]) -> list[int]:
     """Columns used by the d with least Σ|d_j| such that <d, x_n − m> ≤ −1 for every point; none if m is in their hull (Farkas)."""
+    from scipy.optimize import linprog
+
     rows = offset[:, columns]
     program = linprog([1.0] * (2 * len(columns)), A_ub=torch.cat([rows, -rows], 1).numpy(), b_ub=[-1.0] * len(rows))
     if program.x is None:
