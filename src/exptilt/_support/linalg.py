@@ -52,7 +52,7 @@ def pack(matrix: Tensor) -> Tensor:
         (15.0, 15.0)
     """
     rows, columns = torch.tril_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
-    scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(matrix.dtype)
+    scale = torch.full_like(rows, math.sqrt(2.0), dtype=matrix.dtype).masked_fill(rows == columns, 1.0)
     return matrix[..., rows, columns] * scale
 
 
@@ -67,7 +67,7 @@ def unpack(vector: Tensor) -> Tensor:
     """
     dimension = unpacked_dimension(vector.shape[-1])
     rows, columns = torch.tril_indices(dimension, dimension, device=vector.device)
-    scale = torch.where(rows == columns, 1.0, math.sqrt(0.5)).to(vector.dtype)
+    scale = torch.full_like(rows, math.sqrt(0.5), dtype=vector.dtype).masked_fill(rows == columns, 1.0)
     # Entry (i, j) with i ≥ j is number i(i+1)/2 + j of the triangle.
     index = torch.arange(dimension, device=vector.device)
     high, low = torch.maximum(index[:, None], index), torch.minimum(index[:, None], index)
@@ -134,6 +134,17 @@ def positive_definite(matrix: Tensor) -> Tensor:
     """``(...)``: which matrices have a Cholesky factor."""
     _, info = torch.linalg.cholesky_ex(matrix)
     return (info == 0) & matrix.isfinite().all(-1).all(-1)
+
+
+def indefiniteness(matrix: Tensor) -> Tensor:
+    """``(...)``: minus the smallest eigenvalue where a matrix is not positive definite; where it is, some negative number."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    inside = -(factor.diagonal(dim1=-2, dim2=-1) ** 2).amin(-1)
+    if is_concrete(matrix) and bool((info == 0).all()):
+        return inside
+    return torch.where(
+        (info == 0) & matrix.isfinite().all(-1).all(-1), inside, -torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0].clamp_max(0)
+    )
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ where they are exact.
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import multivariate_digamma
+from exptilt._support.linalg import is_concrete, multivariate_digamma
 
 
 def _trigamma(a: Tensor) -> Tensor:
@@ -74,10 +74,10 @@ def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
     return free + d - 1
 
 
-def inverse_digamma(y: Tensor) -> Tensor:
-    """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C)."""
+def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
+    """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C); two rounds give four digits or more, four all of them."""
     a = torch.where(y >= -2.22, y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300))
-    for _ in range(4):
+    for _ in range(rounds):
         a = a - (torch.digamma(a) - y) / _trigamma(a)
     return a
 
@@ -93,12 +93,15 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     target = ((1 - s) / (count - 1)).log()
     total = (count - s) / (2 * (1 - s))
     for _ in range(6):
-        alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
+        alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1), 3)
         ratio = alpha.sum(-1) / total
         slope = (_trigamma(total).unsqueeze(-1) / _trigamma(alpha)).sum(-1) - ratio
         offset = target - ((ratio - s).clamp_min(1e-300) / (count - ratio).clamp_min(1e-300)).log()
         change = offset / (slope / (ratio - s) + slope / (count - ratio))
-        total = total * change.nan_to_num(0.0, 0.0, 0.0).clamp(-16, 16).exp()
+        change = change.nan_to_num(0.0, 0.0, 0.0).clamp(-16, 16)
+        total = total * change.exp()
+        if is_concrete(change) and bool((change.abs() < 1e-3).all()):
+            break  # close enough for the steps below; where values cannot be looked at, all rounds are taken
     alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
     for _ in range(3):
         alpha = _dirichlet_step(alpha, mean)

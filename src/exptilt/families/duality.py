@@ -110,8 +110,11 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
     here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
-    covariance, level = measure._covariance(here.eta), 0
+    covariance, level = measure._covariance_given(*here, 0), 0
     frame = Frame.of(covariance)
+    if bool(frame.flat.any()):  # only all points together can tell that they are flat
+        covariance = measure._covariance(here.eta)
+        frame = Frame.of(covariance)
     spread = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)

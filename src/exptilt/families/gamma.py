@@ -118,6 +118,12 @@ class Gamma(ExponentialFamily):
         """From ``Independent(Gamma, 1)``."""
         return cls(other.base_dist.concentration, other.base_dist.rate)
 
+    def _kl(self, other: Self) -> Tensor:
+        a, b = self.shape, self.rate
+        ratio = b / other.rate
+        gap = (a - other.shape) * torch.digamma(a) + torch.lgamma(other.shape) - torch.lgamma(a)
+        return (gap + other.shape * ratio.log() + a * (1 / ratio - 1)).sum(-1)
+
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate
         inside = (ratio < 1).all(-1, keepdim=True)

@@ -17,6 +17,7 @@ from exptilt._support.linalg import (
     check_covariance,
     dot,
     factorize,
+    indefiniteness,
     inverse_from_cholesky,
     log_determinant,
     matvec,
@@ -96,7 +97,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        return -torch.linalg.eigvalsh(second - m.unsqueeze(-1) * m.unsqueeze(-2))[..., 0]
+        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
     def _factor(self) -> Tensor:
         return factorize(self.covariance_matrix)

@@ -17,6 +17,7 @@ from torch import Tensor, distributions
 from exptilt._support.linalg import (
     check_covariance,
     factorize,
+    indefiniteness,
     inverse_from_cholesky,
     log_determinant,
     multivariate_digamma,
@@ -117,9 +118,9 @@ class Wishart(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """Largest violation of E X ≻ 0 (its smallest eigenvalue) and of E log|X| < log|E X|."""
-        eigenvalues = torch.linalg.eigvalsh(unpack(mean[..., :-1]).nan_to_num())
-        definite = -eigenvalues[..., 0]
-        jensen = mean[..., -1] - eigenvalues.clamp_min(torch.finfo(mean.dtype).tiny).log().sum(-1)
+        x = unpack(mean[..., :-1])
+        definite = indefiniteness(x)
+        jensen = mean[..., -1] - log_determinant(factorize(x))
         return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
 
     def _in_domain(self) -> Tensor:
@@ -160,4 +161,4 @@ class Wishart(ExponentialFamily):
         return pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
-        return -torch.linalg.eigvalsh(unpack(mean))[..., 0]
+        return indefiniteness(unpack(mean))
