@@ -10,31 +10,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exptilt import attention, report, switching, tilting
+    from exptilt import attention, families, report, switching, tilting
     from exptilt.attention import MultiheadAttention, attend
+    from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Empirical": "families",
+    "Gaussian": "families",
+    "GaussianMixture": "families",
     "MultiheadAttention": "attention",
     "Tilted": "tilting",
     "attend": "attention",
     "fisher_vector_product": "tilting",
+    "kl": "families",
     "log_normalizer": "tilting",
+    "maximum_entropy": "families",
     "merge": "tilting",
+    "project": "families",
 }
-_FOLDERS = ("attention", "report", "switching", "tilting")
+_FOLDERS = ("attention", "families", "report", "switching", "tilting")
 
 __all__ = [
+    "Empirical",
+    "Gaussian",
+    "GaussianMixture",
     "MultiheadAttention",
     "Tilted",
     "__version__",
     "attend",
     "attention",
+    "families",
     "fisher_vector_product",
+    "kl",
     "log_normalizer",
+    "maximum_entropy",
     "merge",
+    "project",
     "report",
     "switching",
     "tilting",

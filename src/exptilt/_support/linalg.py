@@ -1,0 +1,187 @@
+r"""Small linear algebra that the families share.
+
+A symmetric matrix has D(D+1)/2 free entries. `pack` lays them out as a vector with the off-diagonal ones times √2, so that
+
+    <pack(A), pack(B)> = trace(A B)
+
+and a matrix-valued statistic becomes a flat, minimal one. `cholesky` is the one place where a covariance is judged: it says which matrix
+of the batch fails and by how much. `repaired` mends one on request and warns with the amount added.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+
+
+def is_concrete(*tensors: Tensor) -> bool:
+    """Whether values may be looked at: not inside `torch.compile`, nor under a `torch.func` transform."""
+    if torch.compiler.is_compiling():
+        return False
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
+
+
+def packed_size(dimension: int) -> int:
+    """How many free entries a symmetric matrix of this dimension has."""
+    return dimension * (dimension + 1) // 2
+
+
+def unpacked_dimension(size: int) -> int:
+    """The dimension whose symmetric matrices have this many free entries."""
+    dimension = (math.isqrt(8 * size + 1) - 1) // 2
+    if packed_size(dimension) != size:
+        raise ArgumentError(f"A packed symmetric matrix has D(D+1)/2 entries (1, 3, 6, 10, ...); got {size}.")
+    return dimension
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """A symmetric matrix as a vector, inner products kept.
+
+    Args:
+        matrix: ``(..., D, D)``, symmetric; the lower triangle is read.
+
+    Returns:
+        ``(..., D(D+1)/2)``.
+
+    Example:
+        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> float(pack(a) @ pack(a)), float((a @ a).trace())
+        (15.0, 15.0)
+    """
+    rows, columns = torch.tril_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    scale = torch.full_like(rows, math.sqrt(2.0), dtype=matrix.dtype).masked_fill(rows == columns, 1.0)
+    return matrix[..., rows, columns] * scale
+
+
+def unpack(vector: Tensor) -> Tensor:
+    """Inverse of `pack`.
+
+    Args:
+        vector: ``(..., D(D+1)/2)``.
+
+    Returns:
+        ``(..., D, D)``, symmetric.
+    """
+    dimension = unpacked_dimension(vector.shape[-1])
+    rows, columns = torch.tril_indices(dimension, dimension, device=vector.device)
+    scale = torch.full_like(rows, math.sqrt(0.5), dtype=vector.dtype).masked_fill(rows == columns, 1.0)
+    # Entry (i, j) with i ≥ j is number i(i+1)/2 + j of the triangle.
+    index = torch.arange(dimension, device=vector.device)
+    high, low = torch.maximum(index[:, None], index), torch.minimum(index[:, None], index)
+    return (vector * scale)[..., high * (high + 1) // 2 + low]
+
+
+def check_covariance(matrix: Tensor, name: str) -> None:
+    """Raise unless every matrix of ``(..., D, D)`` is finite, symmetric and positive definite; name the one that is not."""
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ArgumentError(f"{name} must be (..., D, D), square in its last two axes; got shape {tuple(matrix.shape)}.")
+    if not is_concrete(matrix):
+        return
+    gap = (matrix - matrix.mT).abs().amax((-2, -1))
+    size = matrix.abs().amax((-2, -1))
+    slack = 16 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps
+    _, info = torch.linalg.cholesky_ex(matrix)
+    bad = ~(gap <= slack * size) | (info != 0) | ~size.isfinite()
+    if not bad.any():
+        return
+    index = tuple(bad.nonzero()[0].tolist())
+    where = f"{name}[{', '.join(map(str, index))}]" if index else name
+    if not bool(size[index].isfinite()):
+        raise ArgumentError(f"{where} holds NaN or infinity. Pass finite covariances.")
+    if not bool(gap[index] <= slack * size[index]):
+        got = float(gap[index])
+        raise ArgumentError(f"{where} is not symmetric: entries differ by up to {got:.3g}. Pass (a + a.mT) / 2, or repaired(a).")
+    smallest = float(torch.linalg.eigvalsh(matrix[index].double())[0])
+    raise ArgumentError(
+        f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. Pass a valid covariance, or repaired(a)."
+    )
+
+
+def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
+    """The symmetric part of each matrix plus the least multiple of the identity that lifts its eigenvalues to a floor.
+
+    Warns with the largest amount added to any matrix.
+
+    Args:
+        matrix: ``(..., D, D)``.
+        floor: relative to the largest eigenvalue; default the square root of the dtype's precision.
+
+    Returns:
+        ``(..., D, D)``.
+    """
+    symmetric = (matrix + matrix.mT) / 2
+    eigenvalues = torch.linalg.eigvalsh(symmetric)
+    relative = torch.finfo(matrix.dtype).eps ** 0.5 if floor is None else floor
+    wanted = relative * eigenvalues[..., -1:].clamp_min(torch.finfo(matrix.dtype).tiny)
+    added = (wanted - eigenvalues[..., :1]).clamp_min(0)
+    asymmetry, most = float((matrix - matrix.mT).abs().max()), float(added.max())
+    if asymmetry > 0 or most > 0:
+        text = f"repaired: added up to {most:.3g} to the diagonal and averaged away an asymmetry of up to {asymmetry:.3g}."
+        warnings.warn(text, ExptiltWarning, stacklevel=2)
+    return symmetric + torch.diag_embed(added.expand_as(eigenvalues))
+
+
+def factorize(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor of ``(..., D, D)``; NaN, not an error, where a matrix has none."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+def positive_definite(matrix: Tensor) -> Tensor:
+    """``(...)``: which matrices have a Cholesky factor."""
+    _, info = torch.linalg.cholesky_ex(matrix)
+    return (info == 0) & matrix.isfinite().all(-1).all(-1)
+
+
+def indefiniteness(matrix: Tensor) -> Tensor:
+    """``(...)``: minus the smallest eigenvalue where a matrix is not positive definite; where it is, some negative number."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    inside = -(factor.diagonal(dim1=-2, dim2=-1) ** 2).amin(-1)
+    if is_concrete(matrix) and bool((info == 0).all()):
+        return inside
+    return torch.where(
+        (info == 0) & matrix.isfinite().all(-1).all(-1), inside, -torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0].clamp_max(0)
+    )
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product over the last axis."""
+    return (a * b).sum(-1)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``(..., I, J)`` times ``(..., J)``."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def log_determinant(factor: Tensor) -> Tensor:
+    """Log-determinant of L L' from its Cholesky factor L ``(..., D, D)``."""
+    return 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def inverse_from_cholesky(factor: Tensor) -> Tensor:
+    """(L L')⁻¹, symmetric to the last bit."""
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape)
+    half = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return half.mT @ half
+
+
+def solve_cholesky(factor: Tensor, vector: Tensor) -> Tensor:
+    """(L L')⁻¹ v for L ``(..., D, D)``, v ``(..., D)``."""
+    half = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
+
+
+def multivariate_digamma(a: Tensor, dimension: int) -> Tensor:
+    """Derivative of log Γ_D(a): Σ_{i<D} ψ(a − i/2)."""
+    halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
+    return torch.digamma(a.unsqueeze(-1) - halves).sum(-1)
+
+
+def multivariate_log_gamma(a: Tensor, dimension: int) -> Tensor:
+    """Log Γ_D(a) = D(D−1)/4 log π + Σ_{i<D} log Γ(a − i/2)."""
+    halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
+    return torch.lgamma(a.unsqueeze(-1) - halves).sum(-1) + dimension * (dimension - 1) / 4 * math.log(math.pi)

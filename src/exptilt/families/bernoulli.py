@@ -1,0 +1,107 @@
+r"""Independent coins: the uniform measure on the hypercube {0,1}^D, tilted.
+
+    G(η) = Σ_d [softplus(ℓ_d + η_d) − softplus(ℓ_d)],     ∇G(η) = sigmoid(ℓ + η)
+
+Sufficient statistic u(x) = x, natural parameter θ = ℓ, the logits.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+from torch.nn.functional import softplus
+
+from exptilt._support.linalg import dot
+from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.hull import box_excess
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class BernoulliProduct(ExponentialFamily):
+    """D independent coins on {0,1}^D.
+
+    Args:
+        logit: ``(..., D)``, log-odds of a 1.
+
+    Example:
+        >>> BernoulliProduct(torch.zeros(3)).mean()
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+
+    logit: Tensor
+    event_dims: ClassVar = {"logit": 1}
+
+    def __post_init__(self) -> None:
+        check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
+        check_finite("BernoulliProduct", logit=self.logit)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.logit.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """The logits, ``(..., D)``."""
+        return self.logit
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """Probability of a 1, ``(..., D)``."""
+        return torch.sigmoid(self.logit)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        return make(cls, logit=theta)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        return make(cls, logit=mean.log() - torch.log1p(-mean))
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        return box_excess(mean, 0.0, 1.0)
+
+    def _in_domain(self) -> Tensor:
+        return self.logit.isfinite().all(-1)
+
+    def _log_partition(self) -> Tensor:
+        return softplus(self.logit).sum(-1)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like(self.logit[..., 0])
+
+    def _entropy(self) -> Tensor:
+        """Σ_d of the entropies of the coins."""
+        p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
+        return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, ``(..., D)``."""
+        return x
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-probability of ``x (..., D)`` of zeros and ones."""
+        return -dot(softplus(-self.logit), x) - dot(softplus(self.logit), 1 - x)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Zeros and ones, ``shape + batch + (D,)``."""
+        uniform = torch.rand((*shape, *self.logit.shape), dtype=self.dtype, device=self.device, generator=generator)
+        return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
+
+    def _to_torch(self) -> distributions.Independent:
+        """The same as ``Independent(Bernoulli, 1)``."""
+        return distributions.Independent(distributions.Bernoulli(logits=self.logit), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(Bernoulli, 1)``."""
+        return cls(other.base_dist.logits)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        logit = self.logit + eta
+        return torch.diag_embed(torch.sigmoid(logit) * torch.sigmoid(-logit))

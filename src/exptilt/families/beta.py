@@ -1,0 +1,116 @@
+r"""Independent Beta variables on (0, 1).
+
+Sufficient statistic u(x) = (log x, log(1 − x)), natural parameter θ = (α − 1, β − 1), A = Σ_d log B(α_d, β_d). x is no part of u, so
+tilting acts on all of u: η adds pseudo-counts.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
+from exptilt.families.digamma import invert_dirichlet
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class Beta(ExponentialFamily):
+    """D independent Beta variables.
+
+    Args:
+        alpha: ``(..., D)``, positive, pseudo-count of ones.
+        beta: ``(..., D)``, positive, pseudo-count of zeros.
+
+    Example:
+        >>> Beta(torch.tensor([1.0]), torch.tensor([1.0])).entropy()
+        tensor(0.)
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    event_dims: ClassVar = {"alpha": 1, "beta": 1}
+    identity_coordinate = False
+
+    def __post_init__(self) -> None:
+        check_tensors("Beta", {"alpha": (self.alpha, 1), "beta": (self.beta, 1)})
+        check_same_dimension("Beta", alpha=self.alpha, beta=self.beta)
+        check_positive("Beta", alpha=self.alpha, beta=self.beta)
+
+    @property
+    def dimension(self) -> int:
+        """2D: tilting acts on the whole statistic."""
+        return 2 * self.alpha.shape[-1]
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A vector of D."""
+        return (tuple(self.alpha.shape[-1:]),)
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(α − 1, β − 1), ``(..., 2D)``."""
+        return torch.cat(torch.broadcast_tensors(self.alpha - 1, self.beta - 1), -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(E log x, E log(1 − x)), ``(..., 2D)``."""
+        total = torch.digamma(self.alpha + self.beta)
+        return torch.cat([torch.digamma(self.alpha) - total, torch.digamma(self.beta) - total], -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second = theta.chunk(2, -1)
+        return make(cls, alpha=first + 1, beta=second + 1)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        alpha, beta = invert_dirichlet(torch.stack(mean.chunk(2, -1), -1)).unbind(-1)
+        return make(cls, alpha=alpha, beta=beta)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Largest log(e^{E log x} + e^{E log(1−x)}), which Jensen keeps below 0."""
+        first, second = mean.chunk(2, -1)
+        return torch.logaddexp(first, second).amax(-1)
+
+    def _in_domain(self) -> Tensor:
+        return ((self.alpha > 0) & (self.beta > 0)).all(-1)
+
+    def _log_partition(self) -> Tensor:
+        return (torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)).sum(-1)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like((self.alpha + self.beta)[..., 0])
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """(log x, log(1 − x)), ``(..., D)`` to ``(..., 2D)``."""
+        return torch.cat([x.log(), torch.log1p(-x)], -1)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws in (0, 1), ``shape + batch + (D,)``."""
+        size = (*shape, *self.batch_shape, self.alpha.shape[-1])
+        one = torch._standard_gamma(self.alpha.expand(size), generator=generator)
+        other = torch._standard_gamma(self.beta.expand(size), generator=generator)
+        info = torch.finfo(self.dtype)
+        return (one / (one + other)).nan_to_num(0.5).clamp(info.tiny, 1 - info.eps / 2)
+
+    def _to_torch(self) -> distributions.Independent:
+        """The same as ``Independent(Beta, 1)``."""
+        return distributions.Independent(distributions.Beta(self.alpha, self.beta), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(Beta, 1)``."""
+        return cls(other.base_dist.concentration1, other.base_dist.concentration0)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        first, second = eta.chunk(2, -1)
+        alpha, beta = self.alpha + first, self.beta + second
+        shared = torch.polygamma(1, alpha + beta)
+        top = torch.cat([torch.diag_embed(torch.polygamma(1, alpha) - shared), torch.diag_embed(-shared)], -1)
+        bottom = torch.cat([torch.diag_embed(-shared), torch.diag_embed(torch.polygamma(1, beta) - shared)], -1)
+        return torch.cat([top, bottom], -2)

@@ -1,0 +1,124 @@
+r"""One of K outcomes, x a one-hot vector: softmax is its mean map.
+
+    G(η) = log Σ_k e^{ℓ_k + η_k} − log Σ_k e^{ℓ_k},     ∇G(η) = softmax(ℓ + η)
+
+Sufficient statistic u(x) = x. Its entries sum to one, so natural parameters are known up to a shared constant; ours sum to zero when found
+from a mean.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt._support.linalg import dot
+from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class Categorical(ExponentialFamily):
+    """Distribution of a one-hot vector.
+
+    Args:
+        logit: ``(..., K)``, log-probabilities up to a constant.
+
+    Example:
+        >>> Categorical(torch.tensor([0.0, 0.0, 0.0, 0.0])).entropy().exp().round()
+        tensor(4.)
+    """
+
+    logit: Tensor
+    event_dims: ClassVar = {"logit": 1}
+    minimal = False
+
+    def __post_init__(self) -> None:
+        check_tensors("Categorical", {"logit": (self.logit, 1)})
+        check_finite("Categorical", logit=self.logit)
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        return self.logit.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """The logits, ``(..., K)``."""
+        return self.logit
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """The probabilities, ``(..., K)``."""
+        return torch.softmax(self.logit, -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        return make(cls, logit=theta)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        logit = mean.log()
+        return make(cls, logit=logit - logit.mean(-1, keepdim=True))
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        # Distance to the simplex: by sorting, onto {x >= 0, sum x = 1}. Rounding of a sum to 1 is forgiven.
+        count = mean.shape[-1]
+        ordered = mean.sort(-1, descending=True).values
+        index = torch.arange(1, count + 1, dtype=mean.dtype, device=mean.device)
+        shift = (ordered.cumsum(-1) - 1) / index
+        support = (ordered > shift).sum(-1, keepdim=True).clamp_min(1)
+        nearest = (mean - shift.gather(-1, support - 1)).clamp_min(0)
+        distance = torch.linalg.vector_norm(mean - nearest, dim=-1)
+        on = distance <= 4 * count * torch.finfo(mean.dtype).eps
+        return torch.where(on, -mean.amin(-1).clamp_min(0), distance)
+
+    def _in_domain(self) -> Tensor:
+        return self.logit.isfinite().all(-1)
+
+    def _log_partition(self) -> Tensor:
+        return torch.logsumexp(self.logit, -1)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like(self.logit[..., 0])
+
+    def _entropy(self) -> Tensor:
+        """−Σ p log p, ``(...)``."""
+        log_probability = torch.log_softmax(self.logit, -1)
+        return -dot(log_probability.exp(), log_probability)
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, one-hot ``(..., K)``."""
+        return x
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-probability of one-hot ``x (..., K)``."""
+        return dot(torch.log_softmax(self.logit, -1), x)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """One-hot draws, ``shape + batch + (K,)``."""
+        cumulative = torch.softmax(self.logit.double(), -1).cumsum(-1)
+        size = (*shape, *self.batch_shape, 1)
+        uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator) * cumulative[..., -1:]
+        index = (uniform >= cumulative).sum(-1).clamp_max(self.dimension - 1)
+        return torch.nn.functional.one_hot(index, self.dimension).to(self.dtype)
+
+    def _to_torch(self) -> distributions.OneHotCategorical:
+        """The same as a `torch.distributions.OneHotCategorical`."""
+        return distributions.OneHotCategorical(logits=self.logit)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From a `OneHotCategorical` or `Categorical` of `torch.distributions`."""
+        return cls(other.logits)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        p = torch.softmax(self.logit + eta, -1)
+        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        eta = mean.log() - self.logit
+        return eta - eta.mean(-1, keepdim=True)

@@ -1,0 +1,74 @@
+r"""Conjugate updating by adding statistics.
+
+If the likelihood of an observation x is e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient statistic of ξ's prior, then the
+posterior has natural parameter θ + Σ_n e(x_n). `posterior` knows e for the pairs below; `ExponentialFamily.update` takes any such sum.
+
+    Beta — BernoulliProduct,  Dirichlet — Categorical,  Gamma — Poisson,  Gamma — Exponential,
+    NormalGamma — DiagonalGaussian,  NormalInverseWishart — Gaussian,  Wishart (of the precision) — Gaussian with mean zero
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import pack
+from exptilt.families.bernoulli import BernoulliProduct
+from exptilt.families.beta import Beta
+from exptilt.families.categorical import Categorical
+from exptilt.families.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.dirichlet import Dirichlet
+from exptilt.families.exponential import Exponential
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.gamma import Gamma
+from exptilt.families.gaussian import Gaussian
+from exptilt.families.normal_gamma import NormalGamma
+from exptilt.families.normal_inverse_wishart import NormalInverseWishart
+from exptilt.families.poisson import Poisson
+from exptilt.families.wishart import Wishart
+
+Prior = TypeVar("Prior", bound=ExponentialFamily)
+
+
+def _outer(x: Tensor) -> Tensor:
+    return pack(x.unsqueeze(-1) * x.unsqueeze(-2))
+
+
+def _one(x: Tensor) -> Tensor:
+    return torch.ones_like(x[..., :1])
+
+
+_EVIDENCE: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Callable[[Tensor], Tensor]] = {
+    (Beta, BernoulliProduct): lambda x: torch.cat([x, 1 - x], -1),
+    (Dirichlet, Categorical): lambda x: x,
+    (Gamma, Poisson): lambda x: torch.cat([-torch.ones_like(x), x], -1),
+    (Gamma, Exponential): lambda x: torch.cat([-x, torch.ones_like(x)], -1),
+    (NormalGamma, DiagonalGaussian): lambda x: torch.cat([x, -(x**2) / 2, torch.full_like(x, -0.5), torch.full_like(x, 0.5)], -1),
+    (NormalInverseWishart, Gaussian): lambda x: torch.cat([x, _outer(x) / -2, -_one(x) / 2, -_one(x) / 2], -1),
+    (Wishart, Gaussian): lambda x: torch.cat([_outer(x) / -2, _one(x) / 2], -1),
+}
+
+
+def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, weight: Tensor | None = None) -> Prior:
+    """The prior updated by observations of a likelihood that it is conjugate to.
+
+    Args:
+        prior: over the parameter of the likelihood, batch ``(...)``.
+        likelihood: the family that the observations come from.
+        x: ``(..., n, D)``, n observations.
+        weight: ``(..., n)``, how often each counts; default once.
+
+    Example:
+        >>> posterior(Beta(torch.ones(1), torch.ones(1)), BernoulliProduct, torch.tensor([[1.0], [1.0], [0.0]]))
+        Beta(alpha=tensor([3.]), beta=tensor([2.]))
+    """
+    evidence = _EVIDENCE.get((type(prior), likelihood))
+    if evidence is None:
+        known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _EVIDENCE)
+        raise ArgumentError(f"posterior: {type(prior).__name__} is not conjugate to {likelihood.__name__} here. Known: {known}.")
+    each = evidence(x)
+    if weight is not None:
+        each = each * weight.unsqueeze(-1)
+    return prior.update(each.sum(-2))

@@ -1,0 +1,136 @@
+r"""The Gaussian with independent coordinates, N(μ, diag σ²).
+
+    G(η) = <μ,η> + ½ <σ², η²>,     ∇G(η) = μ + σ² η
+
+Sufficient statistic u(x) = (x, x²), natural parameter θ = (μ/σ², −1/(2σ²)).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt._support.linalg import dot
+from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalGaussian(ExponentialFamily):
+    """Normal distribution with a diagonal covariance.
+
+    Args:
+        mean_vector: ``(..., D)``.
+        variance: ``(..., D)``, positive.
+
+    Example:
+        >>> DiagonalGaussian(torch.zeros(2), torch.tensor([2.0, 1.0])).mean(torch.ones(2))
+        tensor([2., 1.])
+    """
+
+    mean_vector: Tensor
+    variance: Tensor
+    event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
+
+    def __post_init__(self) -> None:
+        check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})
+        check_same_dimension("DiagonalGaussian", mean=self.mean_vector, variance=self.variance)
+        check_finite("DiagonalGaussian", mean=self.mean_vector)
+        check_positive("DiagonalGaussian", variance=self.variance)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.mean_vector.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(μ/σ², −1/(2σ²)), ``(..., 2D)``."""
+        return torch.cat(torch.broadcast_tensors(self.mean_vector / self.variance, -0.5 / self.variance), -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(μ, μ² + σ²), ``(..., 2D)``."""
+        return torch.cat(torch.broadcast_tensors(self.mean_vector, self.mean_vector**2 + self.variance), -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second = theta.chunk(2, -1)
+        variance = -0.5 / second
+        return make(cls, mean_vector=first * variance, variance=variance)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        first, second = mean.chunk(2, -1)
+        return make(cls, mean_vector=first, variance=second - first**2)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        first, second = mean.chunk(2, -1)
+        return (first**2 - second).amax(-1)
+
+    def _in_domain(self) -> Tensor:
+        return ((self.variance > 0) & self.variance.isfinite()).all(-1)
+
+    def _log_partition(self) -> Tensor:
+        return (self.mean_vector**2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like((self.mean_vector + self.variance)[..., 0])
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """(x, x²), ``(..., D)`` to ``(..., 2D)``."""
+        return torch.cat([x, x**2], -1)
+
+    def _coordinate(self, x: Tensor) -> Tensor:
+        return x
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log N(x | μ, diag σ²): ``(..., D)`` to ``(...)``."""
+        return -((x - self.mean_vector) ** 2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
+
+    def _entropy(self) -> Tensor:
+        """½ Σ log(2πe σ²)."""
+        return ((2 * math.pi * math.e * self.variance).log().sum(-1) / 2).expand(self.batch_shape)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
+        noise = torch.randn((*shape, *self.batch_shape, self.dimension), dtype=self.dtype, device=self.device, generator=generator)
+        return self.mean_vector + self.variance.sqrt() * noise
+
+    def _to_torch(self) -> distributions.Independent:
+        """The same as ``Independent(Normal, 1)``."""
+        return distributions.Independent(distributions.Normal(self.mean_vector, self.variance.sqrt()), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(Normal, 1)``."""
+        return cls(other.base_dist.loc, other.base_dist.variance)
+
+    def _kl(self, other: Self) -> Tensor:
+        """½ Σ (r − 1 − log r + δ²/σ'²) with r = σ²/σ'²."""
+        excess = (self.variance - other.variance) / other.variance
+        offset = (other.mean_vector - self.mean_vector) ** 2 / other.variance
+        return (excess - torch.log1p(excess) + offset).sum(-1) / 2
+
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return self.mean_vector + self.variance * eta
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        return torch.diag_embed(self.variance).expand(*eta.shape, self.dimension)
+
+    def _tilt(self, eta: Tensor) -> Self:
+        return make(type(self), mean_vector=self._mean(eta), variance=self.variance)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        return (mean - self.mean_vector) / self.variance
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return None

@@ -1,0 +1,266 @@
+r"""Derivatives of the log-normalizer, and the inverse of the mean map.
+
+The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton steps
+
+    η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
+
+If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary the residual still falls
+to zero, so a small residual proves nothing; but Newton's step then keeps its length instead of shrinking quadratically. A problem counts
+as solved only when the residual is within the tolerance *and* the step has shrunk. Those that are not solved are handed to the measure,
+which knows its hull and says how far outside they are.
+
+The solver itself is not differentiated. Two more Newton steps are taken from its answer in the open: the first carries the exact first
+derivatives (implicit function theorem), the second the exact second ones.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from exptilt._support.linalg import dot, matvec
+from exptilt._support.solution import Solution, Status
+
+if TYPE_CHECKING:
+    from exptilt.families.measure import Measure
+
+
+class Point(NamedTuple):
+    """A batch of η with G(η) and ∇G(η)."""
+
+    eta: Tensor
+    value: Tensor
+    mean: Tensor
+
+
+def gradient(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
+    """∇G at every ``eta (..., D)`` of a batch at once."""
+    result: Tensor = torch.func.grad(lambda e: log_normalizer(e).sum())(eta)
+    return result
+
+
+def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
+    """∇²G at every ``eta (..., D)``: ``(..., D, D)``, one pull-back per column."""
+    _, pull = torch.func.vjp(lambda e: gradient(log_normalizer, e), eta)  # type: ignore[misc]
+    dimension = eta.shape[-1]
+    basis = torch.eye(dimension, dtype=eta.dtype, device=eta.device)
+    columns = basis.reshape(dimension, *[1] * (eta.ndim - 1), dimension).expand(dimension, *eta.shape)
+    (rows,) = torch.func.vmap(pull)(columns)
+    result: Tensor = rows.movedim(0, -2)
+    return (result + result.mT) / 2
+
+
+def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
+    """C⁻¹ v for ``(..., D, D)`` and ``(..., D)``, or the least-norm answer where C is singular.
+
+    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1): where C is regular that is its own
+    rounding error.
+    """
+    return _solve_factored(_factor(covariance), vector)
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    ridge = 4 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * diagonal
+    factor, _ = torch.linalg.cholesky_ex(covariance + torch.diag_embed(torch.where(diagonal > 0, ridge, 1.0)))
+    return factor
+
+
+def _solve_factored(factor: Tensor, vector: Tensor) -> Tensor:
+    return torch.cholesky_solve(vector.unsqueeze(-1), factor).squeeze(-1)
+
+
+def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+    """Invert the mean map of any measure. ``mean (..., D)`` already has the full batch shape."""
+    leaves, spec = pytree.tree_flatten(measure)
+    events = [event for _, event in measure._leaves()]
+    eta, code, residual, steps, distance = _Newton.apply(spec, events, tolerance, max_steps, mean, *leaves)
+    if torch.is_grad_enabled() and any(_differentiable(tensor) for tensor in (mean, *leaves)):
+        eta = polish(measure, mean, eta, code == Status.CONVERGED.code)
+    return Solution(eta, code, residual, steps, distance)
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    return (
+        tensor.requires_grad
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch.autograd.forward_ad.unpack_dual(tensor)[1] is not None
+    )
+
+
+def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:
+    """Two Newton steps that autograd can see, for the problems that were solved."""
+    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    for _ in range(2):
+        covariance = torch.where(solved[..., None, None], measure._covariance(eta), eye)
+        step = solve_covariance(covariance, mean - measure._mean(eta))
+        eta = torch.where(solved[..., None], eta + step, eta)
+    return eta
+
+
+@torch.no_grad()
+def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Damped Newton on a batch: η, codes, residuals, steps, distances.
+
+    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and a look at whether that was
+    enough. A measure of many points gives a rough one at first; where two steps gain less than a factor of four, a better one is asked for.
+    """
+    precision = torch.finfo(mean.dtype).eps
+    tolerance = precision**0.75 if tolerance is None else tolerance
+    here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
+    covariance, level = measure._covariance_given(*here, 0), 0
+    frame = Frame.of(covariance)
+    if bool(frame.flat.any()):  # only all points together can tell that they are flat
+        covariance = measure._covariance(here.eta)
+        frame = Frame.of(covariance)
+    spread = frame.spread
+    allowed = tolerance * spread + 16 * precision * mean.abs()
+    done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
+    stalled = torch.zeros_like(done)
+    steps = 0
+    while steps < max_steps:
+        local = frame.covariance(covariance)
+        # Where one point has all the weight there is no variance to go by: then a hundredth of the slope stands in (regularised Newton). It
+        # vanishes with the slope, so the last steps are Newton's own.
+        slope = torch.linalg.vector_norm(frame.pull(mean - here.mean), dim=-1)[..., None]
+        factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
+        before = (here.mean - mean).abs().amax(-1)
+        for turn in range(3):
+            move = _solve_factored(factor, frame.pull(mean - here.mean))
+            small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
+            candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed).all(-1)
+            if bool(candidate.any()):
+                # Rounding of the mean, divided by the least variance that is left, is how far η is uncertain: on the boundary, without end.
+                left = torch.linalg.eigvalsh(local)[..., 0]
+                certain = 64 * precision * (1 + ((mean.abs() / spread.clamp_min(1e-300)) * (spread > 0)).amax(-1)) <= left
+                done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
+            moving = ~(done | stalled) & move.isfinite().all(-1)
+            if turn == 2 or not bool(moving.any()):
+                break
+            step = torch.where(moving[..., None], frame.push(move), 0.0)
+            here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
+            steps += 1
+            stalled = stalled | (moving & ~moved) if turn == 0 else stalled
+        if not bool(moving.any()):
+            break
+        level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
+        covariance = measure._covariance_given(*here, level)
+    residual = (here.mean - mean).abs().amax(-1)
+    code, distance = _classify(measure, mean, done, stalled, residual, spread)
+    return here.eta, code, residual, torch.tensor(steps, device=mean.device), distance
+
+
+class Frame(NamedTuple):
+    """Coordinates in which the untilted measure has covariance 1 in every direction that it extends in: z = Wᵀ t, η = W ζ.
+
+    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out for good: `flat` marks them.
+    """
+
+    spread: Tensor
+    basis: Tensor
+    flat: Tensor
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> "Frame":
+        """From the covariance at η = 0. Scaled to correlations first, so that units do not matter."""
+        spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        inverse = torch.where(spread > 0, 1 / spread, 0.0)
+        values, vectors = torch.linalg.eigh(covariance * inverse.unsqueeze(-1) * inverse.unsqueeze(-2))
+        flat = values <= 16 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps
+        scale = torch.where(flat, 0.0, values.clamp_min(torch.finfo(covariance.dtype).tiny).rsqrt())
+        return cls(spread, inverse.unsqueeze(-1) * vectors * scale.unsqueeze(-2), flat)
+
+    def covariance(self, covariance: Tensor) -> Tensor:
+        """WᵀCW, with 1 for the flat directions."""
+        return self.basis.mT @ covariance @ self.basis + torch.diag_embed(self.flat.to(covariance.dtype))
+
+    def pull(self, vector: Tensor) -> Tensor:
+        """A difference of means in these coordinates."""
+        return matvec(self.basis.mT, vector)
+
+    def push(self, move: Tensor) -> Tensor:
+        """A change of η from these coordinates."""
+        return matvec(self.basis, move)
+
+    def size(self, eta: Tensor) -> Tensor:
+        """How large η is, in standard deviations of the untilted measure."""
+        return (eta.abs() * self.spread).amax(-1)
+
+
+def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int) -> tuple[Point, Tensor]:
+    """Halve each problem's step until F falls by a tenth of what the slope promises (a quadratic falls by half); say which moved.
+
+    Points far out make G steep: a step that merely lowers F may land where one point has all the weight and no variance is left to go by.
+    """
+    before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
+    slack = 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
+    size = torch.ones_like(before)
+    for _ in range(tries):
+        eta = here.eta + size[..., None] * step
+        there = Point(eta, *measure._value_and_mean(eta))
+        falls = there.value - dot(mean, eta) <= before + 0.1 * size * promised + slack
+        # Nor may it go so far beyond the minimum that the slope comes back with half its size.
+        accepted = falls & (dot(there.mean - mean, step) <= -promised / 2 + slack)
+        if bool(accepted.all()):
+            return there, accepted
+        size = torch.where(accepted, size, size / 2)
+    chosen = (
+        torch.where(accepted[..., None] if new.ndim > accepted.ndim else accepted, new, old) for new, old in zip(there, here, strict=True)
+    )
+    return Point(*chosen), accepted
+
+
+def _classify(measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    ended = torch.where(stalled, Status.STALLED.code, Status.MAX_STEPS.code)
+    code = torch.where(done, Status.CONVERGED.code, ended).to(torch.int8)
+    distance = torch.zeros_like(residual)
+    if bool(done.all()):
+        return code, distance
+    excess = measure._excess(mean, ~done)
+    if excess is None:
+        return code, distance
+    precision = torch.finfo(mean.dtype).eps
+    slack = 64 * precision * (spread.amax(-1) + mean.abs().amax(-1))
+    outside = ~done & (excess > slack)
+    # On the boundary the residual has fallen to nothing while η was still on its way; anything else is an honest failure to converge.
+    boundary = ~done & ~outside & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
+    code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(torch.int8)
+    return code, torch.where(outside, excess, distance)
+
+
+class _Newton(torch.autograd.Function):
+    """`newton` as one opaque operation: no derivative of its own, and a batching rule for `torch.func.vmap`."""
+
+    @staticmethod
+    def forward(spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor) -> Any:
+        return newton(pytree.tree_unflatten(leaves, spec), mean, tolerance, max_steps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+        ctx.count = len(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return (None,) * ctx.count
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        return (None,) * 5
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor
+    ) -> Any:
+        size, dims = info.batch_size, in_dims[4:]
+        mean = mean.expand(size, *mean.shape) if dims[0] is None else mean.movedim(dims[0], 0)
+        moved = []
+        for leaf, dim, event in zip(leaves, dims[1:], events, strict=True):
+            if dim is not None:
+                leaf = leaf.movedim(dim, 0)
+                ones = [1] * (mean.ndim - 1 - (leaf.ndim - event))
+                leaf = leaf.reshape(size, *ones, *leaf.shape[1:])
+            moved.append(leaf)
+        return _Newton.apply(spec, events, tolerance, max_steps, mean, *moved), (0, 0, 0, None, 0)

@@ -1,0 +1,186 @@
+r"""Points with weights: the measure that attention tilts.
+
+    h = Σ_n w_n δ(x − x_n),     G(η) = log Σ_n w_n e^{<x_n,η>},     ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n          (THEORY A1)
+
+One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points by `exptilt.tilting`; the
+covariance is summed over blocks of points. Nothing of the size of the points is made besides the points.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot
+from exptilt.families.checks import check_finite, check_log_weight, check_tensors
+from exptilt.families.hull import nearest_in_hull
+from exptilt.families.measure import Measure, make
+from exptilt.tilting import Tilted, fisher_vector_product
+from exptilt.tilting.arguments import prepare
+from exptilt.tilting.tilt import run
+
+_BLOCK = 1 << 21  # entries of a temporary in the covariance: 16 MiB of float64
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Empirical(Measure):
+    """A weighted cloud of points.
+
+    Args:
+        points: ``(..., N, D)``.
+        log_weight: ``(..., N)``, log w_n; −inf leaves a point out. Default 0, every point counts one; the mass need not be one.
+
+    Example:
+        >>> h = Empirical(torch.tensor([[0.0], [1.0]]))
+        >>> h.mean(torch.tensor([3.0]).log())
+        tensor([0.7500])
+    """
+
+    points: Tensor
+    log_weight: Tensor
+    event_dims: ClassVar = {"points": 2, "log_weight": 1}
+
+    def __init__(self, points: Tensor, log_weight: Tensor | None = None) -> None:
+        if not isinstance(points, Tensor) or points.ndim < 2:
+            kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
+            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
+        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight)
+        check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
+        if self.log_weight.shape[-1] != points.shape[-2]:
+            got = f"points {tuple(points.shape)}, log_weight {tuple(self.log_weight.shape)}"
+            raise ArgumentError(f"Empirical: points are (..., N, D) and log_weight (..., N) with the same N; got {got}.")
+        check_finite("Empirical", points=points)
+        check_log_weight("Empirical", self.log_weight)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.points.shape[-1]
+
+    @property
+    def log_probability(self) -> Tensor:
+        """Normalised log-weights, ``(..., N)``."""
+        return torch.log_softmax(self.log_weight, -1)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-mass of the points equal to ``x (..., D)``, −inf where there is none."""
+        found = []
+        for start, stop in self._blocks(max(1, x[..., 0].numel())):
+            equal = (x.unsqueeze(-2) == self.points[..., start:stop, :]).all(-1)
+            found.append(torch.logsumexp(torch.where(equal, self.log_probability[..., start:stop], -torch.inf), -1))
+        return torch.logsumexp(torch.stack(found), 0)
+
+    def entropy(self) -> Tensor:
+        """−Σ p_n log p_n over the points; a point that is listed twice counts as two.
+
+        Returns:
+            ``(...)``, in nats.
+        """
+        p = self.log_probability
+        return -torch.where(p > -torch.inf, p.exp() * p.clamp_min(torch.finfo(p.dtype).min), 0.0).sum(-1)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws among the points with replacement, ``shape + batch + (D,)``."""
+        batch = self.batch_shape
+        count = int(torch.Size(shape).numel())
+        cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1).expand(*batch, -1).contiguous()
+        uniform = torch.rand((*batch, count), dtype=torch.float64, device=self.device, generator=generator)
+        index = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True).clamp_max(cumulative.shape[-1] - 1)
+        points = self.points.expand(*batch, *self.points.shape[-2:])
+        drawn = torch.take_along_dim(points, index.unsqueeze(-1), -2)
+        return drawn.movedim(-2, 0).reshape(*shape, *batch, self.dimension)
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Ranges of points such that a temporary (rows, block, D) stays small."""
+        count = self.points.shape[-2]
+        length = max(16, _BLOCK // (rows * self.dimension))
+        for start in range(0, count, length):
+            yield start, min(count, start + length)
+
+    def _streamed(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Query ``(..., 1, Q, D)``, key ``(..., 1, N, D)``, log-weight ``(..., 1, N)`` for `tilting`, and how to put rows back in place.
+
+        What η has in front of the batch of the measure, and all of η where the measure has no batch, become the rows of one query.
+        """
+        batch = self.batch_shape
+        if batch.numel() == 1:
+            shape = torch.broadcast_shapes(batch, eta.shape[:-1])
+            query = eta.expand(*shape, self.dimension).reshape(1, -1, self.dimension)
+            key, weight = self.points.reshape(1, -1, self.dimension), self.log_weight.reshape(1, -1)
+            return query, key, weight, lambda rows: rows.reshape((*shape, *rows.shape[2:]))
+        shape = torch.broadcast_shapes(batch, eta.shape[:-1])
+        front = shape[: len(shape) - len(batch)]
+        if tuple(shape[len(front) :]) != tuple(batch):
+            batch = shape[len(front) :]
+        query = eta.expand(*shape, self.dimension).reshape(-1, *batch, self.dimension).movedim(0, -2).unsqueeze(-3)
+        key = self.points.expand(*batch, *self.points.shape[-2:]).unsqueeze(-3)
+        weight = self.log_weight.expand(*batch, self.log_weight.shape[-1]).unsqueeze(-2)
+        where = len(batch)
+        return query, key, weight, lambda rows: rows.squeeze(where).movedim(where, 0).reshape((*shape, *rows.shape[where + 2 :]))
+
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        query, key, weight, back = self._streamed(eta)
+        return back(_sweep(query, key, key[..., :0], weight).log_normalizer)
+
+    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, weight, back = self._streamed(eta)
+        tilted = _sweep(query, key, key, weight)
+        return back(tilted.log_normalizer), back(tilted.output)
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return self._value_and_mean(eta)[1]
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        value, mean = self._value_and_mean(eta)
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        for start, stop in self._blocks(max(1, value.numel())):
+            block = self.points[..., start:stop, :]
+            log_weight = (eta.unsqueeze(-2) @ block.mT).squeeze(-2) + self.log_weight[..., start:stop] - value.unsqueeze(-1)
+            # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a negative diagonal.
+            offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
+            total = total + offset.mT @ offset
+        return total
+
+    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
+        """Newton's method needs a covariance for its direction only; of many points, some drawn evenly from the tilted measure give it."""
+        count = self.points.shape[-2]
+        part = max(4096, 64 * self.dimension) * 4**level
+        if value.numel() != 1 or 2 * part > count:
+            return self._covariance(eta)
+        points = self.points.reshape(count, self.dimension)
+        cumulative = torch.softmax(points @ eta.reshape(-1) + self.log_weight.reshape(-1), 0).cumsum(0)
+        even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
+        drawn = points[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
+        offset = drawn - drawn.mean(0)
+        return (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
+
+    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
+        query, key, weight, back = self._streamed(eta)
+        return back(fisher_vector_product(query, key, self._streamed(vector)[0], scale=1.0, log_weight=weight, check=False))
+
+    def _tilt(self, eta: Tensor) -> Self:
+        score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
+        return make(type(self), points=self.points, log_weight=self.log_weight + score)
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        distance = torch.zeros_like(mean[..., 0])
+        points = self.points.expand(*where.shape, *self.points.shape[-2:])
+        weight = self.log_weight.expand(*where.shape, self.log_weight.shape[-1])
+        for index in map(tuple, where.nonzero().tolist()):
+            target = mean[index]
+            nearest = nearest_in_hull(points[index][weight[index] > -torch.inf], target)
+            distance[index] = dot(target - nearest, target - nearest).sqrt()
+        return distance
+
+
+def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> Tilted:
+    """One sweep of `tilting` over points that the constructor has checked."""
+    call = prepare(
+        "Empirical", query, key, value, scale=1.0, log_weight=log_weight, bias=None, mask=None, causal=False,
+        window=None, softcap=None, sink=None, backend=None, check=False,
+    )  # fmt: skip
+    return run(call, key_mass=False)

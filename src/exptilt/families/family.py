@@ -1,0 +1,227 @@
+r"""Exponential families with a finite statistic.
+
+    p(x|θ) = b(x) e^{<u(x), θ> − A(θ)},     m = ∇A(θ) = E[u],     ∇²A(θ) = Cov[u] = Fisher information
+
+A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat vector ``(..., K)`` whose
+first D entries are the t(x) that tilting acts on. So tilting adds η to the first D entries of θ (THEORY A3), and
+
+    G(η) = A(θ + (η, 0)) − A(θ).
+
+A subclass gives its parameters from θ and back, its statistic, and A in its own parameters; closed forms of the mean parameter and its
+inverse where there are any.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.solution import Solution, Status
+from exptilt.families import duality
+from exptilt.families.measure import Measure
+
+
+class ExponentialFamily(Measure):
+    """Base of the families with a finite sufficient statistic."""
+
+    minimal: ClassVar[bool] = True
+    """Whether the entries of u are affinely independent. If not (Categorical), θ is known up to what they share."""
+
+    flat_base: ClassVar[bool] = True
+    """Whether the base measure b is constant on the support."""
+
+    # What a subclass gives.
+
+    @classmethod
+    @abstractmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        """The member with natural parameter θ, unchecked."""
+
+    @property
+    @abstractmethod
+    def natural_parameter(self) -> Tensor:
+        """θ, ``(..., K)``."""
+
+    @abstractmethod
+    def _log_partition(self) -> Tensor:
+        """A(θ) in the family's own parameters."""
+
+    @classmethod
+    @abstractmethod
+    def _statistic(cls, x: Any) -> Tensor:
+        """u(x), ``(..., K)``."""
+
+    @abstractmethod
+    def _expected_log_base(self) -> Tensor:
+        """E[log b(x)], 0 for the families whose b is 1."""
+
+    @abstractmethod
+    def _in_domain(self) -> Tensor:
+        """``(...)``: whether an unchecked member has a finite A."""
+
+    @classmethod
+    @abstractmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        """The member with mean parameter ``(..., K)``, unchecked; only called with attainable ones."""
+
+    @classmethod
+    @abstractmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """How far a mean parameter ``(..., K)`` is outside of the attainable set: ``(...)``, 0 on its boundary, negative inside."""
+
+    def _log_base(self, x: Any) -> Tensor | float:
+        return 0.0
+
+    # What a subclass may give in closed form.
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """E[u], ``(..., K)``."""
+        return duality.gradient(self.log_partition, self.natural_parameter)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        """η such that the tilted mean of t is ``mean``, only called with attainable ones. Here for families with t = u."""
+        return self._from_mean(mean).natural_parameter - self.natural_parameter
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return self._mean_excess(mean)
+
+    def _kl(self, other: Self) -> Tensor:
+        """KL(self ‖ other) within the family: the Bregman divergence of A."""
+        return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
+
+    def _entropy(self) -> Tensor:
+        return self._log_partition() - dot(self.natural_parameter, self.mean_parameter) - self._expected_log_base()
+
+    def _log_prob(self, x: Any) -> Tensor:
+        return dot(self._statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
+
+    def _coordinate(self, x: Any) -> Tensor:
+        return self._statistic(x)[..., : self.dimension]
+
+    # What everyone gets.
+
+    @classmethod
+    def from_natural(cls, theta: Tensor) -> Self:
+        """The member with this natural parameter; an error outside the natural domain.
+
+        Args:
+            theta: ``(..., K)``.
+        """
+        member = cls._from_natural(theta)
+        if is_concrete(theta):
+            valid = member._in_domain() & theta.isfinite().all(-1)
+            if not bool(valid.all()):
+                index = tuple((~valid).nonzero()[0].tolist())
+                where = f"theta[{', '.join(map(str, index))}]" if index else "theta"
+                got = theta[index].tolist()
+                raise ArgumentError(f"{cls.__name__}: {where} = {got} is outside the natural domain, where the integral converges.")
+        return member
+
+    @classmethod
+    def from_mean(cls, mean: Tensor) -> "Solution[Self]":
+        """The member with this expected statistic, and whether there is one.
+
+        Where the mean is on or outside the boundary of the attainable set, the member has NaN parameters; status and distance say why.
+
+        Args:
+            mean: ``(..., K)``, wanted E[u].
+        """
+        excess = cls._mean_excess(mean)
+        member = cls._from_mean(torch.where(excess[..., None] < 0, mean, torch.nan))
+        residual = (member.mean_parameter - mean).abs().amax(-1)
+        scale = 1 + mean.abs().amax(-1)
+        close = residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale
+        code = torch.where(excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code))
+        code = torch.where(excess == 0, Status.BOUNDARY.code, code).to(torch.int8)
+        return Solution(member, code, residual.nan_to_num(torch.inf), torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
+
+    @classmethod
+    def log_partition(cls, theta: Tensor) -> Tensor:
+        """A(θ).
+
+        Args:
+            theta: ``(..., K)``.
+
+        Returns:
+            ``(...)``, infinite outside the natural domain.
+        """
+        member = cls._from_natural(theta)
+        return torch.where(member._in_domain(), member._log_partition(), torch.inf)
+
+    def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
+        """∇²A(θ), the covariance of u, or in mean coordinates its inverse (pseudo-inverse where u is not minimal).
+
+        Args:
+            coordinates: "natural" or "mean".
+
+        Returns:
+            ``(..., K, K)``.
+        """
+        if coordinates not in ("natural", "mean"):
+            raise ArgumentError(f'coordinates must be "natural" or "mean"; got {coordinates!r}.')
+        fisher = duality.hessian(self.log_partition, self.natural_parameter)
+        if coordinates == "natural":
+            return fisher
+        return torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
+
+    def update(self, statistic: Tensor) -> Self:
+        """The member whose natural parameter is larger by a sum of statistics: conjugate updating; see `posterior`.
+
+        Args:
+            statistic: ``(..., K)``.
+        """
+        return self.from_natural(self.natural_parameter + statistic)
+
+    @classmethod
+    def statistic(cls, x: Any) -> Tensor:
+        """u(x), the whole sufficient statistic.
+
+        Args:
+            x: an event, or a batch of them.
+
+        Returns:
+            ``(..., K)``; its first D entries are t(x).
+        """
+        return cls._statistic(x)
+
+    def entropy(self) -> Tensor:
+        """A(θ) − <θ, E u> − E log b(x).
+
+        Returns:
+            ``(...)``, in nats.
+        """
+        return self._entropy()
+
+    def _shifted(self, eta: Tensor) -> Tensor:
+        """θ + (η, 0)."""
+        theta = self.natural_parameter
+        extra = theta.shape[-1] - eta.shape[-1]
+        return theta + (torch.nn.functional.pad(eta, (0, extra)) if extra else eta)
+
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        return self.log_partition(self._shifted(eta)) - self._log_partition()
+
+    def _tilt(self, eta: Tensor) -> Self:
+        return self.from_natural(self._shifted(eta))
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return self._from_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
+
+    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+        excess = self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
+        inside = torch.ones_like(mean[..., 0], dtype=torch.bool) if excess is None else excess < 0
+        excess = torch.zeros_like(mean[..., 0]) if excess is None else excess
+        origin = self._mean(torch.zeros_like(mean))
+        eta = self._dual(torch.where(inside[..., None], mean, origin))
+        eta = torch.where(inside[..., None], eta, 0.0)
+        error = (self._mean(eta) - mean).abs()
+        residual = error.amax(-1)
+        spread, precision = mean.abs() + origin.abs(), torch.finfo(mean.dtype).eps
+        allowed = (precision**0.5 if tolerance is None else tolerance) * spread + 256 * precision * spread.amax(-1, keepdim=True)
+        solved = torch.where((error <= allowed).all(-1), Status.CONVERGED.code, Status.STALLED.code)
+        code = torch.where(inside, solved, torch.where(excess > 0, Status.OUTSIDE.code, Status.BOUNDARY.code))
+        return Solution(eta, code.to(torch.int8), residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))

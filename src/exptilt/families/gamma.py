@@ -1,0 +1,142 @@
+r"""Independent Gamma variables.
+
+    G(η) = −Σ_d a_d log(1 − η_d/b_d)   for η < b,     ∇G(η) = a / (b − η)
+
+Sufficient statistic u(x) = (x, log x), natural parameter θ = (−b, a − 1); tilting acts on x, so it changes the rate alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
+from exptilt.families.digamma import digamma_gap, invert_digamma_gap
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.hull import box_excess
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class Gamma(ExponentialFamily):
+    """D independent Gamma variables.
+
+    Args:
+        shape: ``(..., D)``, positive.
+        rate: ``(..., D)``, positive.
+
+    Example:
+        >>> Gamma(torch.tensor([3.0]), torch.tensor([2.0])).mean()
+        tensor([1.5000])
+    """
+
+    shape: Tensor
+    rate: Tensor
+    event_dims: ClassVar = {"shape": 1, "rate": 1}
+
+    def __post_init__(self) -> None:
+        check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})
+        check_same_dimension("Gamma", shape=self.shape, rate=self.rate)
+        check_positive("Gamma", shape=self.shape, rate=self.rate)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.shape.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(−rate, shape − 1), ``(..., 2D)``."""
+        return torch.cat(torch.broadcast_tensors(-self.rate, self.shape - 1), -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(E x, E log x), ``(..., 2D)``."""
+        return torch.cat([self.shape / self.rate, torch.digamma(self.shape) - self.rate.log()], -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second = theta.chunk(2, -1)
+        return make(cls, shape=second + 1, rate=-first)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        x, log_x = mean.chunk(2, -1)
+        shape = invert_digamma_gap(x.log() - log_x)
+        return make(cls, shape=shape, rate=shape / x)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Largest violation of E x > 0 and of Jensen's E log x < log E x."""
+        x, log_x = mean.chunk(2, -1)
+        jensen = torch.where(x > 0, log_x - x.clamp_min(torch.finfo(x.dtype).tiny).log(), -1.0)
+        return torch.maximum(-x, jensen).amax(-1)
+
+    def _in_domain(self) -> Tensor:
+        return ((self.shape > 0) & (self.rate > 0)).all(-1)
+
+    def _log_partition(self) -> Tensor:
+        return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum(-1)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like((self.shape + self.rate)[..., 0])
+
+    def _entropy(self) -> Tensor:
+        """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""
+        a = self.shape
+        psi = a.log() - digamma_gap(a)
+        return (a - self.rate.log() + torch.lgamma(a) + (1 - a) * psi).sum(-1)
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """(x, log x), ``(..., D)`` to ``(..., 2D)``."""
+        return torch.cat([x, x.log()], -1)
+
+    def _coordinate(self, x: Tensor) -> Tensor:
+        return x
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., D)``; −inf off the positive orthant."""
+        positive = x > 0
+        safe = torch.where(positive, x, 1.0)
+        density = (self.shape - 1) * safe.log() - self.rate * safe + self.shape * self.rate.log() - torch.lgamma(self.shape)
+        return torch.where(positive, density, -torch.inf).sum(-1)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
+        a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
+        return torch._standard_gamma(a, generator=generator).clamp_min(torch.finfo(self.dtype).tiny) / self.rate
+
+    def _to_torch(self) -> distributions.Independent:
+        """The same as ``Independent(Gamma, 1)``."""
+        return distributions.Independent(distributions.Gamma(self.shape, self.rate), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(Gamma, 1)``."""
+        return cls(other.base_dist.concentration, other.base_dist.rate)
+
+    def _kl(self, other: Self) -> Tensor:
+        a, b = self.shape, self.rate
+        ratio = b / other.rate
+        gap = (a - other.shape) * torch.digamma(a) + torch.lgamma(other.shape) - torch.lgamma(a)
+        return (gap + other.shape * ratio.log() + a * (1 / ratio - 1)).sum(-1)
+
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        ratio = eta / self.rate
+        inside = (ratio < 1).all(-1, keepdim=True)
+        return torch.where(inside, -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf).sum(-1)
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return self.shape / (self.rate - eta)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        return torch.diag_embed(self.shape / (self.rate - eta) ** 2)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        return self.rate - self.shape / mean
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return box_excess(mean, 0.0, math.inf)

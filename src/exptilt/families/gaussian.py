@@ -1,0 +1,177 @@
+r"""The Gaussian N(μ, Σ).
+
+    G(η) = <μ,η> + ½ η'Ση,     ∇G(η) = μ + Ση          (THEORY A4)
+
+Sufficient statistic u(x) = (x, pack(x x')), natural parameter θ = (Σ⁻¹μ, −½ pack(Σ⁻¹)).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import (
+    check_covariance,
+    dot,
+    factorize,
+    indefiniteness,
+    inverse_from_cholesky,
+    log_determinant,
+    matvec,
+    pack,
+    positive_definite,
+    solve_cholesky,
+    unpack,
+)
+from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(ExponentialFamily):
+    """Normal distribution with a full covariance.
+
+    Args:
+        mean_vector: ``(..., D)``.
+        covariance_matrix: ``(..., D, D)``, symmetric positive definite.
+
+    Example:
+        >>> h = Gaussian(torch.zeros(2), torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        >>> h.mean(torch.tensor([1.0, 1.0]))
+        tensor([2., 1.])
+    """
+
+    mean_vector: Tensor
+    covariance_matrix: Tensor
+    event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
+
+    def __post_init__(self) -> None:
+        check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})
+        if self.covariance_matrix.shape[-2:] != self.mean_vector.shape[-1:] * 2:
+            got = f"mean {tuple(self.mean_vector.shape)}, covariance {tuple(self.covariance_matrix.shape)}"
+            raise ArgumentError(f"Gaussian: mean must be (..., D) and covariance (..., D, D); got {got}.")
+        check_finite("Gaussian", mean=self.mean_vector)
+        check_covariance(self.covariance_matrix, "covariance")
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.mean_vector.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
+        precision = inverse_from_cholesky(self._factor())
+        first = matvec(precision, self.mean_vector)
+        second = pack(precision) / -2
+        return torch.cat([first, second.expand(*first.shape[:-1], second.shape[-1])], -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(μ, pack(Σ + μμ'))."""
+        m = self.mean_vector
+        second = pack(self.covariance_matrix + m.unsqueeze(-1) * m.unsqueeze(-2))
+        return torch.cat([m.expand(*second.shape[:-1], m.shape[-1]), second], -1)
+
+    @classmethod
+    def _split(cls, vector: Tensor) -> tuple[Tensor, Tensor]:
+        # K = D + D(D+1)/2, so D = (√(9 + 8K) − 3) / 2.
+        dimension = (math.isqrt(9 + 8 * vector.shape[-1]) - 3) // 2
+        return vector[..., :dimension], unpack(vector[..., dimension:])
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second = cls._split(theta)
+        covariance = inverse_from_cholesky(factorize(-2 * second))
+        return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        m, second = cls._split(mean)
+        return make(cls, mean_vector=m, covariance_matrix=second - m.unsqueeze(-1) * m.unsqueeze(-2))
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        m, second = cls._split(mean)
+        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
+
+    def _factor(self) -> Tensor:
+        return factorize(self.covariance_matrix)
+
+    def _in_domain(self) -> Tensor:
+        return positive_definite(self.covariance_matrix) & self.mean_vector.isfinite().all(-1)
+
+    def _log_partition(self) -> Tensor:
+        factor = self._factor()
+        white = torch.linalg.solve_triangular(factor, self.mean_vector.unsqueeze(-1), upper=False).squeeze(-1)
+        return (dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like(self.mean_vector[..., 0])
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """(x, pack(x x')): ``(..., D)`` to ``(..., D + D(D+1)/2)``."""
+        return torch.cat([x, pack(x.unsqueeze(-1) * x.unsqueeze(-2))], -1)
+
+    def _coordinate(self, x: Tensor) -> Tensor:
+        return x
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
+        factor = self._factor()
+        white = torch.linalg.solve_triangular(factor, (x - self.mean_vector).unsqueeze(-1), upper=False).squeeze(-1)
+        return -(dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
+
+    def _entropy(self) -> Tensor:
+        """½ log det(2πe Σ)."""
+        value = (log_determinant(self._factor()) + self.dimension * (1 + math.log(2 * math.pi))) / 2
+        return value.expand(self.batch_shape)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
+        size = (*shape, *self.batch_shape, self.dimension)
+        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        return self.mean_vector + matvec(self._factor(), noise)
+
+    def _to_torch(self) -> distributions.MultivariateNormal:
+        """The same as a `torch.distributions.MultivariateNormal`."""
+        return distributions.MultivariateNormal(self.mean_vector, self.covariance_matrix)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From a `torch.distributions.MultivariateNormal`."""
+        return cls(other.loc, other.covariance_matrix)
+
+    def _kl(self, other: Self) -> Tensor:
+        """½ (tr(Σ'⁻¹Σ) − D − log|Σ|/|Σ'| + δ'Σ'⁻¹δ), from the Cholesky factors."""
+        factor = other._factor()
+        white = torch.linalg.solve_triangular(factor, self._factor(), upper=False)
+        ratio = white @ white.mT
+        eye = torch.eye(self.dimension, dtype=self.dtype, device=self.device)
+        excess = (ratio - eye).diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * white.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
+        whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
+        return (excess + dot(whitened, whitened)) / 2
+
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        return dot(self.mean_vector, eta) + dot(eta, matvec(self.covariance_matrix, eta)) / 2
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return self.mean_vector + matvec(self.covariance_matrix, eta)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        return self.covariance_matrix.expand(*eta.shape, self.dimension)
+
+    def _tilt(self, eta: Tensor) -> Self:
+        return make(type(self), mean_vector=self._mean(eta), covariance_matrix=self.covariance_matrix)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        return solve_cholesky(self._factor(), mean - self.mean_vector)
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return None

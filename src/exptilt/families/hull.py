@@ -1,0 +1,73 @@
+r"""How far a point is outside of a convex hull.
+
+For a box or an orthant that is arithmetic. For the hull of finitely many points it is Wolfe's minimum-norm-point algorithm (1976): keep a
+small affinely independent set of points, go to the nearest point of its affine hull, drop points whose weight would turn negative, add
+the point that lies farthest towards the target. It ends after finitely many rounds with the nearest point z of the hull, and m − z is the
+normal of a hyperplane that separates m from every point: the certificate that no tilt has mean m.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
+    """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
+    outside = ((lower - mean).clamp_min(0) ** 2 + (mean - upper).clamp_min(0) ** 2).sum(-1).sqrt()
+    depth = torch.minimum(mean - lower, upper - mean).amin(-1)
+    return torch.where(outside > 0, outside, -depth.clamp_min(0))
+
+
+def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -> Tensor:
+    """The point of the hull of ``points (N, D)`` nearest to ``target (D)``.
+
+    Example:
+        >>> square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> nearest_in_hull(square, torch.tensor([3.0, 0.5]))
+        tensor([1.0000, 0.5000])
+    """
+    cloud = points.detach().cpu().double().numpy()
+    goal = target.detach().cpu().double().numpy()
+    nearest = _wolfe(cloud, goal, max_rounds)
+    return torch.as_tensor(nearest).to(target)
+
+
+def _wolfe(cloud: Array, goal: Array, max_rounds: int) -> Array:
+    scale = float(np.abs(cloud).max() + np.abs(goal).max()) or 1.0
+    start = int(np.argmin(((cloud - goal) ** 2).sum(1)))
+    active = [start]
+    weight: Array = np.ones(1)
+    for _ in range(max_rounds):
+        current = weight @ cloud[active] - goal
+        scores = cloud @ current
+        farthest = int(np.argmin(scores))
+        # No point lies on the near side of the hyperplane through the current one: it is the nearest.
+        if scores[farthest] >= scores[active].min() - 1e-13 * scale * scale or farthest in active:
+            break
+        active, weight = [*active, farthest], np.append(weight, 0.0)
+        active, weight = _corral(cloud, goal, active, weight)
+    return np.asarray(weight @ cloud[active])
+
+
+def _corral(cloud: Array, goal: Array, active: list[int], weight: Array) -> tuple[list[int], Array]:
+    """Move to the nearest point of the affine hull of the active set, dropping points until it lies within their hull."""
+    while True:
+        wanted = _affine_weights(cloud[active] - goal)
+        if (wanted > 1e-14).all() or len(active) == 1:
+            return active, wanted
+        falling = wanted <= 1e-14
+        ratio = np.where(falling, weight / np.maximum(weight - wanted, 1e-300), np.inf)
+        weight = weight + min(1.0, float(ratio.min())) * (wanted - weight)
+        weight[int(np.argmin(np.where(falling, ratio, np.inf)))] = 0.0
+        keep = weight > 1e-14
+        active = [index for index, kept in zip(active, keep, strict=True) if kept]
+        weight = weight[keep] / weight[keep].sum()
+
+
+def _affine_weights(offsets: Array) -> Array:
+    """Weights (sum 1) of the point of the affine hull nearest to the origin."""
+    edges = offsets[1:] - offsets[0]
+    rest, *_ = np.linalg.lstsq(edges.T, -offsets[0], rcond=None) if len(edges) else (np.zeros(0),)
+    return np.concatenate([[1.0 - rest.sum()], rest])

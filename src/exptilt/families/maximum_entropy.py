@@ -1,0 +1,135 @@
+r"""Maximum entropy under mean constraints.
+
+    primal   min_x  log Σ_i e^{y_i} − <c, x>,   y = Ax + b
+    dual     max_ν  <b, ν> − Σ_i ν_i log ν_i    such that  Σ_i ν_i = 1,  A'ν = c,  ν ≥ 0
+
+(THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the base measure e^b that
+satisfies the constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`:
+the rows of A are the points.
+
+If no law satisfies the constraints, those are named that no outcome meets by itself; where there are none, linear programs find a set that
+contradict each other and of which none can be left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot
+from exptilt._support.solution import Solution, Status
+from exptilt.families.empirical import Empirical
+
+
+@dataclass(frozen=True)
+class MaximumEntropy:
+    """The two optima and what separates them.
+
+    Args:
+        log_probability: ``(..., n)``, log ν, the law of largest entropy.
+        multiplier: ``(..., k)``, x.
+        primal: ``(...)``, log Σ e^{Ax+b} − <c,x>.
+        dual: ``(...)``, <b,ν> + H(ν).
+        gap: ``(...)``, primal − dual.
+        conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that contradict each other.
+    """
+
+    log_probability: Tensor
+    multiplier: Tensor
+    primal: Tensor
+    dual: Tensor
+    gap: Tensor
+    conflict: dict[tuple[int, ...], tuple[str, ...]]
+
+    @property
+    def probability(self) -> Tensor:
+        """ν, ``(..., n)``."""
+        return self.log_probability.exp()
+
+
+def maximum_entropy(
+    A: Tensor,
+    b: Tensor | None = None,
+    *,
+    mean: Tensor | None = None,
+    names: Sequence[str] | None = None,
+    tolerance: float | None = None,
+    max_steps: int = 100,
+) -> Solution[MaximumEntropy]:
+    """The law on n outcomes with the largest entropy relative to e^b under which column j of A has mean ``mean[j]``.
+
+    Args:
+        A: ``(..., n, k)``, the k constraint functions at the n outcomes.
+        b: ``(..., n)``, log of the base measure; default 0, the counting measure; −inf forbids an outcome.
+        mean: ``(..., k)``, the wanted means; default 0.
+        names: of the constraints, for the report on contradictory ones; default their numbers.
+        tolerance: as for `Measure.natural`.
+        max_steps: as for `Measure.natural`.
+
+    Returns:
+        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or OUTSIDE where the constraints
+        force some probabilities to zero, or cannot be met; then `value.conflict` names them.
+
+    Example:
+        >>> dice = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]
+        >>> found = maximum_entropy(dice, mean=torch.tensor([4.5], dtype=torch.float64))
+        >>> found.status.name, [round(p, 4) for p in found.value.probability.tolist()]
+        ('CONVERGED', [0.0544, 0.0788, 0.1142, 0.1654, 0.2398, 0.3475])
+    """
+    if not isinstance(A, Tensor) or A.ndim < 2:
+        raise ArgumentError(
+            f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}."
+        )
+    labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
+    if len(labels) != A.shape[-1]:
+        raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")
+    base = Empirical(A, b)
+    wanted = A.new_zeros(A.shape[-1]) if mean is None else mean
+    solution = base.natural(wanted, tolerance=tolerance, max_steps=max_steps)
+    x = solution.value
+    score = (x.unsqueeze(-2) @ A.mT).squeeze(-2)
+    log_total = torch.logsumexp(score + base.log_weight, -1)
+    log_probability = score + base.log_weight - log_total.unsqueeze(-1)
+    primal = log_total - dot(wanted, x)
+    alive = log_probability > -torch.inf
+    dual = torch.where(alive, log_probability.exp() * (base.log_weight - log_probability), 0.0).sum(-1)
+    conflict = _conflicts(base, wanted.expand_as(x), solution.code == Status.OUTSIDE.code, labels)
+    value = MaximumEntropy(log_probability, x, primal, dual, primal - dual, conflict)
+    return Solution(value, solution.code, solution.residual, solution.steps, solution.distance)
+
+
+def _conflicts(base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str, ...]) -> dict[tuple[int, ...], tuple[str, ...]]:
+    found = {}
+    for index in map(tuple, outside.nonzero().tolist()):
+        points = base.points.expand(*outside.shape, *base.points.shape[-2:])[index]
+        alive = base.log_weight.expand(*outside.shape, -1)[index] > -torch.inf
+        found[index] = tuple(labels[j] for j in _separating(points[alive], mean[index]))
+    return found
+
+
+def _separating(points: Tensor, mean: Tensor) -> list[int]:
+    """Constraints that contradict each other: those that no outcome meets by itself, or else a set from which none can be left out."""
+    offset = (points - mean).detach().double().cpu()
+    offset = offset / offset.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
+    alone = ((offset > 0).all(0) | (offset < 0).all(0)).nonzero()[:, 0].tolist()
+    if alone:
+        return [int(j) for j in alone]
+    kept = _direction(offset, list(range(offset.shape[1])))
+    for j in list(kept) if len(kept) <= 16 else []:
+        rest = _direction(offset, [i for i in kept if i != j])
+        kept = rest or kept
+    return kept
+
+
+def _direction(offset: Tensor, columns: list[int]) -> list[int]:
+    """Columns used by the d with least Σ|d_j| such that <d, x_n − m> ≤ −1 for every point; none if m is in their hull (Farkas)."""
+    from scipy.optimize import linprog
+
+    rows = offset[:, columns]
+    program = linprog([1.0] * (2 * len(columns)), A_ub=torch.cat([rows, -rows], 1).numpy(), b_ub=[-1.0] * len(rows))
+    if program.x is None:
+        return []
+    size = abs(program.x[: len(columns)] - program.x[len(columns) :])
+    return [j for j, used in zip(columns, size, strict=True) if used > 1e-7 * size.max()]

@@ -1,0 +1,371 @@
+r"""A measure h, tilted.
+
+    G(η) = log ∫ h(x) e^{<t(x), η>} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
+
+`Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G and says what the tilted
+measure h(x) e^{<t(x),η>−G(η)} is; everything else follows here: mean, covariance, the inverse of the mean map, the Bregman divergence
+of G and its conjugate G*. A subclass that knows a closed form gives it in the hook of the same name with an underscore; the laws in
+`tests/laws` hold each against the derivative.
+
+The statistic t(x) that tilting pairs with η is x itself wherever x is a statistic of the family (Gaussian, Poisson, Wishart, ...). For the
+families on whose natural parameter x has no part (Beta, Dirichlet, NormalGamma, NormalInverseWishart) t is the whole sufficient
+statistic. η and t(x) are always vectors ``(..., D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, distributions
+from torch.utils import _pytree as pytree
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot
+from exptilt._support.solution import Solution, Status
+from exptilt.families import duality
+from exptilt.families.estimate import Estimate
+
+SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
+
+
+STATIC = {"static": True}
+"""Metadata of a dataclass field that is not a tensor: kept as it is by `.to`, `vmap` and the like."""
+
+
+def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
+    """An instance whose fields are known to be right: the checks of the constructor are for people."""
+    instance = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class Measure(ABC):
+    """Base of every measure: what follows from a log-normalizer."""
+
+    event_dims: ClassVar[Mapping[str, int]]
+    """For each tensor field, how many trailing axes are not batch."""
+
+    identity_coordinate: ClassVar[bool] = True
+    """Whether t(x) is x itself."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+    # What a subclass gives.
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """D, the length of η and of t(x)."""
+
+    @abstractmethod
+    def _log_normalizer(self, eta: Tensor) -> Tensor:
+        """G(η), ``(..., D)`` to ``(...)``."""
+
+    @abstractmethod
+    def _tilt(self, eta: Tensor) -> Self:
+        """The measure h e^{<t,η>}, normalised where the class holds normalised measures."""
+
+    @abstractmethod
+    def _log_prob(self, x: Any) -> Tensor:
+        """Log-density of the normalised measure at x, of checked shape."""
+
+    @abstractmethod
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws ``shape + batch + event``."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor | Estimate:
+        """−E[log p] of the normalised measure, with respect to counting, Lebesgue or surface measure.
+
+        Returns:
+            ``(...)``, in nats; an `Estimate` where no closed form exists.
+        """
+
+    # What a subclass may give in closed form.
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor that makes up one x."""
+        return ((self.dimension,),)
+
+    def _coordinate(self, x: Any) -> Tensor:
+        vector: Tensor = x
+        return vector
+
+    def _to_torch(self) -> distributions.Distribution:
+        raise ArgumentError(f"torch.distributions has no {type(self).__name__}.")
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        raise ArgumentError(f"torch.distributions has no {cls.__name__}.")
+
+    def _mean(self, eta: Tensor) -> Tensor:
+        return duality.gradient(self._log_normalizer, eta)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        return duality.hessian(self._log_normalizer, eta)
+
+    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
+        product: Tensor = torch.func.jvp(self._mean, (eta,), (vector,))[1]
+        return product
+
+    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+        return duality.natural(self, mean, tolerance, max_steps)
+
+    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._log_normalizer(eta), self._mean(eta)
+
+    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
+        """The covariance where G(η) and the mean are known already; a rough one will do, the better the higher the level."""
+        return self._covariance(eta)
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        """How far ``mean (..., D)`` is outside the hull of the support of t: ``(...)``; 0 on its boundary, negative inside.
+
+        Only needed where ``where (...)`` is true. None says that the hull is all of space. A measure whose dual map is found by Newton's
+        method need not tell inside from boundary and may say 0 for both.
+        """
+        return None
+
+    # What everyone gets.
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the leading axes, fields broadcast together."""
+        shapes = [leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()]
+        return torch.broadcast_shapes(*shapes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the fields."""
+        return self._leaves()[0][0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the fields."""
+        return self._leaves()[0][0].device
+
+    def to(self, *arguments: Any) -> Self:
+        """The same measure on another device or in another dtype.
+
+        Args:
+            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
+        """
+        return self.map(lambda leaf, _: leaf.to(*arguments))
+
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """Apply a function to every tensor field, nested ones too.
+
+        Args:
+            function: gets the tensor ``(..., event)`` and how many of its trailing axes are not batch.
+        """
+        leaves, spec = pytree.tree_flatten(self)
+        events = [event for _, event in self._leaves()]
+        return pytree.tree_unflatten([function(leaf, event) for leaf, event in zip(leaves, events, strict=True)], spec)
+
+    def log_normalizer(self, eta: Tensor) -> Tensor:
+        """G(η) = log ∫ h(x) e^{<t(x),η>}.
+
+        Args:
+            eta: ``(..., D)``.
+
+        Returns:
+            ``(...)``, infinite where the integral diverges.
+        """
+        return self._log_normalizer(self._checked(eta, "eta"))
+
+    def mean(self, eta: Tensor | None = None) -> Tensor:
+        """E[t] under the tilted measure, the gradient of G.
+
+        Args:
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D)``.
+        """
+        return self._mean(self._origin() if eta is None else self._spread(eta, "eta"))
+
+    def covariance(self, eta: Tensor | None = None) -> Tensor:
+        """Cov[t] under the tilted measure: the Hessian of G, and the Fisher information of η.
+
+        Args:
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D, D)``.
+        """
+        return self._covariance(self._origin() if eta is None else self._spread(eta, "eta"))
+
+    def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
+        """Cov[t] times a vector, without the covariance.
+
+        Args:
+            vector: ``(..., D)``.
+            eta: ``(..., D)``, the tilt; default 0.
+
+        Returns:
+            ``(..., D)``.
+        """
+        vector = self._spread(vector, "vector")
+        eta = torch.zeros_like(vector) if eta is None else self._spread(eta, "eta")
+        eta, vector = torch.broadcast_tensors(eta, vector)
+        return self._covariance_product(eta, vector)
+
+    def tilt(self, eta: Tensor) -> Self:
+        """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
+
+        Args:
+            eta: ``(..., D)``; its batch axes broadcast with those of the measure.
+        """
+        return self._tilt(self._checked(eta, "eta"))
+
+    def natural(self, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 100) -> Solution[Tensor]:
+        """The η whose tilted measure has this mean: the inverse of `mean`.
+
+        Differentiable twice in ``mean`` and in the fields of the measure. A mean on or outside the hull of the support is reported in
+        the status of its own problem, with its distance from the hull. The residual is the largest error of a coordinate of the mean.
+
+        Args:
+            mean: ``(..., D)``, wanted mean of t.
+            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean); default by the dtype's precision.
+            max_steps: of Newton's method, where no closed form exists.
+
+        Returns:
+            A `Solution` whose value is ``(..., D)``.
+        """
+        return self._natural(self._spread(mean, "mean"), tolerance, max_steps)
+
+    def conjugate(self, mean: Tensor) -> Tensor:
+        """G*(m) = sup_η <m,η> − G(η).
+
+        Args:
+            mean: ``(..., D)``.
+
+        Returns:
+            ``(...)``, infinite outside the hull of the support.
+        """
+        solution = self.natural(mean)
+        value = dot(mean, solution.value) - self.log_normalizer(solution.value)
+        return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
+
+    def bregman(self, a: Tensor, b: Tensor) -> Tensor:
+        """B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, which is KL(p_b ‖ p_a): mind the order.
+
+        Args:
+            a: ``(..., D)``.
+            b: ``(..., D)``.
+
+        Returns:
+            ``(...)``.
+        """
+        return self.log_normalizer(a) - self.log_normalizer(b) - dot(self.mean(b), a - b)
+
+    def coordinate(self, x: Any) -> Tensor:
+        """t(x), the vector that tilting pairs with η.
+
+        Args:
+            x: an event, or a batch of them.
+
+        Returns:
+            ``(..., D)``.
+        """
+        return self._coordinate(self._event(x))
+
+    def log_prob(self, x: Any) -> Tensor:
+        """Log-density (or log-probability) of the normalised measure h / e^{G(0)} at x.
+
+        Args:
+            x: an event, or a batch of them whose leading axes broadcast with those of the measure.
+
+        Returns:
+            ``(...)``.
+        """
+        return self._log_prob(self._event(x))
+
+    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draws from the normalised measure, ``shape + batch + event``.
+
+        Args:
+            shape: how many, as a shape.
+            generator: the source of randomness; torch's own if not given.
+        """
+        return self._sample(tuple(shape), generator)
+
+    def to_torch(self) -> distributions.Distribution:
+        """The same law in `torch.distributions`; independent coordinates come as ``Independent(..., 1)``."""
+        return self._to_torch()
+
+    @classmethod
+    def from_torch(cls, other: distributions.Distribution) -> Self:
+        """The measure that a distribution of `torch.distributions` is.
+
+        Args:
+            other: what `to_torch` would give.
+        """
+        try:
+            member = cls._from_torch(other)
+            same = _kind(member.to_torch()) == _kind(other)
+        except AttributeError:
+            same = False
+        if not same:
+            raise ArgumentError(f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family.")
+        return member
+
+    def _origin(self) -> Tensor:
+        return torch.zeros(*self.batch_shape, self.dimension, dtype=self.dtype, device=self.device)
+
+    def _spread(self, vector: Tensor, name: str) -> Tensor:
+        """The checked vector, expanded so that every problem of the batch has its own."""
+        vector = self._checked(vector, name)
+        return vector.expand(*torch.broadcast_shapes(self.batch_shape, vector.shape[:-1]), self.dimension)
+
+    def _leaves(self) -> list[tuple[Tensor, int]]:
+        """Every tensor with its number of event axes, in the order of the pytree."""
+        return [(getattr(self, name), event) for name, event in self.event_dims.items()]
+
+    def _event(self, x: Any) -> Any:
+        """x, if each of its tensors ends in the shape of an event."""
+        leaves = pytree.tree_leaves(x)
+        got = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
+        wanted = self.event_shapes
+        good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
+        if not good or any(leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)):
+            shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
+            raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {', '.join(map(str, got))}.")
+        return x
+
+    def _checked(self, vector: Tensor, name: str) -> Tensor:
+        if not isinstance(vector, Tensor):
+            raise ArgumentError(f"{name} must be a tensor (..., {self.dimension}); got {type(vector).__name__}.")
+        if vector.ndim == 0 or vector.shape[-1] != self.dimension:
+            raise ArgumentError(f"{name} must be (..., {self.dimension}) for this {type(self).__name__}; got shape {tuple(vector.shape)}.")
+        if vector.dtype != self.dtype:
+            raise ArgumentError(f"{name} is {vector.dtype}, this {type(self).__name__} is {self.dtype}. Convert one with .to(dtype).")
+        return vector
+
+
+def _flatten(measure: Measure) -> tuple[list[Any], tuple[Any, ...]]:
+    fields = dataclasses.fields(measure)  # type: ignore[arg-type]
+    children = [getattr(measure, field.name) for field in fields if not field.metadata.get("static")]
+    return children, tuple(getattr(measure, field.name) for field in fields if field.metadata.get("static"))
+
+
+def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Measure:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        tensors, others = iter(children), iter(context)
+        return make(cls, **{field.name: next(others if field.metadata.get("static") else tensors) for field in fields})
+
+    return unflatten
+
+
+def _kind(other: distributions.Distribution) -> tuple[str, ...]:
+    """Names of a distribution and of what it is made of."""
+    inner = getattr(other, "base_dist", None) or getattr(other, "component_distribution", None)
+    name = type(other).__name__.replace("OneHotCategorical", "Categorical")
+    return (name, *_kind(inner)) if isinstance(inner, distributions.Distribution) else (name,)

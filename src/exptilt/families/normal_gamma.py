@@ -1,0 +1,120 @@
+r"""The normal-gamma distribution of a mean and a precision, coordinate by coordinate: the conjugate prior of `DiagonalGaussian`.
+
+    τ ~ Gamma(a, b),     μ | τ ~ N(m, 1/(κτ))
+
+Sufficient statistic u(μ, τ) = (τμ, τ, τμ², log τ), natural parameter θ = (κm, −b − ½κm², −½κ, a − ½). Tilting acts on all of u.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.digamma import invert_digamma_gap
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+class MeanPrecision(NamedTuple):
+    """What a `NormalGamma` is a distribution of: ``mean (..., D)`` and ``precision (..., D)``."""
+
+    mean: Tensor
+    precision: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class NormalGamma(ExponentialFamily):
+    """D independent normal-gamma pairs.
+
+    Args:
+        location: ``(..., D)``, m.
+        count: ``(..., D)``, κ, how many observations the location is worth, positive.
+        shape: ``(..., D)``, a, positive.
+        rate: ``(..., D)``, b, positive.
+    """
+
+    location: Tensor
+    count: Tensor
+    shape: Tensor
+    rate: Tensor
+    event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
+    identity_coordinate = False
+
+    def __post_init__(self) -> None:
+        fields = {"location": self.location, "count": self.count, "shape": self.shape, "rate": self.rate}
+        check_tensors("NormalGamma", {name: (tensor, 1) for name, tensor in fields.items()})
+        check_same_dimension("NormalGamma", **fields)
+        check_finite("NormalGamma", location=self.location)
+        check_positive("NormalGamma", count=self.count, shape=self.shape, rate=self.rate)
+
+    @property
+    def dimension(self) -> int:
+        """4D: tilting acts on the whole statistic."""
+        return 4 * self.location.shape[-1]
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Means and precisions, D of each."""
+        return (tuple(self.location.shape[-1:]),) * 2
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(κm, −b − ½κm², −½κ, a − ½), ``(..., 4D)``."""
+        m, k = self.location, self.count
+        return torch.cat(torch.broadcast_tensors(k * m, -self.rate - k * m**2 / 2, -k / 2, self.shape - 0.5), -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(E τμ, E τ, E τμ², E log τ), ``(..., 4D)``."""
+        m, precision = self.location, self.shape / self.rate
+        log_precision = torch.digamma(self.shape) - self.rate.log()
+        return torch.cat(torch.broadcast_tensors(m * precision, precision, 1 / self.count + m**2 * precision, log_precision), -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second, third, fourth = theta.chunk(4, -1)
+        count = -2 * third
+        location = first / count
+        return make(cls, location=location, count=count, shape=fourth + 0.5, rate=-second - first * location / 2)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        weighted, precision, square, log_precision = mean.chunk(4, -1)
+        shape = invert_digamma_gap(precision.log() - log_precision)
+        location = weighted / precision
+        return make(cls, location=location, count=1 / (square - weighted * location), shape=shape, rate=shape / precision)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Largest violation of E τ > 0, of (E τμ)²/E τ < E τμ² and of E log τ < log E τ."""
+        weighted, precision, square, log_precision = mean.chunk(4, -1)
+        safe = precision.clamp_min(torch.finfo(mean.dtype).tiny)
+        rest = torch.maximum(weighted**2 / safe - square, log_precision - safe.log())
+        return torch.where(precision > 0, torch.maximum(-precision, rest), -precision).amax(-1)
+
+    def _in_domain(self) -> Tensor:
+        return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)
+
+    def _log_partition(self) -> Tensor:
+        value = torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
+        return value.sum(-1).expand(self.batch_shape)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like((self.location + self.count + self.shape + self.rate)[..., 0])
+
+    @classmethod
+    def _statistic(cls, x: MeanPrecision) -> Tensor:
+        """(τμ, τ, τμ², log τ) of ``x = (mean (..., D), precision (..., D))``: ``(..., 4D)``."""
+        mean, precision = x
+        return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
+        """Pairs of means and precisions, each ``shape + batch + (D,)``."""
+        size = (*shape, *self.batch_shape, self.location.shape[-1])
+        draws = torch._standard_gamma(self.shape.expand(size).contiguous(), generator=generator)
+        precision = draws.clamp_min(torch.finfo(self.dtype).tiny) / self.rate
+        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        return MeanPrecision(self.location + noise / (self.count * precision).sqrt(), precision)

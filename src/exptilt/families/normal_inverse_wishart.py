@@ -1,0 +1,179 @@
+r"""The normal-inverse-Wishart distribution of a mean and a covariance: the conjugate prior of `Gaussian`.
+
+    Σ ~ InverseWishart(Ψ, ν),     μ | Σ ~ N(m, Σ/κ)
+
+Sufficient statistic u(μ, Σ) = (Σ⁻¹μ, pack(Σ⁻¹), μ'Σ⁻¹μ, log|Σ|), natural parameter θ = (κm, −½ pack(Ψ + κmm'), −½κ, −½(ν + D + 2)).
+Tilting acts on all of u. Densities are with respect to Lebesgue measure of μ and of the lower triangle of Σ.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import (
+    check_covariance,
+    dot,
+    factorize,
+    inverse_from_cholesky,
+    log_determinant,
+    matvec,
+    multivariate_digamma,
+    multivariate_log_gamma,
+    pack,
+    packed_size,
+    positive_definite,
+    solve_cholesky,
+    unpack,
+)
+from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
+from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+from exptilt.families.wishart import bartlett
+
+
+class MeanCovariance(NamedTuple):
+    """What a `NormalInverseWishart` is a distribution of: ``mean (..., D)`` and ``covariance (..., D, D)``."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class NormalInverseWishart(ExponentialFamily):
+    """Distribution of a Gaussian's mean and covariance.
+
+    Args:
+        location: ``(..., D)``, m.
+        count: ``(...)``, κ, how many observations the location is worth, positive.
+        degrees: ``(...)``, ν > D − 1.
+        scale: ``(..., D, D)``, Ψ, symmetric positive definite.
+    """
+
+    location: Tensor
+    count: Tensor
+    degrees: Tensor
+    scale: Tensor
+    event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
+    identity_coordinate = False
+
+    def __post_init__(self) -> None:
+        fields = {"location": self.location, "count": self.count, "degrees": self.degrees, "scale": self.scale}
+        check_tensors("NormalInverseWishart", {name: (tensor, self.event_dims[name]) for name, tensor in fields.items()})
+        if self.scale.shape[-2:] != self.location.shape[-1:] * 2:
+            got = f"location {tuple(self.location.shape)}, scale {tuple(self.scale.shape)}"
+            raise ArgumentError(f"NormalInverseWishart: location must be (..., D) and scale (..., D, D); got {got}.")
+        check_finite("NormalInverseWishart", location=self.location)
+        check_positive("NormalInverseWishart", count=self.count)
+        check_covariance(self.scale, "scale")
+        least = self.scale.shape[-1] - 1
+        valid = (self.degrees > least) & self.degrees.isfinite()
+        check_values("NormalInverseWishart", "degrees", self.degrees, valid, f"finite and above D − 1 = {least}")
+
+    @property
+    def size(self) -> int:
+        """D, the dimension of the mean."""
+        return self.location.shape[-1]
+
+    @property
+    def dimension(self) -> int:
+        """D + D(D+1)/2 + 2: tilting acts on the whole statistic."""
+        return self.size + packed_size(self.size) + 2
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A mean and a covariance."""
+        return ((self.size,), (self.size, self.size))
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(κm, −½ pack(Ψ + κmm'), −½κ, −½(ν+D+2))."""
+        m, k = self.location, self.count.unsqueeze(-1)
+        second = pack(self.scale + k.unsqueeze(-1) * m.unsqueeze(-1) * m.unsqueeze(-2)) / -2
+        return self._join(k * m, second, -self.count / 2, -(self.degrees + self.size + 2) / 2)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(E Σ⁻¹μ, pack(E Σ⁻¹), E μ'Σ⁻¹μ, E log|Σ|)."""
+        factor = factorize(self.scale)
+        precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
+        weighted = matvec(precision, self.location)
+        square = self.size / self.count + dot(self.location, weighted)
+        log_size = log_determinant(factor) - self.size * math.log(2) - multivariate_digamma(self.degrees / 2, self.size)
+        return self._join(weighted, pack(precision), square, log_size)
+
+    @staticmethod
+    def _join(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
+        batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1], third.shape, fourth.shape)
+        parts = [first, second, third.unsqueeze(-1), fourth.unsqueeze(-1)]
+        return torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], -1)
+
+    @classmethod
+    def _split(cls, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # K = D + D(D+1)/2 + 2, so D = (√(8K − 7) − 3) / 2.
+        size = (math.isqrt(8 * vector.shape[-1] - 7) - 3) // 2
+        return vector[..., :size], unpack(vector[..., size:-2]), vector[..., -2], vector[..., -1]
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        first, second, third, fourth = cls._split(theta)
+        count = -2 * third
+        m = first / count.unsqueeze(-1)
+        scale = -2 * second - first.unsqueeze(-1) * m.unsqueeze(-2)
+        return make(cls, location=m, count=count, degrees=-2 * fourth - m.shape[-1] - 2, scale=(scale + scale.mT) / 2)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        weighted, precision, square, log_size = cls._split(mean)
+        factor = factorize(precision)
+        size = weighted.shape[-1]
+        m = solve_cholesky(factor, weighted)
+        degrees = invert_multivariate_gap(log_size + log_determinant(factor), size)
+        scale = degrees[..., None, None] * inverse_from_cholesky(factor)
+        return make(cls, location=m, count=size / (square - dot(m, weighted)), degrees=degrees, scale=scale)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Largest violation of E Σ⁻¹ ≻ 0, of E μ'Σ⁻¹μ above its least value, and of E log|Σ| > −log|E Σ⁻¹|."""
+        weighted, precision, square, log_size = cls._split(mean.nan_to_num())
+        eigenvalues, vectors = torch.linalg.eigh(precision)
+        safe = eigenvalues.clamp_min(torch.finfo(mean.dtype).tiny)
+        least = (matvec(vectors.mT, weighted) ** 2 / safe).sum(-1)
+        rest = torch.maximum(least - square, -log_size - safe.log().sum(-1))
+        definite = -eigenvalues[..., 0]
+        return torch.where(definite >= 0, definite, torch.maximum(definite, rest))
+
+    def _in_domain(self) -> Tensor:
+        return (self.degrees > self.size - 1) & (self.count > 0) & positive_definite(self.scale)
+
+    def _log_partition(self) -> Tensor:
+        half, size = self.degrees / 2, self.size
+        wishart = half * (size * math.log(2) - log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, size)
+        return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+
+    @classmethod
+    def _statistic(cls, x: MeanCovariance) -> Tensor:
+        """U of ``x = (mean (..., D), covariance (..., D, D))``."""
+        mean, covariance = x
+        factor = factorize(covariance)
+        precision = inverse_from_cholesky(factor)
+        weighted = matvec(precision, mean)
+        return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
+        """Pairs of means ``shape + batch + (D,)`` and covariances ``shape + batch + (D, D)``."""
+        # Σ⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so Σ = B B' with B = L A⁻ᵀ.
+        triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
+        inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
+        half = factorize(self.scale) @ inverse.mT
+        noise = torch.randn(half.shape[:-1], dtype=self.dtype, device=self.device, generator=generator)
+        mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
+        return MeanCovariance(mean, half @ half.mT)

@@ -1,0 +1,162 @@
+r"""The von Mises–Fisher distribution: the uniform measure on the sphere S^{D−1}, tilted.
+
+    p(x|θ) = e^{<x,θ> − A(θ)},  |x| = 1,     A(θ) = ½D log 2π + log(I_ν(κ) κ^{−ν}),   κ = |θ|,  ν = D/2 − 1
+
+    E[x] = ρ(κ²) θ,   ρ = I_{D/2}(κ) / (κ I_ν(κ));      Cov[x] = ρ I + ρ (ρ⁺ − ρ) θθ'
+
+with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing special. Densities are with
+respect to surface area. This is the law of keys of equal length: layer normalisation puts them on a sphere.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot
+from exptilt.families.bessel import log_bessel
+from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+@dataclass(frozen=True, eq=False)
+class VonMisesFisher(ExponentialFamily):
+    """Distribution of a direction in D dimensions, D >= 2.
+
+    Args:
+        vector: ``(..., D)``, the mean direction times the concentration κ; zero is the uniform law.
+
+    Example:
+        >>> float(VonMisesFisher(torch.tensor([0.0, 0.0, 2.0])).mean()[2])  # coth 2 − 1/2
+        0.5373147...
+    """
+
+    vector: Tensor
+    event_dims: ClassVar = {"vector": 1}
+
+    def __post_init__(self) -> None:
+        check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
+        if self.vector.shape[-1] < 2:
+            raise ArgumentError(f"VonMisesFisher: vector must have at least 2 entries; got shape {tuple(self.vector.shape)}.")
+        check_finite("VonMisesFisher", vector=self.vector)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.vector.shape[-1]
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """κ times the mean direction, ``(..., D)``."""
+        return self.vector
+
+    @property
+    def concentration(self) -> Tensor:
+        """κ, ``(...)``."""
+        return torch.linalg.vector_norm(self.vector, dim=-1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """E x, ``(..., D)``, of length below 1."""
+        _, ratio, _ = self._bessel()
+        return ratio.unsqueeze(-1) * self.vector
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        return make(cls, vector=theta)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        """Newton on log κ of the length alone, where log r/(1−r²) is almost a straight line; then in the open on the vector."""
+        theta = _start(mean.detach())
+        for _ in range(2):
+            _, ratio, above = log_bessel(mean.shape[-1] / 2 - 1, dot(theta, theta))
+            ratio, bend = ratio.unsqueeze(-1), (ratio * (above - ratio)).unsqueeze(-1)
+            rest = mean - ratio * theta
+            along = dot(theta, rest).unsqueeze(-1) / (ratio + bend * dot(theta, theta).unsqueeze(-1))
+            theta = theta + (rest - bend * theta * along) / ratio
+        return make(cls, vector=theta)
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Length minus 1."""
+        return torch.linalg.vector_norm(mean, dim=-1) - 1
+
+    def _bessel(self) -> tuple[Tensor, Tensor, Tensor]:
+        return log_bessel(self.dimension / 2 - 1, dot(self.vector, self.vector))
+
+    def _in_domain(self) -> Tensor:
+        return self.vector.isfinite().all(-1)
+
+    def _log_partition(self) -> Tensor:
+        value, _, _ = self._bessel()
+        return value + self.dimension / 2 * math.log(2 * math.pi)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like(self.vector[..., 0])
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """X itself, a unit vector ``(..., D)``."""
+        return x
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Unit vectors ``shape + batch + (D,)`` by Wood's rejection method (1994)."""
+        theta = self.vector.expand(*shape, *self.vector.shape)
+        kappa = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
+        first = torch.zeros_like(theta)
+        first[..., 0] = 1
+        direction = torch.where(kappa > 0, theta / kappa.clamp_min(torch.finfo(self.dtype).tiny), first)
+        height = _heights(kappa.squeeze(-1), self.dimension, generator).unsqueeze(-1)
+        noise = torch.randn(theta.shape, dtype=self.dtype, device=self.device, generator=generator)
+        tangent = noise - dot(noise, direction).unsqueeze(-1) * direction
+        tangent = tangent / torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
+        return height * direction + (1 - height**2).clamp_min(0).sqrt() * tangent
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        theta = self.vector + eta
+        _, ratio, above = log_bessel(self.dimension / 2 - 1, dot(theta, theta))
+        eye = torch.eye(self.dimension, dtype=self.dtype, device=self.device)
+        outer = theta.unsqueeze(-1) * theta.unsqueeze(-2)
+        return ratio[..., None, None] * eye + (ratio * (above - ratio))[..., None, None] * outer
+
+
+def _start(mean: Tensor) -> Tensor:
+    """θ for a mean, good to several digits: Newton on log κ from Banerjee's κ ≈ r(D − r²)/(1 − r²)."""
+    dimension = mean.shape[-1]
+    r = torch.linalg.vector_norm(mean, dim=-1).double()
+    small = r < 1e-6
+    r = torch.where(small, 0.5, r)
+    kappa = r * (dimension - r**2) / (1 - r**2)
+    for _ in range(5):
+        _, ratio, _ = log_bessel(dimension / 2 - 1, kappa**2)
+        now = ratio * kappa
+        slope = 1 - now**2 - (dimension - 1) * ratio
+        error = (now / r).log() - torch.log1p((r - now) * (r + now) / (1 - r**2))
+        change = error / (kappa * slope * (1 / now + 2 * now / (1 - now**2)))
+        kappa = kappa * torch.exp(-change.nan_to_num(0.0, 0.0, 0.0).clamp(-2, 2))
+    return torch.where(small, dimension, kappa / r).to(mean.dtype).unsqueeze(-1) * mean
+
+
+def _heights(kappa: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
+    """<x, direction> for each draw: beta-distributed proposals, again for those that were refused, until none is left."""
+    d = dimension - 1
+    height = torch.zeros_like(kappa).reshape(-1)
+    waiting, flat = torch.arange(height.numel(), device=kappa.device), kappa.detach().reshape(-1)
+    while waiting.numel():
+        k = flat[waiting]
+        b = d / ((4 * k**2 + d**2).sqrt() + 2 * k)
+        x0 = (1 - b) / (1 + b)
+        half = torch.full_like(k, d / 2)
+        one = torch._standard_gamma(half, generator=generator)
+        z = one / (one + torch._standard_gamma(half, generator=generator))
+        w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
+        uniform = torch.rand(k.shape, dtype=k.dtype, device=k.device, generator=generator)
+        accepted = k * (w - x0) + d * ((1 - x0 * w) / (4 * b / (1 + b) ** 2)).log() >= uniform.log()
+        height[waiting[accepted]] = w[accepted]
+        waiting = waiting[~accepted]
+    return height.reshape(kappa.shape)

@@ -1,0 +1,164 @@
+r"""The Wishart distribution of positive definite matrices.
+
+    p(X) ∝ |X|^{(ν−D−1)/2} e^{−½ tr(V⁻¹X)},     E[X] = νV,     E[log|X|] = ψ_D(ν/2) + D log 2 + log|V|
+
+Sufficient statistic u(X) = (pack(X), log|X|), natural parameter θ = (−½ pack(V⁻¹), (ν−D−1)/2). Tilting acts on X, so it changes the scale
+V alone. Densities are with respect to Lebesgue measure of the lower triangle.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+
+from exptilt._support.linalg import (
+    check_covariance,
+    factorize,
+    indefiniteness,
+    inverse_from_cholesky,
+    log_determinant,
+    multivariate_digamma,
+    multivariate_log_gamma,
+    pack,
+    packed_size,
+    positive_definite,
+    unpack,
+)
+from exptilt.families.checks import check_tensors, check_values
+from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
+
+
+def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    """Lower triangular A with A A' ~ Wishart(ν, I): ``shape + degrees.shape + (D, D)``."""
+    size = (*shape, *degrees.shape, dimension)
+    index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
+    half = ((degrees.unsqueeze(-1) - index) / 2).expand(size)
+    diagonal = (2 * torch._standard_gamma(half.contiguous(), generator=generator)).sqrt()
+    noise = torch.randn((*size, dimension), dtype=degrees.dtype, device=degrees.device, generator=generator)
+    return noise.tril(-1) + torch.diag_embed(diagonal)
+
+
+@dataclass(frozen=True, eq=False)
+class Wishart(ExponentialFamily):
+    """Distribution of a positive definite D×D matrix.
+
+    Args:
+        degrees: ``(...)``, ν > D − 1.
+        scale: ``(..., D, D)``, V, symmetric positive definite.
+
+    Example:
+        >>> from exptilt._support.linalg import unpack
+        >>> unpack(Wishart(torch.tensor(4.0), torch.eye(2)).mean())
+        tensor([[4., 0.],
+                [0., 4.]])
+    """
+
+    degrees: Tensor
+    scale: Tensor
+    event_dims: ClassVar = {"degrees": 0, "scale": 2}
+    identity_coordinate = False
+
+    def __post_init__(self) -> None:
+        check_tensors("Wishart", {"degrees": (self.degrees, 0), "scale": (self.scale, 2)})
+        check_covariance(self.scale, "scale")
+        least = self.scale.shape[-1] - 1
+        check_values(
+            "Wishart", "degrees", self.degrees, (self.degrees > least) & self.degrees.isfinite(), f"finite and above D − 1 = {least}"
+        )
+
+    @property
+    def size(self) -> int:
+        """D, the size of the matrices."""
+        return self.scale.shape[-1]
+
+    @property
+    def dimension(self) -> int:
+        """D(D+1)/2, the free entries of X."""
+        return packed_size(self.size)
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """A D×D matrix."""
+        return ((self.size, self.size),)
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """(−½ pack(V⁻¹), (ν−D−1)/2), ``(..., D(D+1)/2 + 1)``."""
+        first = pack(inverse_from_cholesky(factorize(self.scale))) / -2
+        return self._join(first, (self.degrees - self.size - 1) / 2)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """(pack(νV), E log|X|)."""
+        second = multivariate_digamma(self.degrees / 2, self.size) + self.size * math.log(2) + log_determinant(factorize(self.scale))
+        return self._join(pack(self.degrees[..., None, None] * self.scale), second)
+
+    @staticmethod
+    def _join(matrix: Tensor, scalar: Tensor) -> Tensor:
+        batch = torch.broadcast_shapes(matrix.shape[:-1], scalar.shape)
+        return torch.cat([matrix.expand(*batch, matrix.shape[-1]), scalar.expand(batch).unsqueeze(-1)], -1)
+
+    @classmethod
+    def _from_natural(cls, theta: Tensor) -> Self:
+        scale = inverse_from_cholesky(factorize(-2 * unpack(theta[..., :-1])))
+        return make(cls, degrees=2 * theta[..., -1] + scale.shape[-1] + 1, scale=scale)
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        x = unpack(mean[..., :-1])
+        size = x.shape[-1]
+        degrees = invert_multivariate_gap(log_determinant(factorize(x)) - mean[..., -1], size)
+        return make(cls, degrees=degrees, scale=x / degrees[..., None, None])
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """Largest violation of E X ≻ 0 (its smallest eigenvalue) and of E log|X| < log|E X|."""
+        x = unpack(mean[..., :-1])
+        definite = indefiniteness(x)
+        jensen = mean[..., -1] - log_determinant(factorize(x))
+        return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
+
+    def _in_domain(self) -> Tensor:
+        return (self.degrees > self.size - 1) & positive_definite(self.scale)
+
+    def _log_partition(self) -> Tensor:
+        half = self.degrees / 2
+        return half * (self.size * math.log(2) + log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, self.size)
+
+    def _expected_log_base(self) -> Tensor:
+        return torch.zeros_like(self.degrees)
+
+    @classmethod
+    def _statistic(cls, x: Tensor) -> Tensor:
+        """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
+        return torch.cat([pack(x), log_determinant(factorize(x)).unsqueeze(-1)], -1)
+
+    def _coordinate(self, x: Tensor) -> Tensor:
+        """pack(X)."""
+        return pack(x)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Positive definite matrices ``shape + batch + (D, D)`` by Bartlett's decomposition."""
+        factor = factorize(self.scale) @ bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        return factor @ factor.mT
+
+    def _to_torch(self) -> distributions.Wishart:
+        """The same as a `torch.distributions.Wishart`."""
+        return distributions.Wishart(self.degrees, covariance_matrix=self.scale)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From a `torch.distributions.Wishart`."""
+        return cls(other.df, other.covariance_matrix)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        wanted = unpack(mean) / self.degrees[..., None, None]
+        return pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return indefiniteness(unpack(mean))

@@ -1,0 +1,84 @@
+"""Every refusal names the argument, the place and what to pass."""
+
+import pytest
+import torch
+
+from exptilt import families as f
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+
+
+def bad_covariances() -> torch.Tensor:
+    matrices = torch.eye(2).repeat(2, 3, 1, 1)
+    matrices[1, 2] = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    return matrices
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: f.Gaussian(torch.zeros(2, 3, 2), bad_covariances()),
+            r"covariance\[1, 2\] is not positive definite: its smallest eigenvalue is -1",
+        ),
+        (
+            lambda: f.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.1, 1.0]])),
+            r"covariance is not symmetric: entries differ by up to 0.4",
+        ),
+        (lambda: f.Gaussian(torch.zeros(2), torch.full((2, 2), torch.nan)), r"covariance holds NaN"),
+        (lambda: f.Gaussian(torch.zeros(3), torch.eye(2)), r"mean must be \(..., D\).*got mean \(3,\), covariance \(2, 2\)"),
+        (lambda: f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2)), r"share dtype and device"),
+        (lambda: f.Gaussian(torch.zeros(2, dtype=torch.int64), torch.eye(2)), r"floating-point tensor; got torch.int64"),
+        (lambda: f.Gaussian([0.0], torch.eye(1)), r"floating-point tensor; got list"),  # type: ignore[arg-type]
+        (lambda: f.Gaussian(torch.zeros(4, 2), torch.eye(2).repeat(3, 1, 1)), r"do not broadcast"),
+        (lambda: f.Gaussian(torch.tensor([0.0, torch.inf]), torch.eye(2)), r"mean\[1\] must be finite; got inf"),
+        (lambda: f.Poisson(torch.tensor([[1.0], [-1.0]])), r"rate\[1, 0\] must be positive and finite; got -1"),
+        (lambda: f.Gamma(torch.ones(2), torch.ones(3)), r"last axes must be equally long; got shape \(2,\), rate \(3,\)"),
+        (lambda: f.Dirichlet(torch.ones(1)), r"at least two entries"),
+        (lambda: f.VonMisesFisher(torch.ones(1)), r"at least 2 entries"),
+        (lambda: f.Wishart(torch.tensor([3.0, 0.5]), torch.eye(2)), r"degrees\[1\] must be finite and above D − 1 = 1; got 0.5"),
+        (lambda: f.Empirical(torch.zeros(3, 2), torch.zeros(4)), r"same N; got points \(3, 2\), log_weight \(4,\)"),
+        (lambda: f.Empirical(torch.zeros(2, 3, 2), torch.tensor([[0.0] * 3, [-torch.inf] * 3])), r"log_weight\[1\] is all −inf"),
+        (lambda: f.Empirical(torch.zeros(0, 2)), r"at least one point"),
+        (lambda: f.Empirical(torch.zeros(2)), r"points must be a tensor \(..., N, D\); got \(2,\)"),
+        (lambda: f.Empirical(torch.zeros(2, 1), torch.tensor([0.0, torch.nan])), r"log_weight\[1\] must be a number"),
+        (lambda: f.GaussianMixture(torch.full((2,), -torch.inf), torch.zeros(2, 1), torch.eye(1)), r"all −inf"),
+        (lambda: f.GaussianMixture(torch.zeros(3), torch.zeros(2, 1), torch.eye(1)), r"got log_weight \(3,\), mean \(2, 1\)"),
+        (lambda: f.Mixture(torch.zeros(3), f.Poisson(torch.ones(2, 1))), r"log_weight must be \(..., K\)"),
+        (lambda: f.Mixture(torch.zeros(3), f.Empirical(torch.ones(3, 2, 1))), r"must be an ExponentialFamily"),  # type: ignore[arg-type]
+        (lambda: f.FromDensity.quadrature(lambda x: x[..., 0], lower=[0.0] * 3, upper=[1.0] * 3), r"use monte_carlo"),
+        (lambda: f.FromDensity.quadrature(lambda x: x), r"log_density must map \(N, D\) to \(N,\)"),
+        (lambda: f.Poisson(torch.ones(2)).mean(torch.ones(3)), r"eta must be \(..., 2\) for this Poisson; got shape \(3,\)"),
+        (lambda: f.Poisson(torch.ones(2)).tilt(torch.ones(2, dtype=torch.float64)), r"eta is torch.float64, this Poisson is torch.float32"),
+        (lambda: f.Poisson(torch.ones(2)).natural(1.0), r"mean must be a tensor \(..., 2\); got float"),  # type: ignore[arg-type]
+        (
+            lambda: f.Exponential(torch.ones(2)).tilt(torch.tensor([[0.0, 0.0], [0.0, 1.5]])),
+            r"theta\[1\] = \[-1.0, 0.5\] is outside the natural domain",
+        ),
+        (lambda: f.Gaussian.from_natural(torch.tensor([0.0, 1.0])), r"outside the natural domain"),
+        (lambda: f.Poisson(torch.ones(2)).log_prob(torch.ones(3)), r"x must be \(..., 2\); got \(3,\)"),
+        (lambda: f.Wishart(torch.tensor(3.0), torch.eye(2)).log_prob(torch.ones(3)), r"x must be \(..., 2, 2\); got \(3,\)"),
+        (lambda: f.unpack(torch.ones(4)), r"D\(D\+1\)/2 entries .*got 4"),
+    ],
+)
+def test_refusals(make, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_repair_is_asked_for_and_told() -> None:
+    with pytest.warns(ExptiltWarning, match=r"added up to 1 to the diagonal and averaged away an asymmetry of up to 0\.5"):
+        mended = f.repaired(torch.tensor([[1.0, 1.75], [2.25, 1.0]]))
+    assert float(torch.linalg.eigvalsh(mended)[0]) > 0
+    f.Gaussian(torch.zeros(2), mended)
+
+
+def test_repair_leaves_the_good_alone(recwarn: pytest.WarningsRecorder) -> None:
+    good = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+    torch.testing.assert_close(f.repaired(good), good, rtol=0, atol=0)
+    assert not recwarn.list
+
+
+def test_checks_stand_back_inside_transforms() -> None:
+    """Under vmap values cannot be looked at: the constructor still works there."""
+    rates = torch.tensor([[1.0], [2.0]])
+    assert torch.func.vmap(lambda rate: f.Poisson(rate).mean())(rates).tolist() == rates.tolist()

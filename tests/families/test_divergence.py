@@ -1,0 +1,133 @@
+"""KL where no closed form exists: brackets, estimates, and what kind of number comes back."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exptilt import families as f
+
+F64 = torch.float64
+
+
+def mixture(g: torch.Generator, count: int, batch: tuple[int, ...] = ()) -> f.GaussianMixture:
+    spread = 0.2 + torch.rand(*batch, count, 1, 1, dtype=F64, generator=g)
+    mean = 2 * torch.randn(*batch, count, 1, dtype=F64, generator=g)
+    return f.GaussianMixture(torch.randn(*batch, count, dtype=F64, generator=g), mean, spread)
+
+
+def kl_by_quadrature(p: f.Measure, q: f.Measure) -> float:
+    x = torch.linspace(-30, 30, 6001, dtype=F64)[:, None]
+    log_p, log_q = p.log_prob(x), q.log_prob(x)
+    return float((log_p.exp() * (log_p - log_q)).sum() * (60 / 6000))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), a=st.integers(1, 5), b=st.integers(1, 5))
+def test_mixture_bracket_and_estimate(seed: int, a: int, b: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    p, q = mixture(g, a), mixture(g, b)
+    found = f.kl(p, q, generator=g)
+    truth = kl_by_quadrature(p, q)
+    assert found.kind is f.Kind.ESTIMATED
+    assert 0 <= float(found.lower) <= truth + 1e-7
+    assert truth <= float(found.upper) + 1e-7
+    assert abs(float(found.value) - truth) <= 5 * float(found.standard_error) + 1e-9
+    bounds = f.kl(p, q, samples=0)
+    assert bounds.kind is f.Kind.BOUNDED
+    assert math.isnan(float(bounds.standard_error))
+    assert (float(bounds.lower), float(bounds.upper)) == (float(found.lower), float(found.upper))
+
+
+def test_brackets_are_tight_where_they_should_be() -> None:
+    g = torch.Generator().manual_seed(3)
+    far = f.GaussianMixture(torch.tensor([0.0, 1.0], dtype=F64), torch.tensor([[-50.0], [50.0]], dtype=F64), torch.eye(1, dtype=F64))
+    moved = f.GaussianMixture(torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([[-50.5], [50.0]], dtype=F64), torch.eye(1, dtype=F64))
+    found = f.kl(far, moved, generator=g)
+    # Far apart components: KL = KL(weights) + Σ π KL(components), and the upper bound reaches it.
+    w = torch.softmax(far.log_weight, 0)
+    truth = float((w * (torch.log_softmax(far.log_weight, 0) - torch.log_softmax(moved.log_weight, 0))).sum() + w[0] * 0.125)
+    assert float(found.upper) == pytest.approx(truth, rel=1e-9)
+    assert float(f.kl(far, far, samples=0).upper) == pytest.approx(0, abs=1e-9)
+    entropy = far.entropy(generator=g)
+    exact = float(f.Categorical(far.log_weight).entropy() + far.components.entropy()[0])
+    assert float(entropy.upper) == pytest.approx(exact, rel=1e-9)
+    assert far.entropy(0).kind is f.Kind.BOUNDED
+
+
+def test_from_and_to_a_single_gaussian() -> None:
+    g = torch.Generator().manual_seed(1)
+    p = f.Gaussian(torch.tensor([0.5], dtype=F64), torch.tensor([[1.5]], dtype=F64))
+    q = mixture(g, 3)
+    for first, second in ((p, q), (q, p)):
+        found = f.kl(first, second, generator=g)
+        truth = kl_by_quadrature(first, second)
+        assert float(found.lower) <= truth <= float(found.upper)
+        assert abs(float(found.value) - truth) <= 5 * float(found.standard_error)
+
+
+def test_batches_and_generic_mixtures() -> None:
+    g = torch.Generator().manual_seed(2)
+    p, q = mixture(g, 3, (4,)), mixture(g, 2, (4,))
+    found = f.kl(p, q, generator=g)
+    assert found.value.shape == found.lower.shape == (4,)
+    gammas = f.Mixture(torch.zeros(2, dtype=F64), f.Gamma(torch.tensor([[2.0], [5.0]], dtype=F64), torch.ones(2, 1, dtype=F64)))
+    one = f.Mixture(torch.tensor([1.0, 0.0], dtype=F64), f.Gamma(torch.tensor([[2.5], [4.0]], dtype=F64), torch.ones(2, 1, dtype=F64)))
+    found = f.kl(gammas, one, generator=g)
+    assert 0 <= float(found.lower) <= float(found.value) + 5 * float(found.standard_error)
+    assert float(found.upper) >= float(found.value) - 5 * float(found.standard_error)
+    counts = f.Mixture(torch.zeros(2, dtype=F64), f.Poisson(torch.tensor([[2.0], [9.0]], dtype=F64)))
+    other = f.Mixture(torch.zeros(2, dtype=F64), f.Poisson(torch.tensor([[3.0], [8.0]], dtype=F64)))
+    x = torch.arange(100.0, dtype=F64)[:, None]
+    truth = float((counts.log_prob(x).exp() * (counts.log_prob(x) - other.log_prob(x))).sum())
+    found = f.kl(counts, other, generator=g)
+    assert float(found.lower) <= truth <= float(found.upper)
+    assert abs(float(found.value) - truth) <= 5 * float(found.standard_error)
+
+
+def test_families_within_families() -> None:
+    diagonal = f.DiagonalGaussian(torch.tensor([0.3, 1.0]), torch.tensor([0.5, 2.0]))
+    full = f.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.4], [0.4, 1.0]]))
+    same = f.Gaussian(diagonal.mean_vector, torch.diag(diagonal.variance))
+    assert f.kl(diagonal, full).kind is f.Kind.EXACT
+    torch.testing.assert_close(f.kl(diagonal, full).value, f.kl(same, full).value)
+    torch.testing.assert_close(f.kl(full, diagonal).value, f.kl(full, same).value)
+    twin = torch.distributions.kl_divergence(full.to_torch(), same.to_torch())
+    torch.testing.assert_close(f.kl(full, same).value, twin)
+    times = f.Exponential(torch.tensor([2.0]))
+    torch.testing.assert_close(
+        f.kl(times, f.Gamma(torch.tensor([1.0]), torch.tensor([3.0]))).value, f.kl(times, f.Exponential(torch.tensor([3.0]))).value
+    )
+
+
+def test_points() -> None:
+    points = torch.tensor([[0.0], [1.0], [2.0]])
+    p, q = f.Empirical(points, torch.tensor([0.0, 0.0, -torch.inf])), f.Empirical(points)
+    assert float(f.kl(p, q).value) == pytest.approx(math.log(1.5), rel=1e-6)
+    assert float(f.kl(q, p).value) == math.inf
+    with pytest.raises(ValueError, match="same points"):
+        f.kl(p, f.Empirical(points + 1))
+    with pytest.raises(ValueError, match=r"infinite\. Project first"):
+        f.kl(p, f.Gaussian(torch.zeros(1), torch.eye(1)))
+    with pytest.raises(ValueError, match="dimension 1 and 2"):
+        f.kl(f.Poisson(torch.ones(1)), f.Poisson(torch.ones(2)))
+    with pytest.raises(ValueError, match="samples must be"):
+        f.kl(mixture(torch.Generator(), 2), mixture(torch.Generator(), 2), samples=1)
+
+
+def test_any_density() -> None:
+    gaussian = f.Gaussian(torch.tensor([0.5], dtype=F64), torch.tensor([[1.5]], dtype=F64))
+    wide = f.Gaussian(torch.zeros(1, dtype=F64), torch.tensor([[4.0]], dtype=F64))
+    rule = f.FromDensity.quadrature(lambda x: gaussian.log_prob(x) + 3)
+    found = f.kl(rule, wide)
+    assert float(found.value) == pytest.approx(float(f.kl(gaussian, wide).value), abs=1e-9)
+    draws = f.FromDensity.monte_carlo(lambda x: gaussian.log_prob(x) + 3, wide, samples=4000, generator=torch.Generator().manual_seed(0))
+    sampled = f.kl(draws, wide)
+    assert abs(float(sampled.value) - float(f.kl(gaussian, wide).value)) < 5 * float(sampled.standard_error)
+    assert abs(float(draws.log_normalizer(torch.zeros(1, dtype=F64))) - 3) < 5 * float(
+        draws.log_normalizer_error(torch.zeros(1, dtype=F64))
+    )
+    towards = f.kl(gaussian, rule, generator=torch.Generator().manual_seed(0))
+    assert abs(float(towards.value)) < 1e-8

@@ -1,0 +1,103 @@
+"""Means on, in and outside the hull are told apart, with their distance: against a quadratic program."""
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exptilt import families as f
+from exptilt.families.hull import nearest_in_hull
+
+
+def distance_by_program(points: np.ndarray, target: np.ndarray) -> float:
+    weight = cvxpy.Variable(len(points), nonneg=True)
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.norm(points.T @ weight - target)), [cvxpy.sum(weight) == 1])
+    return float(problem.solve(solver=cvxpy.CLARABEL))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 30), dimension=st.integers(1, 5), reach=st.floats(0.1, 4))
+def test_distance_against_a_quadratic_program(seed: int, count: int, dimension: int, reach: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, dimension, dtype=torch.float64, generator=g)
+    target = reach * torch.randn(dimension, dtype=torch.float64, generator=g)
+    nearest = nearest_in_hull(points, target)
+    assert float((target - nearest).norm()) == pytest.approx(distance_by_program(points.numpy(), target.numpy()), abs=2e-5)
+    # The certificate: no point lies beyond the hyperplane through the nearest one.
+    normal = target - nearest
+    assert float(((points - nearest) @ normal).max()) <= 1e-9
+
+
+SQUARE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+
+
+def test_inside_boundary_outside() -> None:
+    means = torch.tensor(
+        [[0.3, 0.6], [1.0, 0.5], [1.0, 1.0], [3.0, 0.5], [2.0, 2.0], [1 - 1e-9, 0.5], [1 + 1e-6, 0.5]], dtype=torch.float64
+    )
+    solution = f.Empirical(SQUARE).natural(means)
+    names = [list(f.Status)[int(code)].name for code in solution.code]
+    assert names == ["CONVERGED", "BOUNDARY", "BOUNDARY", "OUTSIDE", "OUTSIDE", "CONVERGED", "OUTSIDE"]
+    torch.testing.assert_close(solution.distance, torch.tensor([0, 0, 0, 2, 2**0.5, 0, 1e-6], dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    assert bool(solution.value.isfinite().all())
+    assert solution.status is f.Status.OUTSIDE
+    assert f.Empirical(SQUARE).conjugate(means[3:5]).tolist() == [float("inf")] * 2
+
+
+def test_points_left_out_do_not_span_the_hull() -> None:
+    h = f.Empirical(SQUARE, torch.tensor([0.0, 0.0, 0.0, -torch.inf, -torch.inf], dtype=torch.float64))
+    solution = h.natural(torch.tensor([0.75, 0.75], dtype=torch.float64))
+    assert solution.status is f.Status.OUTSIDE
+    assert float(solution.distance) == pytest.approx(0.5**0.5 / 2)
+
+
+def test_one_point_and_flat_clouds() -> None:
+    one = f.Empirical(torch.tensor([[2.0, -1.0]], dtype=torch.float64))
+    assert one.natural(torch.tensor([2.0, -1.0], dtype=torch.float64)).converged
+    assert one.natural(torch.tensor([2.0, 1.0], dtype=torch.float64)).status is f.Status.OUTSIDE
+    flat = f.Empirical(torch.tensor([[0.0, 0.0], [1.0, 1.0], [3.0, 3.0]], dtype=torch.float64))
+    found = flat.natural(torch.tensor([1.2, 1.2], dtype=torch.float64))
+    assert found.converged
+    torch.testing.assert_close(flat.mean(found.value), torch.tensor([1.2, 1.2], dtype=torch.float64))
+    off = flat.natural(torch.tensor([1.0, 1.2], dtype=torch.float64))
+    assert off.status is f.Status.OUTSIDE
+    assert float(off.distance) == pytest.approx(0.2 / 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("h", "bad", "distance"),
+    [
+        (f.Poisson(torch.tensor([2.0, 1.0])), [[-3.0, 1.0], [0.0, 1.0]], [3.0, 0.0]),
+        (f.Exponential(torch.tensor([2.0])), [[-1.0], [0.0]], [1.0, 0.0]),
+        (f.Gamma(torch.tensor([2.0]), torch.tensor([2.0])), [[-1.0], [0.0]], [1.0, 0.0]),
+        (f.BernoulliProduct(torch.zeros(2)), [[0.5, 1.5], [0.5, 1.0]], [0.5, 0.0]),
+        (f.Categorical(torch.zeros(2)), [[2.0, 0.0], [1.0, 0.0]], [1.0, 0.0]),
+        (f.VonMisesFisher(torch.zeros(2)), [[3.0, 0.0], [1.0, 0.0]], [2.0, 0.0]),
+        (f.Wishart(torch.tensor(3.0), torch.eye(1)), [[-2.0], [0.0]], [2.0, 0.0]),
+        (f.Dirichlet(torch.ones(2)), [[0.0, 0.0], [-0.6931471805599453] * 2], [0.6931472, 0.0]),
+        (f.Mixture(torch.zeros(1), f.Gamma(torch.ones(1, 1), torch.ones(1, 1))), [[-2.0], [-1.0]], [2.0, 1.0]),
+        (f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]), [[2.0], [-0.5]], [1.0, 0.5]),
+    ],
+)
+def test_closed_forms_know_their_hull(h: f.Measure, bad: list[list[float]], distance: list[float]) -> None:
+    h = h.to(torch.float64)
+    solution = h.natural(torch.tensor(bad, dtype=torch.float64))
+    torch.testing.assert_close(solution.distance, torch.tensor(distance, dtype=torch.float64))
+    assert bool(solution.value.isfinite().all())
+    assert [list(f.Status)[int(code)].name for code in solution.code] == ["OUTSIDE" if d else "BOUNDARY" for d in distance]
+
+
+def test_or_raise_names_the_problem() -> None:
+    solution = f.Empirical(SQUARE).natural(torch.tensor([[0.5, 0.5], [1.0, 4.0]], dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"outside.*batch index \(1,\).*3 outside"):
+        solution.or_raise()
+    assert f.Empirical(SQUARE).natural(SQUARE[4]).or_raise().shape == (2,)
+
+
+def test_max_steps_is_honest() -> None:
+    h = f.GaussianMixture(torch.zeros(2), torch.tensor([[-30.0], [30.0]]), torch.eye(1)).to(torch.float64)
+    solution = h.natural(torch.tensor([35.0], dtype=torch.float64), max_steps=1)
+    assert solution.status is f.Status.MAX_STEPS
+    assert h.natural(torch.tensor([35.0], dtype=torch.float64)).converged

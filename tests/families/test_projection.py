@@ -1,0 +1,139 @@
+"""M-projection: nothing in the family is nearer; SciPy's fits; conjugate updating against a grid."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from exptilt import families as f
+from laws.registry import FAMILIES, Case
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+def test_projection_matches_statistics_and_is_nearest(case: Case) -> None:
+    g = torch.Generator().manual_seed(7)
+    parts = case.make(g, (2, 3))
+    log_weight = torch.randn(2, 3, dtype=torch.float64, generator=g)
+    mixture = f.Mixture(log_weight, parts)
+    best = f.project(mixture, case.cls)
+    assert type(best) is case.cls
+    weight = torch.softmax(log_weight, -1).unsqueeze(-1)
+    expected = (weight * parts.mean_parameter).sum(-2)
+    torch.testing.assert_close(best.mean_parameter, expected, rtol=1e-7, atol=1e-8)
+    # KL(p‖q_θ) = const − <E_p u, θ> + A(θ): smaller at the projection than at any random member.
+    cost = best._log_partition() - (expected * best.natural_parameter).sum(-1)
+    for _ in range(5):
+        other = case.make(g, (2,))
+        assert bool((other._log_partition() - (expected * other.natural_parameter).sum(-1) >= cost - 1e-9).all())
+
+
+def test_gaussian_mixture_by_hand() -> None:
+    g = torch.Generator().manual_seed(0)
+    mean, root = torch.randn(4, 3, generator=g, dtype=torch.float64), torch.randn(4, 3, 3, generator=g, dtype=torch.float64)
+    covariance = root @ root.mT + torch.eye(3, dtype=torch.float64)
+    log_weight = torch.tensor([0.0, 1.0, -700.0, -torch.inf], dtype=torch.float64)
+    best = f.project(f.GaussianMixture(log_weight, mean, covariance), f.Gaussian)
+    w = torch.softmax(log_weight, 0)
+    m = (w[:, None] * mean).sum(0)
+    c = sum(w[i] * (covariance[i] + torch.outer(mean[i] - m, mean[i] - m)) for i in range(4))
+    torch.testing.assert_close(best.mean_vector, m)
+    torch.testing.assert_close(best.covariance_matrix, c)
+    diagonal = f.project(f.GaussianMixture(log_weight, mean, covariance), f.DiagonalGaussian)
+    torch.testing.assert_close(diagonal.variance, c.diagonal())
+
+
+def test_projection_keeps_digits_far_from_the_origin() -> None:
+    mean, one = torch.tensor([[1e8], [1e8 + 2]], dtype=torch.float64), torch.eye(1, dtype=torch.float64)
+    mixture = f.GaussianMixture(torch.zeros(2, dtype=torch.float64), mean, one)
+    assert float(f.project(mixture, f.Gaussian).covariance_matrix) == pytest.approx(2, rel=1e-12)
+
+
+def test_points_give_the_maximum_likelihood_fit() -> None:
+    x = scipy.stats.gamma(3.0, scale=0.5).rvs(500, random_state=0)
+    fit = f.project(f.Empirical(torch.as_tensor(x)[:, None]), f.Gamma)
+    shape, _, scale = scipy.stats.gamma.fit(x, floc=0)
+    assert float(fit.shape) == pytest.approx(shape, rel=1e-6)
+    assert float(1 / fit.rate) == pytest.approx(scale, rel=1e-6)
+    y = scipy.stats.beta(2, 5).rvs(500, random_state=0)
+    beta = f.project(f.Empirical(torch.as_tensor(y)[:, None]), f.Beta)
+    a, b, _, _ = scipy.stats.beta.fit(y, floc=0, fscale=1)
+    np.testing.assert_allclose([float(beta.alpha), float(beta.beta)], [a, b], rtol=1e-5)
+    z = scipy.stats.vonmises_fisher([0, 0, 1], 20).rvs(300, random_state=0)
+    sphere = f.project(f.Empirical(torch.as_tensor(z)), f.VonMisesFisher)
+    direction, kappa = scipy.stats.vonmises_fisher.fit(z)
+    assert float(sphere.concentration) == pytest.approx(kappa, rel=1e-6)
+    np.testing.assert_allclose((sphere.vector / sphere.concentration).numpy(), direction, rtol=1e-6)
+
+
+def test_density_by_quadrature() -> None:
+    h = f.FromDensity.quadrature(lambda x: -x[..., 0] + 1.5 * x[..., 0].log(), lower=[0.0], upper=[float("inf")])
+    fit = f.project(h, f.Gamma)
+    assert float(fit.shape) == pytest.approx(2.5, rel=1e-8)
+    assert float(fit.rate) == pytest.approx(1, rel=1e-8)
+    assert float(f.kl(h, fit).value) == pytest.approx(0, abs=1e-10)
+
+
+def test_what_cannot_be_projected() -> None:
+    mixture = f.Mixture(torch.zeros(2), f.Gamma(torch.ones(2, 1), torch.ones(2, 1)))
+    with pytest.raises(ValueError, match=r"Beta statistic of a Gamma mixture"):
+        f.project(mixture, f.Beta)
+    with pytest.raises(ValueError, match="family must be"):
+        f.project(mixture, torch.Tensor)  # type: ignore[type-var]
+    line = f.Empirical(torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]))
+    with pytest.raises(ValueError, match=r"not positive definite"):
+        f.project(line, f.Gaussian)
+    with pytest.raises(RuntimeError, match="boundary"):
+        f.project(f.Empirical(torch.ones(3, 1)), f.Gamma)
+
+
+def grid_posterior(log_prior: torch.Tensor, log_likelihood: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(log_prior + log_likelihood, 0)
+
+
+@pytest.mark.parametrize(
+    ("prior", "likelihood", "x", "member"),
+    [
+        (f.Beta(torch.tensor([2.0]), torch.tensor([3.0])), f.BernoulliProduct, [1.0, 0, 1, 1], lambda p: f.BernoulliProduct(p.logit())),
+        (f.Gamma(torch.tensor([2.0]), torch.tensor([3.0])), f.Poisson, [1.0, 0, 4, 2], f.Poisson),
+        (f.Gamma(torch.tensor([2.0]), torch.tensor([3.0])), f.Exponential, [0.3, 1.0, 0.1], f.Exponential),
+    ],
+)
+def test_posterior_on_a_grid(
+    prior: f.ExponentialFamily, likelihood: type, x: list[float], member: Callable[[torch.Tensor], f.Measure]
+) -> None:
+    prior = prior.to(torch.float64)
+    grid = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)[:, None]
+    data = torch.tensor(x, dtype=torch.float64)[:, None]
+    likelihoods = member(grid).log_prob(data[:, None]).sum(0)
+    found = f.posterior(prior, likelihood, data)
+    torch.testing.assert_close(grid_posterior(found.log_prob(grid), torch.zeros(99)), grid_posterior(prior.log_prob(grid), likelihoods))
+
+
+def test_posterior_of_gaussians() -> None:
+    g = torch.Generator().manual_seed(0)
+    data = torch.randn(20, 2, dtype=torch.float64, generator=g) + 1
+    weight = torch.rand(20, dtype=torch.float64, generator=g)
+    eye = torch.eye(2, dtype=torch.float64)
+    prior = f.NormalInverseWishart(torch.zeros(2), torch.tensor(2.0), torch.tensor(5.0), torch.eye(2)).to(torch.float64)
+    found = f.posterior(prior, f.Gaussian, data, weight=weight)
+    draws = prior.sample((50,), generator=g)
+    gaussians = f.Gaussian(draws.mean, draws.covariance)
+    total = (weight[:, None] * gaussians.log_prob(data[:, None])).sum(0)
+    difference = found.log_prob(draws) - prior.log_prob(draws) - total
+    torch.testing.assert_close(difference, difference[:1].expand(50), rtol=1e-8, atol=1e-8)
+    diagonal = f.NormalGamma(*(torch.full((2,), v, dtype=torch.float64) for v in (0.0, 2, 3, 1.5)))
+    pair = diagonal.sample((50,), generator=g)
+    total = f.DiagonalGaussian(pair.mean, 1 / pair.precision).log_prob(data[:, None]).sum(0)
+    difference = f.posterior(diagonal, f.DiagonalGaussian, data).log_prob(pair) - diagonal.log_prob(pair) - total
+    torch.testing.assert_close(difference, difference[:1].expand(50), rtol=1e-8, atol=1e-8)
+    wishart = f.Wishart(torch.tensor(4.0, dtype=torch.float64), eye)
+    precision = wishart.sample((50,), generator=g)
+    total = f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.linalg.inv(precision)).log_prob(data[:, None]).sum(0)
+    difference = f.posterior(wishart, f.Gaussian, data).log_prob(precision) - wishart.log_prob(precision) - total
+    torch.testing.assert_close(difference, difference[:1].expand(50), rtol=1e-7, atol=1e-7)
+    counts = f.posterior(f.Dirichlet(torch.ones(3)), f.Categorical, torch.eye(3)[[0, 0, 2]])
+    assert counts.concentration.tolist() == [3, 1, 2]
+    with pytest.raises(ValueError, match="Known: Beta with BernoulliProduct"):
+        f.posterior(f.Dirichlet(torch.ones(3)), f.Gaussian, torch.ones(3, 3))

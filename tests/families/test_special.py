@@ -1,0 +1,79 @@
+"""Bessel functions and digamma inversions against SciPy, recurrences and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+
+from exptilt.families.bessel import log_bessel
+from exptilt.families.digamma import (
+    digamma_gap,
+    inverse_digamma,
+    invert_digamma_gap,
+    invert_dirichlet,
+    invert_multivariate_gap,
+    multivariate_gap,
+)
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("order", [-0.5, 0, 0.5, 1, 4.5, 9, 31, 63.5, 500])
+def test_bessel_against_scipy(order: float) -> None:
+    kappa = np.array([1e-3, 0.1, 1, 5, 20, 100, 700, 1e4])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reference = np.log(scipy.special.ive(order, kappa)) + kappa - order * np.log(kappa)
+        ratio = scipy.special.ive(order + 1, kappa) / scipy.special.ive(order, kappa) / kappa
+    known = np.isfinite(reference) & np.isfinite(ratio) & (ratio > 0)
+    value, found, above = log_bessel(order, torch.as_tensor(kappa) ** 2)
+    np.testing.assert_allclose(value.numpy()[known], reference[known], rtol=3e-14, atol=3e-14)
+    np.testing.assert_allclose(found.numpy()[known], ratio[known], rtol=5e-13)
+    # The recurrence ties neighbouring orders together, also where SciPy under- or overflows.
+    np.testing.assert_allclose(found.numpy(), 1 / (2 * (order + 1) + kappa**2 * above.numpy()), rtol=1e-13)
+
+
+def test_bessel_at_zero_and_far_out() -> None:
+    value, ratio, _ = log_bessel(2.0, torch.tensor([0.0, 1e16], dtype=F64))
+    assert float(value[0]) == pytest.approx(-2 * math.log(2) - math.lgamma(3), rel=1e-14)
+    assert float(ratio[0]) == pytest.approx(1 / 6, rel=1e-14)
+    assert float(value[1]) == pytest.approx(1e8 - 2.5 * math.log(1e8) - math.log(2 * math.pi) / 2, rel=1e-14)
+
+
+@pytest.mark.parametrize("order", [0.0, 1.5, 40.0])
+def test_bessel_derivatives(order: float) -> None:
+    s = torch.tensor([0.0, 0.3, 7.0, 400.0], dtype=F64, requires_grad=True)
+    value, ratio, _ = log_bessel(order, s)
+    (slope,) = torch.autograd.grad(value.sum(), s)
+    torch.testing.assert_close(slope, ratio / 2, rtol=1e-11, atol=1e-14)
+    assert torch.autograd.gradcheck(lambda x: log_bessel(order, x)[1], (s[1:].detach().requires_grad_(),))
+
+
+def test_digamma_gap() -> None:
+    a = torch.logspace(-6, 12, 200, dtype=F64)
+    torch.testing.assert_close(digamma_gap(a)[a < 1e3], (a.log() - torch.digamma(a))[a < 1e3], rtol=1e-9, atol=0)
+    torch.testing.assert_close(digamma_gap(a)[a > 1e9], (0.5 / a + 1 / (12 * a**2))[a > 1e9], rtol=1e-14, atol=0)
+    torch.testing.assert_close(invert_digamma_gap(digamma_gap(a)), a, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5, 20])
+def test_multivariate_gap(dimension: int) -> None:
+    degrees = dimension - 1 + torch.logspace(-4, 5, 60, dtype=F64)
+    torch.testing.assert_close(invert_multivariate_gap(multivariate_gap(degrees, dimension), dimension), degrees, rtol=1e-8, atol=1e-10)
+
+
+def test_inverse_digamma() -> None:
+    a = torch.logspace(-5, 8, 100, dtype=F64)
+    torch.testing.assert_close(inverse_digamma(torch.digamma(a)), a, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 50])
+@pytest.mark.parametrize(("low", "high"), [(-3, 3), (-5, -2), (1, 4), (-2, 4)])
+def test_dirichlet(count: int, low: float, high: float) -> None:
+    g = torch.Generator().manual_seed(count)
+    alpha = 10 ** (low + (high - low) * torch.rand(200, count, dtype=F64, generator=g))
+    mean = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
+    found = invert_dirichlet(mean)
+    torch.testing.assert_close(torch.digamma(found) - torch.digamma(found.sum(-1, keepdim=True)), mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, alpha, rtol=1e-6, atol=0)
