@@ -18,15 +18,29 @@ def example(seed=0, length=300):
     return [torch.randn(1, 4, length, 32, generator=g) for _ in range(3)]
 
 
+@pytest.fixture(params=["team", "pool"])
+def team(request, monkeypatch):
+    """Both kinds of threads."""
+    if request.param == "pool":
+        monkeypatch.setattr(threads, "_on_team", lambda labour, count: False)
+    elif threads._open_team() is None:
+        pytest.fail("torch's OpenMP team was not found; every x86 Linux build of torch has one")
+    return request.param
+
+
 @pytest.mark.parametrize("setting", [1, 2, 3])
-def test_setting_is_used_and_kept(setting, monkeypatch):
+def test_setting_is_used_and_kept(setting, team, monkeypatch):
     before = torch.get_num_threads()
     seen = set()
     inner = threads.run_chunks
 
     def spy(work, total, scratch, threads=None):
+        meeting = threading.Barrier(setting)
+
         def spied(start, stop, own):
-            seen.add(threading.get_ident())
+            if threading.get_ident() not in seen:
+                seen.add(threading.get_ident())
+                meeting.wait(60)  # nobody goes on before all have come
             work(start, stop, own)
 
         inner(spied, total, scratch, threads=threads)
@@ -42,7 +56,7 @@ def test_setting_is_used_and_kept(setting, monkeypatch):
     assert len(seen) == setting
 
 
-def test_two_python_threads_at_once():
+def test_two_python_threads_at_once(team):
     inputs = [example(seed) for seed in range(6)]
     expected = [xt.attend(*x).output for x in inputs]
     found = [[None] * 20 for _ in inputs]
@@ -76,7 +90,7 @@ def test_forked_workers():
         assert torch.allclose(found, output, atol=1e-6)
 
 
-def test_an_error_in_a_worker_is_raised():
+def test_an_error_in_a_worker_is_raised(team):
     def work(start, stop, own):
         if start >= 3:
             raise RuntimeError("broken chunk")

@@ -1,16 +1,13 @@
 """Running the kernels: which build, on how many threads, with a word when one has to be compiled, and as a differentiable operation.
 
-Series are independent, so a batch is cut into one piece per thread; the kernels hold no lock (``nogil``) and the threads live for one
-call, which
-is safe after a fork and from several Python threads at once. How many there are is torch's to say (``torch.set_num_threads``).
+Series are independent, so the threads of ``_support/threads.py`` take them in turn. How many there are is torch's to say
+(``torch.set_num_threads``).
 
 Long runs of small models use a build for their exact sizes (see `core.count`); all else uses one build for all sizes.
 """
 
-import itertools
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ import torch
 from numba.core import event
 
 from .._support.errors import ArgumentError
+from .._support.threads import run_chunks
 from .adjoint import Gradients, backward
 from .inputs import parameters
 from .kernels import mix_first, mix_last
@@ -53,14 +51,7 @@ def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
     """Do ``work(begin, end)`` over all series, in as many threads as torch would use and as there is work for."""
     series, rows = len(starts) - 1, int(starts[-1])
     threads = min(series, torch.get_num_threads(), max(1, rows // 500))
-    if threads <= 1:
-        work(0, series)
-        return
-    cuts = np.searchsorted(starts, np.linspace(0, rows, threads + 1)[1:-1], side="left")
-    cuts = np.concatenate([[0], cuts, [series]])
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, int(a), int(b)) for a, b in itertools.pairwise(cuts) if b > a]:
-            done.result()
+    run_chunks(lambda begin, end, _: work(begin, end), series, lambda: None, threads=threads)
 
 
 def size_arguments(rows: int, M: int, n: int, m: int) -> Any:

@@ -155,13 +155,12 @@ def pack_rows(target, at, source, panel, width):
     inner, columns = source.shape
     for start in range(0, columns, width):
         n = min(width, columns - start)
+        into, part = target[at : at + inner * width].reshape(inner, width), source[:, start : start + n]
         for i in range(inner):
-            row = source[i]
-            into = target[at + i * width : at + (i + 1) * width]
             for c in range(n):
-                into[c] = row[start + c]
+                into[i, c] = part[i, c]
             for c in range(n, width):
-                into[c] = 0
+                into[i, c] = 0
         at += panel
 
 
@@ -171,14 +170,12 @@ def pack_columns(target, at, source, panel, width):
     columns, inner = source.shape
     for start in range(0, columns, width):
         n = min(width, columns - start)
-        into = target[at : at + inner * width]
-        for c in range(n):
-            row = source[start + c]
-            for i in range(inner):
-                into[i * width + c] = row[i]
-        for c in range(n, width):
-            for i in range(inner):
-                into[i * width + c] = 0
+        into, part = target[at : at + inner * width].reshape(inner, width), source[start : start + n]
+        for i in range(inner):
+            for c in range(n):
+                into[i, c] = part[c, i]
+            for c in range(n, width):
+                into[i, c] = 0
         at += panel
 
 
