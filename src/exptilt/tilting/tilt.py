@@ -2,7 +2,7 @@ r"""The primitive: tilt the measure that the keys carry by each query.
 
     p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},     G(q) = log Σ_j h_j e^{<q,k_j> scale},     h_j = e^{log_weight_j}.
 
-`tilt` returns the mean of the values under p (attention) with the statistics of the scores; `log_normalizer` is G alone;
+`run` returns the mean of the values under p (attention) with the statistics of the scores; `log_normalizer` is G alone;
 `fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
 """
 

@@ -7,8 +7,8 @@ that the innermost step reads one line of B and one number from each of a few ro
 
 That step is written as vector code (LLVM's vector type, which becomes AVX, SSE or NEON as the machine has it); loops around it are plain
 numba. A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of keys serves all queries
-of a head, and a sweep on one thread is on one thread. On the machine it was written on it reaches about 90 % of the peak rate,
-against 75 % for OpenBLAS at these sizes.
+of a head, and a sweep on one thread is on one thread. On the machine it was written on, a tile of 256 × 384 × 64 in float32 ran at 81 to
+91 Gflop/s on one core, against some 80 for OpenBLAS, which has to pack as well.
 """
 
 import numpy as np
