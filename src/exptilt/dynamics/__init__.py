@@ -1,0 +1,3 @@
+"""Ascent on the log-normalizer: renormalised flows, fixed points, equilibria."""
+
+__all__: list[str] = []
