@@ -10,7 +10,8 @@ With the residual r(x) = f(x) − x, each solver says where to go from x:
 - **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved for
   a sample whose residual did not fall.
 
-Anderson and Broyden forget what they know of a sample whose residual has risen tenfold over its best: what they extrapolated from was wrong.
+Anderson and Broyden forget what they know of a sample whose residual has risen tenfold over its best: they extrapolated from what is no
+longer true.
 
 A solver has one method, `step(x, image, norm)`, on flat tensors ``(S, n)``; rows never mix.
 """
@@ -52,6 +53,7 @@ class Anderson:
     def __init__(self, window: int, damping: float, regularization: float) -> None:
         self.window, self.damping, self.regularization = window, damping, regularization
         self.count = 0
+        self.x = self.residual = torch.empty(0)
 
     def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
@@ -97,6 +99,7 @@ class Broyden:
     def __init__(self, window: int) -> None:
         self.window = window
         self.count = -1
+        self.x = self.residual = torch.empty(0)
 
     def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
