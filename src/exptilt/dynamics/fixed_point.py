@@ -132,28 +132,31 @@ def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float
     """Step until every sample has ended, on flat plain states ``(S, n)``."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
-    value, residual = x, torch.full_like(bound, torch.inf)
+    value, least = x, torch.full_like(bound, torch.inf)
     code = torch.full_like(bound, Status.MAX_STEPS.code, dtype=torch.int8)
-    moving = torch.ones_like(bound, dtype=torch.bool)
+    moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
     trace: list[Tensor] = []
     for step in range(1, max_steps + 1):
-        norm = torch.linalg.vector_norm(image - x, dim=-1)
-        size = torch.linalg.vector_norm(x, dim=-1)
+        residual = image - x
+        norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
         now = norm / (size + tiny)
-        better = moving & (now < residual)
-        value, residual = torch.where(better.unsqueeze(-1), x, value), torch.where(better, now, residual)
-        solved = moving & (now <= tolerance)
-        code = code.masked_fill(solved, Status.CONVERGED.code)
-        lost = moving & ~(size <= bound)
-        broken = moving & ~norm.isfinite()
-        code = code.masked_fill(lost, Status.DIVERGED.code).masked_fill(broken, Status.NOT_FINITE.code)
-        trace.append(torch.where(moving, now, trace[-1]) if trace else now)
-        moving = moving & ~(solved | lost | broken)
-        if step == max_steps or not bool(moving.any()):
+        trace.append(now)
+        value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
+        still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
+        if not torch.equal(still, moving):
+            ended = moving ^ still
+            how = torch.where(
+                now <= tolerance, Status.CONVERGED.code, torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
+            )
+            code, moving, all_move = torch.where(ended, how, code).to(torch.int8), still, False
+            if not bool(moving.any()):
+                break
+        if step == max_steps:
             break
-        x = torch.where(moving.unsqueeze(-1), way.step(x, image, norm), x)
+        following = way.step(x, image, residual, norm)
+        x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)
         image = seat(x)
-    return _Run(value, code, residual, torch.stack(trace), step)
+    return _Run(value, code, least, torch.stack(trace), step)
 
 
 def _sit(function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, event_dims: int, stack: object) -> tuple[Seat, Tensor, Tensor]:

@@ -105,6 +105,8 @@ class Seat:
     def __call__(self, state: Tensor) -> Tensor:
         """f(x), for flat plain states ``(S, n)``; a constant."""
         with _untracked():
+            if not self.stack:
+                return self.function(state.reshape(self.full)).reshape(state.shape)
             return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
 
     def push(self, state: Tensor, vector: Tensor) -> Tensor:
