@@ -60,7 +60,7 @@ class Jacobian:
         size = torch.linalg.vector_norm(flat, dim=-1)
         if self._spent(size, step, transposed):
             return right
-        if self.dense is None and self.event <= max(_DENSE, right.shape[0]):
+        if self.dense is None and (self.event <= _DENSE or self.event < right.shape[0]):
             self.dense = self.tape.matrix()
         if self.dense is None:
 
@@ -96,8 +96,8 @@ class Jacobian:
 
     def _check(self, missed: Tensor, size: Tensor) -> None:
         allowed = (100 * self.tolerance) ** 0.5 * size
-        if bool((missed > allowed).any()):
-            worst = float((missed / size).nan_to_num(0.0).max())
+        if not bool((missed <= allowed).all()):
+            worst = float((missed / size).masked_fill(size == 0, 0.0).max())
             raise ConvergenceError(
                 f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, wanted {self.tolerance:.3g}. "
                 "Either the Jacobian has an eigenvalue near 1 at the fixed point, where no derivative exists, or samples along the batch "
@@ -177,8 +177,8 @@ class _Attach(Function):
 def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Names of the axes with the one in front that a ``vmap`` now adds.
 
-    Within its rule a transform is off, so its level is one above the current one. Numbers are given out anew once a transform has ended, but
-    levels still to come for this operand are below all that have ended: one of the seat's that has its axis already is another's by now.
+    Within its rule a transform is off, so its level is one above the current one. Numbers are given out anew once a transform has ended,
+    but levels still to come for this operand are below all that have ended: one of the seat's that has an axis already is new.
     """
     level = (torch._C._functorch.maybe_current_level() or 0) + 1
     return (level if level in jacobian.tape.seat.levels and level not in axes else _OTHER, *axes)

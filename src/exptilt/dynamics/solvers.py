@@ -10,8 +10,8 @@ With the residual r(x) = f(x) − x, each solver says where to go from x:
 - **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved while
   a sample's residual does not fall. Where no t helps, ‖r‖ has a minimum that is no fixed point: then 1, 2, 4, ... Picard steps lead away.
 
-Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson goes back to the
-best point and takes 1, 2, 4, ... Picard steps from there, so that it converges wherever Picard does.
+Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson goes back to
+the best point and takes 1, 2, 4, ... Picard steps from there, so that it converges wherever Picard does.
 
 A solver has one method, `step(x, image, residual, norm)`, on flat tensors ``(S, n)``; rows never mix.
 """
@@ -58,6 +58,7 @@ class Anderson:
         self.window, self.damping, self.regularization = window, damping, regularization
         self.count = 0
         self.erred = False
+        self.ahead = self.residual = torch.empty(0)
 
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
