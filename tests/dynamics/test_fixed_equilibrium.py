@@ -129,5 +129,5 @@ def test_not_converging_is_said() -> None:
     quiet = Equilibrium(Twice(), throw=False)
     quiet(torch.ones(2, 3))
     assert quiet.solution.status is Status.DIVERGED
-    with pytest.raises(ArgumentError, match="nn.Module"):
+    with pytest.raises(ArgumentError, match=r"nn\.Module"):
         Equilibrium(lambda z, x: z)  # type: ignore[arg-type]

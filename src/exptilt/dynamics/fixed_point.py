@@ -74,7 +74,7 @@ def fixed_point(
         ('CONVERGED', 0.450184)
         >>> found.value.backward()  # dx/da = cos x / (1 + a sin x)
         >>> float(a.grad.round(decimals=6))
-        0.739396
+        0.739482
     """
     options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, throw)
     if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
