@@ -70,12 +70,12 @@ class Equilibrium(nn.Module):
         """The fixed point.
 
         Args:
-            x: what is injected at every step.
-            start: where the solver begins, of the shape of z; default zeros like x. It does not change the fixed point that is found unless
-                there are several.
+            x: ``(...)``, whatever `module` takes; injected at every step.
+            start: ``(..., *event)``, where the solver begins; default zeros like x. Unless there are several fixed points it does not
+                matter which is passed.
 
         Returns:
-            z, like `start`.
+            z ``(..., *event)``, like `start`.
         """
         begin = torch.zeros_like(x) if start is None else start
         found = fixed_point(

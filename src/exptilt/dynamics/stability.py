@@ -75,7 +75,7 @@ def spectral_radius(
     """The largest modulus among the eigenvalues of the Jacobian of f.
 
     Args:
-        function: f, as in `fixed_point`.
+        function: f, from ``(..., *event)`` to the same shape, as in `fixed_point`.
         point: ``(..., *event)``.
         event_dims: how many of the last axes make up one sample.
         tolerance: of the residual, relative to the value.
@@ -113,7 +113,7 @@ def monotone_operator(
     """Check at the points given whether I − f is strongly monotone.
 
     Args:
-        function: f, as in `fixed_point`.
+        function: f, from ``(..., *event)`` to the same shape, as in `fixed_point`.
         points: ``(..., *event)``.
         event_dims: how many of the last axes make up one sample.
         tolerance: of the residual, relative to the eigenvalue.
