@@ -20,6 +20,7 @@ from harness import Goal
 PAIRS = {"anderson": "anderson", "broyden": "broyden", "picard": "fixed_point_iter"}
 TOLERANCE = 1e-4
 LIMIT = 200
+PAGE = harness.FOLDER.parent / "fixed_points.md"
 
 
 def problem(
@@ -137,7 +138,7 @@ def abilities() -> dict[str, dict[str, str]]:
 
 def main() -> None:
     arguments = harness.start(__doc__)
-    rounds = 2 if arguments.quick else 9
+    rounds = 2 if arguments.quick else 5
     sizes = {"small": (16, 256, 16, 2.0), "medium": (64, 1024, 32, 1.5), "large": (256, 4096, 64, 2.0)}
     results: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -152,6 +153,20 @@ def main() -> None:
             print(f"    {who:9s} {said}")
     harness.print_goals(goals)
     harness.save("fixed_points", {"results": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    if not arguments.quick:
+        header = ["problem, solver, what", "steps", "torchdeq's steps", "ms", "torchdeq's ms", "ratio"]
+        rows = [
+            (f"{name}, {case}", row["steps"]["exptilt"], row["steps"]["torchdeq"], *_milliseconds(row["times"]))
+            for name, cases in results.items()
+            if name != "abilities"
+            for case, row in cases.items()
+        ]
+        harness.write_table(PAGE, "fixed points", header, rows)
+
+
+def _milliseconds(times: dict[str, harness.Timing]) -> tuple[str, str, str]:
+    ours, theirs = times["exptilt"], times["torchdeq"]
+    return f"{1e3 * ours.best:.1f}", f"{1e3 * theirs.best:.1f}", f"{ours.ratio:.2f}"
 
 
 if __name__ == "__main__":

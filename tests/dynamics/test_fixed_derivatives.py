@@ -190,6 +190,20 @@ def test_gradient_costs_one_linear_solve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(solves) == 1
 
 
+@pytest.mark.usefixtures("linear_solver")
+def test_loose_tolerances_leave_second_derivatives_right() -> None:
+    """As right as the tolerance: 1e-3 here, where leftovers of a solve and its answers are not far apart."""
+    weight = torch.randn(2, 3, dtype=F64, generator=generator(8))
+
+    def loss(a: torch.Tensor) -> torch.Tensor:
+        start = oracle(a, B).detach()
+        return (fixed_point(lambda x: torch.tanh(x @ a.mT) + B, start, tolerance=1e-3).value * weight).sum()
+
+    exact = hessian(lambda a: (oracle(a, B) * weight).sum())(A)
+    for transform in (hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))):
+        assert (transform(loss)(A) - exact).abs().max() < 0.02 * exact.abs().max()
+
+
 def test_large_events_use_gmres_and_agree() -> None:
     n = 80
     a, b = contraction(n, 0.9, 5), torch.randn(3, n, dtype=F64, generator=generator(5))
