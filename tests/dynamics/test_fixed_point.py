@@ -227,3 +227,18 @@ def test_bad_arguments_are_named() -> None:
     ):
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             fixed_point(same, start, **wrong)  # type: ignore[arg-type]
+
+
+@each
+def test_a_residual_that_must_rise_first(solver: str) -> None:
+    """From 0, ‖r‖ has a minimum near 1 that is no fixed point, and must be left behind on the way to 3; Picard walks through."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 0.2 * ((x - 1) ** 2 + 0.01) * (3 - x)
+
+    found = fixed_point(function, torch.zeros(1, dtype=F64), solver=solver, max_steps=3000, throw=False)
+    if solver == "broyden":  # which makes no such promise, and says so
+        assert found.status is Status.DIVERGED
+    else:
+        close(found.value, torch.full((1,), 3.0, dtype=F64))
+        assert (found.trace.diff() > 0).any()
