@@ -118,6 +118,11 @@ def test_plain_backward_after_vmap_and_batched_cotangents() -> None:
     basis = torch.eye(18, dtype=F64).reshape(18, 3, 2, 3)
     rows = [vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0])(basis) for v in values]
     close(*rows, 1e-9)
+    # Levels of the cotangents' vmaps bear the numbers that those of the solve had.
+    scale, some = torch.tensor([0.5, 1.0], dtype=F64), torch.eye(36, dtype=F64).reshape(6, 6, 2, 3, 2, 3)
+    values = [vmap(lambda c, x=x: vmap(lambda a: x(c * a, B))(stack))(scale) for x in (ours, oracle)]
+    rows = [vmap(vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0]))(some) for v in values]
+    close(*rows, 1e-9)
 
 
 @pytest.mark.usefixtures("linear_solver")
