@@ -31,8 +31,8 @@ from exptilt.dynamics.krylov import gmres
 from exptilt.dynamics.levels import Seat, plain
 from exptilt.dynamics.tape import Tape
 
-# Written out, a Jacobian of n columns costs n products in one call; GMRES some ten or twenty, one after the other.
-_DENSE = 32
+# Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts. At n = 32 writing it out took thrice the time.
+_DENSE = 8
 # The name of an axis that is none of the seat's: before them in order.
 _OTHER = 0
 
