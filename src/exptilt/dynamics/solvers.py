@@ -1,0 +1,191 @@
+r"""Ways to a fixed point x = f(x), for many samples side by side.
+
+With the residual r(x) = f(x) − x, each solver says where to go from x:
+
+- **Picard**: x + ω r. Linear convergence at the rate of the Jacobian's spectral radius; ω < 1 tames oscillation.
+- **Anderson**: with the last m differences ΔX, ΔR as rows, γ minimises ‖r − ΔRᵀγ‖² + λΣ‖Δr_i‖²γ_i² and x + ωr − (ΔX + ωΔR)ᵀγ is next. The
+  ridge λ is relative to each entry of the Gram matrix's diagonal, so that it means the same for old, large differences and new, small ones.
+- **Broyden** (the good one): keeps the inverse B of the Jacobian of r, from B = −I, by rank-one changes (Sherman–Morrison)
+  B ← B + (Δx − BΔr)(ΔxᵀB) / (ΔxᵀBΔr), and goes to x − B r. When the window is full it begins anew.
+- **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved while
+  a sample's residual does not fall. Where no t helps, ‖r‖ has a minimum that is no fixed point: then 1, 2, 4, ... Picard steps lead away.
+
+Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson goes back to
+the best point and takes 1, 2, 4, ... Picard steps from there, so that it converges wherever Picard does.
+
+A solver has one method, `step(x, image, residual, norm)`, on flat tensors ``(S, n)``; rows never mix.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from exptilt._support.linalg import dot, matvec
+from exptilt.dynamics.krylov import gmres
+from exptilt.dynamics.levels import Seat
+from exptilt.dynamics.tape import Tape
+
+_RISE = 2.0
+
+
+class Solver(Protocol):
+    """Says where to go next."""
+
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """The next x ``(S, n)``, from x, f(x), r = f(x) − x and ‖r‖ ``(S,)``."""
+
+
+class Picard:
+    """x + ω r."""
+
+    def __init__(self, damping: float) -> None:
+        self.damping = damping
+
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """See `Solver.step`."""
+        return _damped(x, image, self.damping)
+
+
+def _damped(x: Tensor, image: Tensor, damping: float) -> Tensor:
+    return image if damping == 1 else torch.lerp(x, image, damping)
+
+
+class Anderson:
+    """Regularised Anderson acceleration: `turns` are the rows of ΔR, `goes` those of ΔX + ωΔR."""
+
+    def __init__(self, window: int, damping: float, regularization: float) -> None:
+        self.window, self.damping, self.regularization = window, damping, regularization
+        self.count = 0
+        self.erred = False
+        self.ahead = self.residual = torch.empty(0)
+
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """See `Solver.step`."""
+        ahead = _damped(x, image, self.damping)
+        if self.count == 0:
+            shape = (x.shape[0], self.window, x.shape[1])
+            self.goes, self.turns = x.new_zeros(shape), x.new_zeros(shape)
+            self.gram = x.new_zeros(x.shape[0], self.window, self.window)
+            self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
+            self.best, self.retreat, following = norm, ahead, ahead
+        else:
+            place, known = (self.count - 1) % self.window, min(self.count, self.window)
+            torch.sub(ahead, self.ahead, out=self.goes[:, place])
+            torch.sub(residual, self.residual, out=self.turns[:, place])
+            turns, goes, gram = self.turns[:, :known], self.goes[:, :known], self.gram[:, :known, :known]
+            wrong = norm > _RISE * self.best
+            if bool(wrong.any()):
+                self._forget(wrong)
+            row = matvec(turns, turns[:, place])
+            gram[:, place], gram[:, :, place] = row, row
+            following = torch.baddbmm(ahead.unsqueeze(1), self._weights(gram, matvec(turns, residual)).mT, goes, alpha=-1).squeeze(1)
+            if self.erred:
+                following = torch.where((self.wait > 0).unsqueeze(-1), torch.where(wrong.unsqueeze(-1), self.retreat, ahead), following)
+                self.wait = (self.wait - 1).clamp_min(0)
+            better = norm < self.best
+            self.best, self.retreat = torch.minimum(self.best, norm), torch.where(better.unsqueeze(-1), ahead, self.retreat)
+            if self.erred:
+                self.best = self.best.masked_fill(self.wait > 0, torch.inf)
+        self.ahead, self.residual = ahead, residual
+        self.count += 1
+        return following
+
+    def _forget(self, wrong: Tensor) -> None:
+        self.erred = True
+        self.goes[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
+        self.wait, self.dose = torch.where(wrong, self.dose, self.wait), torch.where(wrong, 2 * self.dose, self.dose)
+
+    def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
+        """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0."""
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        ridge = torch.where(diagonal > 0, self.regularization * diagonal, 1.0)
+        solved: Tensor = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right.unsqueeze(-1))[0]
+        return solved
+
+
+class Broyden:
+    """Good Broyden, limited memory: B = −I + UᵀV, a sample's pairs of rows in U and V."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.count = -1
+        self.x = self.residual = torch.empty(0)
+
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """See `Solver.step`."""
+        if self.count < 0:
+            shape = (x.shape[0], self.window, x.shape[1])
+            self.left, self.right = x.new_zeros(shape), x.new_zeros(shape)
+            self.best = norm
+            self.count = 0
+        else:
+            self._learn(x - self.x, residual - self.residual)
+            self.best = torch.minimum(self.best, norm)
+            wrong = norm > _RISE * self.best
+            if bool(wrong.any()):
+                self.left[wrong], self.right[wrong] = 0.0, 0.0
+                self.best = torch.where(wrong, norm, self.best)
+        self.x, self.residual = x, residual
+        return x - self._apply(self.left, self.right, residual)
+
+    def _apply(self, left: Tensor, right: Tensor, vector: Tensor) -> Tensor:
+        """−v + Σ_i left_i <right_i, v>."""
+        return torch.bmm(matvec(right, vector).unsqueeze(1), left).squeeze(1) - vector
+
+    def _learn(self, move: Tensor, turn: Tensor) -> None:
+        if self.count == self.window:
+            self.left.zero_()
+            self.right.zero_()
+            self.count = 0
+        forward, backward = self._apply(self.left, self.right, turn), self._apply(self.right, self.left, move)
+        bottom = dot(backward, turn)
+        sound = bottom.abs() > 1e-3 * torch.finfo(move.dtype).eps * torch.linalg.vector_norm(backward, dim=-1) * torch.linalg.vector_norm(
+            turn, dim=-1
+        )
+        self.left[:, self.count] = (move - forward) * torch.where(sound, 1 / bottom, 0.0).unsqueeze(-1)
+        self.right[:, self.count] = backward
+        self.count += 1
+
+
+class NewtonKrylov:
+    """Inexact Newton with GMRES and halving."""
+
+    def __init__(self, seat: Seat, window: int) -> None:
+        self.seat, self.window = seat, window
+        self.base: Tensor | None = None
+
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """See `Solver.step`."""
+        if self.base is None:
+            self.base, self.right, self.move, self.norm, self.size = x, residual, residual, norm, torch.ones_like(norm)
+            self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
+            fell = torch.ones_like(norm, dtype=torch.bool)
+            force = torch.full_like(norm, 0.1)
+        else:
+            fell = (norm <= (1 - 1e-4 * self.size) * self.norm) | (self.wait > 0)  # Armijo's rule
+            force = (0.9 * (norm / self.norm) ** 2).clamp(
+                1e-6, 0.1
+            )  # Eisenstat and Walker's second choice: as exact as the last step was good
+            self.wait = (self.wait - 1).clamp_min(0)
+            self.size = torch.where(fell, 1.0, self.size / 2)
+            kept = fell.unsqueeze(-1)
+            self.base, self.right = torch.where(kept, x, self.base), torch.where(kept, residual, self.right)
+            self.norm = torch.where(fell, norm, self.norm)
+        wanted = fell & (self.wait == 0)
+        if bool(wanted.any()):
+            mask = wanted.unsqueeze(-1)
+            self.move = torch.where(mask, self._newton(x, torch.where(mask, residual, 0.0), force), self.move)
+        stuck = self.size < 0.01
+        self.wait, self.dose = torch.where(stuck, self.dose, self.wait), torch.where(stuck, 2 * self.dose, self.dose)
+        self.size = self.size.masked_fill(stuck, 1.0)
+        self.move = torch.where((self.wait > 0).unsqueeze(-1), self.right, self.move)
+        return self.base + self.size.unsqueeze(-1) * self.move
+
+    def _newton(self, x: Tensor, right: Tensor, force: Tensor) -> Tensor:
+        tape = Tape(self.seat, x.reshape(self.seat.full))
+
+        def operator(vector: Tensor) -> Tensor:
+            return vector - tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
+
+        return gmres(operator, right, force, restart=self.window, max_restarts=2)[0]
