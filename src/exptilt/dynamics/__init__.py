@@ -9,6 +9,12 @@ questions of THEORY B, each with its theory beside it.
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.clusters import Clusters, cluster_labels, clusters
 from exptilt.dynamics.diagnostics import Growth, Norms
+from exptilt.dynamics.experiments.circle import MetastableCounts, metastable_counts
+from exptilt.dynamics.experiments.divergence import DivergenceRate, divergence_rate
+from exptilt.dynamics.experiments.equal_cosine import EqualCosine, equal_cosine
+from exptilt.dynamics.experiments.intervals import Interval
+from exptilt.dynamics.experiments.sweep import Setting, Sweep, equilibrium_sweep
+from exptilt.dynamics.experiments.theorem_one import TheoremOne, TheoremOneRow, theorem_one
 from exptilt.dynamics.flow import Flow, FlowInfo, FlowState, Kernel
 from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import RMS, Batch, Layer, Sphere, Whiten
@@ -20,19 +26,32 @@ __all__ = [
     "RMS",
     "Batch",
     "Clusters",
+    "DivergenceRate",
+    "EqualCosine",
     "Flow",
     "FlowInfo",
     "FlowState",
     "Gaussianity",
     "Growth",
+    "Interval",
     "Kernel",
     "Layer",
+    "MetastableCounts",
     "Norms",
+    "Setting",
     "Slope",
     "Sphere",
+    "Sweep",
+    "TheoremOne",
+    "TheoremOneRow",
     "Trajectory",
     "Whiten",
     "cluster_labels",
     "clusters",
+    "divergence_rate",
+    "equal_cosine",
+    "equilibrium_sweep",
     "gaussianity",
+    "metastable_counts",
+    "theorem_one",
 ]

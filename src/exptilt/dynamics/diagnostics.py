@@ -95,20 +95,28 @@ def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, to
     x = points.detach().double()
     length = torch.linalg.vector_norm(x, dim=-1)
     centred = x - x.mean(-2, keepdim=True)
-    covariance = centred.mT @ centred / x.shape[-2]
     G = log_normalizer.detach().double()
-    sees = G > -torch.inf
+    sees = -torch.inf < G
     nothing = torch.full_like(length[..., 0], torch.nan)
     return Snapshot(
         torch.where(sees, G, 0.0).sum(-1) / sees.sum(-1),
         Norms(length.mean(-1), length.amin(-1), length.amax(-1)),
-        covariance.diagonal(dim1=-2, dim2=-1).sum(-1),
-        torch.linalg.eigvalsh(covariance).flip(-1),
+        centred.square().sum((-2, -1)) / x.shape[-2],
+        _spectrum(centred),
         _mean_cosine(x, length),
         gaussianity(x),
         clusters(x, tolerance=tolerance),
         growth or Growth(nothing, nothing, nothing, nothing),
     )
+
+
+def _spectrum(centred: Tensor) -> Tensor:
+    """Eigenvalues of the covariance, falling, from the smaller of the two matrices that have them."""
+    count, dimension = centred.shape[-2:]
+    if dimension <= count:
+        return torch.linalg.eigvalsh(centred.mT @ centred / count).flip(-1)
+    found = torch.linalg.eigvalsh(centred @ centred.mT / count).flip(-1)
+    return torch.nn.functional.pad(found, (0, dimension - count))
 
 
 def _mean_cosine(x: Tensor, length: Tensor) -> Tensor:

@@ -34,11 +34,11 @@ class FlowState(NamedTuple):
 
     Attributes:
         points: ``(..., N, D)``.
-        count: how many steps it has taken.
+        steps: how many it has taken.
     """
 
     points: Tensor
-    count: int
+    steps: int
 
 
 class FlowInfo(NamedTuple):
@@ -146,7 +146,7 @@ class Flow:
         def step(state: FlowState) -> tuple[FlowState, FlowInfo]:
             G, gradient = self.slope(state.points)
             ascended = state.points + self.step * gradient
-            return FlowState(self._renormalized(ascended), state.count + 1), FlowInfo(G, ascended)
+            return FlowState(self._renormalized(ascended), state.steps + 1), FlowInfo(G, ascended)
 
         return Kernel(init, step)
 
@@ -192,8 +192,8 @@ class Flow:
             for count in track(range(steps), "flow", show=progress):
                 new, info = step(state)
                 recorder.add(count, self.step * count, state.points, info.log_normalizer, grew, count in kept, count in measured)
-                check_step(new.points, new.count)
-                grew = growth(state.points, info.ascended, new.points) if new.count in measured else None
+                check_step(new.points, new.steps)
+                grew = growth(state.points, info.ascended, new.points) if new.steps in measured else None
                 state = new
             G = self.slope(state.points).log_normalizer
             recorder.add(steps, self.step * steps, state.points, G, grew, True, True)

@@ -6,13 +6,13 @@ With z_n the points whitened by their own mean and covariance (divided by N), on
     Mardia's kurtosis   b₂ = (1/N) Σ ‖z‖⁴              (b₂ − R(R+2)(N−1)/(N+1)) / √(8R(R+2)/N) ~ N(0,1)
     sliced              Anderson and Darling's A² of <z,u>, mean over K directions u drawn once and for all
 
-under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for small N. A² of one direction gets its p-value from
-D'Agostino and Stephens' approximation for unknown mean and variance; those of all directions are joined by Cauchy's rule (Liu and Xie
-2020), which stands dependence. None of these sees where a cloud lies or how it is stretched, so they compare states before and after any
-affine map.
+under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for small N. A² of one direction gets
+its p-value from D'Agostino and Stephens' approximation for unknown mean and variance; those of all directions are joined by Cauchy's
+rule (Liu and Xie 2020), which stands dependence. None of these sees where a cloud lies or how it is stretched: they compare states
+before and after any affine map.
 
-R counts the eigenvalues of the covariance above 10⁻⁹ (float64) of the largest: after a layer norm one dimension is gone, after a
-collapse all may be. Where nothing is left to test (R = 0, or N ≤ R) the numbers are NaN.
+R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is gone. A cloud narrower than
+10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left to test (R = 0, or N ≤ R + 1: any simplex whitens to the regular one) the numbers are NaN.
 
 The sum over triples costs N·R³ or, in blocks, N²·R, whichever is less.
 """
@@ -21,12 +21,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 _DIRECTIONS = 32
 _SEED = 20240229  # of the directions: any number, but always the same one
 _FLAT = 1e-9
+_NARROW = 1e-10  # a cloud narrower than this, relative to its coordinates, is one point and rounding
 _BLOCK = 1 << 22  # entries of a temporary
 
 
@@ -74,21 +75,21 @@ def gaussianity(points: Tensor) -> Gaussianity:
 def _one(cloud: Tensor) -> tuple[float, ...]:
     count = cloud.shape[0]
     centred = cloud - cloud.mean(0)
-    values, vectors = torch.linalg.eigh(centred.mT @ centred / count)
-    # A cloud narrower than rounding of its place is a point.
-    place = (torch.finfo(torch.float64).eps * cloud.abs().max()) ** 2
+    wide = cloud.shape[1] > count  # then the points' Gram matrix is the smaller one, and has the same eigenvalues
+    values, vectors = torch.linalg.eigh((centred @ centred.mT if wide else centred.mT @ centred) / count)
+    place = (_NARROW * cloud.abs().max()) ** 2
     alive = values > (_FLAT * values[-1]).clamp_min(place)
     rank = int(alive.sum())
-    if rank == 0 or count <= rank:
+    if rank == 0 or count <= rank + 1:
         return (math.nan,) * 6 + (float(rank),)
-    z = centred @ (vectors[:, alive] / values[alive].sqrt())
+    z = vectors[:, alive] * math.sqrt(count) if wide else centred @ (vectors[:, alive] / values[alive].sqrt())
     skewness, kurtosis = _cubes(z), float(z.square().sum(-1).square().mean())
     correction = (rank + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (rank + 1) - 6)) if count > 5 else 1.0
-    skewness_p = stats.chi2.sf(count / 6 * correction * skewness, rank * (rank + 1) * (rank + 2) / 6)
+    skewness_p = special.chdtrc(rank * (rank + 1) * (rank + 2) / 6, count / 6 * correction * skewness)
     usual = rank * (rank + 2)
     score = (kurtosis - usual * (count - 1) / (count + 1)) / math.sqrt(8 * usual / count)
     sliced, sliced_p = _sliced(z)
-    return skewness, float(skewness_p), kurtosis / usual - 1, float(2 * stats.norm.sf(abs(score))), sliced, sliced_p, float(rank)
+    return skewness, float(skewness_p), kurtosis / usual - 1, float(2 * special.ndtr(-abs(score))), sliced, sliced_p, float(rank)
 
 
 def _cubes(z: Tensor) -> float:

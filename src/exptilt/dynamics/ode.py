@@ -29,6 +29,8 @@ from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.renormalizers import Renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory
 
+_HELD = 1 << 26  # bytes of states that the solver may hold at once
+
 
 def velocity(slope: Callable[[Tensor], Slope], renormalize: Renormalizer | None, points: Tensor) -> Tensor:
     """dx/dt at points ``(..., N, D)`` of the constraint, ``(..., N, D)``."""
@@ -72,19 +74,24 @@ def solve(
         nonlocal evaluations
         evaluations += 1
         if evaluations > max_evaluations:
-            raise ConvergenceError(f"Flow.ode: {max_evaluations} evaluations did not reach time {time}. Loosen rtol and atol, or go less far.")
+            raise ConvergenceError(
+                f"Flow.ode: {max_evaluations} evaluations did not reach time {time}. Loosen rtol and atol, or go less far."
+            )
         return velocity(slope, renormalize, x)
 
     recorder = Recorder(tolerance)
     times = torch.linspace(0.0, float(time), samples, dtype=torch.float64)
     with torch.no_grad():
         state = on_constraint(renormalize, points.detach())
-        for count in track(range(samples), "flow, continuous", show=progress):
-            if count:
-                # One interval at a time: the states in between need not be held, and progress can be shown.
-                state = odeint(rate, state, times[count - 1 : count + 1].to(state.device), rtol=rtol, atol=atol, method="dopri5")[-1]
+        recorder.add(0, 0.0, state, slope(state).log_normalizer, None, 0 in kept, True)
+        # Some samples at a time: each new start of the solver costs a dozen evaluations, all samples at once may not fit.
+        length = max(1, _HELD // (state.numel() * state.element_size()))
+        for first in track(range(0, samples - 1, length), "flow, continuous", show=progress):
+            part = times[first : first + length + 1]
+            found = odeint(rate, state, part.to(state.device), rtol=rtol, atol=atol, method="dopri5")
+            for count, state in enumerate(found[1:], start=first + 1):
                 if not bool(state.isfinite().all()):
                     index = tuple((~state.isfinite().all(-1)).nonzero()[0].tolist())
                     raise ConvergenceError(f"Flow.ode: the point at index {index} is not finite at time {float(times[count]):.6g}.")
-            recorder.add(count, float(times[count]), state, slope(state).log_normalizer, None, count in kept, True)
+                recorder.add(count, float(times[count]), state, slope(state).log_normalizer, None, count in kept, True)
     return recorder.trajectory()

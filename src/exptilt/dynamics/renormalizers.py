@@ -8,8 +8,8 @@ With N points x_n in D dimensions, each of these is the nearest way back to a co
     Batch    each coordinate: over the points, mean 0 and variance 1       x ← (x − mean_n x) / std_n x
     Whiten   the cloud: a mean m and a covariance S                        x ← m + A (x − mean_n x),   A C A = S,  A symmetric
 
-C is the covariance of the cloud (divided by N). Of all matrices that turn C into S, A = S^½ (S^½ C S^½)^{-½} S^½ moves the points least: it is
-the optimal transport between Gaussians. For S = 1 it is C^{-½}.
+C is the covariance of the cloud (divided by N). Of all matrices that turn C into S, A = S^½ (S^½ C S^½)^{-½} S^½ moves the points
+least: it is the optimal transport between Gaussians. For S = 1 it is C^{-½}.
 
 A point or a cloud that cannot be brought back (a zero vector has no direction, a flat cloud no inverse covariance) is an error that names
 it. ``epsilon`` is the usual remedy of networks, √(variance + ε) instead of √variance; ``floor`` lifts a flat covariance and warns.
@@ -30,7 +30,7 @@ Renormalizer = Callable[[Tensor], Tensor]
 
 
 def _scaled(name: str, x: Tensor, square: Tensor, epsilon: float, what: str) -> Tensor:
-    """x / √(square + ε), or an error that says where the square is 0."""
+    """Divide: x / √(square + ε), or an error that says where the square is 0."""
     if epsilon == 0 and is_concrete(square) and not bool((square != 0).all()):
         index = tuple((square == 0).nonzero()[0].tolist())
         raise ArgumentError(f"{name}: {what} at index {index} of the shape {tuple(square.shape)}. Move it, or pass {name}(epsilon=1e-5).")
@@ -240,7 +240,9 @@ class Whiten:
             )
         added = torch.where(low, least - values, 0.0)
         warnings.warn(
-            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {float(added.max()):.3g}.", ExptiltWarning, stacklevel=4
+            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {float(added.max()):.3g}.",
+            ExptiltWarning,
+            stacklevel=4,
         )
         return covariance + vectors @ (added.unsqueeze(-1) * vectors.mT)
 

@@ -68,8 +68,8 @@ class Trajectory:
             columns[f"batch_{axis}"] = place.repeat(rows).numpy()
         for name, value in _flat(self):
             flat = value.reshape(rows * items, -1).cpu()
-            for place, column in enumerate(flat.unbind(-1)):
-                columns[name if value.ndim == self.log_normalizer.ndim else f"{name}_{place}"] = column.numpy()
+            for number, column in enumerate(flat.unbind(-1)):
+                columns[name if value.ndim == self.log_normalizer.ndim else f"{name}_{number}"] = column.numpy()
         return pandas.DataFrame(columns)
 
     def plot(self) -> "Figure":
@@ -93,8 +93,10 @@ class Trajectory:
         if shape[-1] not in (2, 3):
             raise ArgumentError(f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first.")
         if len(item) != len(shape) - 3:
-            raise ArgumentError(f"animate: states are {tuple(shape)}, with {len(shape) - 3} batch axes; item is {item}. Pass one index each.")
-        return pictures.film(self.states[(slice(None), *item)], self.kept, interval=interval)
+            raise ArgumentError(
+                f"animate: states are {tuple(shape)}, with {len(shape) - 3} batch axes; item is {item}. Pass one index each."
+            )
+        return pictures.film(self.states.movedim(0, -3)[item], self.kept, interval=interval)
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:
@@ -130,9 +132,7 @@ class Recorder:
         self._states: list[tuple[int, Tensor]] = []
         self._rows: list[tuple[int, float, Snapshot]] = []
 
-    def add(
-        self, count: int, time: float, points: Tensor, log_normalizer: Tensor, grew: Growth | None, keep: bool, measured: bool
-    ) -> None:
+    def add(self, count: int, time: float, points: Tensor, log_normalizer: Tensor, grew: Growth | None, keep: bool, measured: bool) -> None:
         """Take note of the state ``(..., N, D)`` after `count` steps."""
         if keep:
             self._states.append((count, points))
