@@ -12,7 +12,8 @@ rule (Liu and Xie 2020), which stands dependence. None of these sees where a clo
 before and after any affine map.
 
 R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is gone. A cloud narrower than
-10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left to test (R = 0, or N ≤ R + 1: any simplex whitens to the regular one) the numbers are NaN.
+10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left to test (R = 0, or N ≤ R + 1: any simplex whitens to the
+regular one) the numbers are NaN.
 
 The sum over triples costs N·R³ or, in blocks, N²·R, whichever is less.
 """
