@@ -122,7 +122,8 @@ def _spectrum(centred: Tensor) -> Tensor:
 def _mean_cosine(x: Tensor, length: Tensor) -> Tensor:
     count = (length > 0).sum(-1)
     unit = x / torch.where(length > 0, length, 1.0).unsqueeze(-1)
-    return (unit.sum(-2).square().sum(-1) - count) / (count * (count - 1))
+    pairs = torch.where(count > 1, count * (count - 1), torch.nan)
+    return (unit.sum(-2).square().sum(-1) - count) / pairs
 
 
 def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:

@@ -1,6 +1,7 @@
 """What a flow went through: the states that were kept, and by step the numbers that were measured."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,8 +65,8 @@ class Trajectory:
         batch = self.log_normalizer.shape[1:]
         rows, items = len(self.steps), batch.numel()
         columns: dict[str, Any] = {"step": self.steps.repeat_interleave(items).numpy(), "time": self.time.repeat_interleave(items).numpy()}
-        for axis, place in enumerate(torch.cartesian_prod(*map(torch.arange, batch)).reshape(items, len(batch)).unbind(-1)):
-            columns[f"batch_{axis}"] = place.repeat(rows).numpy()
+        for axis, places in enumerate(zip(*itertools.product(*map(range, batch)), strict=True)):
+            columns[f"batch_{axis}"] = list(places) * rows
         for name, value in _flat(self):
             flat = value.reshape(rows * items, -1).cpu()
             for number, column in enumerate(flat.unbind(-1)):

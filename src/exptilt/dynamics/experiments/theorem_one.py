@@ -3,7 +3,9 @@ r"""Theorem 1 (THEORY B4), and how far it reaches.
 Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η + g(η) = (1 + Σ)η + μ is affine. So
 
 - a Gaussian law stays Gaussian, and a renormaliser that sets mean and covariance to Σ⁻¹μ and Σ⁻¹ makes N(Σ⁻¹μ, Σ⁻¹) of *any* Gaussian
-  start, in one step: that law is the fixed point. Even each point is fixed: the map that brings the covariance back is (1 + Σ)⁻¹;
+  start, in one step: that law is the fixed point;
+- even each point is fixed: 1 + Σ is symmetric and positive, so its inverse is the least-moving map that brings the covariance back. The
+  same holds for any other target of the renormaliser: Σ⁻¹ is not special;
 - any other law keeps its shape for ever, because skewness, kurtosis and all that no affine map changes stay as they were: no start
   that is not Gaussian ever gets there;
 - a renormaliser that knows less than the full covariance does not lead there. Under batch norm the cloud turns to Σ's first
