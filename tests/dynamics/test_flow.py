@@ -182,7 +182,7 @@ def test_bad_points():
         flow.run(bad, 1)
     with pytest.raises(ArgumentError, match="has dimension 2"):
         Flow(patterns=cloud(4, 2)).run(cloud(4, 3), 1)
-    with pytest.raises(ArgumentError, match="the Gaussian has dimension 3 and dtype torch.float32"):
+    with pytest.raises(ArgumentError, match=r"the Gaussian has dimension 3 and dtype torch\.float32"):
         Flow(patterns=F.Gaussian(torch.zeros(3), torch.eye(3))).run(cloud(4, 3), 1)
     with pytest.raises(ArgumentError, match="does not broadcast"):
         Flow(mask=torch.ones(3, 3, dtype=torch.bool)).run(cloud(4, 3), 1)

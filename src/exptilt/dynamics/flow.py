@@ -77,8 +77,8 @@ class Flow:
     Example:
         >>> flow = Flow("sphere", beta=2.0)
         >>> flow(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-        tensor([[0.9981, 0.0619],
-                [0.0619, 0.9981]])
+        tensor([[0.9980, 0.0633],
+                [0.0633, 0.9980]])
     """
 
     renormalize: str | Renormalizer | None = "layer"
