@@ -144,6 +144,15 @@ def test_differentiable_twice():
         assert torch.autograd.gradgradcheck(flow, (points,), atol=1e-4, fast_mode=True)
 
 
+def test_torch_func():
+    points = cloud(5, 2)
+    for kind in ("sphere", "whiten", "batch", "rms"):
+        flow = Flow(kind, beta=1.3)
+        forward, backward = torch.func.jacfwd(flow)(points), torch.func.jacrev(flow)(points)
+        torch.testing.assert_close(forward, backward)
+        torch.testing.assert_close(torch.func.vmap(flow)(cloud(2, 5, 2)), flow(cloud(2, 5, 2)))
+
+
 def test_any_function_may_renormalise():
     points = cloud(5, 3)
     torch.testing.assert_close(Flow(torch.tanh)(points), torch.tanh(Flow(None)(points)))
@@ -176,6 +185,8 @@ def test_bad_points():
     for points in (torch.ones(3), torch.ones(0, 3), torch.ones(2, 3, dtype=torch.int64), [[1.0]]):
         with pytest.raises(ArgumentError, match=r"floating tensor \(..., N, D\)"):
             flow.kernel.init(points)
+        with pytest.raises(ArgumentError, match=r"floating tensor \(..., N, D\)"):
+            flow.run(points, 1)
     bad = cloud(2, 4, 3)
     bad[1, 2, 0] = math.nan
     with pytest.raises(ArgumentError, match=r"index \(1, 2\) holds NaN or infinity"):

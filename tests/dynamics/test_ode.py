@@ -112,6 +112,8 @@ def test_bad_input():
         Flow(Layer(epsilon=1e-2)).ode(points, 1.0)
     with pytest.raises(ArgumentError, match="time is -1"):
         Flow("sphere").ode(points, -1)
+    with pytest.raises(ArgumentError, match="keep is 'few'"):
+        Flow("sphere").ode(points, 1.0, keep="few")
     with pytest.raises(ArgumentError, match="samples is 1"):
         Flow("sphere").ode(points, 1.0, samples=1)
     with pytest.raises(ConvergenceError, match="5 evaluations did not reach time 1"):

@@ -188,7 +188,7 @@ class Flow:
         recorder = Recorder(tolerance)
         init, step = self.kernel
         with torch.no_grad():
-            state, grew = init(points.detach()), None
+            state, grew = init(points)._replace(points=points.detach()), None
             for count in track(range(steps), "flow", show=progress):
                 new, info = step(state)
                 recorder.add(count, self.step * count, state.points, info.log_normalizer, grew, count in kept, count in measured)
@@ -222,8 +222,8 @@ class Flow:
         self._check_shapes(points)
         renormalize = as_renormalizer(self.renormalize)
         return solve(
-            self.slope, renormalize, points, time, samples=samples, kept=kept_steps(keep, samples - 1), rtol=rtol, atol=atol,
-            tolerance=tolerance, max_evaluations=max_evaluations, progress=progress,
+            self.slope, renormalize, points, time, samples=samples, keep=keep, rtol=rtol, atol=atol, tolerance=tolerance,
+            max_evaluations=max_evaluations, progress=progress,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ The solver is `torchdiffeq`'s ``dopri5``: Dormand–Prince of order 5 with an ad
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from exptilt._support.errors import ArgumentError, ConvergenceError, MissingExtr
 from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.renormalizers import Renormalizer
-from exptilt.dynamics.trajectory import Recorder, Trajectory
+from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
 
 _HELD = 1 << 26  # bytes of states that the solver may hold at once
 
@@ -56,14 +57,15 @@ def on_constraint(renormalize: Renormalizer | None, points: Tensor) -> Tensor:
 
 
 def solve(
-    slope: Callable[[Tensor], Slope], renormalize: Renormalizer | None, points: Tensor, time: float, *, samples: int, kept: set[int],
-    rtol: float, atol: float, tolerance: float, max_evaluations: int, progress: bool | None,
+    slope: Callable[[Tensor], Slope], renormalize: Renormalizer | None, points: Tensor, time: float, *, samples: int,
+    keep: Literal["all", "last"] | int, rtol: float, atol: float, tolerance: float, max_evaluations: int, progress: bool | None,
 ) -> Trajectory:  # fmt: skip
     """Solve from points ``(..., N, D)`` to a time, measured at evenly spread times; see `Flow.ode`."""
     if not (isinstance(time, int | float) and 0 < time < math.inf):
         raise ArgumentError(f"Flow.ode: time is {time!r}. Pass a finite number > 0.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ArgumentError(f"Flow.ode: samples is {samples!r}. Pass an integer ≥ 2: the start and the end at least.")
+    kept = kept_steps(keep, samples - 1)
     try:
         from torchdiffeq import odeint
     except ImportError as problem:

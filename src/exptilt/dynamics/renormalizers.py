@@ -28,13 +28,19 @@ from exptilt._support.linalg import check_covariance, is_concrete
 
 Renormalizer = Callable[[Tensor], Tensor]
 
+_ZERO = "the point at index {} is zero and has no direction. Move it, or leave it out."
 
-def _scaled(name: str, x: Tensor, square: Tensor, epsilon: float, what: str) -> Tensor:
-    """Divide: x / √(square + ε), or an error that says where the square is 0."""
-    if epsilon == 0 and is_concrete(square) and not bool((square != 0).all()):
-        index = tuple((square == 0).nonzero()[0].tolist())
-        raise ArgumentError(f"{name}: {what} at index {index} of the shape {tuple(square.shape)}. Move it, or pass {name}(epsilon=1e-5).")
-    return x / (square + epsilon).sqrt()
+
+def _unit(name: str, x: Tensor, dim: int, size: Tensor, what: str) -> Tensor:
+    """Scale x to length 1 along an axis; an error if it is no longer than the rounding of numbers as large as `size`."""
+    top = x.detach().abs().amax(dim, keepdim=True)
+    least = 4 * torch.finfo(x.dtype).eps * size.detach().abs().amax(dim, keepdim=True)
+    if is_concrete(top) and bool((bad := top <= least).any()):
+        index = list(bad.nonzero()[0].tolist())
+        index.pop(dim)
+        raise ArgumentError(f"{name}: {what.format(tuple(index))}")
+    scaled = x / top  # so that squares neither overflow nor vanish
+    return scaled / scaled.square().sum(dim, keepdim=True).sqrt()
 
 
 def _check_epsilon(name: str, epsilon: float) -> None:
@@ -71,7 +77,10 @@ class Layer:
         if points.shape[-1] == 1:
             raise ArgumentError("Layer: points have one coordinate, whose variance is always 0. Use RMS, Batch or Sphere in one dimension.")
         centred = points - points.mean(-1, keepdim=True)
-        return _scaled("Layer", centred, centred.square().mean(-1, keepdim=True), self.epsilon, "all coordinates of a point are equal")
+        if self.epsilon:
+            return centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        what = "all coordinates of the point at index {} are equal. Move it, or pass Layer(epsilon=1e-5)."
+        return _unit("Layer", centred, -1, points, what) * math.sqrt(points.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -96,10 +105,9 @@ class RMS:
         Returns:
             ``(..., N, D)``.
         """
-        # Over the largest coordinate first, so that squares neither overflow nor vanish.
         if self.epsilon:
-            return _scaled("RMS", points, points.square().mean(-1, keepdim=True), self.epsilon, "")
-        return _direction("RMS", points) * math.sqrt(points.shape[-1])
+            return points / (points.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        return _unit("RMS", points, -1, torch.zeros_like(points), _ZERO) * math.sqrt(points.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -129,17 +137,7 @@ class Sphere:
         Returns:
             ``(..., N, D)``.
         """
-        return _direction("Sphere", points) * self.radius
-
-
-def _direction(name: str, points: Tensor) -> Tensor:
-    """Unit vectors; the largest coordinate is divided out first, so that squares neither overflow nor vanish."""
-    top = points.detach().abs().amax(-1, keepdim=True)
-    if is_concrete(top) and not bool((top > 0).all()):
-        index = tuple((top == 0).nonzero()[0].tolist()[:-1])
-        raise ArgumentError(f"{name}: the point at index {index} is zero and has no direction. Move it, or leave it out.")
-    scaled = points / top
-    return scaled / scaled.square().sum(-1, keepdim=True).sqrt()
+        return _unit("Sphere", points, -1, torch.zeros_like(points), _ZERO) * self.radius
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,10 @@ class Batch:
             ``(..., N, D)``.
         """
         centred = points - points.mean(-2, keepdim=True)
-        return _scaled("Batch", centred, centred.square().mean(-2, keepdim=True), self.epsilon, "all points agree in a coordinate")
+        if self.epsilon:
+            return centred / (centred.square().mean(-2, keepdim=True) + self.epsilon).sqrt()
+        what = "all points agree in the coordinate at index {}. Pass points that differ, or Batch(epsilon=1e-5)."
+        return _unit("Batch", centred, -2, points, what) * math.sqrt(points.shape[-2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +207,8 @@ class Whiten:
             ``(..., N, D)``.
         """
         count, dimension = points.shape[-2:]
+        if points.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(f"Whiten: points are {points.dtype}, in which no eigenvalues are found. Pass float32 or float64.")
         for name, given, shape in (("mean", self.mean, (dimension,)), ("covariance", self.covariance, (dimension, dimension))):
             if given is not None and (given.shape[-len(shape) :] != shape or given.dtype != points.dtype):
                 got = f"{name} {tuple(given.shape)} {given.dtype}, points {tuple(points.shape)} {points.dtype}"
