@@ -104,8 +104,7 @@ def test_a_sweep_can_be_read(sweep):
     part = sweep.select(renormalizer="whiten", dimension=2)
     assert [s.start for s in part.settings] == ["laplace"]
     assert part.settings[0].label == "whiten, laplace, N=100, D=2, β=1"
-    with pytest.raises(ArgumentError, match="no colour"):
-        sweep.select(colour=1)
+    assert sweep.select().settings == sweep.settings
     frame = sweep.to_frame()
     assert len(frame) == 8 * 4
     last = frame[(frame.renormalizer == "whiten") & (frame.dimension == 3) & (frame.step == 150)]

@@ -3,10 +3,10 @@
 import math
 import time
 
-import numpy as np
 import pytest
 import scipy.cluster.hierarchy as hierarchy
 import scipy.stats
+import statsmodels.stats.diagnostic
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,12 +39,14 @@ def test_mardia_is_the_double_sum(seed, count, dimension):
         assert g.kurtosis_p[place].item() == pytest.approx(2 * scipy.stats.norm.sf(abs(score)), rel=1e-6, abs=1e-12)
 
 
-def test_sliced_in_one_dimension_is_anderson_and_darling():
-    x = cloud(80, 1).sinh()
-    standard = ((x - x.mean()) / x.std(correction=0)).flatten().sort().values.numpy()
-    i = np.arange(1, 81)
-    wanted = -80 - np.mean((2 * i - 1) * (scipy.stats.norm.logcdf(standard) + scipy.stats.norm.logsf(standard[::-1])))
-    assert gaussianity(x).sliced.item() == pytest.approx(wanted, rel=1e-10)
+@pytest.mark.parametrize("count", [8, 12, 80, 2000])
+@pytest.mark.parametrize("bend", [lambda x: x, torch.sinh, torch.tanh], ids=["none", "sinh", "tanh"])
+def test_sliced_in_one_dimension_is_anderson_and_darling(count, bend):
+    x = bend(cloud(count, 1))
+    statistic, p = statsmodels.stats.diagnostic.normal_ad(x.flatten().numpy())
+    found = gaussianity(x)
+    assert found.sliced.item() == pytest.approx(statistic, rel=1e-9)
+    assert found.sliced_p.item() == pytest.approx(p, rel=1e-6, abs=1e-12)
 
 
 def test_p_values_are_uniform_for_gaussians():

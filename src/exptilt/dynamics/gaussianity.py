@@ -109,7 +109,8 @@ def _sliced(z: Tensor) -> tuple[float, float]:
     count, rank = z.shape
     generator = torch.Generator().manual_seed(_SEED)
     directions = torch.randn(rank, _DIRECTIONS if rank > 1 else 1, dtype=torch.float64, generator=generator)
-    sorted_ = (z @ (directions / directions.norm(dim=0))).sort(0).values
+    # The tables are for the variance divided by N − 1.
+    sorted_ = (z @ (directions / directions.norm(dim=0))).sort(0).values * math.sqrt((count - 1) / count)
     weight = (2 * torch.arange(1, count + 1, dtype=torch.float64) - 1).unsqueeze(-1)
     logs = torch.special.log_ndtr(sorted_) + torch.special.log_ndtr(-sorted_.flip(0))
     statistic = -count - (weight * logs).mean(0)

@@ -9,12 +9,12 @@ All seeds of a setting run as one batch.
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import MissingExtraError
 from exptilt._support.progress import track
 from exptilt.dynamics.experiments.intervals import Interval, mean_interval
 from exptilt.dynamics.experiments.starts import start
@@ -90,16 +90,21 @@ class Sweep:
 
     settings: tuple[Setting, ...]
 
-    def select(self, **wanted: Any) -> "Sweep":
-        """The settings that agree with what is wanted.
+    def select(
+        self, *, count: int | None = None, dimension: int | None = None, beta: float | None = None, start: str | None = None,
+        renormalizer: str | None = None,
+    ) -> "Sweep":  # fmt: skip
+        """The settings that agree with what is given.
 
         Args:
-            wanted: count, dimension, beta, start or renormalizer.
+            count: N.
+            dimension: D.
+            beta: factor of the scores.
+            start: the law of the start.
+            renormalizer: its name.
         """
-        known = {"count", "dimension", "beta", "start", "renormalizer"}
-        if unknown := set(wanted) - known:
-            raise ArgumentError(f"Sweep.select: no {', '.join(sorted(unknown))}. Pass some of {', '.join(sorted(known))}.")
-        return Sweep(tuple(s for s in self.settings if all(getattr(s, name) == value for name, value in wanted.items())))
+        wanted = {"count": count, "dimension": dimension, "beta": beta, "start": start, "renormalizer": renormalizer}
+        return Sweep(tuple(s for s in self.settings if all(value in (None, getattr(s, name)) for name, value in wanted.items())))
 
     def to_frame(self) -> "DataFrame":
         """A pandas table with one row for each setting and measured step: means and 95% intervals over seeds."""
