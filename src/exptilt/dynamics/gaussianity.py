@@ -29,7 +29,7 @@ _DIRECTIONS = 32
 _SEED = 20240229  # of the directions: any number, but always the same one
 _FLAT = 1e-9
 _NARROW = 1e-10  # a cloud narrower than this, relative to its coordinates, is one point and rounding
-_BLOCK = 1 << 22  # entries of a temporary
+_BLOCK = 1 << 20  # entries of a temporary: 8 MiB
 
 
 @dataclass(frozen=True)
