@@ -26,6 +26,8 @@ class Status(Enum):
     MAX_STEPS = "stopped at max_steps before the residual reached the tolerance"
     BOUNDARY = "the target lies on the boundary of what can be attained: no finite solution exists, the value is where the solver stopped"
     OUTSIDE = "the target lies outside of what can be attained: no solution exists; see `distance` for how far outside"
+    DIVERGED = "diverged: the iterates left every neighbourhood of the start; the value is the point with the least residual on the way"
+    NOT_FINITE = "the function returned NaN or infinity; the value is the point with the least residual before that"
 
     def __str__(self) -> str:
         return self.value
@@ -46,6 +48,7 @@ class Solution(Generic[Value]):
         residual: ``(...)``, how far each problem is from solved, in the units its solver documents.
         steps: ``()``, how many steps were taken, the most over the batch.
         distance: ``(...)``, how far a target is outside of what can be attained; 0 where it is not.
+        trace: ``(steps, ...)``, the residual of each problem at every step, from solvers that keep it; a problem that has ended keeps its last.
     """
 
     value: Value
@@ -53,6 +56,7 @@ class Solution(Generic[Value]):
     residual: Tensor
     steps: Tensor
     distance: Tensor
+    trace: Tensor | None = None
 
     @classmethod
     def of(cls, value: Value, status: Status, residual: Tensor, steps: int) -> "Solution[Value]":
@@ -89,7 +93,8 @@ class Solution(Generic[Value]):
 
 
 def _flatten(solution: Solution[Value]) -> tuple[list[object], None]:
-    return [solution.value, solution.code, solution.residual, solution.steps, solution.distance], None
+    children: list[object] = [solution.value, solution.code, solution.residual, solution.steps, solution.distance]
+    return children if solution.trace is None else [*children, solution.trace], None
 
 
 def _unflatten(children: object, _: None) -> Solution[object]:

@@ -1,0 +1,202 @@
+r"""Fixed points x = f(x), each sample to its own tolerance, with their derivatives.
+
+    residual of a sample = ‖f(x) − x‖ / (‖x‖ + ε)
+
+where ‖·‖ is Euclidean over the event axes and ε the smallest normal number times 1/eps, so that x = 0 is a fixed point like any other. A sample is
+solved when its residual is within the tolerance; from then on it stands still while the others go on. It has diverged when
+
+    ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
+
+which also catches iterates that run off so slowly that their relative residual would fall to nothing. A sample that did not converge returns the
+point on its way with the least residual.
+
+The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.solution import Solution, Status
+from exptilt.dynamics.implicit import attach
+from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
+from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver
+
+SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
+
+
+@torch.compiler.disable
+def fixed_point(
+    function: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    solver: str = "anderson",
+    tolerance: float | None = None,
+    max_steps: int = 500,
+    event_dims: int = 1,
+    damping: float | None = None,
+    window: int | None = None,
+    regularization: float | None = None,
+    order: int = 2,
+    throw: bool = True,
+) -> Solution[Tensor]:
+    r"""Solve x = f(x) and differentiate the answer.
+
+    Derivatives flow to every tensor that `function` uses, parameters of modules included, backwards and forwards, and through all `torch.func`
+    transforms; none flow to `start`. They are the implicit ones, exact at the fixed point whatever the solver did, and cost one linear
+    solve each. Where a sample did not converge (``throw=False``) they belong to the point where it stopped.
+
+    Args:
+        function: f, from ``(..., *event)`` to the same shape and dtype. Samples along the leading axes must not influence each other.
+        start: ``(..., *event)``, floating point.
+        solver: ``"anderson"``, ``"picard"``, ``"broyden"`` or ``"newton-krylov"`` (needs second derivatives of f to be defined).
+        tolerance: of the residual ‖f(x) − x‖ / (‖x‖ + ε); default 256 eps, 6e-14 in float64 and 3e-5 in float32.
+        max_steps: most evaluations of f; those inside linear solves are not counted.
+        event_dims: how many of the last axes make up one sample.
+        damping: ω of Picard and Anderson, in (0, 1]; default 1.
+        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, and the Krylov dimension of Newton–Krylov (default 30).
+        regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
+        order: derivatives up to this order are exact, those beyond are not; each order costs one more evaluation of f.
+        throw: raise a `ConvergenceError` where a sample did not converge.
+
+    Returns:
+        A `Solution`: value ``(..., *event)``, code and residual ``(...)``, trace ``(steps, ...)`` of residuals.
+
+    Example:
+        >>> import torch
+        >>> patterns = torch.eye(3, dtype=torch.float64)
+        >>> found = fixed_point(
+        ...     lambda x: torch.softmax(8 * x @ patterns.T, -1) @ patterns, torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64)
+        ... )
+        >>> found.status.name, found.value.round(decimals=4)
+        ('CONVERGED', tensor([[9.9933e-01, 3.0000e-04, 3.0000e-04]], dtype=torch.float64))
+    """
+    _check(start, solver, tolerance, max_steps, event_dims, order)
+    finfo = torch.finfo(start.dtype)
+    tolerance = 256 * finfo.eps if tolerance is None else tolerance
+    start = start.detach()
+    first = function(start)
+    _check_image(first, start)
+    follow = differentiated(first)
+    with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        seat, state, image = _sit(function, start, first, event_dims, stack)
+        way = _way(seat, solver, damping, window, regularization, finfo.eps)
+        run = _iterate(seat, way, state, image, tolerance, max_steps, finfo)
+        value, samples = run.value.reshape(seat.full), seat.samples
+        code, residual = run.code.reshape(samples), run.residual.reshape(samples)
+        trace = run.trace.reshape(-1, *samples).movedim(0, len(seat.sizes))
+        steps, distance = torch.tensor(run.steps), torch.zeros_like(residual)
+        if throw:
+            Solution(value, code, residual, steps, distance).or_raise()
+    if follow and value.numel():
+        reuse = not stack and first.requires_grad
+        x = attach(seat, value, order=order, tolerance=tolerance, strict=throw, reuse=reuse)
+    else:
+        x = seat.wrap(value)
+    return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
+
+
+class _Run(NamedTuple):
+    value: Tensor
+    code: Tensor
+    residual: Tensor
+    trace: Tensor
+    steps: int
+
+
+def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float, max_steps: int, finfo: torch.finfo) -> _Run:
+    """Step until every sample has ended, on flat plain states ``(S, n)``."""
+    tiny = finfo.tiny / finfo.eps
+    bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
+    value, residual = x, torch.full_like(bound, torch.inf)
+    code = torch.full_like(bound, Status.MAX_STEPS.code, dtype=torch.int8)
+    moving = torch.ones_like(bound, dtype=torch.bool)
+    trace = []
+    for step in range(1, max_steps + 1):
+        norm = torch.linalg.vector_norm(image - x, dim=-1)
+        size = torch.linalg.vector_norm(x, dim=-1)
+        now = norm / (size + tiny)
+        better = moving & (now < residual)
+        value, residual = torch.where(better.unsqueeze(-1), x, value), torch.where(better, now, residual)
+        solved = moving & (now <= tolerance)
+        code = code.masked_fill(solved, Status.CONVERGED.code)
+        lost = moving & ~(size <= bound)
+        broken = moving & ~norm.isfinite()
+        code = code.masked_fill(lost, Status.DIVERGED.code).masked_fill(broken, Status.NOT_FINITE.code)
+        trace.append(torch.where(moving, now, trace[-1]) if trace else now)
+        moving = moving & ~(solved | lost | broken)
+        if step == max_steps or not bool(moving.any()):
+            break
+        x = torch.where(moving.unsqueeze(-1), way.step(x, image, norm), x)
+        image = seat(x)
+    return _Run(value, code, residual, torch.stack(trace), step)
+
+
+def _sit(function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, event_dims: int, stack: object) -> tuple[Seat, Tensor, Tensor]:
+    """The seat, and the flat plain start and its image."""
+    (x, levels), (y, more) = bare(start), bare(first)
+    sizes = dict(zip(levels, x.shape, strict=False)) | dict(zip(more, y.shape, strict=False))
+    wanted = tuple(sorted(sizes))
+    seat = Seat(function, start.shape, event_dims, wanted, tuple(sizes[level] for level in wanted), stack)
+    samples = math.prod(seat.samples)
+    x, y = (spread(raw.detach(), found, wanted, seat.sizes).reshape(samples, seat.event) for raw, found in ((x, levels), (y, more)))
+    return seat, x, y
+
+
+def _way(seat: Seat, solver: str, damping: float | None, window: int | None, regularization: float | None, eps: float) -> Solver:
+    given = {"damping": damping, "window": window, "regularization": regularization}
+    known = {
+        "anderson": ("damping", "window", "regularization"),
+        "picard": ("damping",),
+        "broyden": ("window",),
+        "newton-krylov": ("window",),
+    }
+    for name, value in given.items():
+        if value is not None and name not in known[solver]:
+            raise ArgumentError(
+                f"fixed_point: {name} means nothing to the solver {solver!r}, which takes {', '.join(known[solver])}. Leave it out."
+            )
+    if damping is not None and not 0 < damping <= 1:
+        raise ArgumentError(f"fixed_point: damping must be in (0, 1]; got {damping}. 1 takes the full step.")
+    if window is not None and window < 1:
+        raise ArgumentError(f"fixed_point: window must be at least 1; got {window}.")
+    if regularization is not None and regularization < 0:
+        raise ArgumentError(f"fixed_point: regularization must not be negative; got {regularization}.")
+    omega = 1.0 if damping is None else damping
+    if solver == "picard":
+        return Picard(omega)
+    if solver == "anderson":
+        return Anderson(6 if window is None else window, omega, 10 * eps if regularization is None else regularization)
+    if solver == "broyden":
+        return Broyden(30 if window is None else window)
+    return NewtonKrylov(seat, 30 if window is None else window)
+
+
+def _check(start: Tensor, solver: str, tolerance: float | None, max_steps: int, event_dims: int, order: int) -> None:
+    if solver not in SOLVERS:
+        raise ArgumentError(f"fixed_point: no solver is called {solver!r}. Pass one of {', '.join(SOLVERS)}.")
+    if not start.is_floating_point():
+        raise ArgumentError(f"fixed_point: start has dtype {start.dtype}, in which nothing can converge. Pass a floating point start.")
+    if not 0 <= event_dims <= start.ndim:
+        raise ArgumentError(f"fixed_point: event_dims is {event_dims}, start has shape {tuple(start.shape)}. Pass 0 to {start.ndim}.")
+    if max_steps < 1:
+        raise ArgumentError(f"fixed_point: max_steps must be at least 1; got {max_steps}.")
+    if tolerance is not None and not tolerance > 0:
+        raise ArgumentError(f"fixed_point: tolerance must be positive; got {tolerance}.")
+    if order < 1:
+        raise ArgumentError(f"fixed_point: order must be at least 1; got {order}. Within torch.no_grad no derivative is prepared at all.")
+
+
+def _check_image(image: Tensor, start: Tensor) -> None:
+    if not isinstance(image, Tensor):
+        raise ArgumentError(f"fixed_point: function returned {type(image).__name__}; it must return a tensor like its argument.")
+    if image.shape != start.shape or image.dtype != start.dtype or image.device != start.device:
+        raise ArgumentError(
+            f"fixed_point: function turned {tuple(start.shape)}, {start.dtype}, {start.device} into {tuple(image.shape)}, {image.dtype}, "
+            f"{image.device}. It must return the shape, dtype and device that it was given."
+        )

@@ -1,0 +1,228 @@
+r"""Derivatives of a fixed point, without differentiating the way to it.
+
+Let x(θ) = f(x(θ), θ), let x̂ be the solver's answer, a constant, and S = (I − J)⁻¹ with J = ∂f/∂x at x̂, a constant too. The chord steps
+
+    x₀ = x̂,      x_{k+1} = x_k + S (f(x_k, θ) − x_k)                                                                       (∗)
+
+leave the value where it is and add one order of derivatives each. For e_k(θ) = x_k(θ) − x(θ) satisfies, f being smooth,
+
+    e_{k+1} = e_k + S (f(x + e_k, θ) − x − e_k) = [I − S (I − J(θ))] e_k + O(e_k²),
+
+and S(I − J(θ)) = I + O(δ) for θ = θ̂ + δ. So if e_k = O(δ^{k+1}) then e_{k+1} = O(δ^{k+2}); and e₀ = x̂ − x(θ) = O(δ). After `order` steps, derivatives
+up to that order are exact, in any mixture of forward and backward. They are as good as the solver's answer: its error enters them linearly.
+
+Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its
+forward derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
+`_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f, not the solver's steps.
+
+Products with J and Jᵀ come from ``tape.py``. Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from exptilt._support.errors import ConvergenceError
+from exptilt.dynamics.krylov import gmres
+from exptilt.dynamics.levels import Seat, plain
+from exptilt.dynamics.tape import Tape
+
+# Written out, a Jacobian of n columns costs n products in one call; GMRES some ten or twenty, one after the other.
+_DENSE = 32
+# The name of an axis that is none of the seat's: before them in order.
+_OTHER = 0
+
+
+class Jacobian:
+    """Solves with I − J and I − Jᵀ at the fixed point.
+
+    Args:
+        tape: f at x̂.
+        tolerance: relative, of the solves.
+        strict: whether a solve that misses the tolerance is an error.
+    """
+
+    def __init__(self, tape: Tape, tolerance: float, *, strict: bool) -> None:
+        self.tape, self.tolerance, self.strict = tape, tolerance, strict
+        self.event = tape.event
+        # Without a graph there are products only as long as the transforms are in place: use them now.
+        self.dense = tape.matrix() if tape.image is None else None
+        self.factors: tuple[Tensor, Tensor] | None = None
+        self.last: tuple[Tensor, int, bool] | None = None
+
+    def solve(self, right: Tensor, step: int, *, transposed: bool) -> Tensor:
+        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``, on behalf of one of the steps (∗)."""
+        flat = right.reshape(right.shape[0], -1, self.event)
+        size = torch.linalg.vector_norm(flat, dim=-1)
+        if self._spent(size, step, transposed):
+            return right
+        if self.dense is None and self.event <= max(_DENSE, right.shape[0]):
+            self.dense = self.tape.matrix()
+        if self.dense is None:
+
+            def operator(vector: Tensor) -> Tensor:
+                return vector - self.product(vector.reshape(right.shape), transposed=transposed).reshape(vector.shape)
+
+            solution, missed = gmres(operator, flat.reshape(-1, self.event), self.tolerance)
+            missed = missed.reshape(size.shape)
+        else:
+            if self.factors is None:
+                self.factors = torch.linalg.lu_factor_ex(torch.eye(self.event, dtype=right.dtype, device=right.device) - self.dense)[:2]
+            solved = torch.linalg.lu_solve(*self.factors, flat.permute(1, 2, 0), adjoint=transposed)
+            solution = solved.permute(2, 0, 1)
+            left = flat - solution + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
+            missed = torch.linalg.vector_norm(left, dim=-1)
+        if self.strict:
+            self._check(missed, size)
+        return solution.reshape(right.shape)
+
+    def _spent(self, size: Tensor, step: int, transposed: bool) -> bool:
+        """Whether b is what another step's solve left over.
+
+        To first order one step alone contributes: what reaches the next is its b times the tolerance, and solving for that would double the
+        cost for digits that nobody asked for.
+        """
+        last, self.last = self.last, (size, step, transposed)
+        if last is None or last[0].shape != size.shape or last[1] == step or last[2] != transposed:
+            return False
+        if bool((size > 1e3 * self.tolerance * last[0]).any()):
+            return False
+        self.last = None
+        return True
+
+    def _check(self, missed: Tensor, size: Tensor) -> None:
+        allowed = (100 * self.tolerance) ** 0.5 * size
+        if bool((missed > allowed).any()):
+            worst = float((missed / size).nan_to_num(0.0).max())
+            raise ConvergenceError(
+                f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, wanted {self.tolerance:.3g}. Either the "
+                "Jacobian has an eigenvalue near 1 at the fixed point, where no derivative exists, or samples along the batch axes "
+                "influence each other: then raise event_dims until one event holds all that interact."
+            )
+
+    def product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
+        """Jᵀu or Jv for each of ``(E, *seat.full)``."""
+        if self.tape.image is None:
+            assert self.dense is not None
+            matrix = self.dense.mT if transposed else self.dense
+            return torch.einsum("sij,esj->esi", matrix, vectors.reshape(vectors.shape[0], -1, self.event)).reshape(vectors.shape)
+        return self.tape.pull(vectors) if transposed else self.tape.push(vectors)
+
+
+class _Inverse(Function):
+    """S v or Sᵀ v, on behalf of one of the steps (∗).
+
+    `axes` names the axes that ``vmap`` has put in front of v so far: the level of the seat that each belongs to, or `_OTHER`.
+    """
+
+    @staticmethod
+    def forward(vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Tensor:
+        order = sorted(range(len(axes)), key=lambda place: axes[place])
+        stacked = vector.permute(*order, *range(len(axes), vector.ndim))
+        solved = jacobian.solve(stacked.reshape(-1, *jacobian.tape.seat.full), step, transposed=transposed)
+        back = sorted(range(len(axes)), key=lambda place: order[place])
+        return solved.reshape(stacked.shape).permute(*back, *range(len(axes), vector.ndim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Any:
+        return (
+            _Inverse.apply(_like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, not ctx.transposed),
+            None,
+            None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
+        return _forwards(ctx, dot)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Any:
+        return _Inverse.apply(vector.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed), 0
+
+
+class _Attach(Function):
+    """Zero in value, S r in derivative. Its last argument is False, so that both functions keep the same things."""
+
+    @staticmethod
+    def forward(residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Tensor:
+        return torch.zeros_like(residual)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Any:
+        return _Inverse.apply(_like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, True), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
+        return _forwards(ctx, dot)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Any:
+        return _Attach.apply(residual.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed), 0
+
+
+def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Names of the axes with the one in front that a ``vmap`` now adds.
+
+    Within its rule a transform is off, so its level is one above the current one. Levels are numbered anew once a transform has ended, but those
+    still to come for this operand are below all that have ended: a level of the seat that has its axis already is another's by now.
+    """
+    level = (torch._C._functorch.maybe_current_level() or 0) + 1
+    return (level if level in jacobian.tape.seat.levels and level not in axes else _OTHER, *axes)
+
+
+def _keep(ctx: Any, inputs: Any) -> None:
+    vector, ctx.jacobian, ctx.step, ctx.axes, ctx.transposed = inputs
+    ctx.save_for_backward(vector)
+    ctx.save_for_forward(vector)
+
+
+def _forwards(ctx: Any, dot: Tensor) -> Any:
+    """S applied to a tangent, itself open to forward derivatives, which torch switches off inside a ``jvp`` (nested ones need them)."""
+    (saved,) = ctx.saved_tensors
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _Inverse.apply(_like(dot, saved), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
+    with forward_ad._set_fwd_grad_enabled(True):
+        return _Inverse.apply(_like(dot, forward_ad.unpack_dual(saved).primal), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
+
+
+def _like(vector: Tensor, other: Tensor) -> Tensor:
+    """The same numbers, with every ``vmap`` axis that `other` has."""
+    return vector + torch.zeros_like(other)
+
+
+def attach(seat: Seat, state: Tensor, *, order: int, tolerance: float, strict: bool, reuse: bool) -> Tensor:
+    """The solver's answer with its derivatives.
+
+    Args:
+        seat: the problem; called with the transforms in place.
+        state: x̂, plain, ``(*seat.full)``.
+        order: derivatives up to this order are exact.
+        tolerance: relative, of the linear solves.
+        strict: whether a linear solve that misses it is an error.
+        reuse: whether no transform is there and f(x̂) requires grad by itself.
+
+    Returns:
+        x̂ as the transforms know it.
+    """
+    with plain():
+        tape = Tape(seat, state)
+        jacobian = Jacobian(tape, tolerance, strict=strict)
+        state = state.detach()
+    x = seat.wrap(state)
+    for step in range(order):
+        # The tape's own evaluation will do for the first step, unless its leaf would make the answer look as if it required grad.
+        image = tape.seen if step == 0 and reuse else seat.function(x)
+        x = x + _Attach.apply(_like(image, x) - x, jacobian, step, (), False)
+    return x

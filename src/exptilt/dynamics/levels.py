@@ -1,0 +1,132 @@
+r"""Seeing plain numbers from within `torch.func` transforms.
+
+Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends when a number is small enough cannot look at it.
+`Seat` takes the transforms off while a solver works, and puts them back for each call of the user's function:
+
+    outside       a stack of transforms, tensors of shape (batch..., event...) wrapped in them
+    in the seat   no transform, plain tensors (v_1, ..., v_k, batch..., event...), one leading axis per ``vmap`` that matters
+
+What comes out of the seat is a constant for every transform: derivatives are attached afterwards (``implicit.py``).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_restore_interpreter_stack
+from torch.autograd import forward_ad
+
+_functorch = torch._C._functorch
+Function = Callable[[Tensor], Tensor]
+
+
+def bare(tensor: Tensor) -> tuple[Tensor, list[int]]:
+    """The innermost tensor, an axis per ``vmap`` in front, and the levels of those axes. It keeps the graph it has outside of all transforms."""
+    if not _functorch.is_functorch_wrapped_tensor(tensor):
+        return tensor, []
+    raw, levels = bare(_functorch.get_unwrapped(tensor))
+    if _functorch.is_batchedtensor(tensor):
+        raw = raw.movedim(_functorch.maybe_get_bdim(tensor) + len(levels), len(levels))
+        levels = [*levels, _functorch.maybe_get_level(tensor)]
+    return raw, levels
+
+
+def differentiated(tensor: Tensor) -> bool:
+    """Whether any transform, or autograd in either direction, follows this tensor."""
+    if _functorch.is_batchedtensor(tensor):
+        return differentiated(_functorch.get_unwrapped(tensor))
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    with plain():
+        return tensor.requires_grad or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None)
+
+
+@contextmanager
+def _untracked() -> Iterator[None]:
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        yield
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a solver sits: outside of the transforms, with the user's function inside of them.
+
+    Args:
+        function: the user's, on tensors of `shape`.
+        shape: of the state as the user sees it.
+        event_dims: how many of its last axes make up one sample.
+        levels: of the ``vmap`` axes in front.
+        sizes: of these axes.
+        stack: the transforms that were taken off.
+    """
+
+    function: Function
+    shape: torch.Size
+    event_dims: int
+    levels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    stack: Any
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Sizes of all axes over which samples are laid out, those of ``vmap`` first."""
+        return self.sizes + tuple(self.shape[: len(self.shape) - self.event_dims])
+
+    @property
+    def event(self) -> int:
+        """How many numbers one sample has."""
+        return math.prod(self.shape[len(self.shape) - self.event_dims :])
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """Shape of a plain state."""
+        return self.sizes + tuple(self.shape)
+
+    def wrap(self, raw: Tensor) -> Tensor:
+        """A plain tensor with the axes of `levels` in front, as the transforms know it."""
+        for level in self.levels:
+            raw = _functorch._add_batch_dim(raw, 0, level)
+        return raw
+
+    def unwrap(self, tensor: Tensor) -> Tensor:
+        """The plain tensor ``(*sizes, ...)`` of one that the transforms know."""
+        raw, levels = bare(tensor)
+        return spread(raw, levels, self.levels, self.sizes)
+
+    def inside(self, call: Callable[..., Tensor], *raws: Tensor) -> Tensor:
+        """Call from the seat within the transforms, whose tensor comes back."""
+        with temporarily_restore_interpreter_stack(self.stack):
+            return call(*(self.wrap(raw) for raw in raws))
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """f(x), for flat plain states ``(S, n)``; a constant."""
+        with _untracked():
+            return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
+
+    def push(self, state: Tensor, vector: Tensor) -> Tensor:
+        """J(x) v, by one forward derivative; ``(S, n)`` each."""
+
+        def jvp(x: Tensor, v: Tensor) -> Tensor:
+            return torch.func.jvp(self.function, (x,), (v,))[1]  # type: ignore[no-any-return]
+
+        with _untracked():
+            return self.unwrap(self.inside(jvp, state.reshape(self.full), vector.reshape(self.full))).detach().reshape(state.shape)
+
+
+def spread(raw: Tensor, levels: list[int], wanted: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    """Give a tensor whose leading axes belong to some levels an axis for each wanted one."""
+    for place, (level, size) in enumerate(zip(wanted, sizes, strict=True)):
+        if level not in levels:
+            raw = raw.unsqueeze(place).expand(*raw.shape[:place], size, *raw.shape[place:])
+    return raw
+
+
+@contextmanager
+def plain() -> Iterator[Any]:
+    """Take all transforms off. Yields them, for `Seat.stack`."""
+    with temporarily_clear_interpreter_stack() as stack:
+        yield stack
