@@ -48,7 +48,7 @@ class Solution(Generic[Value]):
         residual: ``(...)``, how far each problem is from solved, in the units its solver documents.
         steps: ``()``, how many steps were taken, the most over the batch.
         distance: ``(...)``, how far a target is outside of what can be attained; 0 where it is not.
-        trace: ``(steps, ...)``, the residual of each problem at every step, from solvers that keep it; a problem that has ended keeps its last.
+        trace: ``(steps, ...)``, residuals by step, from solvers that keep them; a problem that has ended repeats its last.
     """
 
     value: Value

@@ -2,13 +2,13 @@ r"""Fixed points x = f(x), each sample to its own tolerance, with their derivati
 
     residual of a sample = ‖f(x) − x‖ / (‖x‖ + ε)
 
-where ‖·‖ is Euclidean over the event axes and ε the smallest normal number times 1/eps, so that x = 0 is a fixed point like any other. A sample is
-solved when its residual is within the tolerance; from then on it stands still while the others go on. It has diverged when
+where ‖·‖ is Euclidean over the event axes and ε the smallest normal number over the precision eps, so that x = 0 is a fixed point like any
+other. A sample is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
-which also catches iterates that run off so slowly that their relative residual would fall to nothing. A sample that did not converge returns the
-point on its way with the least residual.
+which also catches iterates that run off so slowly that their relative residual would fall to nothing. A sample that did not converge
+returns the point on its way with the least residual.
 
 The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
 """
@@ -30,7 +30,6 @@ from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, So
 SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
 
 
-@torch.compiler.disable
 def fixed_point(
     function: Callable[[Tensor], Tensor],
     start: Tensor,
@@ -47,9 +46,9 @@ def fixed_point(
 ) -> Solution[Tensor]:
     r"""Solve x = f(x) and differentiate the answer.
 
-    Derivatives flow to every tensor that `function` uses, parameters of modules included, backwards and forwards, and through all `torch.func`
-    transforms; none flow to `start`. They are the implicit ones, exact at the fixed point whatever the solver did, and cost one linear
-    solve each. Where a sample did not converge (``throw=False``) they belong to the point where it stopped.
+    Derivatives flow to every tensor that `function` uses, parameters of modules included, backwards and forwards, and through all
+    `torch.func` transforms; none flow to `start`. They are the implicit ones, exact at the fixed point whatever the solver did, and cost
+    one linear solve each. Where a sample did not converge (``throw=False``) they belong to the point where it stopped.
 
     Args:
         function: f, from ``(..., *event)`` to the same shape and dtype. Samples along the leading axes must not influence each other.
@@ -59,7 +58,7 @@ def fixed_point(
         max_steps: most evaluations of f; those inside linear solves are not counted.
         event_dims: how many of the last axes make up one sample.
         damping: ω of Picard and Anderson, in (0, 1]; default 1.
-        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, and the Krylov dimension of Newton–Krylov (default 30).
+        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the dimension of a Krylov space (default 30).
         regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
         order: derivatives up to this order are exact, those beyond are not; each order costs one more evaluation of f.
         throw: raise a `ConvergenceError` where a sample did not converge.
@@ -76,6 +75,26 @@ def fixed_point(
         >>> found.status.name, found.value.round(decimals=4)
         ('CONVERGED', tensor([[9.9933e-01, 3.0000e-04, 3.0000e-04]], dtype=torch.float64))
     """
+    options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, throw)
+    if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
+        found: Solution[Tensor] = torch.compiler.disable(_solve)(function, start, *options)
+        return found
+    return _solve(function, start, *options)
+
+
+def _solve(
+    function: Callable[[Tensor], Tensor],
+    start: Tensor,
+    solver: str,
+    tolerance: float | None,
+    max_steps: int,
+    event_dims: int,
+    damping: float | None,
+    window: int | None,
+    regularization: float | None,
+    order: int,
+    throw: bool,
+) -> Solution[Tensor]:
     _check(start, solver, tolerance, max_steps, event_dims, order)
     finfo = torch.finfo(start.dtype)
     tolerance = 256 * finfo.eps if tolerance is None else tolerance
@@ -113,28 +132,31 @@ def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float
     """Step until every sample has ended, on flat plain states ``(S, n)``."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
-    value, residual = x, torch.full_like(bound, torch.inf)
+    value, least = x, torch.full_like(bound, torch.inf)
     code = torch.full_like(bound, Status.MAX_STEPS.code, dtype=torch.int8)
-    moving = torch.ones_like(bound, dtype=torch.bool)
-    trace = []
+    moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
+    trace: list[Tensor] = []
     for step in range(1, max_steps + 1):
-        norm = torch.linalg.vector_norm(image - x, dim=-1)
-        size = torch.linalg.vector_norm(x, dim=-1)
+        residual = image - x
+        norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
         now = norm / (size + tiny)
-        better = moving & (now < residual)
-        value, residual = torch.where(better.unsqueeze(-1), x, value), torch.where(better, now, residual)
-        solved = moving & (now <= tolerance)
-        code = code.masked_fill(solved, Status.CONVERGED.code)
-        lost = moving & ~(size <= bound)
-        broken = moving & ~norm.isfinite()
-        code = code.masked_fill(lost, Status.DIVERGED.code).masked_fill(broken, Status.NOT_FINITE.code)
-        trace.append(torch.where(moving, now, trace[-1]) if trace else now)
-        moving = moving & ~(solved | lost | broken)
-        if step == max_steps or not bool(moving.any()):
+        trace.append(now)
+        value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
+        still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
+        if not torch.equal(still, moving):
+            ended = moving ^ still
+            how = torch.where(
+                now <= tolerance, Status.CONVERGED.code, torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
+            )
+            code, moving, all_move = torch.where(ended, how, code).to(torch.int8), still, False
+            if not bool(moving.any()):
+                break
+        if step == max_steps:
             break
-        x = torch.where(moving.unsqueeze(-1), way.step(x, image, norm), x)
+        following = way.step(x, image, residual, norm)
+        x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)
         image = seat(x)
-    return _Run(value, code, residual, torch.stack(trace), step)
+    return _Run(value, code, least, torch.stack(trace), step)
 
 
 def _sit(function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, event_dims: int, stack: object) -> tuple[Seat, Tensor, Tensor]:

@@ -8,12 +8,14 @@ leave the value where it is and add one order of derivatives each. For e_k(θ) =
 
     e_{k+1} = e_k + S (f(x + e_k, θ) − x − e_k) = [I − S (I − J(θ))] e_k + O(e_k²),
 
-and S(I − J(θ)) = I + O(δ) for θ = θ̂ + δ. So if e_k = O(δ^{k+1}) then e_{k+1} = O(δ^{k+2}); and e₀ = x̂ − x(θ) = O(δ). After `order` steps, derivatives
-up to that order are exact, in any mixture of forward and backward. They are as good as the solver's answer: its error enters them linearly.
+and S(I − J(θ)) = I + O(δ) for θ = θ̂ + δ. So if e_k = O(δ^{k+1}) then e_{k+1} = O(δ^{k+2}); and e₀ = x̂ − x(θ) = O(δ). After `order`
+steps, derivatives up to that order are exact, in any mixture of forward and backward. They are as good as the solver's answer: its error
+enters them linearly.
 
-Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its
-forward derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
-`_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f, not the solver's steps.
+Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its forward
+derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
+`_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f and not the
+solver's steps.
 
 Products with J and Jᵀ come from ``tape.py``. Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
 """
@@ -97,9 +99,9 @@ class Jacobian:
         if bool((missed > allowed).any()):
             worst = float((missed / size).nan_to_num(0.0).max())
             raise ConvergenceError(
-                f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, wanted {self.tolerance:.3g}. Either the "
-                "Jacobian has an eigenvalue near 1 at the fixed point, where no derivative exists, or samples along the batch axes "
-                "influence each other: then raise event_dims until one event holds all that interact."
+                f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, wanted {self.tolerance:.3g}. "
+                "Either the Jacobian has an eigenvalue near 1 at the fixed point, where no derivative exists, or samples along the batch "
+                "axes influence each other: then raise event_dims until one event holds all that interact."
             )
 
     def product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
@@ -175,8 +177,8 @@ class _Attach(Function):
 def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Names of the axes with the one in front that a ``vmap`` now adds.
 
-    Within its rule a transform is off, so its level is one above the current one. Levels are numbered anew once a transform has ended, but those
-    still to come for this operand are below all that have ended: a level of the seat that has its axis already is another's by now.
+    Within its rule a transform is off, so its level is one above the current one. Numbers are given out anew once a transform has ended, but
+    levels still to come for this operand are below all that have ended: one of the seat's that has its axis already is another's by now.
     """
     level = (torch._C._functorch.maybe_current_level() or 0) + 1
     return (level if level in jacobian.tape.seat.levels and level not in axes else _OTHER, *axes)

@@ -61,7 +61,7 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
 def gmres(
     operator: Operator, right: Tensor, tolerance: float | Tensor, *, restart: int = 30, max_restarts: int = 20
 ) -> tuple[Tensor, Tensor]:
-    """u with ‖b − A u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
+    """Solve to ‖b − A u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
 
     Args:
         operator: A, on ``(S, n)``; samples do not interact.

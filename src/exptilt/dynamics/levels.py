@@ -1,7 +1,7 @@
 r"""Seeing plain numbers from within `torch.func` transforms.
 
-Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends when a number is small enough cannot look at it.
-`Seat` takes the transforms off while a solver works, and puts them back for each call of the user's function:
+Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends once a number is small cannot look at
+it. `plain` takes the transforms off while a solver works, a `Seat` puts them back for each call of the user's function:
 
     outside       a stack of transforms, tensors of shape (batch..., event...) wrapped in them
     in the seat   no transform, plain tensors (v_1, ..., v_k, batch..., event...), one leading axis per ``vmap`` that matters
@@ -25,7 +25,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def bare(tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """The innermost tensor, an axis per ``vmap`` in front, and the levels of those axes. It keeps the graph it has outside of all transforms."""
+    """The innermost tensor, an axis per ``vmap`` in front, and the levels of those axes. It keeps the graph it has below all transforms."""
     if not _functorch.is_functorch_wrapped_tensor(tensor):
         return tensor, []
     raw, levels = bare(_functorch.get_unwrapped(tensor))
@@ -105,13 +105,16 @@ class Seat:
     def __call__(self, state: Tensor) -> Tensor:
         """f(x), for flat plain states ``(S, n)``; a constant."""
         with _untracked():
+            if not self.stack:
+                return self.function(state.reshape(self.full)).reshape(state.shape)
             return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
 
     def push(self, state: Tensor, vector: Tensor) -> Tensor:
         """J(x) v, by one forward derivative; ``(S, n)`` each."""
 
         def jvp(x: Tensor, v: Tensor) -> Tensor:
-            return torch.func.jvp(self.function, (x,), (v,))[1]  # type: ignore[no-any-return]
+            tangent: Tensor = torch.func.jvp(self.function, (x,), (v,))[1]
+            return tangent
 
         with _untracked():
             return self.unwrap(self.inside(jvp, state.reshape(self.full), vector.reshape(self.full))).detach().reshape(state.shape)

@@ -3,16 +3,17 @@ r"""Ways to a fixed point x = f(x), for many samples side by side.
 With the residual r(x) = f(x) − x, each solver says where to go from x:
 
 - **Picard**: x + ω r. Linear convergence at the rate of the Jacobian's spectral radius; ω < 1 tames oscillation.
-- **Anderson**: with the last m differences ΔX, ΔR as rows, γ minimises ‖r − ΔRᵀγ‖² + λ‖γ‖² and x + ωr − (ΔX + ωΔR)ᵀγ is next. The
-  Gram matrix ΔRΔRᵀ is scaled to unit diagonal first, so that λ means the same early, when differences are large, and late.
+- **Anderson**: with the last m differences ΔX, ΔR as rows, γ minimises ‖r − ΔRᵀγ‖² + λΣ‖Δr_i‖²γ_i² and x + ωr − (ΔX + ωΔR)ᵀγ is next. The
+  ridge λ is relative to each entry of the Gram matrix's diagonal, so that it means the same for old, large differences and new, small ones.
 - **Broyden** (the good one): keeps the inverse B of the Jacobian of r, from B = −I, by rank-one changes (Sherman–Morrison)
   B ← B + (Δx − BΔr)(ΔxᵀB) / (ΔxᵀBΔr), and goes to x − B r. When the window is full it begins anew.
-- **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved for
-  a sample whose residual did not fall.
+- **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved while
+  a sample's residual does not fall. Where no t helps, ‖r‖ has a minimum that is no fixed point: then 1, 2, 4, ... Picard steps lead away.
 
-Anderson and Broyden forget what they know of a sample whose residual has risen tenfold over its best: what they extrapolated from was wrong.
+Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson also goes back
+to a Picard step from the best point.
 
-A solver has one method, `step(x, image, norm)`, on flat tensors ``(S, n)``; rows never mix.
+A solver has one method, `step(x, image, residual, norm)`, on flat tensors ``(S, n)``; rows never mix.
 """
 
 from typing import Protocol
@@ -25,70 +26,72 @@ from exptilt.dynamics.krylov import gmres
 from exptilt.dynamics.levels import Seat
 from exptilt.dynamics.tape import Tape
 
-_RISE = 10.0
+_RISE = 2.0
 
 
 class Solver(Protocol):
     """Says where to go next."""
 
-    def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
-        """The next x ``(S, n)``, from x, f(x) and ‖f(x) − x‖ ``(S,)``."""
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """The next x ``(S, n)``, from x, f(x), r = f(x) − x and ‖r‖ ``(S,)``."""
 
 
 class Picard:
-    """x + ω (f(x) − x)."""
+    """x + ω r."""
 
     def __init__(self, damping: float) -> None:
         self.damping = damping
 
-    def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
-        return image if self.damping == 1 else torch.lerp(x, image, self.damping)
+        return _damped(x, image, self.damping)
+
+
+def _damped(x: Tensor, image: Tensor, damping: float) -> Tensor:
+    return image if damping == 1 else torch.lerp(x, image, damping)
 
 
 class Anderson:
-    """Regularised Anderson acceleration with a window."""
+    """Regularised Anderson acceleration: `turns` are the rows of ΔR, `goes` those of ΔX + ωΔR."""
 
     def __init__(self, window: int, damping: float, regularization: float) -> None:
         self.window, self.damping, self.regularization = window, damping, regularization
         self.count = 0
 
-    def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
-        residual = image - x
+        ahead = _damped(x, image, self.damping)
         if self.count == 0:
             shape = (x.shape[0], self.window, x.shape[1])
-            self.moves, self.turns = x.new_zeros(shape), x.new_zeros(shape)
+            self.goes, self.turns = x.new_zeros(shape), x.new_zeros(shape)
             self.gram = x.new_zeros(x.shape[0], self.window, self.window)
-            self.best = norm
+            self.best, self.retreat, following = norm, ahead, ahead
         else:
-            place = (self.count - 1) % self.window
-            self.moves[:, place] = x - self.x
-            self.turns[:, place] = residual - self.residual
-            self.best = torch.minimum(self.best, norm)
-            wrong = norm > _RISE * self.best
-            if bool(wrong.any()):
-                self.moves[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
-                self.best = torch.where(wrong, norm, self.best)
-            row = matvec(self.turns, self.turns[:, place])
-            self.gram[:, place], self.gram[:, :, place] = row, row
-        self.x, self.residual = x, residual
+            place, known = (self.count - 1) % self.window, min(self.count, self.window)
+            torch.sub(ahead, self.ahead, out=self.goes[:, place])
+            torch.sub(residual, self.residual, out=self.turns[:, place])
+            turns, goes, gram = self.turns[:, :known], self.goes[:, :known], self.gram[:, :known, :known]
+            wrong, better = norm > _RISE * self.best, norm < self.best
+            self.best, self.retreat = torch.minimum(self.best, norm), torch.where(better.unsqueeze(-1), ahead, self.retreat)
+            back = bool(wrong.any())
+            if back:
+                self.goes[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
+                self.best = torch.where(wrong, torch.inf, self.best)
+            row = matvec(turns, turns[:, place])
+            gram[:, place], gram[:, :, place] = row, row
+            following = torch.baddbmm(ahead.unsqueeze(1), self._weights(gram, matvec(turns, residual)).mT, goes, alpha=-1).squeeze(1)
+            if back:
+                following = torch.where(wrong.unsqueeze(-1), self.retreat, following)
+        self.ahead, self.residual = ahead, residual
         self.count += 1
-        known = min(self.count - 1, self.window)
-        ahead = image if self.damping == 1 else torch.lerp(x, image, self.damping)
-        if known == 0:
-            return ahead
-        weight = self._weights(self.gram[:, :known, :known], matvec(self.turns[:, :known], residual))
-        back = torch.bmm(weight.unsqueeze(1), self.moves[:, :known]) + self.damping * torch.bmm(weight.unsqueeze(1), self.turns[:, :known])
-        return ahead - back.squeeze(1)
+        return following
 
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
+        """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0."""
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
-        scaled = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        scaled.diagonal(dim1=-2, dim2=-1).fill_(1 + self.regularization)
-        solved, _ = torch.linalg.solve_ex(scaled, (right * scale).unsqueeze(-1))
-        return solved.squeeze(-1) * scale
+        ridge = torch.where(diagonal > 0, self.regularization * diagonal, 1.0)
+        solved: Tensor = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right.unsqueeze(-1))[0]
+        return solved
 
 
 class Broyden:
@@ -97,10 +100,10 @@ class Broyden:
     def __init__(self, window: int) -> None:
         self.window = window
         self.count = -1
+        self.x = self.residual = torch.empty(0)
 
-    def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
-        residual = image - x
         if self.count < 0:
             shape = (x.shape[0], self.window, x.shape[1])
             self.left, self.right = x.new_zeros(shape), x.new_zeros(shape)
@@ -142,26 +145,37 @@ class NewtonKrylov:
         self.seat, self.window = seat, window
         self.base: Tensor | None = None
 
-    def step(self, x: Tensor, image: Tensor, norm: Tensor) -> Tensor:
+    def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
         if self.base is None:
-            self.base, self.move, self.norm, self.size = x, torch.zeros_like(x), norm, torch.ones_like(norm)
+            self.base, self.right, self.move, self.norm, self.size = x, residual, residual, norm, torch.ones_like(norm)
+            self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
             fell = torch.ones_like(norm, dtype=torch.bool)
             force = torch.full_like(norm, 0.1)
         else:
-            # Armijo's rule; a step halved to nothing is taken as it is, else the sample would stand still for ever.
-            fell = (norm <= (1 - 1e-4 * self.size) * self.norm) | (self.size < 1e-3)
+            fell = (norm <= (1 - 1e-4 * self.size) * self.norm) | (self.wait > 0)  # Armijo's rule
             force = (0.9 * (norm / self.norm) ** 2).clamp(
                 1e-6, 0.1
             )  # Eisenstat and Walker's second choice: as exact as the last step was good
-        if bool(fell.any()):
-            residual = torch.where(fell.unsqueeze(-1), image - x, 0.0)
-            tape = Tape(self.seat, x.reshape(self.seat.full))
-
-            def operator(vector: Tensor) -> Tensor:
-                return vector - tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
-
-            move, _ = gmres(operator, residual, force, restart=self.window, max_restarts=2)
-            self.base, self.move = torch.where(fell.unsqueeze(-1), x, self.base), torch.where(fell.unsqueeze(-1), move, self.move)
-        self.norm, self.size = torch.where(fell, norm, self.norm), torch.where(fell, 1.0, self.size / 2)
+            self.wait = (self.wait - 1).clamp_min(0)
+            self.size = torch.where(fell, 1.0, self.size / 2)
+            kept = fell.unsqueeze(-1)
+            self.base, self.right = torch.where(kept, x, self.base), torch.where(kept, residual, self.right)
+            self.norm = torch.where(fell, norm, self.norm)
+        wanted = fell & (self.wait == 0)
+        if bool(wanted.any()):
+            mask = wanted.unsqueeze(-1)
+            self.move = torch.where(mask, self._newton(x, torch.where(mask, residual, 0.0), force), self.move)
+        stuck = self.size < 0.01
+        self.wait, self.dose = torch.where(stuck, self.dose, self.wait), torch.where(stuck, 2 * self.dose, self.dose)
+        self.size = self.size.masked_fill(stuck, 1.0)
+        self.move = torch.where((self.wait > 0).unsqueeze(-1), self.right, self.move)
         return self.base + self.size.unsqueeze(-1) * self.move
+
+    def _newton(self, x: Tensor, right: Tensor, force: Tensor) -> Tensor:
+        tape = Tape(self.seat, x.reshape(self.seat.full))
+
+        def operator(vector: Tensor) -> Tensor:
+            return vector - tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
+
+        return gmres(operator, right, force, restart=self.window, max_restarts=2)[0]

@@ -1,12 +1,11 @@
 r"""Products with the Jacobian of f at a point, and with its transpose.
 
-f is evaluated once and its graph kept, below all `torch.func` transforms, where the axes of ``vmap`` are plain axes. Running it backwards gives
+f is evaluated once and its graph kept, below all `torch.func` transforms, where the axes of ``vmap`` are plain axes. Running it backwards
+gives u ↦ Jᵀu, and since that is linear in u, running its own graph backwards gives v ↦ Jv. Neither evaluates f again, and neither needs the
+transforms to be there still: a gradient is often asked for when they are gone.
 
-    u ↦ Jᵀu,      and since that is linear in u, running its own graph backwards gives      v ↦ Jv.
-
-Neither evaluates f again, and neither needs the transforms to be there still: a gradient is often asked for when they are gone.
-
-Within ``torch.no_grad`` a ``torch.func`` transform lets no graph be recorded. Then Jv comes from forward derivatives, as long as the transforms are in place.
+Within ``torch.no_grad`` a ``torch.func`` transform lets no graph be recorded. Then Jv comes from forward derivatives, as long as the
+transforms are in place.
 """
 
 import torch
