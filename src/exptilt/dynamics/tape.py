@@ -73,15 +73,11 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
     """Pull each of ``(E, ...)`` back along a graph that is kept."""
     if not output.requires_grad:
         return torch.zeros_like(vectors)
-    single = vectors.shape[0] == 1
+
+    def pull(vector: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(output, leaf, vector, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return found
+
     with forward_ad._set_fwd_grad_enabled(False):
-        (found,) = torch.autograd.grad(
-            output,
-            leaf,
-            vectors[0] if single else vectors,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-            is_grads_batched=not single,
-        )
-    return found.unsqueeze(0) if single else found
+        # torch.func's vmap, not is_grads_batched: functions with a rule of their own (attend) know only the former.
+        return pull(vectors[0]).unsqueeze(0) if vectors.shape[0] == 1 else torch.func.vmap(pull)(vectors)

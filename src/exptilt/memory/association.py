@@ -6,7 +6,6 @@ r"""Association: states settle among keys, then read values. One function, which
 With one step this is attention with scale β_h; β is one number a head, and multiplies that head's queries and no others.
 """
 
-import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
@@ -27,7 +26,7 @@ def associate(
         beta: ``(..., H)``, one inverse temperature a head.
         steps: updates in all, the last of which reads the values; None goes to the fixed point, differentiated implicitly.
         mask: booleans that broadcast to ``(..., H, Q, N)``, True where a state may see a pattern.
-        tolerance: of the fixed point's residual, in units of the largest key.
+        tolerance: of the fixed point's residual ‖step(ξ) − ξ‖/‖ξ‖.
         max_steps: on the way to it.
         throw: raise where it is not reached; False reads from where the states stand.
 
@@ -48,11 +47,7 @@ def associate(
 
     state = query
     if steps is None:
-        unit = key.detach().square().sum(-1).amax().sqrt().clamp_min(torch.finfo(key.dtype).tiny)
-        found = fixed_point(
-            lambda z: update(z * unit) / unit, query / unit, solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw
-        )
-        state = found.value * unit
+        state = fixed_point(update, query, solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw).value
     else:
         for _ in range(steps - 1):
             state = update(state)

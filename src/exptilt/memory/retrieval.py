@@ -44,16 +44,8 @@ def retrieve(memory: "Hopfield", state: Tensor, *, tolerance: float | None, max_
 
 
 def _attached(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, throw: bool) -> Solution[Tensor]:
-    """The fixed point from this state on, with its derivatives; with max_steps 1, the state itself with those of the fixed point it is.
-
-    Lengths are taken in units of M, so that tiny or huge patterns are no different from others.
-    """
-    unit = memory.size.detach()
-    unit = unit[..., None, None] if memory.patterns.ndim > 2 else unit
-    found = fixed_point(
-        lambda z: memory.step(z * unit) / unit, state.detach() / unit, solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw
-    )
-    return replace(found, value=found.value * unit)
+    """The fixed point from this state on, with its derivatives; with max_steps 1, the state itself with those of the fixed point it is."""
+    return fixed_point(memory.step, state.detach(), solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw)
 
 
 @torch.no_grad()
