@@ -5,7 +5,19 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.memory import ClassicalHopfield, Entmax, Hopfield, HopfieldLayer, HopfieldPooling, Polynomial, RestrictedBoltzmann, associate, learn, storage_bound, storage_capacity  # fmt: skip
+from exptilt.memory import (  # fmt: skip
+    ClassicalHopfield,
+    Entmax,
+    Hopfield,
+    HopfieldLayer,
+    HopfieldPooling,
+    Polynomial,
+    RestrictedBoltzmann,
+    associate,
+    learn,
+    storage_bound,
+    storage_capacity,
+)
 
 X = torch.eye(4)
 

@@ -59,6 +59,7 @@ def test_retrieval_is_differentiated_implicitly(rule):
 def test_functional_transforms():
     x, s, beta = drawn(4, 9, 5), drawn(4, 6, 5, seed=1), torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=F64)
     for rule in RULES:
+
         def step(x, s, beta, rule=rule):
             return Hopfield(x, beta, separation=rule).step(s)
 

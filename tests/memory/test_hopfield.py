@@ -11,7 +11,10 @@ from exptilt.memory import Entmax, Hopfield, Polynomial
 from oracles import memory as oracle
 
 SIMILARITIES = ("dot", "cosine", "euclidean")
-RULES = [("softmax", None), ("sparsemax", None), ("entmax", None), ("entmax", 1.1), ("entmax", 1.9), ("max", None), ("polynomial", 2), ("polynomial", 7)]  # fmt: skip
+RULES = [
+    *(("softmax", None), ("sparsemax", None), ("entmax", None), ("entmax", 1.1), ("entmax", 1.9)),
+    *(("max", None), ("polynomial", 2), ("polynomial", 7)),
+]
 PAIRS = [(a, b, c) for a in SIMILARITIES for b, c in RULES if not (a == "euclidean" and b == "polynomial")]
 
 

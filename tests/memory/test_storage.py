@@ -44,7 +44,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     rng = np.random.default_rng(0)
     for cut in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(ArgumentError, match="Hopfield.load"):
+        with pytest.raises(ArgumentError, match="load"):
             Hopfield.load(path)
     begin = 8 + int.from_bytes(whole[:8], "little")
     for place in [*rng.integers(begin, len(whole), 20), begin, len(whole) - 1]:  # one bit of the tensors
@@ -75,7 +75,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="not a whole safetensors"):
         Hopfield.load(tmp_path / "pickled")
     save_file({"patterns": torch.eye(2), "beta": torch.tensor(1.0)}, tmp_path / "other")
-    with pytest.raises(ArgumentError, match="not one that Hopfield.save wrote"):
+    with pytest.raises(ArgumentError, match="not one that"):
         Hopfield.load(tmp_path / "other")
     with pytest.raises(ArgumentError, match="no folder"):
         Hopfield(torch.eye(2)).save(tmp_path / "nowhere" / "m")

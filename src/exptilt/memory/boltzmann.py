@@ -160,7 +160,7 @@ class RestrictedBoltzmann:
         """
         p = self.visible_probability(hidden)
         low, high = self.levels
-        return torch.where(torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low)
+        return torch.where(torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low).to(p.dtype)
 
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
         """Block Gibbs sampling: h given v, v given h, so many times.

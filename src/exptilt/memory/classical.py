@@ -120,16 +120,13 @@ class ClassicalHopfield:
             raise ArgumentError(f"ClassicalHopfield.retrieve: got {got}. Pass 'asynchronous' or 'synchronous', and max_steps >= 1.")
         value, steps = s.reshape(-1, self.dimension).clone(), 0
         chance = torch.Generator().manual_seed(0) if generator is None else generator
-        while steps < max_steps:
-            if update == "synchronous":
-                new = self.step(value)
-                changed = not torch.equal(new, value)
-                value = new
-            else:
-                changed = self._sweep(value, torch.randperm(self.dimension, generator=chance))
+        moving = torch.arange(len(value))
+        while steps < max_steps and moving.numel():
+            now = value[moving]
+            new = self.step(now) if update == "synchronous" else self._sweep(now, torch.randperm(self.dimension, generator=chance))
+            value[moving] = new
+            moving = moving[(new != now).any(-1)]
             steps += 1
-            if not changed:
-                break
         residual = (self.step(value) != value).double().mean(-1)
         code = torch.where(residual == 0, Status.CONVERGED.code, Status.MAX_STEPS.code).to(torch.int8)
         shape = s.shape[:-1]
@@ -140,12 +137,13 @@ class ClassicalHopfield:
             solution.or_raise()
         return solution
 
-    def _sweep(self, value: Tensor, order: Tensor) -> bool:
-        """Every unit once in that order, in place on ``(B, N)``; whether any flipped."""
+    def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
+        """Every unit of ``(B, N)`` once, in that order."""
         from exptilt.memory.classical_kernel import sweep
 
-        field = (value @ self.weight).numpy()
-        return bool(sweep(self.weight.numpy(), value.numpy(), field, order.numpy(), _TIE * float(self.weight.abs().max())))
+        new, field = value.clone(), (value @ self.weight).numpy()
+        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), _TIE * float(self.weight.abs().max()))
+        return new
 
     def _state(self, state: Tensor) -> Tensor:
         s = _binary("ClassicalHopfield", "state", state)

@@ -9,8 +9,7 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def sweep(weight, state, field, order, tie):  # type: ignore[no-untyped-def]
-    """Visit units in that order in each row of state (B, N), in place, with field (B, N) = state @ weight; returns how many flipped."""
-    flips = 0
+    """Visit units in that order in each row of state (B, N), in place, with field (B, N) = state @ weight."""
     for b in range(state.shape[0]):
         s, h = state[b], field[b]
         for i in order:
@@ -19,5 +18,3 @@ def sweep(weight, state, field, order, tie):  # type: ignore[no-untyped-def]
                 change, row = 2 * s[i], weight[i]
                 for j in range(s.size):
                     h[j] += change * row[j]
-                flips += 1
-    return flips

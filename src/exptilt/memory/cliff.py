@@ -61,8 +61,8 @@ def classical_cliff(
         seed: of the first network.
     """
     if rule not in ("hebbian", "pseudo_inverse") or units < 1 or seeds < 1 or not all(load > 0 for load in loads):
-        raise ArgumentError(f"classical_cliff: rule {rule!r}, units {units}, seeds {seeds}, loads {list(loads)}. Pass positive numbers, and "
-                            "rule 'hebbian' or 'pseudo_inverse'.")  # fmt: skip
+        got = f"rule {rule!r}, units {units}, seeds {seeds}, loads {list(loads)}"
+        raise ArgumentError(f"classical_cliff: got {got}. Pass positive numbers, and rule 'hebbian' or 'pseudo_inverse'.")
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):

@@ -158,13 +158,11 @@ class Hopfield:
         rows = self.advance(self.rows(state))
         return rows.reshape((*torch.broadcast_shapes(rows.shape, state.shape),) if self.patterns.ndim > 2 else state.shape).to(state.dtype)
 
-    def retrieve(
-        self, state: Tensor, *, tolerance: float | None = None, max_steps: int = 1000, throw: bool = True
-    ) -> Solution[Tensor]:
+    def retrieve(self, state: Tensor, *, tolerance: float | None = None, max_steps: int = 1000, throw: bool = True) -> Solution[Tensor]:
         """Steps until each state stands still by itself.
 
-        Where a derivative is wanted it is that of the fixed point, by the implicit function theorem: it flows to patterns and beta; the start
-        has none, since a fixed point does not depend on where one came from.
+        Where a derivative is wanted it is that of the fixed point, by the implicit function theorem: it flows to patterns and beta; the
+        start has none, since a fixed point does not depend on where one came from.
 
         Args:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
@@ -215,7 +213,7 @@ class Hopfield:
 
         Args:
             noise: length of the random vector added to each start, in units of M.
-            within: a pattern is recalled if its own retrieval ends no farther away than this, in units of M, and nearer to it than to others.
+            within: a pattern is recalled if its retrieval ends no farther away than this, in units of M, with no other pattern nearer.
             trials: starts for each pattern.
             max_steps: of each retrieval.
             generator: draws the noise.

@@ -51,8 +51,8 @@ def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def learn(
-    machine: RestrictedBoltzmann, data: Tensor, *, method: str = "pcd", steps: int = 1, epochs: int = 10, rate: float = 0.05, batch: int = 64,
-    decay: float = 0.0, chains: int = 64, exact: bool = False, generator: torch.Generator | None = None,
+    machine: RestrictedBoltzmann, data: Tensor, *, method: str = "pcd", steps: int = 1, epochs: int = 10, rate: float = 0.05,
+    batch: int = 64, decay: float = 0.0, chains: int = 64, exact: bool = False, generator: torch.Generator | None = None,
 ) -> Learnt:  # fmt: skip
     """Fit a machine to data.
 
@@ -85,7 +85,7 @@ def learn(
     machine._check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
     low, high = machine.levels
-    kept = torch.where(torch.rand(chains, data.shape[1], generator=chance, dtype=data.dtype) < 0.5, low, high)
+    kept = torch.where(torch.rand(chains, data.shape[1], generator=chance, dtype=data.dtype) < 0.5, low, high).to(data)
     updates = epochs * -(-len(data) // batch)
     done = 0
     rows: list[tuple[Tensor, ...]] = []
@@ -102,8 +102,6 @@ def learn(
             done += 1
         expected = low + (high - low) * machine.visible_probability(machine.hidden_mean(data))
         likelihood = machine.log_likelihood(data).mean() if exact else data.new_zeros(0).sum()
-        rows.append(
-            (machine.free_energy(data).mean(), machine.free_energy(negative).mean(), (data - expected).square().mean(), likelihood)
-        )
-    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
-    return Learnt(machine, Trace(*columns[:3], columns[3] if exact else data.new_zeros(0)))
+        rows.append((machine.free_energy(data).mean(), machine.free_energy(negative).mean(), (data - expected).square().mean(), likelihood))
+    data_F, chain_F, error, likelihoods = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Learnt(machine, Trace(data_F, chain_F, error, likelihoods if exact else data.new_zeros(0)))

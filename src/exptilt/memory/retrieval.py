@@ -68,4 +68,6 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) 
     ended = torch.where(residual <= tolerance, Status.CONVERGED.code, Status.MAX_STEPS.code).to(torch.int8)
     shape = state.shape[:-1]
     residual = residual.reshape(shape)
-    return Solution(value.reshape(state.shape).to(state.dtype), ended.reshape(shape), residual, torch.tensor(steps), torch.zeros_like(residual))
+    return Solution(
+        value.reshape(state.shape).to(state.dtype), ended.reshape(shape), residual, torch.tensor(steps), torch.zeros_like(residual)
+    )

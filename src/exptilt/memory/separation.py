@@ -130,9 +130,7 @@ class Polynomial:
         alive = total > 0
         z = torch.where(alive, total, 1.0)
         norm = z ** (1 / n)
-        return Read(
-            torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0), torch.where(alive, top * norm, 0.0)
-        )
+        return Read(torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0), torch.where(alive, top * norm, 0.0))
 
     def uniform(self, count: int) -> float:
         """Ω of equal weights."""

@@ -96,7 +96,9 @@ def load(path: Path, *, mapped: bool) -> dict[str, Any]:
                 raise ArgumentError(f"Hopfield.load: {path} is a safetensors file, but not one that Hopfield.save wrote.")
             tensors = {name: opened.get_tensor(name) for name in names}
     except library.SafetensorError as problem:
-        raise ArgumentError(f"Hopfield.load: {path} is not a whole safetensors file ({problem}). It was cut, or is something else.") from None
+        raise ArgumentError(
+            f"Hopfield.load: {path} is not a whole safetensors file ({problem}). It was cut, or is something else."
+        ) from None
     if checksum(tensors) != about.get("checksum"):
         raise ArgumentError(f"Hopfield.load: the contents of {path} do not match their checksum: the file was changed or damaged.")
     patterns = tensors["patterns"] if mapped else tensors["patterns"].clone()

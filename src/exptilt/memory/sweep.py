@@ -26,7 +26,7 @@ def square_norms(patterns: Tensor) -> Tensor:
     """``(..., N)``: <x,x>, summed in part after part."""
     N, D = patterns.shape[-2:]
     length = max(1, _PART_NUMBERS // max(1, D * patterns.shape[:-2].numel()))
-    if N <= length or not is_concrete(patterns):
+    if length >= N or not is_concrete(patterns):
         return patterns.to(wide(patterns.dtype)).square().sum(-1)
     return torch.cat([square_norms(patterns[..., j : j + length, :]) for j in range(0, N, length)], -1)
 
