@@ -92,7 +92,7 @@ def storage_capacity(
 
     Example:
         >>> found = storage_capacity([4, 10], seeds=2)
-        >>> bool((found.mean >= found.gap).all()), found.rate > 0
+        >>> bool(found.mean[1] > found.mean[0]), bool((found.gap > 1).all())
         (True, True)
     """
     if len(dimensions) < 2 or min(dimensions) < 2 or seeds < 1 or most < 2:

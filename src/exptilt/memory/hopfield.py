@@ -105,7 +105,14 @@ class Hopfield:
         return Keys(self.patterns[None], self.square_norm[None], self.similarity)
 
     def rows(self, state: Tensor) -> Tensor:
-        """States as ``(..., heads, Q, D)``, in the dtype that sums are taken in."""
+        """States laid out for a sweep, in the dtype that sums are taken in.
+
+        Args:
+            state: ``(..., D)``.
+
+        Returns:
+            ``(..., heads, Q, D)``.
+        """
         state = state.to(self.square_norm.dtype)
         return state if self.patterns.ndim > 2 else state.reshape(1, -1, self.dimension)
 
@@ -152,7 +159,7 @@ class Hopfield:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
 
         Returns:
-            As state, of a norm of 1 if the similarity is cosine.
+            ``(..., D)``, as state; of a norm of 1 if the similarity is cosine.
         """
         check_state(self, state)
         rows = self.advance(self.rows(state))

@@ -71,7 +71,8 @@ def learn(
 
     Example:
         >>> data = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).repeat(50, 1).double()
-        >>> found = learn(RestrictedBoltzmann.random(3, 2), data, epochs=50, rate=0.3, exact=True)
+        >>> machine = RestrictedBoltzmann.random(3, 2, size=0.1, generator=torch.Generator().manual_seed(0))
+        >>> found = learn(machine, data, epochs=100, rate=1.0, exact=True)
         >>> bool(found.trace.log_likelihood[-1] > -1.0)  # −log 8 = −2.08 at first, −log 2 = −0.69 at best
         True
     """

@@ -42,7 +42,13 @@ class Softmax:
     """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep; query ``(..., H, Q, D)``, beta ``(..., H)``."""
+        """One sweep.
+
+        Args:
+            keys: the patterns.
+            query: ``(..., H, Q, D)``.
+            beta: ``(..., H)``.
+        """
         found = []
         for key, offset in keys.parts():
             weight = None if offset is None else beta[..., None] * offset
@@ -51,7 +57,11 @@ class Softmax:
         return Read(tilted.output, tilted.log_normalizer / beta[..., None])
 
     def uniform(self, count: int) -> float:
-        """Ω of equal weights."""
+        """Ω of equal weights.
+
+        Args:
+            count: how many.
+        """
         return -math.log(count)
 
 
@@ -70,11 +80,21 @@ class Entmax:
             raise ArgumentError(f"Entmax: alpha is {self.alpha}. Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'.")
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """A few sweeps to find τ, one more to average; query ``(..., H, Q, D)``, beta ``(..., H)``."""
+        """A few sweeps to find τ, one more to average.
+
+        Args:
+            keys: the patterns.
+            query: ``(..., H, Q, D)``.
+            beta: ``(..., H)``.
+        """
         return Read(*entmax_sweep(keys, query, beta, self.alpha))
 
     def uniform(self, count: int) -> float:
-        """Ω of equal weights."""
+        """Ω of equal weights.
+
+        Args:
+            count: how many.
+        """
         return (count ** (1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
 
 
@@ -83,7 +103,13 @@ class Maximum:
     """All weight on the first of the largest scores: nearest-pattern search."""
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep for the index, which is not differentiable; what stands there is."""
+        """One sweep for the index, which is not differentiable; what stands there is.
+
+        Args:
+            keys: the patterns.
+            query: ``(..., H, Q, D)``.
+            beta: ``(..., H)``.
+        """
         with torch.no_grad():
             top = query.new_full(query.shape[:-1], -torch.inf)
             best = torch.zeros(query.shape[:-1], dtype=torch.int64, device=query.device)
@@ -96,7 +122,11 @@ class Maximum:
         return Read(key, score if offset is None else score + offset)
 
     def uniform(self, count: int) -> float:
-        """Ω of equal weights."""
+        """Ω of equal weights.
+
+        Args:
+            count: how many.
+        """
         return 0.0
 
 
@@ -115,7 +145,13 @@ class Polynomial:
             raise ArgumentError(f"Polynomial: degree is {self.degree!r}. Pass an integer >= 2.")
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep, with sums relative to the largest score so far; query ``(..., H, Q, D)``."""
+        """One sweep, with sums relative to the largest score so far.
+
+        Args:
+            keys: the patterns.
+            query: ``(..., H, Q, D)``.
+            beta: ``(..., H)``.
+        """
         n = self.degree
         top = query.new_zeros(query.shape[:-1])
         total, average = torch.zeros_like(top), torch.zeros_like(query)
@@ -133,7 +169,11 @@ class Polynomial:
         return Read(torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0), torch.where(alive, top * norm, 0.0))
 
     def uniform(self, count: int) -> float:
-        """Ω of equal weights."""
+        """Ω of equal weights.
+
+        Args:
+            count: how many.
+        """
         return 0.0
 
 
