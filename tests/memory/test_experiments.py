@@ -8,6 +8,7 @@ from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
 from exptilt.memory import Hopfield, guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound, storage_capacity
+from exptilt.memory.capacity import sphere
 from exptilt.memory.intervals import student, wilson
 from exptilt.memory.metastable import jacobian, weights
 from oracles import memory as oracle
@@ -172,8 +173,12 @@ def test_capacity_grows_exponentially_and_above_theory():
     assert (found.gap > 1).all()
     assert (found.interval[:, 0] <= found.mean).all()
     assert torch.allclose(found.gap, found.mean / torch.tensor([b.count for b in found.bounds], dtype=F64))
-    again = storage_capacity([6, 9, 12], seeds=3, most=512)
-    assert torch.equal(found.count, again.count)
+    for i, d in enumerate((6, 9)):  # the very edge: all of N are recalled, of one more not
+        for j in range(3):
+            patterns = sphere(512, d, math.sqrt(d - 1), seeded(1000 * j + d))
+            N = int(found.count[i, j])
+            assert N == 1 or Hopfield(patterns[:N], 1.0).capacity(max_steps=200).count == N
+            assert N >= 32 or Hopfield(patterns[: N + 1], 1.0).capacity(max_steps=200).count <= N
     assert storage_capacity([6, 9], beta=5.0, seeds=1, most=8).limited.all()
 
 

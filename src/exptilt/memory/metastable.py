@@ -117,7 +117,7 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
     left = torch.arange(len(given))
     while left.numel():
         best = left[ends.residual[left].argmin()]  # the best settled of those left speaks for its cluster
-        near = (ends.value[left] - ends.value[best]).norm(dim=-1) <= _SAME * memory.size
+        near = ((ends.value[left] - ends.value[best]).norm(dim=-1) <= _SAME * memory.size) | (left == best)
         found.append(ends.value[best])
         residual.append(ends.residual[best])
         reached.append(int(near.sum()))

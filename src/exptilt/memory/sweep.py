@@ -14,7 +14,7 @@ from exptilt._support.linalg import is_concrete
 from exptilt.memory.similarity import Similarity
 
 _PART_NUMBERS = 1 << 23  # numbers of a converted copy of some patterns: 32 MiB of float32
-_TILE_CELLS = 1 << 21  # scores held at once, as in tilting/tiled.py
+_TILE_CELLS = 1 << 20  # scores held at once; a few temporaries of this size stand beside them: 4 MiB each in float32
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -25,7 +25,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def square_norms(patterns: Tensor) -> Tensor:
     """``(..., N)``: <x,x>, summed in part after part."""
     N, D = patterns.shape[-2:]
-    length = max(1, _PART_NUMBERS // max(1, D * patterns.shape[:-2].numel()))
+    length = max(1, _TILE_CELLS // max(1, D * patterns.shape[:-2].numel()))
     if length >= N or not is_concrete(patterns):
         return patterns.to(wide(patterns.dtype)).square().sum(-1)
     return torch.cat([square_norms(patterns[..., j : j + length, :]) for j in range(0, N, length)], -1)
