@@ -24,8 +24,10 @@ _CACHE_BYTES = 384 * 1024
 # Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind;
 # beyond it they are packed anew.
 _SHELF_BYTES = 8 * 1024 * 1024
-# Fewer keys than this are not worth a second thread for one query.
-_SPLIT_KEYS = 16384
+# Fewer scores than this are not worth a second thread for one tile of queries, nor are fewer keys than a few tiles.
+_SPLIT_SCORES, _SPLIT_KEYS = 16384, 2048
+# Queries that a sweep takes at a time, at most; whole sixes, the rows that a product takes at a time.
+_MOST_ROWS = 258
 _ready: set[tuple[str, type]] = set()
 
 
@@ -74,7 +76,7 @@ class Blocks:
         """Rows and columns of a tile when a sweep holds `buffers` of them at once; columns are whole pairs of panels."""
         pair = 2 * self.width
         cells = _CACHE_BYTES // buffers // np.dtype(self.number).itemsize
-        limit = 258 if buffers <= 2 else 132  # whole sixes, the rows that a product takes at a time
+        limit = _MOST_ROWS if buffers <= 2 else 132
         parts = -(-self.Q // limit)
         even = -(-self.Q // max(parts, 1))
         tile_q = max(1, min(self.Q, -(-even // 6) * 6))
@@ -133,9 +135,10 @@ def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     then join (``merge.py``).
     """
     threads = torch.get_num_threads()
-    K = t.key.shape[2]
+    (_, heads, Q), K = t.query.shape[:3], t.key.shape[2]
     one_block = t.key.shape[0] * t.key.shape[1] == 1 and not options.causal and options.window is None
-    if not one_block or t.query.shape[1] * t.query.shape[2] > THIN or threads == 1 or K < _SPLIT_KEYS:
+    few = heads * Q <= THIN or heads * -(-Q // _MOST_ROWS) < threads
+    if not one_block or not few or threads == 1 or K < _SPLIT_KEYS or heads * Q * K < _SPLIT_SCORES:
         return _forward(t, options)
     size = -(-K // threads)
     parts = [t.keys(j, min(j + size, K)) for j in range(0, K, size)]

@@ -1,0 +1,137 @@
+"""Retrieval from a memory against plain torch, and what a million patterns cost.
+
+    step        ξ ← softmax(β X ξ) X once, batch 256 and batch 1, N = 4096 to 1e6, D = 64, float32
+    rivals      plain torch with the states × N matrix
+    retrieval   of a batch of 256 from a million patterns to its fixed point, in memory and memory-mapped from its file
+    memory      what one call adds to the resident set, measured in a fresh process
+    classical   N = 1000, 160 patterns settled asynchronously, against the same sweeps in numpy
+
+Answers are compared before they are timed. Takes a few minutes.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import harness
+from exptilt.memory import ClassicalHopfield, Hopfield
+from harness import Goal
+
+D = 64
+BETA = 0.5
+
+
+def patterns(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, D, generator=torch.Generator().manual_seed(seed))
+
+
+def plain(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(BETA * (state @ x.T), -1) @ x
+
+
+def step_cases(count: int, batch: int) -> dict[str, Callable[[], Any]]:
+    x, state = patterns(count), patterns(batch, 1)
+    memory = Hopfield(x, BETA)
+    exact = plain(x[:4096].double(), state.double())
+    torch.testing.assert_close(Hopfield(x[:4096], BETA).step(state).double(), exact, atol=1e-4, rtol=1e-4)
+    return {"exptilt": lambda: memory.step(state), "plain torch": lambda: plain(x, state)}
+
+
+def prepare(kind: str, count: int, batch: int) -> Callable[[], Any]:
+    """For `peak_extra_memory`: the call that is measured."""
+    x, state = patterns(count), patterns(batch, 1)
+    memory = Hopfield(x, BETA)
+    small = Hopfield(x[:2048], BETA)
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "exptilt": (lambda: small.step(state), lambda: memory.step(state)),
+        "plain torch": (lambda: plain(x[:2048], state), lambda: plain(x, state)),
+        "sparsemax": (
+            lambda: Hopfield(x[:2048], BETA, separation="sparsemax").step(state),
+            lambda: Hopfield(x, BETA, separation="sparsemax").step(state),
+        ),
+    }
+    first, measured = calls[kind]
+    first()
+    return measured
+
+
+def classical_cases(units: int, load: float) -> dict[str, Callable[[], Any]]:
+    count = round(units * load)
+    x = torch.randint(0, 2, (count, units), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
+    memory = ClassicalHopfield.hebbian(x)
+    w = memory.weight.numpy()
+
+    def in_numpy() -> np.ndarray:
+        state = x.numpy().copy()
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(200):
+            before = state.copy()
+            for i in torch.randperm(units, generator=generator).tolist():
+                field = state @ w[i]
+                state[:, i] = np.where(np.abs(field) <= 1e-12, state[:, i], np.sign(field))
+            if (state == before).all():
+                return state
+        return state
+
+    ours = memory.retrieve(x).value.numpy()
+    assert (ours == in_numpy()).mean() > 0.99  # orders part once some states have settled
+    return {"exptilt": lambda: memory.retrieve(x), "numpy, unit by unit": in_numpy}
+
+
+def main() -> None:
+    arguments = harness.start(__doc__)
+    sizes = (512, 4096) if arguments.quick else (4096, 16384, 65536, 262144, 1_000_000)
+    rounds = 2 if arguments.quick else 5
+    results: dict[str, Any] = {}
+    goals = []
+    for batch in (256, 1):
+        for count in sizes:
+            name = f"step, batch {batch}, N = {count}"
+            print(f"\n{name}", flush=True)
+            times = harness.compare(step_cases(count, batch), "plain torch", rounds=3 if count * batch > 10**8 else rounds, label=name)
+            harness.print_times(times)
+            results[name] = times
+            goals.append(Goal(f"{name}, over plain torch", times["exptilt"].ratio, 1.0))
+    largest = sizes[-1]
+    for kind in ("exptilt", "sparsemax", "plain torch"):
+        for count in (sizes[0], largest):
+            used = harness.peak_extra_memory(prepare, kind, count, 256)
+            results[f"memory, {kind}, N = {count}"] = used
+            print(f"{kind}, N = {count}: {used.peak / 2**20:.1f} MiB beyond what was there", flush=True)
+            if kind != "plain torch":
+                goals.append(Goal(f"memory, {kind}, batch 256, N = {count}", used.peak / 2**20, 64, "MiB"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.safetensors"
+        # Starts near patterns; β such that a pattern among a million random ones is a fixed point.
+        x = patterns(largest)
+        Hopfield(x, 1.0).save(path)
+        here, mapped = Hopfield(x, 1.0), Hopfield.load(path, mapped=True)
+        state = x[:256] + 0.3 * patterns(256, 2)
+        assert torch.equal(here.retrieve(state).value, mapped.retrieve(state).value)
+        cases = {
+            "in memory": lambda: here.retrieve(state),
+            "mapped": lambda: mapped.retrieve(state),
+            "load, mapped": lambda: Hopfield.load(path, mapped=True),
+        }
+        times = harness.compare(cases, "in memory", rounds=2 if arguments.quick else 3, label="retrieval")
+        print(f"\nretrieval of 256 from {largest}, {int(here.retrieve(state).steps)} steps", flush=True)
+        harness.print_times(times)
+        results["retrieval"] = times
+        goals.append(Goal(f"retrieval of 256 from {largest}", times["in memory"].best, 10.0, "s"))
+    name = "classical, N = 1000, load 0.16"
+    cases = classical_cases(100 if arguments.quick else 1000, 0.16)
+    times = harness.compare(cases, "numpy, unit by unit", rounds=2, label=name)
+    print(f"\n{name}", flush=True)
+    harness.print_times(times)
+    results[name] = times
+    goals.append(Goal(f"{name}, over numpy", times["exptilt"].ratio, 1.0))
+    harness.print_goals(goals)
+    harness.save("memory", {"times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+r"""Association: states settle among keys, then read values. One function, which the layers of ``layers.py`` and nothing else wrap.
+
+    ξ ← Σ_n softmax_n(β_h <k_n, ξ>) k_n      (steps − 1 times, or to the fixed point)
+    z = Σ_n softmax_n(β_h <k_n, ξ>) v_n
+
+With one step this is attention with scale β_h; β is one number a head, and multiplies that head's queries and no others.
+"""
+
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.attention import attend
+from exptilt.dynamics import fixed_point
+
+
+def associate(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, *, steps: int | None = 1, mask: Tensor | None = None,
+    tolerance: float = 1e-4, max_steps: int = 100, throw: bool = True,
+) -> Tensor:  # fmt: skip
+    """States that settle among the keys of their head, and read its values.
+
+    Args:
+        query: ``(..., H, Q, D)``, the states to begin with.
+        key: ``(..., H, N, D)``, the stored patterns.
+        value: ``(..., H, N, Dv)``, what they stand for.
+        beta: ``(..., H)``, one inverse temperature a head.
+        steps: updates in all, the last of which reads the values; None goes to the fixed point, differentiated implicitly.
+        mask: booleans that broadcast to ``(..., H, Q, N)``, True where a state may see a pattern.
+        tolerance: of the fixed point's residual ‖step(ξ) − ξ‖/‖ξ‖.
+        max_steps: on the way to it.
+        throw: raise where it is not reached; False reads from where the states stand.
+
+    Returns:
+        ``(..., H, Q, Dv)``.
+
+    Example:
+        >>> x = torch.eye(4)[None]
+        >>> associate(x[:, :1], x, x, torch.tensor([20.0])).round(decimals=3)
+        tensor([[[1., 0., 0., 0.]]])
+    """
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ArgumentError(f"associate: steps is {steps!r}. Pass an integer >= 1, or None for the fixed point.")
+    factor = beta[..., None, None]
+
+    def update(state: Tensor) -> Tensor:
+        return attend(state * factor, key, key, scale=1.0, mask=mask).output
+
+    state = query
+    if steps is None:
+        state = fixed_point(update, query, solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw).value
+    else:
+        for _ in range(steps - 1):
+            state = update(state)
+    return attend(state * factor, key, value, scale=1.0, mask=mask).output

@@ -1,0 +1,121 @@
+r"""Exponential capacity, measured against what theory promises.
+
+Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns is sought that are all
+recalled (``recall.py``): N is doubled until one is lost, then bisected; the patterns of smaller N are the first of the larger. Means and
+intervals are of log N over seeds. Beside them stands √p c^{(d−1)/4} of ``theory.py``.
+
+Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so measured numbers lie above it: the
+gap, as a factor and in the rate of growth per dimension, is part of the result. What the growth should be for recall alone: another
+pattern weighs e^{−β(M² − <x_i,x_j>)}, and the mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d, so N may grow
+like e^{βK²d(1 − βK²/2)} (K²β < 1): for β = K = 1 about e^{d/2}.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
+from exptilt.memory import recall
+from exptilt.memory.hopfield import Hopfield
+from exptilt.memory.intervals import student
+from exptilt.memory.theory import StorageBound, storage_bound
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many random patterns were all recalled, by dimension and seed.
+
+    Args:
+        dimensions: the d.
+        count: ``(d, seeds)``, the largest N found.
+        bounds: theory's, by dimension.
+        limited: ``(d, seeds)`` booleans, where the search ended at `most` and the true number is larger.
+    """
+
+    dimensions: tuple[int, ...]
+    count: Tensor
+    bounds: tuple[StorageBound, ...]
+    limited: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """``(d,)``: geometric mean over seeds."""
+        return self.count.double().log().mean(-1).exp()
+
+    @property
+    def interval(self) -> Tensor:
+        """``(d, 2)``: 95 % interval of that mean."""
+        logs = self.count.double().log()
+        spread = logs.std(-1) if logs.shape[-1] > 1 else torch.zeros_like(logs[:, 0])
+        pairs = [student(float(m), float(s), logs.shape[-1]) for m, s in zip(logs.mean(-1), spread, strict=True)]
+        return torch.tensor(pairs, dtype=torch.float64).exp()
+
+    @property
+    def gap(self) -> Tensor:
+        """``(d,)``: measured over promised."""
+        return self.mean / torch.tensor([bound.count for bound in self.bounds], dtype=torch.float64)
+
+    @property
+    def rate(self) -> float:
+        """Growth of log N per dimension: the slope of a straight line through the means."""
+        d = torch.tensor(self.dimensions, dtype=torch.float64)
+        d = d - d.mean()
+        return float((d * self.mean.log()).sum() / (d * d).sum())
+
+
+def sphere(count: int, dimension: int, radius: float, generator: torch.Generator) -> Tensor:
+    """``(count, dimension)`` float64 points drawn evenly from a sphere."""
+    x = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
+    return radius * x / x.norm(dim=-1, keepdim=True)
+
+
+def storage_capacity(
+    dimensions: Sequence[int], *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001, within: float = 0.1, seeds: int = 5,
+    most: int = 4096, separation: str = "softmax", seed: int = 0,
+) -> Capacity:  # fmt: skip
+    """Measure how many random patterns can be stored, dimension by dimension.
+
+    Args:
+        dimensions: the d, two at least.
+        beta: inverse temperature.
+        radius: K; patterns lie on a sphere of radius K√(d−1).
+        failure: p of the theorem the result is set beside.
+        within: how near to its pattern a retrieval must end, in units of M.
+        seeds: how many draws of patterns.
+        most: the search ends here.
+        separation: see `Hopfield`; theory speaks of softmax.
+        seed: of the first draw.
+
+    Example:
+        >>> found = storage_capacity([4, 10], seeds=2)
+        >>> bool(found.mean[1] > found.mean[0]), bool((found.gap > 1).all())
+        (True, True)
+    """
+    if len(dimensions) < 2 or min(dimensions) < 2 or seeds < 1 or most < 2:
+        got = f"dimensions {list(dimensions)}, seeds {seeds}, most {most}"
+        raise ArgumentError(f"storage_capacity: got {got}. Pass two or more dimensions >= 2, seeds >= 1, most >= 2.")
+    counts = torch.zeros(len(dimensions), seeds, dtype=torch.int64)
+    for i, j in track([(i, j) for i in range(len(dimensions)) for j in range(seeds)], "capacity"):
+        d = dimensions[i]
+        patterns = sphere(most, d, radius * math.sqrt(d - 1), torch.Generator().manual_seed(seed + 1000 * j + d))
+
+        def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
+            memory = Hopfield(patterns[:N], beta, separation=separation)
+            found = recall.measure(memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, warn=False)
+            return found.count == N
+
+        low, high = 1, 2
+        while high < most and all_recalled(high):
+            low, high = high, min(2 * high, most)
+        if high == most and all_recalled(most):
+            low = high = most
+        while high - low > max(1, low // 16):  # to 6 %: seeds differ by more
+            middle = (low + high) // 2
+            low, high = (middle, high) if all_recalled(middle) else (low, middle)
+        counts[i, j] = low
+    bounds = tuple(storage_bound(d, beta=beta, radius=radius, failure=failure) for d in dimensions)
+    return Capacity(tuple(dimensions), counts, bounds, counts == most)

@@ -1,0 +1,75 @@
+"""What a memory asks of patterns, beta and states, and how it says what is wrong."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import is_concrete
+
+if TYPE_CHECKING:
+    from exptilt.memory.hopfield import Hopfield
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def as_patterns(patterns: Any) -> Tensor:
+    """Patterns as a tensor ``(..., N, D)`` that shares their memory."""
+    if isinstance(patterns, np.ndarray):
+        with warnings.catch_warnings():  # torch warns of arrays that may not be written to; nobody writes to them here
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            patterns = torch.from_numpy(patterns)
+    if not isinstance(patterns, Tensor):
+        raise ArgumentError(f"Hopfield: patterns is a {type(patterns).__name__}. Pass a tensor or numpy array (..., N, D).")
+    if patterns.dtype not in _DTYPES:
+        raise ArgumentError(f"Hopfield: patterns has dtype {patterns.dtype}. Pass float64, float32, bfloat16 or float16: patterns.float().")
+    if patterns.ndim < 2:
+        raise ArgumentError(f"Hopfield: patterns has shape {tuple(patterns.shape)}. Pass (..., N, D): N patterns of dimension D.")
+    if patterns.shape[-2] == 0 or patterns.shape[-1] == 0:
+        raise ArgumentError(f"Hopfield: patterns has shape {tuple(patterns.shape)}: nothing is stored. Pass at least one pattern.")
+    return patterns
+
+
+def as_beta(beta: Any, square: Tensor) -> Tensor:
+    """Beta as ``(...)``, one for each leading index of patterns with squared norms ``(..., N)``."""
+    lead = square.shape[:-1]
+    if isinstance(beta, bool) or not isinstance(beta, int | float | Tensor):
+        raise ArgumentError(f"Hopfield: beta is {beta!r}. Pass a number, or a tensor {tuple(lead)}, one for each memory.")
+    value = torch.as_tensor(beta, dtype=square.dtype, device=square.device)
+    try:
+        value = value.expand(lead)
+    except RuntimeError:
+        got = tuple(value.shape)
+        raise ArgumentError(f"Hopfield: beta has shape {got}, patterns have leading axes {tuple(lead)}. Pass one beta a memory.") from None
+    if is_concrete(value) and not bool(((value > 0) & value.isfinite()).all()):
+        raise ArgumentError(f"Hopfield: beta is {beta}. It is an inverse temperature: pass a finite number > 0.")
+    return value
+
+
+def check_state(memory: "Hopfield", state: Any) -> None:
+    """A state is a finite floating tensor ``(..., D)`` on the patterns' device, with their leading axes."""
+    if not isinstance(state, Tensor):
+        raise ArgumentError(f"Hopfield: state is a {type(state).__name__}. Pass a torch tensor: torch.as_tensor(state).")
+    lead, D = tuple(memory.patterns.shape[:-2]), memory.dimension
+    if state.dtype not in (memory.patterns.dtype, memory.square_norm.dtype) or state.device != memory.patterns.device:
+        got = f"{state.dtype} on {state.device}, patterns are {memory.patterns.dtype} on {memory.patterns.device}"
+        raise ArgumentError(f"Hopfield: state is {got}. Convert it: state.to(patterns).")
+    if state.ndim < 1 or state.shape[-1] != D:
+        raise ArgumentError(f"Hopfield: state has shape {tuple(state.shape)}, patterns have dimension {D}. Pass states (..., {D}).")
+    if lead and (state.ndim < len(lead) + 2 or tuple(state.shape[-2 - len(lead) : -2]) != lead):
+        wanted = ", ".join(map(str, lead))
+        raise ArgumentError(
+            f"Hopfield: state has shape {tuple(state.shape)}, patterns have leading axes {lead}. Pass states (..., {wanted}, Q, {D}): "
+            "Q of them for each memory; state.expand puts the same before all."
+        )
+    if not is_concrete(state):
+        return
+    finite = state.isfinite().all(-1)
+    if not bool(finite.all()):
+        index = tuple((~finite).nonzero()[0].tolist())
+        raise ArgumentError(f"Hopfield: state{list(index) if index else ''} holds NaN or infinity. Pass finite states.")
+    if memory.similarity.sphere and not bool((state != 0).any(-1).all()):
+        raise ArgumentError("Hopfield: a state is 0 and has no direction, and the similarity is cosine. Pass states that are not 0.")

@@ -1,0 +1,162 @@
+r"""`ClassicalHopfield`: binary units, one weight for each pair, patterns as minima of a quadratic energy.
+
+    E(σ) = −½ Σ_{i≠j} W_ij σ_i σ_j,       σ_i ← sign(Σ_j W_ij σ_j)        (a unit that feels nothing keeps its value)
+
+    Hebb             W = (1/N) Σ_μ x^μ x^μ'                    recalls up to P ≈ 0.138 N random patterns, then collapses
+    pseudo-inverse   W = X' (X X')⁺ X, the projection on the patterns' span     every pattern is a fixed point while they are independent
+
+The diagonal is 0 in both. Unit by unit in any order (asynchronous), no flip raises E, since W is symmetric with zero diagonal. All at
+once (synchronous) the network may end in a cycle of two states.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.solution import Solution, Status
+
+# A field this small relative to the largest weight is a tie: sums of ±1/N that cancel exactly on paper do not in floating point.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class ClassicalHopfield:
+    """A network of ±1 units.
+
+    Args:
+        weight: ``(N, N)``, symmetric, with a diagonal of 0.
+
+    Example:
+        >>> memory = ClassicalHopfield.hebbian(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
+        >>> memory.retrieve(torch.tensor([1.0, -1.0, -1.0, -1.0])).value
+        tensor([ 1.,  1., -1., -1.], dtype=torch.float64)
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        w = torch.as_tensor(weight, dtype=torch.float64)
+        if w.ndim != 2 or w.shape[0] != w.shape[1] or not w.numel():
+            raise ArgumentError(f"ClassicalHopfield: weight has shape {tuple(w.shape)}. Pass (N, N).")
+        if not bool(w.isfinite().all()):
+            raise ArgumentError("ClassicalHopfield: weight holds NaN or infinity.")
+        if bool((w.diagonal() != 0).any()) or not torch.allclose(w, w.mT, rtol=0, atol=1e-12 * float(w.abs().max())):
+            raise ArgumentError("ClassicalHopfield: weight must be symmetric with a diagonal of 0, else the energy can rise.")
+        object.__setattr__(self, "weight", (w + w.mT) / 2)
+
+    @classmethod
+    def hebbian(cls, patterns: Tensor) -> "ClassicalHopfield":
+        """Hebb's rule.
+
+        Args:
+            patterns: ``(P, N)`` of ±1.
+        """
+        x = _binary("hebbian", "patterns", patterns)
+        w = x.mT @ x / x.shape[-1]
+        return cls(w.fill_diagonal_(0))
+
+    @classmethod
+    def pseudo_inverse(cls, patterns: Tensor) -> "ClassicalHopfield":
+        """The projection rule; patterns may be dependent, and equal ones count once.
+
+        Args:
+            patterns: ``(P, N)`` of ±1.
+        """
+        x = _binary("pseudo_inverse", "patterns", patterns)
+        w = torch.linalg.pinv(x, rtol=1e-10) @ x
+        return cls(((w + w.mT) / 2).fill_diagonal_(0))
+
+    @property
+    def dimension(self) -> int:
+        """N, how many units."""
+        return self.weight.shape[-1]
+
+    def energy(self, state: Tensor) -> Tensor:
+        """E of each state.
+
+        Args:
+            state: ``(..., N)`` of ±1.
+
+        Returns:
+            ``(...)``, float64.
+        """
+        s = self._state(state)
+        return -0.5 * ((s @ self.weight) * s).sum(-1)
+
+    def step(self, state: Tensor) -> Tensor:
+        """All units at once.
+
+        Args:
+            state: ``(..., N)`` of ±1.
+
+        Returns:
+            ``(..., N)``.
+        """
+        s = self._state(state)
+        field = s @ self.weight
+        return torch.where(field.abs() <= _TIE * self.weight.abs().max(), s, field.sign())
+
+    def retrieve(
+        self, state: Tensor, *, update: str = "asynchronous", max_steps: int = 200, throw: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Solution[Tensor]:  # fmt: skip
+        """Updates until nothing changes.
+
+        Args:
+            state: ``(..., N)`` of ±1.
+            update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all at once, which may cycle.
+            max_steps: sweeps over all units at most.
+            throw: raise a `ConvergenceError` where a state still changes; False leaves that to `Solution.status`.
+            generator: draws the orders; None is seeded with 0, so that a call repeats itself.
+
+        Returns:
+            `Solution`: value ``(..., N)``, residual ``(...)`` the share of units that would still flip.
+        """
+        s = self._state(state)
+        if update not in ("asynchronous", "synchronous") or max_steps < 1:
+            got = f"update {update!r}, max_steps {max_steps}"
+            raise ArgumentError(f"ClassicalHopfield.retrieve: got {got}. Pass 'asynchronous' or 'synchronous', and max_steps >= 1.")
+        value, steps = s.reshape(-1, self.dimension).clone(), 0
+        chance = torch.Generator().manual_seed(0) if generator is None else generator
+        moving = torch.arange(len(value))
+        while steps < max_steps and moving.numel():
+            now = value[moving]
+            new = self.step(now) if update == "synchronous" else self._sweep(now, torch.randperm(self.dimension, generator=chance))
+            value[moving] = new
+            moving = moving[(new != now).any(-1)]
+            steps += 1
+        residual = (self.step(value) != value).double().mean(-1)
+        code = torch.where(residual == 0, Status.CONVERGED.code, Status.MAX_STEPS.code).to(torch.int8)
+        shape = s.shape[:-1]
+        solution = Solution(
+            value.reshape(s.shape), code.reshape(shape), residual.reshape(shape), torch.tensor(steps), torch.zeros(shape, dtype=s.dtype)
+        )
+        if throw:
+            solution.or_raise()
+        return solution
+
+    def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
+        """Every unit of ``(B, N)`` once, in that order."""
+        from exptilt.memory.classical_kernel import sweep
+
+        new, field = value.clone(), (value @ self.weight).numpy()
+        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), _TIE * float(self.weight.abs().max()))
+        return new
+
+    def _state(self, state: Tensor) -> Tensor:
+        s = _binary("ClassicalHopfield", "state", state)
+        if s.shape[-1] != self.dimension:
+            raise ArgumentError(f"ClassicalHopfield: state has shape {tuple(s.shape)}, the network {self.dimension} units.")
+        return s
+
+
+def _binary(name: str, label: str, x: Tensor) -> Tensor:
+    """``(..., N)`` of ±1 as float64."""
+    if not isinstance(x, Tensor) or x.ndim < (2 if label == "patterns" else 1) or not x.numel():
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ArgumentError(f"{name}: {label} is {got}. Pass a tensor {'(P, N)' if label == 'patterns' else '(..., N)'} of ±1, not empty.")
+    if not bool((x.abs() == 1).all()):
+        raise ArgumentError(f"{name}: {label} holds something other than −1 and +1. Pass 2 * bits − 1, or x.sign().")
+    return x.double()

@@ -1,0 +1,75 @@
+r"""The classical cliff: recall of random patterns by a Hebbian network as the load P/N grows.
+
+Started at a stored pattern, the network settles close to it while the load is low; beyond α_c ≈ 0.138 (Amit, Gutfreund, Sompolinsky
+1985, N → ∞) it drifts away for good. The rule: a pattern is *recalled* if the overlap m = <σ, x>/N of where the network settles with the
+pattern exceeds a threshold. At α_c theory has m ≈ 0.967 just before the jump to about 0.35, so anything between tells the two apart; the
+default is 0.9. In a finite network the jump is smeared out: some patterns stay above α_c, some go below it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
+from exptilt.memory.classical import ClassicalHopfield
+from exptilt.memory.intervals import student
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """Recall by load and seed.
+
+    Args:
+        loads: P/N.
+        fraction: ``(loads, seeds)``, the share of patterns recalled.
+        overlap: ``(loads, seeds)``, the mean overlap.
+    """
+
+    loads: tuple[float, ...]
+    fraction: Tensor
+    overlap: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """``(loads,)``: the mean share."""
+        return self.fraction.mean(-1)
+
+    @property
+    def interval(self) -> Tensor:
+        """``(loads, 2)``: 95 % interval of that mean over seeds (patterns of one network are not independent)."""
+        seeds = self.fraction.shape[-1]
+        spread = self.fraction.std(-1) if seeds > 1 else torch.zeros_like(self.mean)
+        return torch.tensor([student(float(m), float(s), seeds) for m, s in zip(self.mean, spread, strict=True)], dtype=torch.float64)
+
+
+def classical_cliff(
+    loads: Sequence[float] = (0.10, 0.13, 0.14, 0.15, 0.16, 0.18), *, units: int = 1000, seeds: int = 3, threshold: float = 0.9,
+    rule: str = "hebbian", update: str = "asynchronous", seed: int = 0,
+) -> Cliff:  # fmt: skip
+    """Measure the share of random ±1 patterns that a network recalls, from the patterns themselves.
+
+    Args:
+        loads: P/N, how many patterns for each unit.
+        units: N.
+        seeds: networks for each load.
+        threshold: of the overlap, above which a pattern counts as recalled.
+        rule: ``hebbian`` or ``pseudo_inverse``.
+        update: ``asynchronous`` or ``synchronous``.
+        seed: of the first network.
+    """
+    if rule not in ("hebbian", "pseudo_inverse") or units < 1 or seeds < 1 or not all(load > 0 for load in loads):
+        got = f"rule {rule!r}, units {units}, seeds {seeds}, loads {list(loads)}"
+        raise ArgumentError(f"classical_cliff: got {got}. Pass positive numbers, and rule 'hebbian' or 'pseudo_inverse'.")
+    fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
+    overlap = torch.zeros_like(fraction)
+    for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):
+        generator = torch.Generator().manual_seed(seed + 1000 * i + j)
+        x = torch.randint(0, 2, (max(1, round(loads[i] * units)), units), generator=generator).double() * 2 - 1
+        network = getattr(ClassicalHopfield, rule)(x)
+        end = network.retrieve(x, update=update, throw=False, generator=generator).value
+        m = (end * x).mean(-1)
+        fraction[i, j], overlap[i, j] = (m > threshold).double().mean(), m.mean()
+    return Cliff(tuple(loads), fraction, overlap)

@@ -1,0 +1,108 @@
+r"""Learning a restricted Boltzmann machine by contrastive divergence.
+
+The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with h̄ = E[h|v]:
+
+    over the data, minus over the machine's own law.
+
+The second cannot be had exactly; block Gibbs chains stand in for it. CD-k begins k steps from the data each time (biased, low variance);
+PCD keeps its chains from one update to the next, so that they get to where the machine really is.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
+from exptilt.memory.boltzmann import RestrictedBoltzmann
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How learning went, epoch by epoch.
+
+    Args:
+        data_free_energy: ``(epochs,)``, mean F of the data.
+        chain_free_energy: ``(epochs,)``, mean F of the chains; a growing gap between the two says that the chains lag behind.
+        reconstruction: ``(epochs,)``, mean squared error of v after one step down and up, on probabilities.
+        log_likelihood: ``(epochs,)``, exact, if asked for; else of size 0.
+    """
+
+    data_free_energy: Tensor
+    chain_free_energy: Tensor
+    reconstruction: Tensor
+    log_likelihood: Tensor
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A machine and how it came about."""
+
+    machine: RestrictedBoltzmann
+    trace: Trace
+
+
+def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of −∂F/∂W ``(V, H)``, −∂F/∂b ``(V,)``, −∂F/∂c ``(H,)`` over visible ``(B, V)``."""
+    h = machine.hidden_mean(visible)
+    return visible.mT @ h / len(visible), visible.mean(0), h.mean(0)
+
+
+@torch.no_grad()
+def learn(
+    machine: RestrictedBoltzmann, data: Tensor, *, method: str = "pcd", steps: int = 1, epochs: int = 10, rate: float = 0.05,
+    batch: int = 64, decay: float = 0.0, chains: int = 64, exact: bool = False, generator: torch.Generator | None = None,
+) -> Learnt:  # fmt: skip
+    """Fit a machine to data.
+
+    Args:
+        machine: where to begin; `RestrictedBoltzmann.random` makes one.
+        data: ``(B, V)``.
+        method: ``cd``, chains begun at the data, or ``pcd``, chains kept.
+        steps: k, Gibbs steps before each update.
+        epochs: passes through the data.
+        rate: step size; falls linearly to 0.
+        batch: examples in one update.
+        decay: weights shrink by this times rate at each update.
+        chains: how many PCD keeps.
+        exact: also trace the exact log-likelihood of the data, for machines that can be enumerated.
+        generator: draws; None is seeded with 0, so that a call repeats itself.
+
+    Example:
+        >>> data = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).repeat(50, 1).double()
+        >>> machine = RestrictedBoltzmann.random(3, 2, size=0.1, generator=torch.Generator().manual_seed(0))
+        >>> found = learn(machine, data, epochs=100, rate=1.0, exact=True)
+        >>> bool(found.trace.log_likelihood[-1] > -1.0)  # −log 8 = −2.08 at first, −log 2 = −0.69 at best
+        True
+    """
+    if method not in ("cd", "pcd") or min(steps, epochs, batch, chains) < 1 or not rate > 0 or decay < 0:
+        raise ArgumentError(
+            f"learn: method {method!r}, steps {steps}, epochs {epochs}, batch {batch}, chains {chains}, rate {rate}, decay {decay}. "
+            "Pass 'cd' or 'pcd', positive numbers, and decay >= 0."
+        )
+    if data.ndim != 2 or not len(data):
+        raise ArgumentError(f"learn: data has shape {tuple(data.shape)}. Pass (B, V), at least one example.")
+    machine._check(data)
+    chance = torch.Generator().manual_seed(0) if generator is None else generator
+    low, high = machine.levels
+    kept = torch.where(torch.rand(chains, data.shape[1], generator=chance, dtype=data.dtype) < 0.5, low, high).to(data)
+    updates = epochs * -(-len(data) // batch)
+    done = 0
+    rows: list[tuple[Tensor, ...]] = []
+    for _ in track(range(epochs), "learning"):
+        for at in torch.randperm(len(data), generator=chance).split(batch):
+            positive = data[at]
+            negative = machine.gibbs(positive if method == "cd" else kept, steps, chance)
+            kept = negative if method == "pcd" else kept
+            pace = rate * (1 - done / updates)
+            up, down = gradient(machine, positive), gradient(machine, negative)
+            w, b, c = ((1 - pace * decay) * machine.weight, machine.visible_bias, machine.hidden_bias)
+            moved = [old + pace * (x - y) for old, x, y in zip((w, b, c), up, down, strict=True)]
+            machine = replace(machine, weight=moved[0], visible_bias=moved[1], hidden_bias=moved[2])
+            done += 1
+        expected = low + (high - low) * machine.visible_probability(machine.hidden_mean(data))
+        likelihood = machine.log_likelihood(data).mean() if exact else data.new_zeros(0).sum()
+        rows.append((machine.free_energy(data).mean(), machine.free_energy(negative).mean(), (data - expected).square().mean(), likelihood))
+    data_F, chain_F, error, likelihoods = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Learnt(machine, Trace(data_F, chain_F, error, likelihoods if exact else data.new_zeros(0)))

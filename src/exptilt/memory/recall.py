@@ -1,0 +1,78 @@
+r"""How many of its patterns a memory gives back.
+
+The rule, which every number of this kind depends on: pattern i is *recalled* if retrieval from x_i (plus noise, where asked for) ends
+within a stated distance of x_i, and no other pattern is nearer to the end.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.memory.basins import one_memory
+from exptilt.memory.intervals import wilson
+from exptilt.memory.margins import warn_of_duplicates
+from exptilt.memory.retrieval import settle
+from exptilt.memory.separation import Maximum
+from exptilt.memory.similarity import SIMILARITIES
+from exptilt.memory.sweep import Keys
+
+if TYPE_CHECKING:
+    from exptilt.memory.hopfield import Hopfield
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Which patterns came back.
+
+    Args:
+        recalled: ``(trials, N)`` booleans.
+        error: ``(trials, N)``, distance of the end from the pattern, in units of M.
+    """
+
+    recalled: Tensor
+    error: Tensor
+
+    @property
+    def count(self) -> int:
+        """How many patterns came back in every trial."""
+        return int(self.recalled.all(0).sum())
+
+    @property
+    def fraction(self) -> float:
+        """Share of retrievals that succeeded."""
+        return float(self.recalled.double().mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval (Wilson) of that share, retrievals taken as independent."""
+        return wilson(int(self.recalled.sum()), self.recalled.numel())
+
+
+@torch.no_grad()
+def measure(
+    memory: "Hopfield", *, noise: float, within: float, trials: int, max_steps: int, generator: torch.Generator | None, warn: bool = True
+) -> Recall:
+    """See `Hopfield.capacity`."""
+    one_memory(memory, "capacity")
+    if trials < 1 or noise < 0 or not within > 0:
+        raise ArgumentError(f"capacity: trials {trials}, noise {noise}, within {within}. Pass trials >= 1, noise >= 0, within > 0.")
+    if warn:
+        warn_of_duplicates(memory, "capacity")
+    keys = memory.keys.part(0, memory.count)[0][0]
+    M = float(memory.size)
+    recalled, errors = [], []
+    near = Keys(keys[None], keys.square().sum(-1)[None], SIMILARITIES["euclidean"])
+    for _ in range(trials if noise > 0 else 1):
+        start = keys
+        if noise > 0:
+            kick = torch.randn(keys.shape, dtype=keys.dtype, device=keys.device, generator=generator)
+            start = keys + noise * M * kick / kick.norm(dim=-1, keepdim=True)
+        end = settle(memory, start, 1e-6, max_steps).value
+        error = (end - keys).norm(dim=-1)
+        nearest = (end - Maximum().read(near, end[None], memory.head_beta).average[0]).norm(dim=-1)
+        recalled.append((error <= within * M) & (error <= nearest * (1 + 1e-6)))
+        errors.append(error / M)
+    return Recall(torch.stack(recalled), torch.stack(errors))

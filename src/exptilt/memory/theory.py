@@ -1,0 +1,111 @@
+r"""What theory promises of a softmax memory with dot products (Ramsauer et al. 2021, "Hopfield networks is all you need").
+
+Patterns of norm at most M, N of them, with separations Δ_i:
+
+    stored         if  Δ_i ≥ 2/(βN) + β⁻¹ log(2(N−1)NβM²),  a fixed point lies within 1/(βNM) of x_i, and that ball is drawn into it
+    retrieval      one step from a state at distance r, or the fixed point itself:  error ≤ 2(N−1)M e^{−β(Δ_i − 2 max(r, r*)M)}
+    capacity       random patterns on a sphere of radius K√(d−1): with probability 1 − p at least √p c^{(d−1)/4} can be stored, where
+
+    c = b / W₀(e^{a + log b}),     a = 2/(d−1) · (1 + log(2βK²p(d−1))),     b = 2K²β/5,     provided  c ≥ (2/√p)^{4/(d−1)},
+
+with W₀ the upper branch of Lambert's function. For p = 0.001 this gives c = 3.1546 (β = 1, K = 3, d = 20) and 1.3718 (β = 1, K = 1, d = 75;
+1.37188, which the paper cuts off). These are lower bounds: `storage_capacity` measures how far below the truth they lie.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.special import lambertw
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class StorageBound:
+    """The theorem's numbers for one dimension.
+
+    Args:
+        base: c.
+        needed: what c must be at least for the theorem to hold.
+        log_argument: a + log b, the logarithm of the argument of W₀.
+        count: √p c^{(d−1)/4}, how many patterns can be stored.
+    """
+
+    base: float
+    needed: float
+    log_argument: float
+    count: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the theorem says anything at all here."""
+        return self.base >= self.needed
+
+
+def storage_bound(dimension: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> StorageBound:
+    """How many random patterns theory says can be stored.
+
+    Args:
+        dimension: d >= 2.
+        beta: inverse temperature.
+        radius: K; patterns lie on a sphere of radius K√(d−1).
+        failure: p, the probability that it goes wrong.
+
+    Example:
+        >>> round(storage_bound(20, radius=3.0).base, 4)
+        3.1546
+    """
+    if dimension < 2 or not beta > 0 or not radius > 0 or not 0 < failure <= 1:
+        got = f"dimension {dimension}, beta {beta}, radius {radius}, failure {failure}"
+        raise ArgumentError(f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, 0 < failure <= 1.")
+    d, K, p = dimension, radius, failure
+    a = 2 / (d - 1) * (1 + math.log(2 * beta * K**2 * p * (d - 1)))
+    b = 2 * K**2 * beta / 5
+    c = b / float(lambertw(math.exp(a + math.log(b))).real)
+    return StorageBound(c, (2 / math.sqrt(p)) ** (4 / (d - 1)), a + math.log(b), math.sqrt(p) * c ** ((d - 1) / 4))
+
+
+def separation_needed(count: int, *, beta: float, size: float) -> float:
+    """The separation from which a pattern is certain to be stored.
+
+    Args:
+        count: N, at least 2.
+        beta: inverse temperature.
+        size: M, the largest norm of a pattern.
+    """
+    return 2 / (beta * count) + math.log(2 * (count - 1) * count * beta * size**2) / beta
+
+
+def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:
+    """Radius of the ball that theory knows to be drawn to the pattern's own fixed point; 0 where theory knows nothing.
+
+    Args:
+        separation: ``(...)``, Δ.
+        count: N.
+        beta: inverse temperature.
+        size: M.
+
+    Returns:
+        ``(...)``.
+    """
+    if count == 1:
+        return torch.full_like(separation, torch.inf)
+    return torch.where(separation >= separation_needed(count, beta=beta, size=size), 1 / (beta * count * size), 0.0)
+
+
+def retrieval_error_bound(separation: Tensor, distance: Tensor, *, count: int, beta: float, size: float) -> Tensor:
+    """How far from its pattern one step from a state, or a fixed point, can be.
+
+    Args:
+        separation: ``(...)``, Δ.
+        distance: ``(...)``, the larger of the distances of the state and of the fixed point from the pattern.
+        count: N.
+        beta: inverse temperature.
+        size: M.
+
+    Returns:
+        ``(...)``.
+    """
+    return 2 * (count - 1) * size * torch.exp(-beta * (separation - 2 * distance * size))

@@ -1,0 +1,100 @@
+"""What is refused, and how it is said."""
+
+import numpy as np
+import pytest
+import torch
+
+from exptilt._support.errors import ArgumentError, ConvergenceError
+from exptilt.memory import (  # fmt: skip
+    ClassicalHopfield,
+    Entmax,
+    Hopfield,
+    HopfieldLayer,
+    HopfieldPooling,
+    Polynomial,
+    RestrictedBoltzmann,
+    associate,
+    learn,
+    storage_bound,
+    storage_capacity,
+)
+
+X = torch.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Hopfield(torch.zeros(0, 4)), "nothing is stored"),
+        (lambda: Hopfield(torch.zeros(4)), r"\(\.\.\., N, D\)"),
+        (lambda: Hopfield([[1.0]]), "list"),
+        (lambda: Hopfield(np.zeros((2, 2), int)), "patterns.float"),
+        (lambda: Hopfield(torch.tensor([[1.0], [torch.nan]])), r"patterns\[1\] holds NaN"),
+        (lambda: Hopfield(torch.tensor([[torch.inf]])), "infinity"),
+        (lambda: Hopfield(X, 0.0), "> 0"),
+        (lambda: Hopfield(X, -1.0), "> 0"),
+        (lambda: Hopfield(X, torch.nan), "> 0"),
+        (lambda: Hopfield(X, "1"), "beta is '1'"),
+        (lambda: Hopfield(X, torch.ones(3)), "one beta a memory"),
+        (lambda: Hopfield(X, similarity="manhattan"), "dot, cosine, euclidean"),
+        (lambda: Hopfield(X, separation="softmin"), "softmax, sparsemax"),
+        (lambda: Hopfield(X, similarity="euclidean", separation="polynomial"), "no score is positive"),
+        (lambda: Hopfield(torch.zeros(2, 3), similarity="cosine"), "no direction"),
+        (lambda: Hopfield(X, similarity="cosine").step(torch.zeros(4)), "no direction"),
+        (lambda: Hopfield(X).step(torch.tensor([1.0, torch.nan, 0.0, 0.0])), "NaN"),
+        (lambda: Hopfield(X).energy(torch.full((2, 4), torch.inf)), "infinity"),
+        (lambda: Hopfield(X).retrieve(torch.full((4,), torch.nan)), "NaN"),
+        (lambda: Hopfield(X).step(torch.ones(5)), "dimension 4"),
+        (lambda: Hopfield(X).step(torch.ones(4, dtype=torch.float64)), "state.to"),
+        (lambda: Hopfield(X).step([1.0]), "list"),
+        (lambda: Hopfield(X[None]).step(torch.ones(4)), "leading axes"),
+        (lambda: Hopfield(X).retrieve(X, max_steps=0), "max_steps"),
+        (lambda: Hopfield(X).retrieve(X, tolerance=0.0), "tolerance"),
+        (lambda: Hopfield(X).add(torch.ones(5)), "Only their number"),
+        (lambda: Hopfield(X).remove(9), "4 patterns"),
+        (lambda: Hopfield(X).remove([0, 1, 2, 3]), "nothing is stored"),
+        (lambda: Hopfield(X).separation(index=[7]), "4 patterns"),
+        (lambda: Hopfield(X[None]).basin(), "one memory at a time"),
+        (lambda: Hopfield(X[None]).capacity(), "one memory at a time"),
+        (lambda: Hopfield(X[None]).metastable(), "one memory at a time"),
+        (lambda: Hopfield(X).basin(directions=0), "directions"),
+        (lambda: Hopfield(X).capacity(trials=0), "trials"),
+        (lambda: Hopfield(X).metastable(share=0.0), "share"),
+        (lambda: Hopfield(X).metastable(torch.ones(3)), r"\(S, 4\)"),
+        (lambda: Entmax(1.0), "softmax"),
+        (lambda: Entmax(2.5), "alpha"),
+        (lambda: Polynomial(1), ">= 2"),
+        (lambda: HopfieldLayer(6, heads=4), "multiple"),
+        (lambda: HopfieldLayer(4, beta=-1.0), "beta"),
+        (lambda: HopfieldLayer(4)(torch.ones(2, 4)), "pass a memory"),
+        (lambda: HopfieldLayer(4, stored=3)(torch.ones(2, 4), torch.ones(2, 4)), "memory=None"),
+        (lambda: HopfieldPooling(4, queries=0), "queries"),
+        (lambda: associate(X[None], X[None], X[None], torch.ones(1), steps=0), "steps"),
+        (lambda: storage_bound(1), "dimension"),
+        (lambda: storage_capacity([4]), "two or more"),
+        (lambda: ClassicalHopfield(torch.ones(2, 2)), "diagonal"),
+        (lambda: ClassicalHopfield(torch.ones(2, 3)), r"\(N, N\)"),
+        (lambda: ClassicalHopfield.hebbian(torch.zeros(2, 3)), "−1 and"),
+        (lambda: ClassicalHopfield.hebbian(torch.ones(0, 3)), "not empty"),
+        (lambda: ClassicalHopfield.hebbian(torch.ones(1, 3)).energy(torch.ones(4)), "3 units"),
+        (lambda: ClassicalHopfield.hebbian(torch.ones(1, 3)).retrieve(torch.ones(3), update="both"), "asynchronous"),
+        (lambda: RestrictedBoltzmann(torch.ones(2, 3), torch.ones(3), torch.ones(3)), r"\(V, H\)"),
+        (lambda: RestrictedBoltzmann.random(2, 2, hidden="poisson"), "gaussian"),
+        (lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.tensor([0.5, 1.0]).double()), "values 0 and 1"),
+        (lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.ones(3).double()), r"\(\.\.\., 2\)"),
+        (lambda: RestrictedBoltzmann.random(30, 30).log_partition(), "2\\^30"),
+        (lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(3, 2).double(), method="exact"), "'cd' or 'pcd'"),
+        (lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(0, 2).double()), "at least one"),
+    ],
+)
+def test_refused(make, words):
+    with pytest.raises(ArgumentError, match=words):
+        make()
+
+
+def test_layer_that_does_not_settle_says_so():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 4), torch.randn(1, 9, 4)
+    with pytest.raises(ConvergenceError):
+        associate(q, k, k, torch.ones(1), steps=None, max_steps=1)
+    assert associate(q, k, k, torch.ones(1), steps=None, max_steps=1, throw=False).isfinite().all()

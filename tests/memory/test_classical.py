@@ -1,0 +1,205 @@
+"""Classical networks, Boltzmann machines, and the equivalences between them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from exptilt._support.errors import ConvergenceError
+from exptilt.memory import (
+    ClassicalHopfield,
+    RestrictedBoltzmann,
+    boltzmann_check,
+    classical_cliff,
+    hopfield_to_boltzmann,
+    learn,
+    linear_attention,
+    linear_attention_check,
+)
+from exptilt.memory.equivalence import integrated_free_energy
+from exptilt.memory.learning import gradient
+from oracles import memory as oracle
+
+F64 = torch.float64
+
+
+def spins(*shape, seed=0):
+    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+
+
+@pytest.mark.parametrize("rule", ["hebbian", "pseudo_inverse"])
+def test_weights_and_energy(rule):
+    x, s = spins(3, 11), spins(4, 11, seed=1)
+    memory = getattr(ClassicalHopfield, rule)(x)
+    if rule == "hebbian":
+        expected = sum(torch.outer(p, p) for p in x) / 11
+    else:
+        q, _ = torch.linalg.qr(x.T)
+        expected = q @ q.T
+    expected = expected - torch.diag(expected.diagonal())
+    assert torch.allclose(memory.weight, expected, atol=1e-12)
+    for state, energy in zip(s, memory.energy(s), strict=True):
+        pairs = sum(float(expected[i, j] * state[i] * state[j]) for i in range(11) for j in range(11) if i < j)
+        assert float(energy) == pytest.approx(-pairs)
+
+
+@pytest.mark.parametrize("rule", ["hebbian", "pseudo_inverse"])
+def test_asynchronous_flips_never_raise_the_energy(rule):
+    x, s = spins(12, 40), spins(30, 40, seed=1)
+    memory = getattr(ClassicalHopfield, rule)(x)
+    last = memory.energy(s)
+    for sweeps in range(1, 8):
+        found = memory.retrieve(s, max_steps=sweeps, throw=False)
+        energy = memory.energy(found.value)
+        assert (energy <= last + 1e-12).all()
+        last = energy
+    found = memory.retrieve(s)
+    assert torch.equal(memory.step(found.value), found.value)
+    assert (found.residual == 0).all()
+
+
+def test_asynchronous_kernel_is_the_obvious_loop():
+    x, s = spins(9, 31), spins(5, 31, seed=1)
+    memory = ClassicalHopfield.hebbian(x)
+    order = torch.randperm(31, generator=torch.Generator().manual_seed(5))
+    expected = s.clone()
+    for row in expected:
+        for i in order.tolist():
+            field = float(memory.weight[i] @ row)
+            if abs(field) > 1e-9:
+                row[i] = math.copysign(1.0, field)
+    assert torch.equal(memory._sweep(s, order), expected)
+    assert not torch.equal(s, expected)
+    one = memory.retrieve(s, max_steps=1, throw=False, generator=torch.Generator().manual_seed(5)).value
+    assert torch.equal(one, expected)
+
+
+def test_ties_keep_their_value():
+    """One pattern of two units and its mirror image cancel: no field, nothing moves."""
+    memory = ClassicalHopfield.hebbian(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+    for state in itertools.product((-1.0, 1.0), repeat=2):
+        assert memory.step(torch.tensor(state)).tolist() == list(state)
+        assert memory.retrieve(torch.tensor(state)).value.tolist() == list(state)
+
+
+def test_pseudo_inverse_stores_what_hebb_does_not():
+    x = spins(40, 60)
+    x[1] = x[0] * torch.where(torch.arange(60) < 6, -1.0, 1.0)  # two patterns that are much alike
+    assert torch.equal(ClassicalHopfield.pseudo_inverse(x).step(x), x)
+    assert not torch.equal(ClassicalHopfield.hebbian(x).step(x), x)
+    twice = ClassicalHopfield.pseudo_inverse(torch.cat([x, x[:5]]))
+    assert torch.allclose(twice.weight, ClassicalHopfield.pseudo_inverse(x).weight, atol=1e-8)
+
+
+def test_synchronous_updates_may_cycle():
+    memory = ClassicalHopfield(torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
+    state = torch.tensor([1.0, 1.0])
+    with pytest.raises(ConvergenceError, match="max_steps"):
+        memory.retrieve(state, update="synchronous")
+    found = memory.retrieve(state, update="synchronous", throw=False)
+    assert found.status.name == "MAX_STEPS"
+    assert float(found.residual) == 1.0
+    assert memory.retrieve(state).converged
+
+
+def test_classical_cliff():
+    """N = 1000: almost all recalled at load 0.13, about half at 0.16; overlap above 0.9 counts as recalled."""
+    found = classical_cliff([0.05, 0.13, 0.16, 0.20], seeds=2)
+    low, before, after, far = found.mean.tolist()
+    assert low == 1.0
+    assert before > 0.9
+    assert 0.25 < after < 0.75
+    assert far < 0.15
+    assert found.overlap[0].min() > 0.99
+    assert found.interval.shape == (4, 2)
+    assert classical_cliff([0.4], units=100, seeds=1, rule="pseudo_inverse").mean.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("visible", ["binary", "spin"])
+@pytest.mark.parametrize("sizes", [(5, 3), (3, 5)])
+def test_exact_likelihood_by_enumeration(visible, sizes):
+    generator = torch.Generator().manual_seed(0)
+    w, b, c = (torch.randn(s, dtype=F64, generator=generator) for s in (sizes, sizes[:1], sizes[1:]))
+    machine = RestrictedBoltzmann(w, b, c, visible=visible)
+    expected = oracle.boltzmann_log_partition(w, b, c, machine.levels)
+    assert float(machine.log_partition()) == pytest.approx(expected, abs=1e-10)
+    every = torch.tensor(list(itertools.product(machine.levels, repeat=sizes[0])), dtype=F64)
+    assert float(machine.log_likelihood(every).exp().sum()) == pytest.approx(1.0)
+    v = every[3]
+    total = torch.stack([-machine.energy(v, torch.tensor(h, dtype=F64)) for h in itertools.product((0.0, 1.0), repeat=sizes[1])])
+    assert float(machine.free_energy(v)) == pytest.approx(-float(torch.logsumexp(total, 0)))
+
+
+def test_gaussian_hidden_units_are_integrated_out():
+    machine = RestrictedBoltzmann.random(4, 3, hidden="gaussian", size=1.0, generator=torch.Generator().manual_seed(0))
+    v = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]], dtype=F64)
+    assert torch.allclose(machine.free_energy(v), integrated_free_energy(machine, v), atol=1e-12)
+    every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=4)), dtype=F64)
+    assert float(machine.log_likelihood(every).exp().sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("hidden", ["binary", "gaussian"])
+@pytest.mark.parametrize("visible", ["binary", "spin"])
+def test_gradient_is_that_of_the_free_energy(hidden, visible):
+    machine = RestrictedBoltzmann.random(4, 3, hidden=hidden, visible=visible, size=0.7, generator=torch.Generator().manual_seed(0))
+    v = machine.sample_visible(torch.randn(6, 3, dtype=F64, generator=torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    leaves = [p.clone().requires_grad_() for p in (machine.weight, machine.visible_bias, machine.hidden_bias)]
+    loss = RestrictedBoltzmann(*leaves, hidden, visible).free_energy(v).mean()
+    for ours, exact in zip(gradient(machine, v), torch.autograd.grad(-loss, leaves), strict=True):
+        assert torch.allclose(ours, exact, atol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", ["binary", "gaussian"])
+@pytest.mark.parametrize("visible", ["binary", "spin"])
+def test_gibbs_keeps_the_law(hidden, visible):
+    generator = torch.Generator().manual_seed(3)
+    machine = RestrictedBoltzmann.random(3, 2, hidden=hidden, visible=visible, size=0.8, generator=generator)
+    machine = RestrictedBoltzmann(machine.weight, torch.tensor([0.5, -0.3, 0.1], dtype=F64), machine.hidden_bias + 0.2, hidden, visible)
+    every = torch.tensor(list(itertools.product(machine.levels, repeat=3)), dtype=F64)
+    p = machine.log_likelihood(every).exp()
+    start = torch.full((20000, 3), machine.levels[1], dtype=F64)
+    drawn = machine.gibbs(start, 30, generator)
+    share = (drawn[:, None] == every).all(-1).double().mean(0)
+    assert (share - p).abs().max() < 4.5 * math.sqrt(0.25 / 20000)
+    assert (p.max() - p.min()) > 0.05
+
+
+@pytest.mark.parametrize("method", ["cd", "pcd"])
+@pytest.mark.parametrize("hidden", ["binary", "gaussian"])
+def test_learning_raises_the_likelihood(method, hidden):
+    data = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]], dtype=F64).repeat(40, 1)
+    begin = RestrictedBoltzmann.random(4, 3, hidden=hidden, size=0.1, generator=torch.Generator().manual_seed(0))
+    rate, decay = (0.1, 0.01) if hidden == "gaussian" else (0.6, 0.0)
+    found = learn(begin, data, method=method, steps=2, epochs=60, rate=rate, decay=decay, batch=20, exact=True)
+    trace = found.trace.log_likelihood
+    assert trace.shape == (60,)
+    assert float(trace[-1]) > -1.6 > float(begin.log_likelihood(data).mean())
+    assert float(found.machine.log_likelihood(data).mean()) == pytest.approx(float(trace[-1]))
+    assert float(found.trace.data_free_energy[-1]) == pytest.approx(float(found.machine.free_energy(data).mean()))
+    assert found.trace.reconstruction[-1] < found.trace.reconstruction[0]
+    assert found.trace.chain_free_energy.isfinite().all()
+    assert torch.equal(begin.weight, RestrictedBoltzmann.random(4, 3, size=0.1, generator=torch.Generator().manual_seed(0)).weight)
+    again = learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20)
+    assert torch.equal(again.machine.weight, learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20).machine.weight)
+    assert again.trace.log_likelihood.numel() == 0
+
+
+def test_a_classical_network_is_a_boltzmann_machine():
+    x, s = spins(5, 16), spins(7, 16, seed=1)
+    for beta in (0.1, 1.0, 3.0):
+        check = boltzmann_check(x, s, beta=beta)
+        assert check.gap < 1e-12
+        machine = hopfield_to_boltzmann(x, beta=beta)
+        assert torch.allclose(machine.free_energy(s), check.right, atol=1e-10)
+    assert check.left.std() > 0.1
+
+
+def test_linear_attention_is_a_classical_memory():
+    x, s = spins(5, 16), spins(20, 16, seed=1)
+    check = linear_attention_check(x, s)
+    assert check.gap == 0.0
+    assert not torch.equal(check.left, s)
+    q, k, v = (torch.randn(n, 4, dtype=F64, generator=torch.Generator().manual_seed(n)) for n in (3, 8, 8))
+    expected = torch.stack([sum((ki @ qi) * vi for ki, vi in zip(k, v, strict=True)) for qi in q])
+    assert torch.allclose(linear_attention(q, k, v), expected, atol=1e-12)
