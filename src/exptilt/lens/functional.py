@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from exptilt.attention import attend
 from exptilt.lens.interface import dense_sight, split_mask
@@ -33,35 +33,46 @@ class FunctionalMode(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is _SDPA:
-            return _attention(self.watch, self._caller(), self.watch.kind, *args, **(kwargs or {}))
-        if function is F.multi_head_attention_forward:
-            return self._multihead(*args, **(kwargs or {}))
+        if function is _SDPA or function is F.multi_head_attention_forward:
+            module, ours = _caller(self.watch)
+            if ours and function is _SDPA:
+                return _attention(self.watch, module, self.watch.kind(module), *args, **(kwargs or {}))
+            if ours:
+                return self._multihead(module, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
-    def _caller(self) -> nn.Module | None:
-        """The nearest module of the model up the stack."""
-        frame = sys._getframe(2)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and owner in self.watch.layers:
-                return owner
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
-
-    def _multihead(self, query: Tensor, key: Tensor, *rest: Any, **keywords: Any) -> Any:
-        module = self._caller()
+    def _multihead(self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any) -> Any:
         kind = "self" if query is key else "cross"
         wanted = keywords.get("need_weights", True)
 
         def inner(*args: Any, **kwargs: Any) -> Tensor:
-            return _attention(self.watch, module, lambda _: kind, *args, only_look=wanted, **kwargs)
+            return _attention(self.watch, module, kind, *args, only_look=wanted, **kwargs)
 
         if wanted:
             with torch.no_grad():
                 _with_inner(inner)(query, key, *rest, **{**keywords, "need_weights": False})
             return F.multi_head_attention_forward(query, key, *rest, **keywords)
         return _with_inner(inner)(query, key, *rest, **keywords)
+
+
+def open_watch() -> "Watch | None":
+    """The watch that was opened last in this thread and is still open."""
+    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, FunctionalMode)]
+    return modes[-1].watch if modes else None
+
+
+def _caller(watch: "Watch") -> tuple[nn.Module | None, bool]:
+    """The nearest module up the stack, None if there is none; and whether it is one of the watched model's (or there is none)."""
+    frame = sys._getframe(2)
+    nearest: nn.Module | None = None
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            if watch.knows(owner):
+                return owner, True
+            nearest = owner if nearest is None else nearest
+        frame = frame.f_back  # type: ignore[assignment]
+    return nearest, nearest is None
 
 
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -74,12 +85,12 @@ def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def _attention(
-    watch: "Watch", module: nn.Module | None, kind_of: Callable[[nn.Module | None], str], query: Tensor, key: Tensor, value: Tensor,
+    watch: "Watch", module: nn.Module | None, kind: str, query: Tensor, key: Tensor, value: Tensor,
     attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False, only_look: bool = False,
 ) -> Tensor:  # fmt: skip
     """`scaled_dot_product_attention` with the same arguments, recorded."""
-    lead, kind = query.shape[:-3], kind_of(module)
+    lead = query.shape[:-3]
     q, k, v = (_four(x) for x in (query, key, value))
     N = max(x.shape[0] for x in (q, k, v))
     q, k, v = (x.expand(N, *x.shape[1:]) for x in (q, k, v))

@@ -68,12 +68,14 @@ class Watch:
         self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
         self._last_dense: tuple[Any, Any] = (None, None)
         self._mode: Any = None
+        self._outer: Watch | None = None  # the watch that this one was opened in
 
     def __enter__(self) -> "Watch":
         if self._mode is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
-        from exptilt.lens.functional import FunctionalMode
+        from exptilt.lens.functional import FunctionalMode, open_watch
 
+        self._outer = open_watch()
         try:
             self._switch()
             self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
@@ -111,14 +113,28 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for config, before in self._found:
-            config._attn_implementation_internal = before
         if self._found:
             from transformers import AttentionInterface, AttentionMaskInterface
 
+            for config, before in self._found:
+                self._give_back(config, before, AttentionInterface._global_mapping)
             AttentionInterface._global_mapping.pop(self.own_name, None)
             AttentionMaskInterface._global_mapping.pop(self.own_name, None)
         self._found.clear()
+
+    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
+        """Point a configuration to where it pointed before.
+
+        If another watch has it now (two models that share a configuration, in two threads), that one shall do so when it ends.
+        """
+        now = config._attn_implementation_internal
+        if now == self.own_name:
+            config._attn_implementation_internal = before
+            return
+        for function in list(registry.values()):
+            other = function.args[0] if isinstance(function, partial) and function.args else None
+            if isinstance(other, Watch):
+                other._found = [(c, before if c is config and b == self.own_name else b) for c, b in other._found]
 
     def _model_runs(self, module: nn.Module, arguments: Any) -> None:
         self._model_ran = True
@@ -142,9 +158,19 @@ class Watch:
                 "torch.nn.functional.scaled_dot_product_attention and torch.nn.MultiheadAttention."
             )
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module belongs to the watched model, or to that of a watch around this one."""
+        return module in self.layers or (self._outer is not None and self._outer.knows(module))
+
     def kind(self, module: nn.Module | None) -> str:
         """Whether the current call of a module is "self" or "cross" attention."""
         return "cross" if module is not None and self._elsewhere.get(module, False) else "self"
+
+    def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
+        """Whether self-attention without a mask is causal: as asked, or as the module says; a model that only has eager attention: never."""
+        if not getattr(self.model, "_supports_sdpa", True):
+            return False
+        return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
     def own_queries(self, query: Tensor) -> Tensor | None:
         """Real queries as the last self-attention had them, if it had as many: what cross-attention knows of its own side."""
@@ -179,18 +205,18 @@ class Watch:
             sight: what is real and seen.
             dropout: probability with which a weight is dropped from the output; statistics are of the undropped weights.
         """
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs anew inside backward: seen already
-        if dropout > 0:
-            output = dropped(query, key, value, options, dropout)
-            if again:
-                return output
-            with torch.no_grad():
+        try:
+            if dropout > 0:
+                output = dropped(query, key, value, options, dropout)
+                with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
+                    tilted = attend(query, key, value, **options)
+            else:
                 tilted = attend(query, key, value, **options)
-        else:
-            tilted = attend(query, key, value, **options)
-            output = tilted.output
-        if not again:
-            self.note(module, kind, query, key, value, options, sight, tilted)
+                output = tilted.output
+        except ArgumentError as problem:
+            problem.add_note(f"(in attention of {self.model_name}, module {self.layers.name(module)!r})")
+            raise
+        self.note(module, kind, query, key, value, options, sight, tilted)
         return output
 
     def note(
@@ -198,10 +224,14 @@ class Watch:
         tilted: Tilted,
     ) -> None:  # fmt: skip
         """Record a call that has been made; arguments as in `attend`."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpointed layer runs anew inside backward: seen already
+        if self._outer is not None:
+            self._outer.note(module, kind, query, key, value, options, sight, tilted)
+        if module is not None and module not in self.layers:
+            return  # a module of another model: it shares its configuration with this one, or belongs to the outer watch
         if kind == "self":
             self._last_real = sight.real_query
-        if module is not None and module not in self.layers:
-            return  # a module of another model, which shares its configuration with this one
         names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
         still = Tilted(*(getattr(tilted, name).detach() for name in names))
         with torch.no_grad():
@@ -214,7 +244,8 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass))
+        scores = {"dim": query.shape[-1], "softcap": options.get("softcap"), "biased": options.get("bias") is not None}
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, **scores))
         if self.observe is not None:
             shown = tilted if self.keep_graph else still
             shown = Tilted(*(getattr(shown, name) for name in names), mass)
