@@ -6,6 +6,7 @@ done by `attend` instead. ``multi_head_attention_forward``, which `nn.MultiheadA
 queries and keys are looked at in a second run. While a mode is on, torch leaves its fused paths for `nn.TransformerEncoderLayer` aside.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -36,7 +37,7 @@ class FunctionalMode(TorchFunctionMode):
         if function is _SDPA or function is F.multi_head_attention_forward:
             module, ours = _caller(self.watch)
             if ours and function is _SDPA:
-                return _attention(self.watch, module, self.watch.kind(module), *args, **(kwargs or {}))
+                return _attention(self.watch, module, self.watch.kind(module), False, *args, **(kwargs or {}))
             if ours:
                 return self._multihead(module, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -46,7 +47,7 @@ class FunctionalMode(TorchFunctionMode):
         wanted = keywords.get("need_weights", True)
 
         def inner(*args: Any, **kwargs: Any) -> Tensor:
-            return _attention(self.watch, module, kind, *args, only_look=wanted, **kwargs)
+            return _attention(self.watch, module, kind, wanted, *args, **kwargs)
 
         if wanted:
             with torch.no_grad():
@@ -85,15 +86,17 @@ def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def _attention(
-    watch: "Watch", module: nn.Module | None, kind: str, query: Tensor, key: Tensor, value: Tensor,
+    watch: "Watch", module: nn.Module | None, kind: str, only_look: bool, query: Tensor, key: Tensor, value: Tensor,
     attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, only_look: bool = False,
+    enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` with the same arguments, recorded."""
-    lead = query.shape[:-3]
-    q, k, v = (_four(x) for x in (query, key, value))
-    N = max(x.shape[0] for x in (q, k, v))
-    q, k, v = (x.expand(N, *x.shape[1:]) for x in (q, k, v))
+    """`scaled_dot_product_attention` with its own arguments, recorded; `only_look` leaves the output out."""
+    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    q, k, v = (_four(x, lead) for x in (query, key, value))
+    heads = max(x.shape[1] for x in (q, k, v))
+    if (is_causal and attn_mask is not None) or (not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v))):
+        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # torch says what is wrong
+    q, k, v = q.expand(-1, heads, -1, -1), *(x.expand(-1, max(k.shape[1], v.shape[1]), -1, -1) for x in (k, v))
     Q, K = q.shape[2], k.shape[2]
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
     if is_causal and Q <= K:
@@ -104,10 +107,8 @@ def _attention(
     if attn_mask is None:
         sight = look(options, Q, K, watch.own_queries(q) if kind == "cross" else None, None, q.device)
     else:
-        mask = attn_mask
-        while mask.dim() < 4:
-            mask = mask.unsqueeze(0)
-        mask = mask.flatten(0, -4) if mask.dim() > 4 else mask
+        mask = attn_mask if attn_mask.dim() <= 4 and attn_mask.shape[:-3] in ((), (1,)) else attn_mask.expand(*lead, *attn_mask.shape[-3:])
+        mask = _four(mask, mask.shape[:-3])
         seen, bias = split_mask(mask, K)
         sight = dense_sight(seen, Q, K, kind, watch.own_queries(q) if kind == "cross" else None, q)
         options |= {name: x for name, x in (("mask", seen), ("bias", bias)) if x is not None}
@@ -118,11 +119,11 @@ def _attention(
             return torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     output = watch.attend(module, kind, q, k, v, options, sight)
-    return output.reshape(*lead, *output.shape[1:]) if query.dim() > 3 else output.reshape(*query.shape[:-1], value.shape[-1])
+    return output.reshape(*lead, *output.shape[1:]) if query.dim() > 2 else output.reshape(*output.shape[2:])
 
 
-def _four(x: Tensor) -> Tensor:
-    """(batch, heads, length, dim); missing axes are 1, further ones are joined into batch."""
-    while x.dim() < 4:
+def _four(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(batch, heads, length, dim) from (*lead, heads, length, dim); missing axes are 1."""
+    while x.dim() < 3:
         x = x.unsqueeze(0)
-    return x.flatten(0, -4) if x.dim() > 4 else x
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])

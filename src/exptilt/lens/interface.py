@@ -171,14 +171,23 @@ def split_mask(mask: Tensor, K: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def dense_sight(seen: Tensor | None, Q: int, K: int, kind: str, own: Tensor | None, query: Tensor) -> Sight:
-    """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place."""
+    """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place.
+
+    Args:
+        seen: ``(batch or 1, Hq or 1, Q or 1, K or 1)`` booleans, or None for a mask that hides nothing.
+        Q: number of queries.
+        K: number of keys.
+        kind: "self" or "cross".
+        own: ``(batch, Q)``, for cross-attention: which queries are real, None for all.
+        query: ``(batch, Hq, Q, D)``.
+    """
+    real_query = own if kind == "cross" else None
     if seen is None:
-        return look({}, Q, K, own if kind == "cross" else None, None, query.device)
-    N = query.shape[0]
-    real_key = seen.any(1).any(1).expand(N, K)
-    real_query = own if kind == "cross" else real_key if Q == K else None
-    if bool(real_key.all()):
-        real_key = None  # type: ignore[assignment]
-        real_query = own if kind == "cross" else None
-    sight = look({"mask": seen.expand(seen.shape[0], seen.shape[1], Q, K)}, Q, K, real_query, real_key, query.device)
-    return sight
+        return look({}, Q, K, real_query, None, query.device)
+    seen = seen.expand(*seen.shape[:3], K)
+    real_key: Tensor | None = seen.any(1).any(1).expand(query.shape[0], K)
+    if real_key is not None and bool(real_key.all()):
+        real_key = None
+    elif kind == "self" and Q == K:
+        real_query = real_key
+    return look({"mask": seen}, Q, K, real_query, real_key, query.device)

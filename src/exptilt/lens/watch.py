@@ -11,12 +11,14 @@ under one new name (without the second, causality would be lost), and a torch fu
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from exptilt._support.errors import ArgumentError, ExptiltError
 from exptilt.attention import attend
@@ -38,7 +40,8 @@ class NothingSeenError(ExptiltError, RuntimeError):
 def _configurations(model: nn.Module) -> list[Any]:
     """All configurations of transformers inside the model, each once."""
     found: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation_internal")]
+    candidates: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    waiting = [config for config in candidates if hasattr(config, "_attn_implementation_internal")]
     while waiting:
         config = waiting.pop()
         if id(config) not in found:
@@ -167,7 +170,7 @@ class Watch:
         return "cross" if module is not None and self._elsewhere.get(module, False) else "self"
 
     def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
-        """Whether self-attention without a mask is causal: as asked, or as the module says; a model that only has eager attention: never."""
+        """Whether self-attention without a mask is causal: as asked, or as the module says; with eager attention only, never."""
         if not getattr(self.model, "_supports_sdpa", True):
             return False
         return bool(getattr(module, "is_causal", True) if asked is None else asked)
@@ -232,8 +235,7 @@ class Watch:
             return  # a module of another model: it shares its configuration with this one, or belongs to the outer watch
         if kind == "self":
             self._last_real = sight.real_query
-        names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
-        still = Tilted(*(getattr(tilted, name).detach() for name in names))
+        still = tree_map(Tensor.detach, tilted)
         with torch.no_grad():
             mass = mass_of_keys(query, key, options, sight) if self.key_mass else None
             first = first_key_mass(query, key, options, sight.first, still.log_normalizer)
@@ -244,11 +246,10 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        scores = {"dim": query.shape[-1], "softcap": options.get("softcap"), "biased": options.get("bias") is not None}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, **scores))
+        made = (query.shape[-1], options.get("softcap"), options.get("bias") is not None)
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, *made))
         if self.observe is not None:
-            shown = tilted if self.keep_graph else still
-            shown = Tilted(*(getattr(shown, name) for name in names), mass)
+            shown = replace(tilted if self.keep_graph else still, key_mass=mass)
             call = AttentionCall(layer, name, module, kind, step, query, key, value, dict(options), sight.real_query, sight.real_key, shown)
             self.observe(call)
 
