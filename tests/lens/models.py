@@ -17,6 +17,10 @@ _PAIR = {
     "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 3,
 }  # fmt: skip
+_T5 = {
+    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 3,
+    "pad_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+}  # fmt: skip
 
 CAUSAL = {
     "llama": lambda **k: tf.LlamaForCausalLM(tf.LlamaConfig(**_GROUPED, **k)),
@@ -39,12 +43,7 @@ IMAGE = {
     )
 }
 PAIRS = {
-    "t5": lambda **k: tf.T5ForConditionalGeneration(
-        tf.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=3, pad_token_id=0,
-            relative_attention_num_buckets=8, relative_attention_max_distance=12, **k,
-        )  # fmt: skip
-    ),
+    "t5": lambda **k: tf.T5ForConditionalGeneration(tf.T5Config(**_T5, **k)),
     "bart": lambda **k: tf.BartForConditionalGeneration(tf.BartConfig(**_PAIR, max_position_embeddings=64, **k)),
     "whisper": lambda **k: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**_PAIR, max_source_positions=20, num_mel_bins=8, **k)),
 }

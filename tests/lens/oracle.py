@@ -4,6 +4,11 @@ import math
 
 import torch
 
+COLUMNS = (
+    "queries", "visible_keys", "entropy", "relative_entropy", "effective_keys", "log_normalizer", "log_normalizer_std", "score_mean",
+    "score_variance", "score_max", "first_key_mass", "key_mass_concentration",
+)  # fmt: skip
+
 
 def scores(call):
     """(N, Hq, Q, K) of an AttentionCall, −inf where hidden, by the definition in DESIGN.md."""
@@ -31,10 +36,7 @@ def scores(call):
 def statistics(s, weights, real_query, real_key, sink=None):
     """Columns of a frame as {name: (N, H)}, from scores (N, H, Q, K), weights from the model itself, and what is real."""
     N, H, Q, K = s.shape
-    names = (
-        "queries visible_keys entropy relative_entropy effective_keys log_normalizer log_normalizer_std score_mean score_variance "
-        "score_max first_key_mass key_mass_concentration"
-    ).split()
+    names = list(COLUMNS)
     result = {name: torch.full((N, H), torch.nan, dtype=torch.float64) for name in names}
     for n in range(N):
         first = int(real_key[n].int().argmax())

@@ -37,11 +37,15 @@ def test_all_is_as_before(name):
         assert state(model) != before
         run(model, models.inputs(name)[0])
     assert state(model) == before
-    with pytest.raises(KeyError, match="stop"), xt.lens.watch(model) as seen:
-        run(model, models.inputs(name)[0])
-        raise KeyError("stop")
+
+    def stop():
+        with xt.lens.watch(model):
+            run(model, models.inputs(name)[0])
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        stop()
     assert state(model) == before
-    assert len(seen.record.calls) > 0
 
     def fail(call):
         raise KeyError("observed")
@@ -80,7 +84,12 @@ def test_a_part_of_a_model():
     with xt.lens.watch(model) as whole, xt.lens.watch(model.model.decoder) as part:
         run(model, inputs)
     assert len(whole.record.calls) == 6
-    assert [call.name for call in part.record.calls] == ["layers.0.self_attn", "layers.0.encoder_attn", "layers.1.self_attn", "layers.1.encoder_attn"]
+    assert [call.name for call in part.record.calls] == [
+        "layers.0.self_attn",
+        "layers.0.encoder_attn",
+        "layers.1.self_attn",
+        "layers.1.encoder_attn",
+    ]
     assert [call.kind for call in part.record.calls] == ["self", "cross"] * 2
 
 
@@ -167,7 +176,10 @@ def test_an_unknown_option_raises_and_names_it(extra):
     model = Strange(models.make("llama"), **extra)
     before = state(model)
     (option,) = extra
-    with pytest.raises(ArgumentError, match=f"Strange .LlamaAttention 'inner.model.layers.0.self_attn'. passes '{option}'"), xt.lens.watch(model):
+    with (
+        pytest.raises(ArgumentError, match=f"Strange .LlamaAttention 'inner.model.layers.0.self_attn'. passes '{option}'"),
+        xt.lens.watch(model),
+    ):
         run(model, models.inputs("llama")[0])
     assert state(model) == before
 
@@ -221,7 +233,7 @@ class Eager(nn.Module):
 def test_attention_that_goes_its_own_way_raises():
     model = nn.Sequential(Eager(), Eager())
     model[0].proper = True
-    with pytest.raises(xt.lens.NothingSeenError, match="1 attention modules of Sequential ran.*'1'"), xt.lens.watch(model):
+    with pytest.raises(xt.lens.NothingSeenError, match=r"1 attention modules of Sequential ran.*'1'"), xt.lens.watch(model):
         model(torch.randn(1, 2, 3, 4))
 
 

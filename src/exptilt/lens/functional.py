@@ -9,6 +9,7 @@ queries and keys are looked at in a second run. While a mode is on, torch leaves
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +92,12 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """`scaled_dot_product_attention` with its own arguments, recorded; `only_look` leaves the output out."""
+    original = partial(_SDPA, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four(x, lead) for x in (query, key, value))
     heads = max(x.shape[1] for x in (q, k, v))
-    if (is_causal and attn_mask is not None) or (not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v))):
-        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # torch says what is wrong
+    if not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v)):
+        return original()  # torch says what is wrong
     q, k, v = q.expand(-1, heads, -1, -1), *(x.expand(-1, max(k.shape[1], v.shape[1]), -1, -1) for x in (k, v))
     Q, K = q.shape[2], k.shape[2]
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
@@ -103,21 +105,25 @@ def _attention(
         k, v, options["causal"] = k[:, :, :Q], v[:, :, :Q], True
         K = Q
     elif is_causal:
-        attn_mask = torch.ones(Q, K, dtype=torch.bool, device=q.device).tril()
+        triangle = torch.ones(Q, K, dtype=torch.bool, device=q.device).tril()
+        if attn_mask is None:
+            attn_mask = triangle
+        else:
+            attn_mask = attn_mask & triangle if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~triangle, -torch.inf)
     if attn_mask is None:
         sight = look(options, Q, K, watch.own_queries(q) if kind == "cross" else None, None, q.device)
     else:
         mask = attn_mask if attn_mask.dim() <= 4 and attn_mask.shape[:-3] in ((), (1,)) else attn_mask.expand(*lead, *attn_mask.shape[-3:])
         mask = _four(mask, mask.shape[:-3])
         seen, bias = split_mask(mask, K)
-        sight = dense_sight(seen, Q, K, kind, watch.own_queries(q) if kind == "cross" else None, q)
+        sight = dense_sight(seen, options, Q, K, kind, watch.own_queries(q) if kind == "cross" else None, q)
         options |= {name: x for name, x in (("mask", seen), ("bias", bias)) if x is not None}
     if dropout_p > 0 or only_look:
         with torch.no_grad():
             watch.note(module, kind, q, k, v, options, sight, attend(q, k, v, **options))
         if only_look:
             return torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
-        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return original()
     output = watch.attend(module, kind, q, k, v, options, sight)
     return output.reshape(*lead, *output.shape[1:]) if query.dim() > 2 else output.reshape(*output.shape[2:])
 

@@ -170,11 +170,14 @@ def split_mask(mask: Tensor, K: int) -> tuple[Tensor | None, Tensor | None]:
     return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)
 
 
-def dense_sight(seen: Tensor | None, Q: int, K: int, kind: str, own: Tensor | None, query: Tensor) -> Sight:
+def dense_sight(
+    seen: Tensor | None, options: dict[str, Any], Q: int, K: int, kind: str, own: Tensor | None, query: Tensor
+) -> Sight:  # fmt: skip
     """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place.
 
     Args:
         seen: ``(batch or 1, Hq or 1, Q or 1, K or 1)`` booleans, or None for a mask that hides nothing.
+        options: causal and window, if they apply beside the mask.
         Q: number of queries.
         K: number of keys.
         kind: "self" or "cross".
@@ -183,11 +186,11 @@ def dense_sight(seen: Tensor | None, Q: int, K: int, kind: str, own: Tensor | No
     """
     real_query = own if kind == "cross" else None
     if seen is None:
-        return look({}, Q, K, real_query, None, query.device)
+        return look(options, Q, K, real_query, None, query.device)
     seen = seen.expand(*seen.shape[:3], K)
     real_key: Tensor | None = seen.any(1).any(1).expand(query.shape[0], K)
     if real_key is not None and bool(real_key.all()):
         real_key = None
     elif kind == "self" and Q == K:
         real_query = real_key
-    return look({"mask": seen}, Q, K, real_query, real_key, query.device)
+    return look({**options, "mask": seen}, Q, K, real_query, real_key, query.device)

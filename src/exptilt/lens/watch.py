@@ -188,7 +188,7 @@ class Watch:
         if known is not None and known[0]() is mask and known[1] == place:
             return answer
         seen, bias = split_mask(mask, K)
-        found = seen, bias, dense_sight(seen, Q, K, kind, own, query)
+        found = seen, bias, dense_sight(seen, {}, Q, K, kind, own, query)
         self._last_dense = ((weakref.ref(mask), place), found)
         return found
 
