@@ -171,7 +171,7 @@ class Strange(nn.Module):
         return self.inner(**inputs, **self.extra)
 
 
-@pytest.mark.parametrize("extra", [{"head_mask_of_mine": torch.ones(4)}, {"alibi": 1.0}])
+@pytest.mark.parametrize("extra", [{"head_mask_of_mine": torch.ones(4)}, {"alibi": 1.0}, {"indices": torch.zeros(1)}, {"cache": object()}])
 def test_an_unknown_option_raises_and_names_it(extra):
     model = Strange(models.make("llama"), **extra)
     before = state(model)
