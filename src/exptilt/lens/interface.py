@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from exptilt.lens.watch import Watch
 
 # What models pass along that says nothing about scores: bookkeeping of caches, positions already in the queries and keys, hints to kernels
-# whose content is in the mask as well, and what is asked of the model as a whole. Not here: `cache`, which the attention function would have to
-# fill itself, and `indices` and `block_indices` of sparse attention, which models put into the mask only for implementations they know.
+# whose content is in the mask as well, and what is asked of the model as a whole. Not here: `cache`, which the attention function would
+# have to fill itself, and `indices` and `block_indices` of sparse attention, which models put into the mask only for
+# implementations they know.
 HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_value", "past_key_values"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens", "max_seqlen", "seq_idx", "sliding_window"),
