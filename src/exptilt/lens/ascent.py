@@ -21,6 +21,8 @@ from torch import Tensor
 
 from exptilt.tilting import log_normalizer
 
+TOGETHER = 1 << 22  # entries of the hidden states that are moved at once: 16 MB in float32
+
 
 @dataclass(frozen=True)
 class Ascent:
@@ -43,7 +45,7 @@ def ascent(query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, op
     """Measure one layer on one sequence.
 
     Args:
-        query_at: takes hidden states ``(1, query, width)`` to queries ``(1, Hq, query, D)``; token by token, differentiable.
+        query_at: takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``; token by token, differentiable.
         hidden: ``(1, query, width)``.
         key: ``(1, Hkv, key, D)``.
         options: keyword arguments of `attend`.
@@ -59,7 +61,9 @@ def ascent(query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, op
         gradients = torch.stack([_back(query, start, slope, a, last=a == heads - 1) for a in range(heads)])
     before = G.detach()[0]
     with torch.no_grad():
-        after = torch.stack([log_normalizer(query_at(hidden + write[a]), key, **options)[0] for a in range(heads)])
+        step = max(1, TOGETHER // hidden.numel())
+        parts = [query_at(hidden + some) for some in write.split(step)]
+        after = torch.cat([log_normalizer(q, key.expand(q.shape[0], -1, -1, -1), **options) for q in parts])
         change = _finite(after - before).double().mean(-1)  # (whose write, whose G)
         cosines = _cosines(write, gradients)
     return Ascent(*_own_and_others(cosines), *_own_and_others(change))

@@ -30,7 +30,7 @@ from exptilt.lens.watch import NothingSeenError
 from exptilt.lens.weights import measure_weights
 
 CHUNK = 512  # tokens in a chunk, if the model can read as many: long enough for distributions, short enough to have several
-TRAINING_CHUNKS = 12  # on which checkpoints are measured
+TRAINING_CHUNKS = 8  # on which checkpoints are measured
 STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where there are many heads to show
 
 

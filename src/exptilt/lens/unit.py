@@ -59,8 +59,7 @@ def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
     """
     meter = _Meter(model, chunk, options)
     with torch.no_grad(), watch(model, observe=meter.observe) as seen:
-        names = [seen.layers.name(module) for module in seen.layers.attending()]
-        with meter.tracer.attached(names):
+        with meter.tracer.attached(seen):
             output = model(**inputs(model, chunk.ids))
     return meter.result() | {"loss": np.array(_loss(model, output, chunk.ids)), "tokens": np.array(chunk.ids.shape[0])}
 
@@ -129,10 +128,7 @@ class _Meter:
         total = np.full((m.key.shape[0], tokens.size), np.nan)
         if m.key.shape[1] == inverse.size:
             share = torch.where(m.seen_by > 0, m.key / m.seen_by.clamp_min(1), 0.0).double().cpu().numpy()
-            total[:] = 0.0
-            for position, token in enumerate(inverse):
-                if token >= 0:
-                    total[:, token] += share[:, position]
+            total[:] = share @ (inverse[:, None] == np.arange(tokens.size))
         return total
 
     def _block(self, name: str, passage: Passage) -> None:
@@ -141,7 +137,7 @@ class _Meter:
             call, block = passage.calls[0], self.modules[name]
 
             def query_at(hidden: Tensor) -> Tensor:
-                return self.tracer.call_at(block, passage.arguments, hidden).query
+                return self.tracer.run_again(block, passage.arguments, hidden)[0]
 
             found = ascent(query_at, passage.hidden, call.key, call.options, write)
             heads = self.layers[self.order[id(call)]]["heads"]

@@ -71,8 +71,7 @@ def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
         hidden = None if arguments is None else stream(arguments)
         if call.kind != "self" or call.module is None or arguments is None or hidden is None:
             return
-        probe = tracer.call_at(call.module, arguments, probes(hidden.shape[-1], hidden))
-        maps = affine_maps(probe.query, probe.key)
+        maps = affine_maps(*tracer.run_again(call.module, arguments, probes(hidden.shape[-1], hidden)))
         if maps is not None:
             rows[-1] = (rows[-1][0], torch.stack([symmetry(*maps), definiteness(*maps)]).cpu().numpy())
 
@@ -80,7 +79,7 @@ def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
         given.setdefault(module, (args, kwargs))
 
     handles: list[Any] = []
-    with torch.no_grad(), watch(model, observe=observe) as seen:
+    with torch.no_grad(), watch(model, observe=observe) as seen, tracer.attached(seen):
         try:
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in seen.layers.attending()]
             model(**inputs(model, ids))
