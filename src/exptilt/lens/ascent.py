@@ -1,15 +1,15 @@
 r"""Does a head ascend its own log-normalizer (THEORY F3)?
 
-Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual stream, a unit step of gradient
-ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its write as it is,
+Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual stream, a unit step of
+gradient ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its write as it is,
 
     w_a,i = what the output projection adds for head a alone,        g_a,i = ∇_h G_a(q_a(h_i)), keys fixed,
 
 and ask for the cosine of the two, and for G_a(q_a(h_i + w_a,i)) − G_a(q_a(h_i)). The hidden state h is the residual stream before the
 block; q(h) runs through the block's norm, query projection, per-head norm and rotation: all of the query's way and nothing of the key's.
 
-Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends its own G does better on it than
-on the others'.
+Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends its own G does better on
+it than on the others'.
 """
 
 from collections.abc import Callable
@@ -83,10 +83,11 @@ def _back(query: Tensor, start: Tensor, slope: Tensor, head: int, *, last: bool)
 
 def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
     """``(head, head)``: cosine of the write of one head and the gradient of another, mean over queries where neither vanishes."""
-    w, g = (torch.nn.functional.normalize(x.double(), dim=-1, eps=1e-300) for x in (write, gradient))
-    alive_w, alive_g = (x.square().sum(-1) > 0 for x in (w, g))
-    count = alive_w.double() @ alive_g.double().mT
-    return w.flatten(1) @ g.flatten(1).mT / count
+    tiny = torch.finfo(write.dtype).tiny
+    sizes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (write, gradient)]
+    w, g = (torch.where(size > tiny, x / size.clamp_min(tiny), 0.0) for x, size in zip((write, gradient), sizes, strict=True))
+    alive_w, alive_g = ((size > tiny).flatten(1).double() for size in sizes)
+    return (w.flatten(1) @ g.flatten(1).mT).double() / (alive_w @ alive_g.mT)
 
 
 def _own_and_others(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ Conjecture: W_q, W_k approximate the canonical link f = ∇G*, which takes a mea
     definiteness  Σ of positive eigenvalues of (M + Mᵀ)/2 over Σ of absolute ones: 1 positive, ½ balanced, 0 negative;
     link R²       of the linear regression of η on μ, fitted on every other query and tested on the rest, both ways.
 
-M is width × width but of rank D: everything is read off D × D matrices. W_q and W_k are the affine maps from the attention module's input to query
-and key at one and the same position, where rotary embeddings cancel.
+M is width × width but of rank D: everything is read off D × D matrices. W_q and W_k are the affine maps from the attention module's
+input to query and key at one and the same position, where rotary embeddings cancel.
 """
 
 import torch

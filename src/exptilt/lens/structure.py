@@ -3,8 +3,8 @@
     block         nearest module around the attention that is an element of a ``ModuleList``; its input is the residual stream
     projection    module with a weight matrix inside the block that receives the concatenated heads: what it adds for one head alone is
                   the head's write
-    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own output)
-    query way     the block run again on other hidden states and stopped at its attention call
+    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own
+    output) query way     the block run again on other hidden states and stopped at its attention call
 
 So pre-norm and post-norm, fused or separate projections, rotary embeddings and norms of queries need no case of their own; where a part
 cannot be found, the measures that need it say so.
@@ -24,7 +24,7 @@ from exptilt.lens.watch import Watch
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class _Stop(Exception):  # noqa: N818: not an error, but the way out of a block that has said what we asked
+class _Stop(Exception):  # not an error, but the way out of a block that has said what we asked
     def __init__(self, query: Tensor, key: Tensor):
         self.query, self.key = query, key
 

@@ -34,7 +34,8 @@ class Chunk:
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct tokens, how often each stands here, and for each position the index of its token, −1 for the first position unless special.
+        """Distinct tokens, how often each stands here, and for each position the index of its token, −1 for the first position unless
+        special.
 
         The first key draws attention for its place, not for what it is; that is measured as mass on the first key.
         """
@@ -91,7 +92,9 @@ def cut(
         _check(bare + before + after, vocabulary, tokenizer)
         room = length - len(before) - len(after)
         if room < 1:
-            raise ArgumentError(f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special ones. Pass a larger chunk.")
+            raise ArgumentError(
+                f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special ones. Pass a larger chunk."
+            )
         pieces = -(-len(bare) // room)
         was_cut = was_cut or pieces > 1
         for part in np.array_split(np.array(bare, dtype=np.int64), max(pieces, 1)):
@@ -103,7 +106,9 @@ def cut(
         if budget == 0:
             break
     if not chunks:
-        raise ArgumentError(f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}.")
+        raise ArgumentError(
+            f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}."
+        )
     return chunks, was_cut
 
 
@@ -117,7 +122,8 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
         full = [int(i) for i in tokenizer(short)["input_ids"]]
     except (TypeError, KeyError, AttributeError) as problem:
         raise ArgumentError(
-            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids ({problem}). Pass a tokenizer of transformers."
+            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids ({problem}). Pass a tokenizer "
+            f"of transformers."
         ) from problem
     for start in range(len(full) - len(some) + 1):
         if full[start : start + len(some)] == some:

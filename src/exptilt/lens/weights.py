@@ -1,7 +1,7 @@
 r"""Query and key maps of every head, read off the model by feeding it unit vectors: the part of `link` that needs no text.
 
-An attention module takes its input x to queries and keys before it attends. Run on one token, at position 0, with x the origin and each unit vector
-in turn, it shows
+An attention module takes its input x to queries and keys before it attends. Run on one token, at position 0, with x the origin and each
+unit vector in turn, it shows
 
     W_q = q(e_1) − q(0), q(e_2) − q(0), ...       W_k likewise,
 
