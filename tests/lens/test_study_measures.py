@@ -65,7 +65,7 @@ def test_sums_over_blocks(case, monkeypatch):
     G = attend(query, key, key, **opts).log_normalizer[item]
     scores = Scores.of(query, key, opts, item)
     m = mass(scores, G)
-    s, w, p, total = dense(query, key, opts, item)
+    _, w, p, total = dense(query, key, opts, item)
     np.testing.assert_allclose(m.key, p.sum(1), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(m.first, p[..., 0], rtol=1e-9, atol=1e-12)
     seen = w > -np.inf
@@ -135,7 +135,7 @@ def test_gaussian_keys_are_predicted():
     assert fit.r2 > 0.995
     assert fit.output_error < 0.12
     assert link_r2(scores.query, m.mean_key) > 0.9
-    two = torch.where(draw(1, 1, 60000, 4) > 0, 4.0, -4.0)  # corners of a cube are not Gaussian
+    two = torch.where(draw(1, 1, 60000, 4) > 0, 4.0, -4.0).double()  # corners of a cube are not Gaussian
     scores = Scores.of(4 * query, two, {"scale": 1.0})
     found = attend(4 * query, two, two, scale=1.0)
     assert gaussian_fit(scores, found.log_normalizer[0], mass(scores, found.log_normalizer[0]).mean_key).r2 < 0

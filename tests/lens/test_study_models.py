@@ -84,7 +84,7 @@ def test_mass(measured, kind):
 
     def concentration(layer, head):
         even = np.zeros(TOKENS)
-        for i, n in enumerate(visible(layer)):
+        for n in visible(layer):
             even[:n] += 1 / n
         p, q = layer.probability[head].sum(0).numpy() / TOKENS, even / TOKENS
         return (p * np.log(p / q)).sum()

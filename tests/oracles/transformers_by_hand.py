@@ -1,7 +1,7 @@
 """Tiny transformers in float64, and their attention worked out by hand: slow, obvious, one head and one query at a time.
 
-`by_hand(model, ids)` gives, for every layer, hidden states, queries and keys as the scores see them (made from the weights, not from hooks), the whole attention
-matrix, and functions to differentiate.
+`by_hand(model, ids)` gives, for every layer, hidden states, queries and keys as the scores see them (made from the weights, not from
+hooks), the whole attention matrix, and functions to differentiate.
 """
 
 import math
