@@ -9,16 +9,19 @@ under one new name (without the second, causality would be lost), and a torch fu
 ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On leaving, also by an exception, all is as it was found.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from exptilt._support.errors import ArgumentError, ExptiltError
+from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
 from exptilt.attention import attend
 from exptilt.lens.call import AttentionCall
 from exptilt.lens.dropout import dropped
@@ -30,6 +33,11 @@ from exptilt.lens.sight import Sight
 from exptilt.lens.statistics import PER_QUERY, first_key_mass, mass_of_keys, summarise
 from exptilt.tilting import Tilted
 
+_KNOWN = (
+    "Watched are the attention interface of transformers, torch.nn.functional.scaled_dot_product_attention and "
+    "torch.nn.MultiheadAttention; some models use the second if loaded with attn_implementation='sdpa'."
+)
+
 
 class NothingSeenError(ExptiltError, RuntimeError):
     """A watch ended without having seen attention that should have reached it."""
@@ -38,7 +46,8 @@ class NothingSeenError(ExptiltError, RuntimeError):
 def _configurations(model: nn.Module) -> list[Any]:
     """All configurations of transformers inside the model, each once."""
     found: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation_internal")]
+    candidates: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    waiting = [config for config in candidates if hasattr(config, "_attn_implementation_internal")]
     while waiting:
         config = waiting.pop()
         if id(config) not in found:
@@ -68,17 +77,22 @@ class Watch:
         self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
         self._last_dense: tuple[Any, Any] = (None, None)
         self._mode: Any = None
+        self._stance: Any = None
+        self._outer: Watch | None = None  # the watch that this one was opened in
 
     def __enter__(self) -> "Watch":
         if self._mode is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
-        from exptilt.lens.functional import FunctionalMode
+        from exptilt.lens.functional import FunctionalMode, open_watch
 
+        self._outer = open_watch()
         try:
             self._switch()
             self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
-            for module in self.layers.attending():
+            for module in [*self.layers.attending(), *self.layers.strangers]:
                 self._handles.append(module.register_forward_pre_hook(self._module_runs, with_kwargs=True))
+            if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in self.model.modules()):
+                self._stance = torch.compiler.set_stance("force_eager")  # a compiled graph has no room for a look at it
             self._mode = FunctionalMode(self)
             self._mode.__enter__()
         except BaseException:
@@ -96,7 +110,7 @@ class Watch:
             self._complain()
 
     def _switch(self) -> None:
-        configs = _configurations(self.model)
+        configs = _configurations(self.model) if self.layers.interface else []
         if not configs:
             return
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -111,14 +125,31 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for config, before in self._found:
-            config._attn_implementation_internal = before
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
         if self._found:
             from transformers import AttentionInterface, AttentionMaskInterface
 
+            for config, before in self._found:
+                self._give_back(config, before, AttentionInterface._global_mapping)
             AttentionInterface._global_mapping.pop(self.own_name, None)
             AttentionMaskInterface._global_mapping.pop(self.own_name, None)
         self._found.clear()
+
+    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
+        """Point a configuration to where it pointed before.
+
+        If another watch has it now (two models that share a configuration, in two threads), that one shall do so when it ends.
+        """
+        now = config._attn_implementation_internal
+        if now == self.own_name:
+            config._attn_implementation_internal = before
+            return
+        for function in list(registry.values()):
+            other = function.args[0] if isinstance(function, partial) and function.args else None
+            if isinstance(other, Watch):
+                other._found = [(c, before if c is config and b == self.own_name else b) for c, b in other._found]
 
     def _model_runs(self, module: nn.Module, arguments: Any) -> None:
         self._model_ran = True
@@ -128,23 +159,36 @@ class Watch:
         self._elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
     def _complain(self) -> None:
-        missed = [self.layers.name(module) for module in self._ran if module not in self._steps]
+        ran = [module for module in self.layers.names if module in self._ran and module not in self._steps]
+        missed = [module for module in ran if module not in self.layers.strangers or not self.record.calls]
         if missed:
-            some = ", ".join(repr(name) for name in missed[:3])
+            some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in missed[:3])
             raise NothingSeenError(
-                f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. "
-                "They attend in a way that watch does not know; their statistics would be missing."
+                f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. {_KNOWN}"
             )
+        if ran:
+            some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in ran[:3])
+            text = (
+                f"watch: the record of {self.model_name} is without {len(ran)} modules that attend in a way of their own: {some}. {_KNOWN}"
+            )
+            warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
             what = "ran, but no attention of it came by" if self._model_ran else "was not called inside the watch, or has no attention"
-            raise NothingSeenError(
-                f"watch: {self.model_name} {what}. Watched are the attention interface of transformers, "
-                "torch.nn.functional.scaled_dot_product_attention and torch.nn.MultiheadAttention."
-            )
+            raise NothingSeenError(f"watch: {self.model_name} {what}. {_KNOWN}")
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module belongs to the watched model, or to that of a watch around this one."""
+        return module in self.layers or (self._outer is not None and self._outer.knows(module))
 
     def kind(self, module: nn.Module | None) -> str:
         """Whether the current call of a module is "self" or "cross" attention."""
         return "cross" if module is not None and self._elsewhere.get(module, False) else "self"
+
+    def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
+        """Whether self-attention without a mask is causal: as asked, or as the module says; with eager attention only, never."""
+        if not getattr(self.model, "_supports_sdpa", True):
+            return False
+        return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
     def own_queries(self, query: Tensor) -> Tensor | None:
         """Real queries as the last self-attention had them, if it had as many: what cross-attention knows of its own side."""
@@ -159,7 +203,7 @@ class Watch:
         if known is not None and known[0]() is mask and known[1] == place:
             return answer
         seen, bias = split_mask(mask, K)
-        found = seen, bias, dense_sight(seen, Q, K, kind, own, query)
+        found = seen, bias, dense_sight(seen, {}, Q, K, kind, own, query)
         self._last_dense = ((weakref.ref(mask), place), found)
         return found
 
@@ -179,18 +223,18 @@ class Watch:
             sight: what is real and seen.
             dropout: probability with which a weight is dropped from the output; statistics are of the undropped weights.
         """
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs anew inside backward: seen already
-        if dropout > 0:
-            output = dropped(query, key, value, options, dropout)
-            if again:
-                return output
-            with torch.no_grad():
+        try:
+            if dropout > 0:
+                output = dropped(query, key, value, options, dropout)
+                with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
+                    tilted = attend(query, key, value, **options)
+            else:
                 tilted = attend(query, key, value, **options)
-        else:
-            tilted = attend(query, key, value, **options)
-            output = tilted.output
-        if not again:
-            self.note(module, kind, query, key, value, options, sight, tilted)
+                output = tilted.output
+        except ArgumentError as problem:
+            problem.add_note(f"(in attention of {self.model_name}, module {self.layers.name(module)!r})")
+            raise
+        self.note(module, kind, query, key, value, options, sight, tilted)
         return output
 
     def note(
@@ -198,12 +242,15 @@ class Watch:
         tilted: Tilted,
     ) -> None:  # fmt: skip
         """Record a call that has been made; arguments as in `attend`."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpointed layer runs anew inside backward: seen already
+        if self._outer is not None:
+            self._outer.note(module, kind, query, key, value, options, sight, tilted)
+        if module is not None and module not in self.layers:
+            return  # a module of another model: it shares its configuration with this one, or belongs to the outer watch
         if kind == "self":
             self._last_real = sight.real_query
-        if module is not None and module not in self.layers:
-            return  # a module of another model, which shares its configuration with this one
-        names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
-        still = Tilted(*(getattr(tilted, name).detach() for name in names))
+        still = tree_map(Tensor.detach, tilted)
         with torch.no_grad():
             mass = mass_of_keys(query, key, options, sight) if self.key_mass else None
             first = first_key_mass(query, key, options, sight.first, still.log_normalizer)
@@ -214,10 +261,10 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass))
+        made = (query.shape[-1], options.get("softcap"), options.get("bias") is not None)
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, *made))
         if self.observe is not None:
-            shown = tilted if self.keep_graph else still
-            shown = Tilted(*(getattr(shown, name) for name in names), mass)
+            shown = replace(tilted if self.keep_graph else still, key_mass=mass)
             call = AttentionCall(layer, name, module, kind, step, query, key, value, dict(options), sight.real_query, sight.real_key, shown)
             self.observe(call)
 
