@@ -90,11 +90,15 @@ class TokenMass:
         token: its text, untrusted.
         mass: mean attention per query that can see it, over its occurrences.
         count: number of occurrences.
+        lift: attention it draws over what even attention would give to the same positions; 1 is average. Under a causal mask early
+            positions
+            draw more whatever stands there, and lift takes that out.
     """
 
     token: str
     mass: float
     count: int
+    lift: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class HeadDetail:
     Attributes:
         layer, head: which.
         histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
-        top_tokens: the tokens that draw most attention, most first.
+        top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left out if there are enough others.
         strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is hidden.
     """
 
@@ -147,6 +151,7 @@ class Study:
         training: curves over checkpoints, if there were any.
         notes: what the reader must know: chunked texts, left-out measures, warnings.
         seed: of everything random.
+        layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that look at another sequence.
     """
 
     name: str
@@ -159,6 +164,7 @@ class Study:
     training: Training | None
     notes: Sequence[str] = field(default_factory=tuple)
     seed: int = 0
+    layer_names: Sequence[str] = ()
 
     def to_json(self) -> str:
         """The study as JSON text, from which `from_json` makes an equal one."""
@@ -233,7 +239,7 @@ def _build(kind: Any, item: dict[str, Any]) -> Any:
 
 def _detail(item: dict[str, Any]) -> HeadDetail:
     histograms = {name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()}
-    tokens = [TokenMass(**token) for token in item["top_tokens"]]
+    tokens = [TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]]
     return HeadDetail(**{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])})
 
 
