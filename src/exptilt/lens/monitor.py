@@ -9,7 +9,6 @@ Every k-th step runs inside a `watch`; its record becomes one reading a head (`l
 against two thresholds. All other steps run untouched, so the cost is that of one watched step in k.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -174,25 +173,30 @@ class TrainingMonitor:
             self._open = watch(self.model).__enter__()
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """Called also when forward raised; there is no output then."""
         # Layers under activation checkpointing run again in backward and must find the same attention there: the watch stays open.
-        failed = sys.exc_info()[0] is not None
-        if failed or not any(getattr(part, "gradient_checkpointing", False) for part in self.model.modules()):
-            self._shut()
+        if output is None:
+            self._let_go()
+        elif not any(getattr(part, "gradient_checkpointing", False) for part in self.model.modules()):
+            self._finish()
 
-    def _shut(self) -> None:
-        """End the watch, also when the forward pass raised, which a hook can tell only by the exception on its way."""
-        seen, self._open = self._open, None
+    def _finish(self) -> None:
+        """End a watch that went well, and keep what it saw."""
+        seen = self._open
         if seen is not None:
-            kind, problem, trace = sys.exc_info()
-            seen.__exit__(kind, problem, trace)
+            self._open = None
+            seen.__exit__(None, None, None)
             self._seen = seen
+        self._let_go(keep=self._seen)
 
-    def _let_go(self) -> None:
+    def _let_go(self, keep: Watch | None = None) -> None:
+        """Leave the model as it was found, whatever happened."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._shut()
-        self._seen = None
+        seen, self._open, self._seen = self._open, None, keep
+        if seen is not None:
+            seen.__exit__(RuntimeError, None, None)  # as after an exception: what it missed is not complained of
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Of a Trainer: after a step. What was seen is read, logged and judged.
@@ -203,9 +207,8 @@ class TrainingMonitor:
             control: its control.
             others: model, optimizer and so on.
         """
-        self._shut()
-        seen = self._seen
-        self._let_go()
+        self._finish()
+        seen, self._seen = self._seen, None
         if seen is not None:
             self._take(state.global_step - 1, seen)
 
