@@ -185,9 +185,9 @@ class Watch:
             if again:
                 return output
             with torch.no_grad():
-                tilted = attend(query, key, value, **options)
+                tilted = attend(query, key, value, **options, check=False)  # a model that diverged must run as it does unwatched
         else:
-            tilted = attend(query, key, value, **options)
+            tilted = attend(query, key, value, **options, check=False)  # a model that diverged must run as it does unwatched
             output = tilted.output
         if not again:
             self.note(module, kind, query, key, value, options, sight, tilted)
@@ -214,8 +214,8 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        scores = {"dim": query.shape[-1], "softcap": options.get("softcap"), "biased": options.get("bias") is not None}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, **scores))
+        dim, softcap, biased = query.shape[-1], options.get("softcap"), options.get("bias") is not None
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, dim, softcap, biased))
         if self.observe is not None:
             shown = tilted if self.keep_graph else still
             shown = Tilted(*(getattr(shown, name) for name in names), mass)
