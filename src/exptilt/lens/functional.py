@@ -120,7 +120,7 @@ def _attention(
         options |= {name: x for name, x in (("mask", seen), ("bias", bias)) if x is not None}
     if dropout_p > 0 or only_look:
         with torch.no_grad():
-            watch.note(module, kind, q, k, v, options, sight, attend(q, k, v, **options))
+            watch.note(module, kind, q, k, v, options, sight, attend(q, k, v, **options, check=watch.check))
         if only_look:
             return torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
         return original()

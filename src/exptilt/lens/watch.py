@@ -61,11 +61,17 @@ class Watch:
     """An open eye on a model. `watch` makes it; enter it, run the model, read `record`."""
 
     def __init__(
-        self, model: nn.Module, per_token: bool, key_mass: bool, observe: Callable[[AttentionCall], object] | None, keep_graph: bool
+        self,
+        model: nn.Module,
+        per_token: bool,
+        key_mass: bool,
+        observe: Callable[[AttentionCall], object] | None,
+        keep_graph: bool,
+        check: bool | None,
     ):
         self.record = Record()
         self.model, self.model_name = model, type(model).__name__
-        self.per_token, self.key_mass, self.observe, self.keep_graph = per_token, key_mass, observe, keep_graph
+        self.per_token, self.key_mass, self.observe, self.keep_graph, self.check = per_token, key_mass, observe, keep_graph, check
         self.layers = Layers(model)
         self.own_name = f"exptilt-{id(self)}"
         self._found: list[tuple[Any, Any]] = []  # configurations, and what they said before
@@ -227,9 +233,9 @@ class Watch:
             if dropout > 0:
                 output = dropped(query, key, value, options, dropout)
                 with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
-                    tilted = attend(query, key, value, **options)
+                    tilted = attend(query, key, value, **options, check=self.check)
             else:
-                tilted = attend(query, key, value, **options)
+                tilted = attend(query, key, value, **options, check=self.check)
                 output = tilted.output
         except ArgumentError as problem:
             problem.add_note(f"(in attention of {self.model_name}, module {self.layers.name(module)!r})")
@@ -271,7 +277,7 @@ class Watch:
 
 def watch(
     model: nn.Module, *, per_token: bool = False, key_mass: bool = False, observe: Callable[[AttentionCall], object] | None = None,
-    keep_graph: bool = False,
+    keep_graph: bool = False, check: bool | None = None,
 ) -> Watch:  # fmt: skip
     """Watch the attention of a model while it runs; outputs do not change beyond rounding, and memory stays O(n).
 
@@ -281,6 +287,7 @@ def watch(
         key_mass: also measure the attention each key gets, which about doubles the time of attention.
         observe: called with an `AttentionCall` for each attention call.
         keep_graph: leave the statistics that `observe` gets inside the autograd graph, so that a loss can be made of them.
+        check: raise if NaN or an infinity reaches attention, as in `attend`; False lets a model that diverged run as it does unwatched.
 
     Returns:
         A context manager; inside and after it, ``.record`` is the `Record`.
@@ -295,4 +302,4 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model.")
-    return Watch(model, per_token, key_mass, observe, keep_graph)
+    return Watch(model, per_token, key_mass, observe, keep_graph, check)
