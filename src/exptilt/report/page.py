@@ -196,9 +196,7 @@ def render(page: Page, *, template: str = "page.html", assets: Sequence[str] = (
     )
     environment.filters["block_kind"] = lambda block: type(block).__name__
     environment.globals["cell"] = _cell
-    style, script = (
-        "\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}")) for kind in ("css", "js")
-    )
+    style, script = ("\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}")) for kind in ("css", "js"))
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(
         page=page,

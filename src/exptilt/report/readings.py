@@ -11,10 +11,11 @@ import numpy as np
 from exptilt.lens.results import Array, HeadDetail, HeadMeasure, LayerMeasure, Study
 from exptilt.report.tokens import visible
 
-# Said of the head with the highest value, where the measure has a plainer name than its title. {value} is a share in percent or a number.
+# Said of the head with the highest value, where there is a plainer way to say it than by the title.
 PLAIN = {
-    "first_key_mass": ("{head} puts {percent} of its attention on the first key, the most of all heads.", 0.0),
-    "effective_keys": ("{head} spreads widest, over {value} keys in effect.", 0.0),
+    "first_key_mass": "{head} puts {percent} of its attention on the first key, the most of all heads.",
+    "effective_keys": "{head} spreads its attention widest, over {value} keys in effect.",
+    "score_max": "{head} reaches the largest score, {value}.",
 }
 
 
@@ -105,9 +106,8 @@ def of_measure(study: Study, name: str) -> str:
         else f"The same in every head: {number(middle, measure.unit)}."
     ]
     if name in PLAIN:
-        text, _ = PLAIN[name]
         top = float(measure.value[high])
-        sentence = text.format(head=head_name(*high), percent=percent(top), value=number(top))
+        sentence = PLAIN[name].format(head=head_name(*high), percent=percent(top), value=number(top))
         parts.insert(0, sentence[0].upper() + sentence[1:])
     missing = int((~np.isfinite(measure.value)).sum())
     if missing:
@@ -119,9 +119,28 @@ def of_measure(study: Study, name: str) -> str:
 
 
 def _with_error(measure: HeadMeasure, place: tuple[int, int]) -> str:
-    value = number(float(measure.value[place]) if measure.value is not None else math.nan)
+    if measure.value is None:
+        return "not known"
     error = math.nan if measure.error is None else float(measure.error[place])
-    return " ".join(part for part in (value, "" if math.isnan(error) else f"± {number(error)}", measure.unit) if part)
+    return with_error(float(measure.value[place]), error, measure.unit)
+
+
+def with_error(value: float, error: float, unit: str = "") -> str:
+    """A value with its standard error, to as many digits as the error gives meaning to.
+
+    Args:
+        value: any real number.
+        error: its standard error; NaN or 0 shows none.
+        unit: what it is counted in.
+
+    Example:
+        >>> with_error(1.97634, 0.0397, "nats"), with_error(0.5, float("nan")), with_error(1534.2, 20.1)
+        ('1.976 ± 0.040 nats', '0.5', '1534 ± 20')
+    """
+    if not (math.isfinite(value) and math.isfinite(error) and error > 0) or max(abs(value), error) >= 1e5 or error < 1e-5:
+        return number(value, unit)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−") + (f" {unit}" if unit else "")
 
 
 def _against_baseline(measure: HeadMeasure) -> str:
@@ -197,9 +216,12 @@ def of_layers(measure: LayerMeasure) -> str:
         return f"The same at every place: {number(float(value[high]), measure.unit)}."
     steps = np.diff(value[known])
     way = "Rises at every step" if (steps > 0).all() else "Falls at every step" if (steps < 0).all() else "Goes"
-    text = f"{way} from {number(float(value[first]))} ({measure.places[first]}) to {number(float(value[last]), measure.unit)} ({measure.places[last]})"
+    start, end = number(float(value[first])), number(float(value[last]), measure.unit)
+    text = f"{way} from {start} ({measure.places[first]}) to {end} ({measure.places[last]})"
     if way == "Goes":
-        text += f"; highest {number(float(value[high]))} at {measure.places[high]}, lowest {number(float(value[low]))} at {measure.places[low]}"
+        text += (
+            f"; highest {number(float(value[high]))} at {measure.places[high]}, lowest {number(float(value[low]))} at {measure.places[low]}"
+        )
     return text + "."
 
 
@@ -217,7 +239,8 @@ def of_training(study: Study, name: str) -> str:
     if len(mean) < 2 or not np.isfinite(mean).any():
         return ""
     changes = np.abs(np.diff(mean))
-    text = f"Mean over heads: {number(float(mean[0]))} at step {int(steps[0])}, {number(float(mean[-1]), measure.unit)} at step {int(steps[-1])}"
+    start, end = number(float(mean[0])), number(float(mean[-1]), measure.unit)
+    text = f"Mean over heads: {start} at step {int(steps[0])}, {end} at step {int(steps[-1])}"
     if np.isfinite(changes).any() and np.nanmax(changes) > 0:
         most = int(np.nanargmax(changes))
         text += f"; it moves most between steps {int(steps[most])} and {int(steps[most + 1])}"
@@ -234,5 +257,6 @@ def of_loss(study: Study) -> str:
         return ""
     loss, steps = study.training.loss, study.training.steps
     best = int(np.nanargmin(loss))
-    text = f"Loss on these texts: {number(float(loss[0]))} at step {int(steps[0])}, {number(float(loss[-1]), 'nats a token')} at step {int(steps[-1])}"
+    start, end = number(float(loss[0])), number(float(loss[-1]), "nats a token")
+    text = f"Loss on these texts: {start} at step {int(steps[0])}, {end} at step {int(steps[-1])}"
     return text + (f"; lowest {number(float(loss[best]))} at step {int(steps[best])}." if best < len(loss) - 1 else ".")

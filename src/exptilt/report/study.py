@@ -6,13 +6,12 @@ Everything is there as text and tables before any script runs; the scripts in `a
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from exptilt.lens.results import HeadMeasure, LayerMeasure, Study
+from exptilt.lens.results import Array, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
 from exptilt.report.files import write_files
 from exptilt.report.page import Page, Table, render
@@ -119,7 +118,7 @@ def heads_table(study: Study) -> Table:
     """
     layers, heads = readings.shape(study)
     shown = [measure for measure in study.heads.values() if measure.value is not None]
-    rows = [
+    rows: list[tuple[str | float, ...]] = [
         (f"L{layer}H{head}", *(float(measure.value[layer, head]) for measure in shown if measure.value is not None))
         for layer in range(layers)
         for head in range(heads)
@@ -134,7 +133,7 @@ def meanings(study: Study) -> Table:
     Args:
         study: what was measured.
     """
-    every = [*study.heads.values(), *study.layers.values()]
+    every: list[HeadMeasure | LayerMeasure] = [*study.heads.values(), *study.layers.values()]
     rows = [(named(measure), measure.about, measure.assumes, measure.reason or "measured") for measure in every]
     return Table("What each statistic means", ("statistic", "what it tells", "what it assumes", "state"), rows)
 
@@ -152,14 +151,14 @@ def layer_tables(study: Study) -> list[Table]:
     tables = []
     for places, measures in groups.items():
         header: list[str] = ["place"]
-        columns: list[Sequence[float]] = []
+        columns: list[Array] = []
         for measure in measures:
             header.append(named(measure))
             columns.append(np.asarray(measure.value))
             if measure.error is not None:
                 header.append("± s.e.")
                 columns.append(np.asarray(measure.error))
-        rows = [(place, *(float(column[index]) for column in columns)) for index, place in enumerate(places)]
+        rows: list[tuple[str | float, ...]] = [(place, *(float(column[index]) for column in columns)) for index, place in enumerate(places)]
         tables.append(Table(f"Along the depth: {places[0]} to {places[-1]}", header, rows))
     return tables
 

@@ -12,13 +12,13 @@ LONGEST = 40
 
 
 def visible(token: str) -> str:
-    """The token as a reader can see it.
+    r"""The token as a reader can see it.
 
     Args:
         token: any text.
 
     Example:
-        >>> visible(" the"), visible("\\n\\n"), visible("a\\x1b[2J"), visible("")
+        >>> visible(" the"), visible("\n\n"), visible("a\x1b[2J"), visible("")
         ('·the', '↵↵', 'a␛[2J', '∅')
     """
     if not token:

@@ -40,6 +40,13 @@ function show(value, unit = "") {
   return text.replaceAll("-", "−") + (unit ? ` ${unit}` : "");
 }
 
+// A value with its standard error, to as many digits as the error gives meaning to.
+function showError(value, error, unit = "") {
+  if (value === null || !error || Math.max(Math.abs(value), error) >= 1e5 || error < 1e-5) return show(value, unit);
+  const digits = Math.max(0, 1 - Math.floor(Math.log10(error)));
+  return `${value.toFixed(digits)} ± ${error.toFixed(digits)}${unit ? ` ${unit}` : ""}`.replaceAll("-", "−");
+}
+
 // At most five characters, for the inside of a cell.
 function brief(value) {
   if (value === null) return "–";

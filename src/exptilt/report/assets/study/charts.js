@@ -114,7 +114,7 @@ function histogram({ label, edges, counts, unit, mark }) {
   const most = Math.max(...counts, 1), total = counts.reduce((sum, count) => sum + count, 0) || 1;
   const x = (value) => BOX.left + ((value - low) / (high - low || 1)) * (BOX.width - BOX.left - BOX.right);
   const y = (value) => BOX.height - BOX.bottom - (value / (most / total)) * (BOX.height - BOX.bottom - BOX.top);
-  axes(svg, { x, y, xTicks: ticks(low, high, 5).map((value) => [value, show(value)]), yTicks: ticks(0, most / total, 3).map((value) => [value, percent(value)]), xLabel: unit ? `${unit}, share of queries` : "share of queries" });
+  axes(svg, { x, y, xTicks: ticks(low, high, 5).map((value) => [value, show(value)]), yTicks: ticks(0, most / total, 3).map((value) => [value, percent(value)]), xLabel: unit });
   counts.forEach((count, index) => {
     const bar = draw("rect", { class: "bar", x: x(edges[index]) + 0.5, y: y(count / total), width: Math.max(0.5, x(edges[index + 1]) - x(edges[index]) - 1), height: Math.max(0, BOX.height - BOX.bottom - y(count / total)) });
     bar.append(draw("title", {}, `${show(edges[index])} to ${show(edges[index + 1])}: ${percent(count / total)} of queries`));

@@ -13,7 +13,7 @@ function layerChart(curve) {
     return lineChart({ label: `${curve.title} by component, one line a place`, xs, series, xTicks: ticks(1, xs.length, 4).filter((tick) => tick >= 1).map((tick) => [tick, String(tick)]), xLabel: "component (light: first place, dark: last)", logarithmic: known(value).every((item) => item > 0), tell: (index) => `component ${index + 1}: ${places[0]} ${show(value[0][index])}, ${places.at(-1)} ${show(value.at(-1)[index])}` });
   }
   const xs = places.map((_, index) => index);
-  const tell = (index) => `${places[index]}: ${show(value[index])}${curve.error?.[index] ? ` ± ${show(curve.error[index])}` : ""} ${curve.unit}`;
+  const tell = (index) => `${places[index]}: ${showError(value[index], curve.error?.[index], curve.unit)}`;
   return lineChart({ label: `${curve.title} from ${places[0]} to ${places.at(-1)}`, xs, series: [{ name: curve.title, values: value, error: curve.error, colour: "var(--series-0)", strong: true }], xTicks: xs.map((index) => [index, shortPlace(places[index], index)]), xLabel: "place along the depth", tell });
 }
 

@@ -33,8 +33,7 @@ function statisticsTable(layer, head) {
   const body = DATA.measures.map((measure) => {
     const name = make("th", { scope: "row", textContent: measure.title, title: measure.about });
     if (!measure.value) return make("tr", { className: "absent" }, name, make("td", { colSpan: columns.length - 1, textContent: `not measured: ${measure.reason}` }));
-    const error = measure.error?.[layer][head];
-    const value = `${show(measure.value[layer][head])}${error ? ` ± ${show(error)}` : ""}${measure.unit ? ` ${measure.unit}` : ""}`;
+    const value = showError(measure.value[layer][head], measure.error?.[layer][head], measure.unit);
     const base = measure.baseline ? show(measure.baseline[layer][head]) : "";
     return make("tr", {}, name, make("td", { textContent: value }), ...(based ? [make("td", { textContent: base })] : []), make("td", { textContent: rankOf(measure, layer, head) }));
   });
@@ -62,15 +61,15 @@ function paintHead() {
   if (detail) {
     parts.push(make("p", { textContent: detail.reading }));
     if (STEPS) parts.push(make("p", { className: "note", textContent: `Of the model at its last checkpoint, step ${STEPS[STEPS.length - 1]}.` }));
-    parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the darker another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
+    parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the stronger the colour of another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {
       const measure = DATA.measures.find((other) => other.id === id);
       const name = measure?.title ?? id.replaceAll("_", " ");
       const picture = histogram({ label: `${name} over queries, from ${show(edges[0])} to ${show(edges[edges.length - 1])}`, edges, counts, unit: measure?.unit ?? "", mark: measure?.value?.[layer][head] });
       return make("figure", {}, make("figcaption", { textContent: name }), picture);
     });
-    parts.push(make("div", { className: "pair" }, part("What it looks at", tokenBars(detail.tokens)), part("All statistics", statisticsTable(layer, head))));
-    if (pictures.length) parts.push(part("Spread over queries", make("div", { className: "small" }, ...pictures)));
+    const spread = pictures.length ? [part("Spread over queries", make("div", { className: "small" }, ...pictures))] : [];
+    parts.push(make("div", { className: "pair" }, part("What it looks at", tokenBars(detail.tokens)), ...spread), part("All statistics", statisticsTable(layer, head)));
   } else parts.push(part("All statistics", statisticsTable(layer, head)));
   panel.replaceChildren(...parts);
 }

@@ -17,7 +17,7 @@ function buildHeatmap(place) {
     }
     body.append(row);
   }
-  const table = make("table", { className: `grid${HEADS <= 8 ? " roomy" : HEADS <= 16 ? "" : " tight"}` });
+  const table = make("table", { className: `heads${HEADS <= 8 && LAYERS <= 12 ? " roomy" : ""}${HEADS > 16 ? " wide" : ""}${LAYERS > 16 ? " tall" : ""}` });
   table.setAttribute("role", "grid");
   table.setAttribute("aria-label", "Heads by layer (rows) and head (columns)");
   table.append(make("thead", { role: "rowgroup" }, top), body);
@@ -60,10 +60,7 @@ function focusCell(cell) {
   cell.focus();
 }
 
-function withError(measure, layer, head) {
-  const error = atLast() ? measure.error?.[layer][head] : null;
-  return `${show(valuesNow(measure)[layer][head])}${error ? ` ± ${show(error)}` : ""}${measure.unit ? ` ${measure.unit}` : ""}`;
-}
+const withError = (measure, layer, head) => showError(valuesNow(measure)[layer][head], atLast() ? measure.error?.[layer][head] : null, measure.unit);
 
 function tellCell(cell) {
   const [layer, head] = [Number(cell.dataset.layer), Number(cell.dataset.head)];
