@@ -1,6 +1,21 @@
 """Looking at real transformers: watch attention, study heads and layers, monitor training."""
 
 from exptilt.lens.call import AttentionCall
+from exptilt.lens.record import CallRecord, Record
 from exptilt.lens.results import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
+from exptilt.lens.watch import NothingSeenError, watch
 
-__all__ = ["AttentionCall", "HeadDetail", "HeadMeasure", "Histogram", "LayerMeasure", "Study", "TokenMass", "Training"]
+__all__ = [
+    "AttentionCall",
+    "CallRecord",
+    "HeadDetail",
+    "HeadMeasure",
+    "Histogram",
+    "LayerMeasure",
+    "NothingSeenError",
+    "Record",
+    "Study",
+    "TokenMass",
+    "Training",
+    "watch",
+]

@@ -26,12 +26,12 @@ class AttentionCall:
         kind: "self" or "cross".
         step: how often this layer was called before in this watch; decoding with a cache calls it once per token.
         query: ``(batch, Hq, Q, D)``.
-        key: ``(batch, Hkv, K, D)``; Hkv divides Hq.
+        key: ``(batch, Hkv, K, D)``; Hkv divides Hq. Keys that a static cache has room for, but does not hold yet, are left out.
         value: ``(batch, Hkv, K, Dv)``.
         options: keyword arguments of `attend`: scale, causal, window, softcap, bias, mask, sink, those that apply.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         real_key: ``(batch, K)`` booleans likewise.
-        tilted: output and statistics, with key mass, before dropout; detached unless the watch keeps gradients.
+        tilted: output and statistics, before dropout; key mass if the watch was asked for it. Detached unless it keeps the graph.
     """
 
     layer: int

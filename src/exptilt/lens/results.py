@@ -104,7 +104,7 @@ class HeadDetail:
     Attributes:
         layer, head: which.
         histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
-        top_tokens: the tokens that draw most attention, most first.
+        top_tokens: the tokens that draw most attention, most first; rare tokens are left out if there are enough others.
         strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is hidden.
     """
 
@@ -147,6 +147,7 @@ class Study:
         training: curves over checkpoints, if there were any.
         notes: what the reader must know: chunked texts, left-out measures, warnings.
         seed: of everything random.
+        layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that look at another sequence.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Study:
     training: Training | None
     notes: Sequence[str] = field(default_factory=tuple)
     seed: int = 0
+    layer_names: Sequence[str] = ()
 
     def to_json(self) -> str:
         """The study as JSON text, from which `from_json` makes an equal one."""

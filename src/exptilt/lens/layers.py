@@ -1,0 +1,85 @@
+"""Which modules of a model attend, in the order of their definition, and whether a call of one is cross-attention.
+
+A module attends if it is a ``torch.nn.MultiheadAttention`` or if a method of its class names the attention interface of transformers or
+``scaled_dot_product_attention``. That can be read off the compiled code of the class, before anything is run. A module that attends
+through a helper outside its class is found only when it calls, and numbered after the others.
+"""
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+_MARKS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
+# Base classes that name the interface in order to choose an implementation, not in order to attend.
+_BASES = {"transformers.modeling_utils"}
+# Arguments by which an attention module is given other states than its own to look at.
+_SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@cache
+def attends(kind: type[nn.Module]) -> bool:
+    """Whether modules of this class attend, by their code."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    for base in kind.__mro__:
+        if base in (nn.Module, object) or base.__module__ in _BASES:
+            continue
+        for member in vars(base).values():
+            member = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+            code = getattr(inspect.unwrap(member) if callable(member) else None, "__code__", None)
+            if code is not None and _MARKS.intersection(_names(code)):
+                return True
+    return False
+
+
+@cache
+def _source_places(kind: type[nn.Module]) -> tuple[tuple[str, int], ...]:
+    """Names of the arguments in `_SOURCES` that forward has, with their places."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple((name, parameters.index(name)) for name in _SOURCES if name in parameters)
+
+
+def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether a call of module.forward with these arguments is cross-attention."""
+    for name, place in _source_places(type(module)):
+        if keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None):
+            return True
+    return False
+
+
+class Layers:
+    """The attention modules of a model: their numbers and dotted names."""
+
+    def __init__(self, model: nn.Module):
+        self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+        found = [module for module in self.names if attends(type(module))]
+        self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
+
+    def __contains__(self, module: nn.Module | None) -> bool:
+        return module in self.names
+
+    def number(self, module: nn.Module | None) -> int:
+        """Place of a module among those that attend; a new one comes last."""
+        return self.numbers.setdefault(module, len(self.numbers))
+
+    def name(self, module: nn.Module | None) -> str:
+        """Dotted name of a module, empty for none."""
+        return "" if module is None else self.names.get(module, "")
+
+    def attending(self) -> list[nn.Module]:
+        """The modules that attend."""
+        return [module for module in self.numbers if module is not None]

@@ -1,0 +1,251 @@
+r"""`watch`: look at the attention of a model while it runs, at the price of its attention.
+
+    with xt.lens.watch(model) as seen:
+        model(**inputs)
+    seen.record.to_frame()
+
+On entering, every configuration inside a transformers model is pointed to an attention function and a mask function of this watch, both
+under one new name (without the second, causality would be lost), and a torch function mode catches attention that goes through
+``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On leaving, also by an exception, all is as it was found.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exptilt._support.errors import ArgumentError, ExptiltError
+from exptilt.attention import attend
+from exptilt.lens.call import AttentionCall
+from exptilt.lens.dropout import dropped
+from exptilt.lens.interface import attention_function, dense_sight, split_mask
+from exptilt.lens.layers import Layers, looks_elsewhere
+from exptilt.lens.masks import make_mask
+from exptilt.lens.record import CallRecord, Record
+from exptilt.lens.sight import Sight
+from exptilt.lens.statistics import PER_QUERY, first_key_mass, mass_of_keys, summarise
+from exptilt.tilting import Tilted
+
+
+class NothingSeenError(ExptiltError, RuntimeError):
+    """A watch ended without having seen attention that should have reached it."""
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    """All configurations of transformers inside the model, each once."""
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation_internal")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+            waiting.extend(part for part in parts if hasattr(part, "_attn_implementation_internal"))
+    return list(found.values())
+
+
+class Watch:
+    """An open eye on a model. `watch` makes it; enter it, run the model, read `record`."""
+
+    def __init__(
+        self, model: nn.Module, per_token: bool, key_mass: bool, observe: Callable[[AttentionCall], object] | None, keep_graph: bool
+    ):
+        self.record = Record()
+        self.model, self.model_name = model, type(model).__name__
+        self.per_token, self.key_mass, self.observe, self.keep_graph = per_token, key_mass, observe, keep_graph
+        self.layers = Layers(model)
+        self.own_name = f"exptilt-{id(self)}"
+        self._found: list[tuple[Any, Any]] = []  # configurations, and what they said before
+        self._handles: list[Any] = []
+        self._steps: dict[nn.Module | None, int] = {}
+        self._elsewhere: dict[nn.Module, bool] = {}
+        self._ran: set[nn.Module] = set()
+        self._model_ran = False
+        self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
+        self._last_dense: tuple[Any, Any] = (None, None)
+        self._mode: Any = None
+
+    def __enter__(self) -> "Watch":
+        if self._mode is not None:
+            raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
+        from exptilt.lens.functional import FunctionalMode
+
+        try:
+            self._switch()
+            self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
+            for module in self.layers.attending():
+                self._handles.append(module.register_forward_pre_hook(self._module_runs, with_kwargs=True))
+            self._mode = FunctionalMode(self)
+            self._mode.__enter__()
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        mode, self._mode = self._mode, None
+        try:
+            mode.__exit__(kind, problem, trace)
+        finally:
+            self._restore()
+        if kind is None:
+            self._complain()
+
+    def _switch(self) -> None:
+        configs = _configurations(self.model)
+        if not configs:
+            return
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(self.own_name, partial(attention_function, self))
+        AttentionMaskInterface.register(self.own_name, make_mask)
+        for config in configs:
+            self._found.append((config, config._attn_implementation_internal))
+            config._attn_implementation_internal = self.own_name
+
+    def _restore(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for config, before in self._found:
+            config._attn_implementation_internal = before
+        if self._found:
+            from transformers import AttentionInterface, AttentionMaskInterface
+
+            AttentionInterface._global_mapping.pop(self.own_name, None)
+            AttentionMaskInterface._global_mapping.pop(self.own_name, None)
+        self._found.clear()
+
+    def _model_runs(self, module: nn.Module, arguments: Any) -> None:
+        self._model_ran = True
+
+    def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._ran.add(module)
+        self._elsewhere[module] = looks_elsewhere(module, arguments, keywords)
+
+    def _complain(self) -> None:
+        missed = [self.layers.name(module) for module in self._ran if module not in self._steps]
+        if missed:
+            some = ", ".join(repr(name) for name in missed[:3])
+            raise NothingSeenError(
+                f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. "
+                "They attend in a way that watch does not know; their statistics would be missing."
+            )
+        if not self.record.calls:
+            what = "ran, but no attention of it came by" if self._model_ran else "was not called inside the watch, or has no attention"
+            raise NothingSeenError(
+                f"watch: {self.model_name} {what}. Watched are the attention interface of transformers, "
+                "torch.nn.functional.scaled_dot_product_attention and torch.nn.MultiheadAttention."
+            )
+
+    def kind(self, module: nn.Module | None) -> str:
+        """Whether the current call of a module is "self" or "cross" attention."""
+        return "cross" if module is not None and self._elsewhere.get(module, False) else "self"
+
+    def own_queries(self, query: Tensor) -> Tensor | None:
+        """Real queries as the last self-attention had them, if it had as many: what cross-attention knows of its own side."""
+        real = self._last_real
+        return real if real is not None and real.shape == (query.shape[0], query.shape[2]) else None
+
+    def dense_sight(self, mask: Tensor, Q: int, K: int, kind: str, query: Tensor) -> tuple[Tensor | None, Tensor | None, Sight]:
+        """Booleans, numbers to add, and sight of a dense mask, worked out once for all layers that are given the same tensor."""
+        own = self.own_queries(query) if kind == "cross" else None
+        place = (Q, K, kind, id(own), query.shape[0])
+        known, answer = self._last_dense
+        if known is not None and known[0]() is mask and known[1] == place:
+            return answer
+        seen, bias = split_mask(mask, K)
+        found = seen, bias, dense_sight(seen, Q, K, kind, own, query)
+        self._last_dense = ((weakref.ref(mask), place), found)
+        return found
+
+    def attend(
+        self, module: nn.Module | None, kind: str, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], sight: Sight,
+        dropout: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """Attend and record. Returns the output, (batch, Hq, Q, Dv).
+
+        Args:
+            module: whose attention it is.
+            kind: "self" or "cross".
+            query: ``(batch, Hq, Q, D)``.
+            key: ``(batch, Hkv, K, D)``.
+            value: ``(batch, Hkv, K, Dv)``.
+            options: keyword arguments of `attend`.
+            sight: what is real and seen.
+            dropout: probability with which a weight is dropped from the output; statistics are of the undropped weights.
+        """
+        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs anew inside backward: seen already
+        if dropout > 0:
+            output = dropped(query, key, value, options, dropout)
+            if again:
+                return output
+            with torch.no_grad():
+                tilted = attend(query, key, value, **options)
+        else:
+            tilted = attend(query, key, value, **options)
+            output = tilted.output
+        if not again:
+            self.note(module, kind, query, key, value, options, sight, tilted)
+        return output
+
+    def note(
+        self, module: nn.Module | None, kind: str, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], sight: Sight,
+        tilted: Tilted,
+    ) -> None:  # fmt: skip
+        """Record a call that has been made; arguments as in `attend`."""
+        if kind == "self":
+            self._last_real = sight.real_query
+        if module is not None and module not in self.layers:
+            return  # a module of another model, which shares its configuration with this one
+        names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
+        still = Tilted(*(getattr(tilted, name).detach() for name in names))
+        with torch.no_grad():
+            mass = mass_of_keys(query, key, options, sight) if self.key_mass else None
+            first = first_key_mass(query, key, options, sight.first, still.log_normalizer)
+            values = summarise(still, first, mass, sight, options.get("sink") is not None)
+        step = self._steps.get(module, 0)
+        self._steps[module] = step + 1
+        layer, name = self.layers.number(module), self.layers.name(module)
+        tokens = None
+        if self.per_token:
+            tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass))
+        if self.observe is not None:
+            shown = tilted if self.keep_graph else still
+            shown = Tilted(*(getattr(shown, name) for name in names), mass)
+            call = AttentionCall(layer, name, module, kind, step, query, key, value, dict(options), sight.real_query, sight.real_key, shown)
+            self.observe(call)
+
+
+def watch(
+    model: nn.Module, *, per_token: bool = False, key_mass: bool = False, observe: Callable[[AttentionCall], object] | None = None,
+    keep_graph: bool = False,
+) -> Watch:  # fmt: skip
+    """Watch the attention of a model while it runs; outputs do not change beyond rounding, and memory stays O(n).
+
+    Args:
+        model: a transformers model, or any module that attends through ``scaled_dot_product_attention`` or ``nn.MultiheadAttention``.
+        per_token: also keep the statistics of every query.
+        key_mass: also measure the attention each key gets, which about doubles the time of attention.
+        observe: called with an `AttentionCall` for each attention call.
+        keep_graph: leave the statistics that `observe` gets inside the autograd graph, so that a loss can be made of them.
+
+    Returns:
+        A context manager; inside and after it, ``.record`` is the `Record`.
+
+    Example:
+        >>> layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> x = torch.randn(2, 10, 16)
+        >>> with xt.lens.watch(layer) as seen:
+        ...     output, weights = layer(x, x, x)
+        >>> seen.record.by_head("entropy").shape
+        (1, 4)
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model.")
+    return Watch(model, per_token, key_mass, observe, keep_graph)
