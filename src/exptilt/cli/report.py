@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
-    parser.add_argument("--max-tokens", type=positive, metavar="N", help="read at most so many tokens")
+    parser.add_argument("--max-tokens", type=positive, default=8192, metavar="N", help="read at most so many tokens (default: 8192)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
     parser.add_argument("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 
@@ -85,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace) -> "Study":
     """Load what is named and study it; what is measured is kept in the output folder, for a run that goes on."""
-    from exptilt.lens import models, study
+    from exptilt.lens import models
+    from exptilt.lens.study import study
 
     default = models.default_folder()
     texts = [models.read_text(path) for path in arguments.text or [default / "text.txt"]]
