@@ -25,6 +25,7 @@ commands that work as printed:
 """
 
 LARGEST_SEED = 2**63 - 1
+MOST_TOKENS = 8192
 STORE = ".measured"
 RESUMES = " No report was written; run the same command again to go on from what was measured."
 
@@ -62,7 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
-    parser.add_argument("--max-tokens", type=positive, default=8192, metavar="N", help="read at most so many tokens (default: 8192)")
+    parser.add_argument(
+        "--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=f"read at most so many tokens (default: {MOST_TOKENS})"
+    )
     parser.add_argument("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
     parser.add_argument("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 

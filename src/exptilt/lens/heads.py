@@ -27,7 +27,9 @@ def head_statistics(tilted: Tilted, mass: Mass, *, sink: bool, item: int = 0) ->
     Returns:
         Tensors ``(head,)`` in float64.
     """
-    H, G, variance, top = (x[item].detach().double() for x in (tilted.entropy, tilted.log_normalizer, tilted.score_variance, tilted.score_max))
+    H, G, variance, top = (
+        x[item].detach().double() for x in (tilted.entropy, tilted.log_normalizer, tilted.score_variance, tilted.score_max)
+    )
     live = mass.visible > 0
     outcomes = mass.visible.double() + sink
     choice = live & (outcomes > 1)

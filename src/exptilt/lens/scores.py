@@ -72,7 +72,9 @@ class Scores:
         """
         unknown = set(options) - KNOWN
         if unknown:
-            raise ArgumentError(f"Scores: options {sorted(unknown)} are not known here. Pass keyword arguments of attend that change scores.")
+            raise ArgumentError(
+                f"Scores: options {sorted(unknown)} are not known here. Pass keyword arguments of attend that change scores."
+            )
         heads, groups = query.shape[1], query.shape[1] // key.shape[1]
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scale = options.get("scale")

@@ -69,7 +69,9 @@ def study(
         (2, 2)
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        raise ArgumentError(f"study: model is a {type(model).__name__}. Pass a transformers model, such as AutoModel.from_pretrained gives.")
+        raise ArgumentError(
+            f"study: model is a {type(model).__name__}. Pass a transformers model, such as AutoModel.from_pretrained gives."
+        )
     context = context_length(model, tokenizer)
     length = min(x for x in (chunk or CHUNK, context) if x is not None)
     chunks, was_cut = cut(tokenizer, as_texts(texts), length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
@@ -126,7 +128,9 @@ class _Plan:
         mark = fingerprint(model)
         units: list[Unit] = []
         with _evaluating(model):
-            weights = self.store.get({"model": mark, "what": "weights"}, lambda: _seen(model, lambda: measure_weights(model, chunks[0].ids[:1])))
+            weights = self.store.get(
+                {"model": mark, "what": "weights"}, lambda: _seen(model, lambda: measure_weights(model, chunks[0].ids[:1]))
+            )
             yield
             for place, chunk in enumerate(chunks):
                 options = self.options
@@ -199,7 +203,11 @@ def _facts(model: Any, unit: Unit, context: int | None) -> dict[str, str | int |
     config = model.config
     heads = unit["head_count"]
     keys = getattr(config, "num_key_value_heads", None)
-    found: dict[str, str | int | float] = {"architecture": type(model).__name__, "attention layers": len(heads), "heads per layer": int(heads.max())}
+    found: dict[str, str | int | float] = {
+        "architecture": type(model).__name__,
+        "attention layers": len(heads),
+        "heads per layer": int(heads.max()),
+    }
     if isinstance(keys, int) and keys != int(heads.max()):
         found["key-value heads per layer"] = keys
     if isinstance(width := getattr(config, "hidden_size", None), int):
@@ -229,7 +237,9 @@ def _notes(chunks: list[Chunk], was_cut: bool, length: int, context: int | None,
     if len(chunks) == 1:
         found.append("There is only one chunk of text, so standard errors are not known.")
     if "cross" in unit["kind"]:
-        found.append("Encoder and decoder read the same text. Layers are in the order in which they attend; ascent and link are not asked of cross-attention.")
+        found.append(
+            "Encoder and decoder read the same text. Layers are in the order in which they attend; ascent and link are not asked of cross-attention."
+        )
     if few is not None:
         found.append(f"Checkpoints were measured on {few} of {len(chunks)} chunks, spread evenly; curves carry no standard errors.")
     return found

@@ -91,7 +91,9 @@ def cut(
         _check(bare + before + after, vocabulary, tokenizer)
         room = length - len(before) - len(after)
         if room < 1:
-            raise ArgumentError(f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special ones. Pass a larger chunk.")
+            raise ArgumentError(
+                f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special ones. Pass a larger chunk."
+            )
         pieces = -(-len(bare) // room)
         was_cut = was_cut or pieces > 1
         for part in np.array_split(np.array(bare, dtype=np.int64), max(pieces, 1)):
@@ -103,7 +105,9 @@ def cut(
         if budget == 0:
             break
     if not chunks:
-        raise ArgumentError(f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}.")
+        raise ArgumentError(
+            f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}."
+        )
     return chunks, was_cut
 
 

@@ -30,6 +30,7 @@ def payload(study: Study) -> dict[str, Any]:
     size = strip_size(study)
     return {
         "shape": readings.shape(study),
+        "names": list(study.layer_names),
         "measures": [_measure(study, name, measure) for name, measure in study.heads.items()],
         "curves": [_curve(name, measure) for name, measure in study.layers.items()],
         "details": {f"L{detail.layer}H{detail.head}": _detail(study, detail, size) for detail in study.details},

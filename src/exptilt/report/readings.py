@@ -99,16 +99,17 @@ def of_measure(study: Study, name: str) -> str:
         return "No head has a value."
     low, high = ends
     middle = float(np.nanmedian(np.where(np.isfinite(measure.value), measure.value, np.nan)))
-    parts = [
-        f"Highest in {head_name(*high)} ({_with_error(measure, high)}), lowest in {head_name(*low)} ({_with_error(measure, low)}); "
-        f"half of the heads lie above {number(middle, measure.unit)}."
-        if measure.value[high] > measure.value[low]
-        else f"The same in every head: {number(middle, measure.unit)}."
-    ]
-    if name in PLAIN:
+    if measure.value[high] > measure.value[low]:
         top = float(measure.value[high])
-        sentence = PLAIN[name].format(head=head_name(*high), percent=percent(top), value=number(top))
-        parts.insert(0, sentence[0].upper() + sentence[1:])
+        first = f"{head_name(*high)} has the highest: {_with_error(measure, high)}."
+        if name in PLAIN:
+            first = PLAIN[name].format(head=head_name(*high), percent=percent(top), value=number(top))
+        rest = (
+            f"The lowest is {_with_error(measure, low)} in {head_name(*low)}; half of the heads lie above {number(middle, measure.unit)}."
+        )
+        parts = [first[0].upper() + first[1:], rest]
+    else:
+        parts = [f"The same in every head: {number(middle, measure.unit)}."]
     missing = int((~np.isfinite(measure.value)).sum())
     if missing:
         parts.append(f"{missing} of {measure.value.size} heads have no value.")
@@ -181,9 +182,9 @@ def of_head(study: Study, detail: HeadDetail) -> str:
         best = detail.top_tokens[0]
         parts.append(f"The token “{visible(best.token)}” draws most: {percent(best.mass)} of the attention of a query that sees it.")
     if tops:
-        parts.append(f"Of all heads it has the highest {_listed(tops)}.")
+        parts.append(f"Highest of all heads in {_listed(tops)}.")
     if bottoms:
-        parts.append(f"Of all heads it has the lowest {_listed(bottoms)}.")
+        parts.append(f"Lowest of all heads in {_listed(bottoms)}.")
     return " ".join(parts)
 
 
@@ -193,7 +194,8 @@ def _value(study: Study, name: str, place: tuple[int, int]) -> float:
 
 
 def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+    shown = [f"“{word}”" for word in words[:3]] + ([f"{len(words) - 3} more"] if len(words) > 3 else [])
+    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1]
 
 
 def of_layers(measure: LayerMeasure) -> str:

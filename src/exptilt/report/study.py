@@ -14,7 +14,7 @@ import numpy as np
 from exptilt.lens.results import Array, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
 from exptilt.report.files import write_files
-from exptilt.report.page import Page, Table, render
+from exptilt.report.page import Page, Table, number, render
 from exptilt.report.payload import for_script, payload, strip_size
 
 # In the order they run: each uses only what stands before it.
@@ -51,6 +51,8 @@ def render_study(study: Study) -> str:
     page = Page(f"Attention in {study.name}", lead(study), (), study.seed, sources(study))
     context: dict[str, Any] = {
         "study": study,
+        "fact": fact,
+        "chips": chips(study),
         "caution": CAUTION,
         "findings": findings(study),
         "heads_table": heads_table(study),
@@ -74,7 +76,40 @@ def lead(study: Study) -> str:
     """
     layers, heads = readings.shape(study)
     over = "" if study.training is None else f", and over {len(study.training.steps)} checkpoints of its training"
-    return f"{layers * heads} heads in {layers} layers, each measured as what it is: a measure on the keys, tilted by the query{over}."
+    return f"{layers * heads} attention heads, each measured as what it is: a probability on the keys, tilted by the query{over}."
+
+
+def fact(value: str | int | float) -> str:
+    """A fact for people: whole numbers with their thousands apart.
+
+    Args:
+        value: words or a number.
+
+    Example:
+        >>> fact(134515008).replace("\\N{NARROW NO-BREAK SPACE}", " "), fact("GPT2LMHeadModel")
+        ('134 515 008', 'GPT2LMHeadModel')
+    """
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return value if isinstance(value, str) else number(value)
+
+
+def chips(study: Study) -> list[str]:
+    """The model and the text in a few words each.
+
+    Args:
+        study: what was measured.
+    """
+    layers, heads = readings.shape(study)
+    found = [str(study.facts["architecture"])] if "architecture" in study.facts else []
+    found.append(f"{layers} layers × {heads} heads")
+    if "parameters" in study.facts:
+        found.append(f"{fact(study.facts['parameters'])} parameters")
+    if "tokens" in study.text_facts:
+        found.append(f"{fact(study.text_facts['tokens'])} tokens read")
+    if study.training is not None:
+        found.append(f"{len(study.training.steps)} checkpoints")
+    return found
 
 
 def sources(study: Study) -> list[str]:
@@ -107,7 +142,7 @@ def named(measure: HeadMeasure | LayerMeasure) -> str:
     Args:
         measure: the statistic.
     """
-    return f"{measure.title}, {measure.unit}" if measure.unit else measure.title
+    return f"{measure.title}, {measure.unit}" if measure.unit and not measure.title.endswith(measure.unit) else measure.title
 
 
 def heads_table(study: Study) -> Table:

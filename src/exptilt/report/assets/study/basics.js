@@ -71,17 +71,26 @@ const isDeep = (share, diverging) => (diverging ? Math.abs(share - 0.5) > 0.3 : 
 const depth = (index, count) => `color-mix(in oklab, var(--deep-1) ${count > 1 ? Math.round((100 * index) / (count - 1)) : 50}%, var(--deep-0))`;
 
 // How the values of a statistic become shares of the ramp: symmetric about 0 where both signs occur, in logarithms where positive values
-// span a factor over 50, else straight from the lowest to the highest. Over all checkpoints, so that colours compare along the slider.
+// span a factor over 50, else straight from the lowest to the highest. Over all checkpoints, so that colours compare along the slider. A few
+// values far outside the rest (three times the middle half's width beyond it) take the end colours, and the legend says so.
 function scaleOf(measure) {
-  const values = known([measure.value, measure.training ?? []]);
-  let low = Math.min(...values), high = Math.max(...values);
-  if (!values.length) [low, high] = [0, 1];
-  const diverging = low < 0 && high > 0 && -low > 0.02 * high;
-  const logarithmic = !diverging && low > 0 && high / low > 50;
-  if (diverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
+  const values = known([measure.value, measure.training ?? []]).sort((a, b) => a - b);
+  if (!values.length) return { low: 0, high: 1, diverging: false, logarithmic: false, share: () => 0.5 };
+  const logarithmic = values[0] > 0 && values.at(-1) / values[0] > 50;
   const bend = logarithmic ? Math.log : (value) => value;
-  const width = bend(high) - bend(low);
-  return { low, high, diverging, logarithmic, share: (value) => (width > 0 ? (bend(value) - bend(low)) / width : 0.5) };
+  const unbend = logarithmic ? Math.exp : (value) => value;
+  const quarter = (part) => bend(values[Math.floor(part * (values.length - 1))]);
+  const reach = 3 * (quarter(0.75) - quarter(0.25));
+  let low = Math.max(bend(values[0]), quarter(0.25) - reach), high = Math.min(bend(values.at(-1)), quarter(0.75) + reach);
+  if (reach === 0) [low, high] = [bend(values[0]), bend(values.at(-1))];
+  const diverging = !logarithmic && low < 0 && high > 0 && -low > 0.02 * high;
+  if (diverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
+  const width = high - low;
+  return {
+    low: unbend(low), high: unbend(high), diverging, logarithmic, middle: unbend((low + high) / 2),
+    below: bend(values[0]) < low, above: bend(values.at(-1)) > high,
+    share: (value) => (width > 0 ? Math.min(1, Math.max(0, (bend(value) - low) / width)) : 0.5),
+  };
 }
 
 // What is chosen, and who wants to know.

@@ -55,17 +55,18 @@ function trace(points) {
   return text;
 }
 
-// series: [{ name, values, error, colour, strong, faint }]; xs: numbers; spread "log" draws x as log(1 + x).
+// series: [{ name, values, error, colour, strong, faint }]; xs: numbers; spread "log" draws x as log(1 + x / first), first the lowest above 0.
 // Returns the svg, with svg.mark(index) for a cursor. onPick(index) is called with the nearest x where the reader points.
 function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", logarithmic = false, onPick = null, tell }) {
   const svg = frame(label);
-  const bendX = spread === "log" ? (value) => Math.log1p(value) : (value) => value;
+  const first = xs.find((value) => value > 0) ?? 1;
+  const bendX = spread === "log" ? (value) => Math.log1p(value / first) : (value) => value;
   const bendY = logarithmic ? Math.log10 : (value) => value;
   const values = known(series.flatMap(({ values: line, error }) => line.map((value, index) => (value === null ? null : [value, ...(error?.[index] ? [value - 2 * error[index], value + 2 * error[index]] : [])]))));
   const usable = logarithmic ? values.filter((value) => value > 0) : values;
   let low = Math.min(...usable), high = Math.max(...usable);
   if (!usable.length) [low, high] = logarithmic ? [1, 10] : [0, 1];
-  if (low === high) { const room = Math.abs(low) * 0.1 || 1; if (logarithmic) [low, high] = [low / 2, high * 2]; else [low, high] = [low - room, high + room]; }
+  if (low === high) { const room = Math.abs(low) * 0.1; if (low === 0) high = 1; else if (logarithmic) [low, high] = [low / 2, high * 2]; else [low, high] = [low - room, high + room]; }
   else if (!logarithmic) { const room = 0.06 * (high - low); low = low >= 0 && low < 0.35 * high ? 0 : low - room; high += room; }
   const [x0, x1] = [bendX(xs[0]), bendX(xs[xs.length - 1])];
   const x = (value) => BOX.left + 4 + ((bendX(value) - x0) / (x1 - x0 || 1)) * (BOX.width - BOX.left - BOX.right - 8);

@@ -60,7 +60,8 @@ function paintHead() {
   const parts = [bar];
   if (detail) {
     parts.push(make("p", { textContent: detail.reading }));
-    if (STEPS) parts.push(make("p", { className: "note", textContent: `Of the model at its last checkpoint, step ${STEPS[STEPS.length - 1]}.` }));
+    const module = DATA.names[layer] ?? "", last = STEPS ? "at the end of training" : "";
+    if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));
     parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the stronger the colour of another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {
       const measure = DATA.measures.find((other) => other.id === id);
@@ -68,8 +69,8 @@ function paintHead() {
       const picture = histogram({ label: `${name} over queries, from ${show(edges[0])} to ${show(edges[edges.length - 1])}`, edges, counts, unit: measure?.unit ?? "", mark: measure?.value?.[layer][head] });
       return make("figure", {}, make("figcaption", { textContent: name }), picture);
     });
-    const spread = pictures.length ? [part("Spread over queries", make("div", { className: "small" }, ...pictures))] : [];
-    parts.push(make("div", { className: "pair" }, part("What it looks at", tokenBars(detail.tokens)), ...spread), part("All statistics", statisticsTable(layer, head)));
+    if (pictures.length) parts.push(part("Spread over queries", make("div", { className: "small" }, ...pictures)));
+    parts.push(make("div", { className: "uneven" }, part("What it looks at", tokenBars(detail.tokens)), part("All statistics", statisticsTable(layer, head))));
   } else parts.push(part("All statistics", statisticsTable(layer, head)));
   panel.replaceChildren(...parts);
 }

@@ -72,7 +72,7 @@ function tellCell(cell) {
 function paintHeatmap() {
   const measure = chosenMeasure(), scale = scaleOf(measure), values = valuesNow(measure);
   heat.cells.forEach((row, layer) => row.forEach((cell, head) => {
-    const value = values[layer][head], share = value === null ? null : Math.min(1, Math.max(0, scale.share(value)));
+    const value = values[layer][head], share = value === null ? null : scale.share(value);
     cell.classList.toggle("missing", value === null);
     cell.classList.toggle("deep", share !== null && isDeep(share, scale.diverging));
     cell.style.background = share === null ? "" : ramp(share, scale.diverging);
@@ -92,8 +92,8 @@ function paintLegend(measure, scale) {
   const bar = make("div", { className: "bar" });
   const stops = Array.from({ length: 11 }, (_, index) => ramp(index / 10, scale.diverging));
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  const middle = scale.diverging ? 0 : scale.logarithmic ? Math.sqrt(scale.low * scale.high) : (scale.low + scale.high) / 2;
-  const numbers = make("div", { className: "ends" }, ...[scale.low, middle, scale.high].map((value) => make("span", { textContent: show(value) })));
+  const ends = [`${scale.below ? "≤ " : ""}${show(scale.low)}`, show(scale.middle), `${scale.above ? "≥ " : ""}${show(scale.high)}`];
+  const numbers = make("div", { className: "ends" }, ...ends.map((text) => make("span", { textContent: text })));
   const extra = [measure.unit, scale.logarithmic ? "logarithmic colours" : "", measure.training ? "one scale for all checkpoints" : ""].filter(Boolean).join(", ");
   document.getElementById("legend").replaceChildren(bar, numbers, make("p", { className: "note", textContent: [measure.title, extra].filter(Boolean).join(" · ") }));
 }
