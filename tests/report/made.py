@@ -4,7 +4,7 @@ import numpy as np
 
 from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
 
-HOSTILE = "</script><script>document.title='broken'</script>"
+HOSTILE = "</script><script>window.bad=1</script>"
 WORDS = ["<s>", " To", " be", ",", " or", " not", "\n", HOSTILE, "\t", " q\u202eq", " that", "", "&lt;b&gt;", " \x1b[2J", "é", " 'tis"]
 
 

@@ -26,7 +26,6 @@ EXAMPLES = """\
 commands that work as printed:
   exptilt --version
   exptilt report
-  exptilt report --max-tokens 512 --out report --seed 1
   exptilt bench --list
 """
 

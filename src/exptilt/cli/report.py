@@ -20,8 +20,7 @@ SUMMARY = "study a transformer's attention and write report/index.html"
 EXAMPLES = """\
 commands that work as printed:
   exptilt report
-  exptilt report --max-tokens 512 --out report
-  exptilt report minilm --max-tokens 512
+  exptilt report minilm --max-tokens 512 --out report
 """
 
 LARGEST_SEED = 2**63 - 1
