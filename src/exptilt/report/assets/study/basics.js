@@ -65,7 +65,8 @@ function ramp(share, diverging) {
   const part = Math.round(1000 * (low ? 2 * share : 2 * share - 1)) / 10;
   return `color-mix(in oklab, var(${low ? middle : last}) ${part}%, var(${low ? first : middle}))`;
 }
-const isDeep = (share, diverging) => (diverging ? Math.abs(share - 0.5) > 0.3 : share > 0.66);
+// Where black and white letters are equally easy to read on the ramp, in the light and in the dark: the colours were chosen to that end.
+const isDeep = (share, diverging) => (diverging ? Math.abs(share - 0.5) > 0.362 : share > 0.604);
 
 // A line's colour by its place along the depth.
 const depth = (index, count) => `color-mix(in oklab, var(--deep-1) ${count > 1 ? Math.round((100 * index) / (count - 1)) : 50}%, var(--deep-0))`;

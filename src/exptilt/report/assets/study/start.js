@@ -34,8 +34,13 @@ function start() {
   addEventListener("hashchange", () => fromAddress() && document.getElementById("heads").scrollIntoView());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => attention.repaint?.());
   // On paper, what is folded away is shown.
-  let folded = [];
-  addEventListener("beforeprint", () => { folded = [...document.querySelectorAll("details:not([open])")]; for (const item of folded) item.open = true; });
-  addEventListener("afterprint", () => { for (const item of folded) item.open = false; });
+  const folded = [];
+  addEventListener("beforeprint", () => {
+    folded.push(...document.querySelectorAll("details:not([open])"));
+    for (const item of folded) item.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const item of folded.splice(0)) item.open = false;
+  });
 }
 start();
