@@ -3,6 +3,7 @@
 from exptilt.lens.call import AttentionCall
 from exptilt.lens.record import CallRecord, Record
 from exptilt.lens.results import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
+from exptilt.lens.study import study
 from exptilt.lens.watch import NothingSeenError, watch
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "Study",
     "TokenMass",
     "Training",
+    "study",
     "watch",
 ]

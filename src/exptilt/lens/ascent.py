@@ -1,15 +1,15 @@
 r"""Does a head ascend its own log-normalizer (THEORY F3)?
 
-Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual stream, a unit step of gradient
-ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its write as it is,
+Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual stream, a unit step of
+gradient ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its write as it is,
 
     w_a,i = what the output projection adds for head a alone,        g_a,i = ∇_h G_a(q_a(h_i)), keys fixed,
 
 and ask for the cosine of the two, and for G_a(q_a(h_i + w_a,i)) − G_a(q_a(h_i)). The hidden state h is the residual stream before the
 block; q(h) runs through the block's norm, query projection, per-head norm and rotation: all of the query's way and nothing of the key's.
 
-Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends its own G does better on it than
-on the others'.
+Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends its own G does better on
+it than on the others'.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from exptilt.tilting import log_normalizer
+
+TOGETHER = 1 << 22  # entries of the hidden states that are moved at once: 16 MB in float32
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def ascent(query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, op
     """Measure one layer on one sequence.
 
     Args:
-        query_at: takes hidden states ``(1, query, width)`` to queries ``(1, Hq, query, D)``; token by token, differentiable.
+        query_at: takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``; token by token, differentiable.
         hidden: ``(1, query, width)``.
         key: ``(1, Hkv, key, D)``.
         options: keyword arguments of `attend`.
@@ -59,7 +61,9 @@ def ascent(query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, op
         gradients = torch.stack([_back(query, start, slope, a, last=a == heads - 1) for a in range(heads)])
     before = G.detach()[0]
     with torch.no_grad():
-        after = torch.stack([log_normalizer(query_at(hidden + write[a]), key, **options)[0] for a in range(heads)])
+        step = max(1, TOGETHER // hidden.numel())
+        parts = [query_at(hidden + some) for some in write.split(step)]
+        after = torch.cat([log_normalizer(q, key.expand(q.shape[0], -1, -1, -1), **options) for q in parts])
         change = _finite(after - before).double().mean(-1)  # (whose write, whose G)
         cosines = _cosines(write, gradients)
     return Ascent(*_own_and_others(cosines), *_own_and_others(change))
@@ -79,10 +83,11 @@ def _back(query: Tensor, start: Tensor, slope: Tensor, head: int, *, last: bool)
 
 def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
     """``(head, head)``: cosine of the write of one head and the gradient of another, mean over queries where neither vanishes."""
-    w, g = (torch.nn.functional.normalize(x.double(), dim=-1, eps=1e-300) for x in (write, gradient))
-    alive_w, alive_g = (x.square().sum(-1) > 0 for x in (w, g))
-    count = alive_w.double() @ alive_g.double().mT
-    return w.flatten(1) @ g.flatten(1).mT / count
+    tiny = torch.finfo(write.dtype).tiny
+    sizes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (write, gradient)]
+    w, g = (torch.where(size > tiny, x / size.clamp_min(tiny), 0.0) for x, size in zip((write, gradient), sizes, strict=True))
+    alive_w, alive_g = ((size > tiny).flatten(1).double() for size in sizes)
+    return (w.flatten(1) @ g.flatten(1).mT).double() / (alive_w @ alive_g.mT)
 
 
 def _own_and_others(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The same model at several moments of its training.
 
-A checkpoint is a folder that the class of the studied model can load, or a function that returns a model. Its step is the number at the end of the
-folder's name (``checkpoint-100``), or given along with it. Weights are read from safetensors only: a pickle runs code when it is read.
+A checkpoint is a folder that the class of the studied model can load, or a function that returns a model. Its step is the number at the
+end of the folder's name (``checkpoint-100``), or given along with it. Weights are read from safetensors only: a pickle runs code when it
+is read.
 """
 
 import os

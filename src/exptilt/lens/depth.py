@@ -1,4 +1,5 @@
-"""Hidden states along the depth of a model, gathered block by block: a sample of tokens, their norms, and what each part multiplies them by.
+"""Hidden states along the depth of a model, gathered block by block: a sample of tokens, their norms, and what each part multiplies them
+by.
 
 The first token of a text is left out of samples and means. In many trained transformers it serves as a place to attend to when there is
 nothing else, grows to a hundred times the norm of the others, and would drown whatever the others do. Its norm is given by itself.

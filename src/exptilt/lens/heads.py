@@ -4,8 +4,8 @@ r"""What one head did on one text: plain statistics of its tilted measures, aver
     Var_p(s), Fisher information along the query          the largest score          attention on the first key          concentration
 
 Z grows with the number of keys a query sees, so its constancy is asked of Z per key: of G − log n, n the visible keys (with key weights
-h: of G − log Σh). For small variation the standard deviation of log Z *is* the coefficient of variation of Z, and unlike it stays meaningful
-when one query in a thousand has a Z that dwarfs the rest. Both are given.
+h: of G − log Σh). For small variation the standard deviation of log Z *is* the coefficient of variation of Z, and unlike it stays
+meaningful when one query in a thousand has a Z that dwarfs the rest. Both are given.
 """
 
 import torch

@@ -39,7 +39,7 @@ def coarser(counts: Counts, exponent: int) -> Counts:
     if numbers.size == 0:
         return exponent, 0, numbers
     index = (first + np.arange(numbers.size)) >> (exponent - old)
-    return exponent, int(index[0]), np.bincount(index - index[0], weights=numbers)
+    return exponent, int(index[0]), np.bincount(index - index[0], weights=numbers).astype(np.float64)
 
 
 def merge(parts: Iterable[Counts], *, bins: int) -> Histogram:
@@ -58,4 +58,4 @@ def merge(parts: Iterable[Counts], *, bins: int) -> Histogram:
     total = np.zeros(last - first)
     for _, start, numbers in aligned:
         total[start - first : start - first + numbers.size] += numbers
-    return Histogram(np.arange(first, last + 1) * 2.0**exponent, total)
+    return Histogram((np.arange(first, last + 1) * 2.0**exponent).astype(np.float64), total)

@@ -10,8 +10,8 @@ Conjecture: W_q, W_k approximate the canonical link f = ∇G*, which takes a mea
     definiteness  Σ of positive eigenvalues of (M + Mᵀ)/2 over Σ of absolute ones: 1 positive, ½ balanced, 0 negative;
     link R²       of the linear regression of η on μ, fitted on every other query and tested on the rest, both ways.
 
-M is width × width but of rank D: everything is read off D × D matrices. W_q and W_k are the affine maps from the attention module's input to query
-and key at one and the same position, where rotary embeddings cancel.
+M is width × width but of rank D: everything is read off D × D matrices. W_q and W_k are the affine maps from the attention module's
+input to query and key at one and the same position, where rotary embeddings cancel.
 """
 
 import torch
@@ -70,7 +70,14 @@ def link_r2(natural: Tensor, mean: Tensor) -> Tensor:
     x = torch.cat([mean.double(), mean.new_ones(heads, Q, 1, dtype=torch.float64)], -1)
     left = total = torch.zeros(heads, dtype=torch.float64, device=y.device)
     for fit, test in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
-        coefficients = torch.linalg.pinv(x[:, fit], rtol=1e-7) @ y[:, fit]
+        coefficients = _solve(x[:, fit], y[:, fit])
         left = left + (y[:, test] - x[:, test] @ coefficients).square().sum((-2, -1))
         total = total + (y[:, test] - y[:, fit].mean(1, keepdim=True)).square().sum((-2, -1))
     return 1 - left / total
+
+
+def _solve(x: Tensor, y: Tensor) -> Tensor:
+    """Least squares; directions that x hardly fills (10⁻⁶ of the largest) are left alone, for they would fit noise."""
+    values, vectors = torch.linalg.eigh(x.mT @ x)
+    inverse = torch.where(values > 1e-12 * values[..., -1:], 1 / values, 0.0)
+    return vectors @ (inverse[..., None] * (vectors.mT @ (x.mT @ y)))

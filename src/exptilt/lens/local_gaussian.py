@@ -4,8 +4,8 @@ If the keys a query sees were drawn from a Gaussian of mean m and covariance C, 
 
     G(q) = log Σh + <m,η> + ½ η'Cη,        ∇G = m + Cη   (the attention output in key space, the mean key).
 
-Neither m nor C is needed as such: <m,η> and η'Cη are the mean and the variance of the query's scores under the untilted measure of its keys, and
-Cη is the covariance of key and score. So the prediction is the second cumulant expansion of G, and it is held against G itself:
+Neither m nor C is needed as such: <m,η> and η'Cη are the mean and the variance of the query's scores under the untilted measure of its
+keys, and Cη is the covariance of key and score. So the prediction is the second cumulant expansion of G, and it is held against G itself:
 
     R² of G − log Σh over the queries of a text: 1 if moments tell all, 0 if no better than a constant, below 0 if worse;
     relative error ‖m + Cη − ∇G‖ / ‖∇G − m‖, root mean square over queries: 0 exact, 1 no better than even attention.
@@ -84,7 +84,7 @@ def gaussian_fit(scores: Scores, log_normalizer: Tensor, mean_key: Tensor, *, ne
 
 
 def _moments(score: Tensor, weight: Tensor, keys: Tensor, sink: Tensor | None, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log Z per key, its guess, m and m + Cη, of rows of scores whose keys are (head, key, D), or (head, row, key, D) if each row has its own."""
+    """Log Z per key, its guess, m and m + Cη; keys are (head, key, D), or (head, row, key, D) if each row has its own."""
     log_total = torch.logsumexp(weight, -1)
     if sink is not None:
         log_total = torch.logaddexp(log_total, sink[:, None])

@@ -90,11 +90,15 @@ class TokenMass:
         token: its text, untrusted.
         mass: mean attention per query that can see it, over its occurrences.
         count: number of occurrences.
+        lift: attention it draws over what even attention would give to the same positions; 1 is average. Under a causal mask early
+            positions
+            draw more whatever stands there, and lift takes that out.
     """
 
     token: str
     mass: float
     count: int
+    lift: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class HeadDetail:
     Attributes:
         layer, head: which.
         histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
-        top_tokens: the tokens that draw most attention, most first; rare tokens are left out if there are enough others.
+        top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left out if there are enough others.
         strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is hidden.
     """
 
@@ -235,7 +239,7 @@ def _build(kind: Any, item: dict[str, Any]) -> Any:
 
 def _detail(item: dict[str, Any]) -> HeadDetail:
     histograms = {name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()}
-    tokens = [TokenMass(**token) for token in item["top_tokens"]]
+    tokens = [TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]]
     return HeadDetail(**{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])})
 
 

@@ -1,7 +1,7 @@
 """Finished units of a study, kept in a folder so that an interrupted study goes on where it stopped and a repeated one is instant.
 
-A unit is filed under a hash of all that it depends on: the weights, the tokens, the options and the version of the measures. It is written to a
-temporary file first and renamed when complete, so a half-written unit never stands under its name; one that cannot be read is
+A unit is filed under a hash of all that it depends on: the weights, the tokens, the options and the version of the measures. It is
+written to a temporary file first and renamed when complete, so a half-written unit never stands under its name; one that cannot be read is
 measured again. Arrays are kept as .npz without pickle: reading one runs no code.
 """
 
@@ -32,7 +32,7 @@ def fingerprint(model: nn.Module) -> str:
         model: the model.
     """
     found = hashlib.blake2b(digest_size=16)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.to_json_string(use_diff=False) if hasattr(config, "to_json_string") else ""
     found.update(f"{type(model).__qualname__}\n{text}\n".encode())
     for name, value in model.state_dict().items():

@@ -3,8 +3,8 @@
     block         nearest module around the attention that is an element of a ``ModuleList``; its input is the residual stream
     projection    module with a weight matrix inside the block that receives the concatenated heads: what it adds for one head alone is
                   the head's write
-    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own output)
-    query way     the block run again on other hidden states and stopped at its attention call
+    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own
+    output) query way     the block run again on other hidden states and stopped at its attention call
 
 So pre-norm and post-norm, fused or separate projections, rotary embeddings and norms of queries need no case of their own; where a part
 cannot be found, the measures that need it say so.
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from exptilt.lens.call import AttentionCall
+from exptilt.lens.watch import Watch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class _Stop(Exception):  # noqa: N818: not an error, but the way out of a block that has said what we asked
-    def __init__(self, call: AttentionCall):
-        self.call = call
+class _Stop(Exception):  # not an error, but the way out of a block that has said what we asked
+    def __init__(self, query: Tensor, key: Tensor):
+        self.query, self.key = query, key
 
 
 @dataclass
@@ -127,16 +128,18 @@ class Tracer:
         self._modules = dict(model.named_modules())
         self._open: list[tuple[str, Passage]] = []
         self._stopping = False
-        self._hooked: set[str] = set()
         self._handles: list[Any] = []
+        self._watch: Watch | None = None
 
     @contextmanager
-    def attached(self, names: list[str]) -> Iterator[None]:
-        """Hooks in place for the attention modules of these dotted names.
+    def attached(self, watch: Watch) -> Iterator[None]:
+        """Hooks in place around the attention modules of a model.
 
         Args:
-            names: of attention modules.
+            watch: open on the model, with `observe` as its observer.
         """
+        self._watch = watch
+        names = [watch.layers.name(module) for module in watch.layers.attending()]
         blocks = {block for name in names if (block := block_of(self.model, name)) is not None}
         try:
             for block in blocks:
@@ -196,24 +199,33 @@ class Tracer:
             call: what `watch` saw.
         """
         if self._stopping:
-            raise _Stop(call)
+            raise _Stop(call.query, call.key)
         if self._open:
             self._open[-1][1].calls.append(call)
 
-    def call_at(self, module: nn.Module, arguments: Arguments, hidden: Tensor) -> AttentionCall:
-        """Run a module again on other hidden states, as far as its first attention call.
+    def run_again(self, module: nn.Module, arguments: Arguments, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a module again on other hidden states, as far as its first attention.
 
         Args:
             module: a block or an attention module.
-            arguments: as it was called.
+            arguments: as it was called, on a batch of one.
             hidden: ``(batch, token, width)``.
+
+        Returns:
+            Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)``.
         """
+
+        def stop(module: Any, kind: Any, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+            raise _Stop(query, key)
+
         args, kwargs = with_stream(arguments, hidden)
         self._stopping = True
+        vars(self._watch)["attend"] = stop  # before attention is worked out, which nobody asks for
         try:
             module(*args, **kwargs)
-        except _Stop as stop:
-            return stop.call
+        except _Stop as seen:
+            return seen.query, seen.key
         finally:
             self._stopping = False
-        raise RuntimeError("the module ran through without an attention call")
+            del vars(self._watch)["attend"]
+        raise RuntimeError(f"{type(module).__name__} attended when it first ran, and does not when it runs again")

@@ -8,9 +8,10 @@ What is measured and what each number means is in `definitions`; how, in `heads`
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from exptilt.lens.watch import NothingSeenError
 from exptilt.lens.weights import measure_weights
 
 CHUNK = 512  # tokens in a chunk, if the model can read as many: long enough for distributions, short enough to have several
-TRAINING_CHUNKS = 12  # on which checkpoints are measured
+TRAINING_CHUNKS = 8  # on which checkpoints are measured
 STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where there are many heads to show
 
 
@@ -76,7 +77,8 @@ def study(
     length = min(x for x in (chunk or CHUNK, context) if x is not None)
     chunks, was_cut = cut(tokenizer, as_texts(texts), length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
     series = moments(checkpoints)
-    options = Options(seed=seed, sample=int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256)), strip=STRIP)
+    sample = int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256))
+    options = Options(seed=seed, sample=sample, strip=STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP)
     plan = _Plan(model, series, chunks, options, Store(store))
     units, weights = plan.run(progress)
     used = [token for unit in units for token in unit["token_ids"].tolist()]
@@ -128,19 +130,15 @@ class _Plan:
         mark = fingerprint(model)
         units: list[Unit] = []
         with _evaluating(model):
-            weights = self.store.get(
-                {"model": mark, "what": "weights"}, lambda: _seen(model, lambda: measure_weights(model, chunks[0].ids[:1]))
-            )
+            weights = self.store.get({"model": mark, "what": "weights"}, partial(_seen, measure_weights, model, chunks[0].ids[:1]))
             yield
             for place, chunk in enumerate(chunks):
-                options = self.options
-                if moment is not None:
-                    options = replace(options, details=False, strip=0)
-                elif place > 0:
+                options = self.options if moment is None else replace(self.options, details=False)
+                if moment is not None or place > 0:
                     options = replace(options, strip=0)
                 tokens = hashlib.blake2b(chunk.ids.numpy().tobytes(), digest_size=16).hexdigest()
                 key = {"model": mark, "what": "unit", "tokens": tokens, "special": sorted(chunk.special), "options": asdict(options)}
-                units.append(self.store.get(key, lambda: _seen(model, lambda: measure_unit(model, chunk, options))))  # noqa: B023: called at once
+                units.append(self.store.get(key, partial(_seen, measure_unit, model, chunk, options)))
                 yield
         self.found.append((moment, units, weights))
 
@@ -172,10 +170,10 @@ def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:
     return found
 
 
-def _seen(model: nn.Module, measure: Any) -> Unit:
+def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Unit:
     """What a measurement finds; a model whose attention cannot be seen is the caller's mistake."""
     try:
-        return measure()
+        return measure(model, *arguments)
     except NothingSeenError as problem:
         raise ArgumentError(f"study: no attention to study in {type(model).__name__}. {problem}") from problem
 
@@ -197,6 +195,12 @@ def _vocabulary(model: Any) -> int | None:
         return int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
         return None
+
+
+def _head_total(model: Any) -> int:
+    """About how many heads there are."""
+    layers, heads = (getattr(model.config, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
+    return int(layers) * int(heads)
 
 
 def _facts(model: Any, unit: Unit, context: int | None) -> dict[str, str | int | float]:
@@ -224,7 +228,8 @@ def _facts(model: Any, unit: Unit, context: int | None) -> dict[str, str | int |
 def _text_facts(chunks: list[Chunk], length: int) -> dict[str, str | int | float]:
     sizes = [c.ids.shape[0] for c in chunks]
     return {
-        "texts": len({c.text for c in chunks}), "tokens": sum(sizes), "distinct tokens": int(torch.cat([c.ids for c in chunks]).unique().numel()),
+        "texts": len({c.text for c in chunks}), "tokens": sum(sizes), "distinct tokens": int(torch.cat([c.ids for c in
+        chunks]).unique().numel()),
         "chunks": len(chunks), "longest chunk": max(sizes), "most tokens in a chunk": length,
     }  # fmt: skip
 
@@ -238,7 +243,8 @@ def _notes(chunks: list[Chunk], was_cut: bool, length: int, context: int | None,
         found.append("There is only one chunk of text, so standard errors are not known.")
     if "cross" in unit["kind"]:
         found.append(
-            "Encoder and decoder read the same text. Layers are in the order in which they attend; ascent and link are not asked of cross-attention."
+            "Encoder and decoder read the same text. Layers are in the order in which they attend; ascent and link are not asked of "
+            "cross-attention."
         )
     if few is not None:
         found.append(f"Checkpoints were measured on {few} of {len(chunks)} chunks, spread evenly; curves carry no standard errors.")

@@ -122,16 +122,16 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
         units: of all texts; the first holds the strip.
         names: text of each token.
     """
-    ids, counts, mass = _tokens(units)
+    ids, counts, tables = _tokens(units)
     common = counts >= RARE if (counts >= RARE).sum() >= TOP else counts > 0
-    ids, counts, mass = ids[common], counts[common], mass[:, :, common]
     found = []
     for layer, heads in enumerate(units[0]["head_count"]):
         for head in range(int(heads)):
             histograms = {name: lattice.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS) for name in HISTOGRAMS}
-            mean = mass[layer, head] / counts
-            best = [i for i in np.argsort(-mean, kind="stable")[:TOP] if not np.isnan(mean[i])]
-            top = [TokenMass(names[int(ids[i])], float(mean[i]), int(counts[i])) for i in best]
+            mass, drawn, even = tables[:, layer, head]
+            lift = np.divide(drawn, even, out=np.full(even.shape, np.nan), where=common & (even > 0))
+            best = [i for i in np.argsort(-lift, kind="stable")[:TOP] if not np.isnan(lift[i])]
+            top = [TokenMass(names[int(ids[i])], float(mass[i] / counts[i]), int(counts[i]), float(lift[i])) for i in best]
             strip = np.nan_to_num(units[0]["strip"][layer, head]).round(4)
             found.append(HeadDetail(layer, head, histograms, top, strip))
     return found
@@ -146,12 +146,13 @@ def _unpack(unit: Unit, name: str, layer: int, head: int) -> lattice.Counts:
 
 
 def _tokens(units: Sequence[Unit]) -> tuple[NDArray[np.int64], Array, Array]:
-    """Distinct tokens of all texts, their occurrences and ``(layer, head, token)`` the summed attention per query."""
+    """Tokens of all texts, their counts, and ``(3, layer, head, token)``: share per query, attention drawn, even attention."""
     ids = np.unique(np.concatenate([unit["token_ids"] for unit in units]))
     counts = np.zeros(ids.size)
-    mass = np.zeros((*units[0]["token_mass"].shape[:2], ids.size))
+    tables = np.zeros((3, *units[0]["token_mass"].shape[:2], ids.size))
     for unit in units:
         place = np.searchsorted(ids, unit["token_ids"])
         counts[place] += unit["token_counts"]
-        mass[:, :, place] += unit["token_mass"]
-    return ids, counts, mass
+        for table, name in zip(tables, ("token_mass", "token_drawn", "token_even"), strict=True):
+            table[:, :, place] += unit[name]
+    return ids, counts, tables

@@ -34,7 +34,8 @@ class Chunk:
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct tokens, how often each stands here, and for each position the index of its token, −1 for the first position unless special.
+        """Distinct tokens, how often each stands here, and for each position the index of its token, −1 for the first position unless
+        special.
 
         The first key draws attention for its place, not for what it is; that is measured as mass on the first key.
         """
@@ -121,7 +122,8 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
         full = [int(i) for i in tokenizer(short)["input_ids"]]
     except (TypeError, KeyError, AttributeError) as problem:
         raise ArgumentError(
-            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids ({problem}). Pass a tokenizer of transformers."
+            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids ({problem}). Pass a tokenizer "
+            f"of transformers."
         ) from problem
     for start in range(len(full) - len(some) + 1):
         if full[start : start + len(some)] == some:

@@ -58,10 +58,8 @@ def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
         options: what is measured.
     """
     meter = _Meter(model, chunk, options)
-    with torch.no_grad(), watch(model, observe=meter.observe) as seen:
-        names = [seen.layers.name(module) for module in seen.layers.attending()]
-        with meter.tracer.attached(names):
-            output = model(**inputs(model, chunk.ids))
+    with torch.no_grad(), watch(model, observe=meter.observe) as seen, meter.tracer.attached(seen):
+        output = model(**inputs(model, chunk.ids))
     return meter.result() | {"loss": np.array(_loss(model, output, chunk.ids)), "tokens": np.array(chunk.ids.shape[0])}
 
 
@@ -118,22 +116,19 @@ class _Meter:
             found["histograms"] = {
                 name: [lattice.count(row.double().cpu().numpy()) for row in getattr(call.tilted, name)[0]] for name in HISTOGRAMS
             }
-            found["token_mass"] = self._tokens(m)
+            found |= {"token_mass": self._tokens(m, m.key / m.seen_by), "token_drawn": self._tokens(m, m.key)}
+            found["token_even"] = self._tokens(m, m.even)
         if self.options.strip:
             found["strip"] = strip(scores, G, self.options.strip).cpu().numpy()
         return found
 
-    def _tokens(self, m: Mass) -> NDArray[np.float64]:
-        """``(head, distinct token)``: attention per query that can see it, summed over the token's occurrences."""
+    def _tokens(self, m: Mass, by_key: Tensor) -> NDArray[np.float64]:
+        """``(head, distinct token)``: a quantity ``(head, key)`` summed over each token's occurrences; 0 for a key that nobody sees."""
         tokens, _, inverse = self.chunk.distinct
-        total = np.full((m.key.shape[0], tokens.size), np.nan)
-        if m.key.shape[1] == inverse.size:
-            share = torch.where(m.seen_by > 0, m.key / m.seen_by.clamp_min(1), 0.0).double().cpu().numpy()
-            total[:] = 0.0
-            for position, token in enumerate(inverse):
-                if token >= 0:
-                    total[:, token] += share[:, position]
-        return total
+        if m.key.shape[1] != inverse.size:
+            return np.full((m.key.shape[0], tokens.size), np.nan)
+        values = torch.where(m.seen_by > 0, by_key, 0.0).double().cpu().numpy()
+        return values @ (inverse[:, None] == np.arange(tokens.size))
 
     def _block(self, name: str, passage: Passage) -> None:
         self.depth.add(name, passage)
@@ -141,7 +136,7 @@ class _Meter:
             call, block = passage.calls[0], self.modules[name]
 
             def query_at(hidden: Tensor) -> Tensor:
-                return self.tracer.call_at(block, passage.arguments, hidden).query
+                return self.tracer.run_again(block, passage.arguments, hidden)[0]
 
             found = ascent(query_at, passage.hidden, call.key, call.options, write)
             heads = self.layers[self.order[id(call)]]["heads"]
@@ -168,7 +163,8 @@ class _Meter:
         if self.options.details:
             tokens, counts, _ = self.chunk.distinct
             found |= {"token_ids": tokens, "token_counts": counts}
-            found["token_mass"] = _stack([layer["token_mass"] for layer in layers], widest)
+            for name in ("token_mass", "token_drawn", "token_even"):
+                found[name] = _stack([layer[name] for layer in layers], widest)
             for name in HISTOGRAMS:
                 found |= _pack(name, [layer["histograms"][name] for layer in layers], widest)
         if self.options.strip:

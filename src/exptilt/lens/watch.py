@@ -214,8 +214,7 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        scores = {"dim": query.shape[-1], "softcap": options.get("softcap"), "biased": options.get("bias") is not None}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, **scores))
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass))
         if self.observe is not None:
             shown = tilted if self.keep_graph else still
             shown = Tilted(*(getattr(shown, name) for name in names), mass)

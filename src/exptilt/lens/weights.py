@@ -1,7 +1,7 @@
 r"""Query and key maps of every head, read off the model by feeding it unit vectors: the part of `link` that needs no text.
 
-An attention module takes its input x to queries and keys before it attends. Run on one token, at position 0, with x the origin and each unit vector
-in turn, it shows
+An attention module takes its input x to queries and keys before it attends. Run on one token, at position 0, with x the origin and each
+unit vector in turn, it shows
 
     W_q = q(e_1) − q(0), q(e_2) − q(0), ...       W_k likewise,
 
@@ -71,8 +71,7 @@ def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
         hidden = None if arguments is None else stream(arguments)
         if call.kind != "self" or call.module is None or arguments is None or hidden is None:
             return
-        probe = tracer.call_at(call.module, arguments, probes(hidden.shape[-1], hidden))
-        maps = affine_maps(probe.query, probe.key)
+        maps = affine_maps(*tracer.run_again(call.module, arguments, probes(hidden.shape[-1], hidden)))
         if maps is not None:
             rows[-1] = (rows[-1][0], torch.stack([symmetry(*maps), definiteness(*maps)]).cpu().numpy())
 
@@ -80,7 +79,7 @@ def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
         given.setdefault(module, (args, kwargs))
 
     handles: list[Any] = []
-    with torch.no_grad(), watch(model, observe=observe) as seen:
+    with torch.no_grad(), watch(model, observe=observe) as seen, tracer.attached(seen):
         try:
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in seen.layers.attending()]
             model(**inputs(model, ids))
