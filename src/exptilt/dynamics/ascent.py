@@ -62,9 +62,7 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
     """
     if isinstance(patterns, Measure) and not isinstance(patterns, Empirical):
         batched = patterns.batch_shape != ()
-        measure = (
-            patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf) if batched else patterns
-        )
+        measure = patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf) if batched else patterns
         eta = beta * points
         return Slope(measure.log_normalizer(eta), measure.mean(eta))
     log_weight = None

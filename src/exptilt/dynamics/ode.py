@@ -72,9 +72,7 @@ def solve(
         nonlocal evaluations
         evaluations += 1
         if evaluations > max_evaluations:
-            raise ConvergenceError(
-                f"Flow.ode: {max_evaluations} evaluations did not reach time {time}. Loosen rtol and atol, or go less far."
-            )
+            raise ConvergenceError(f"Flow.ode: {max_evaluations} evaluations did not reach time {time}. Loosen rtol and atol, or go less far.")
         return velocity(slope, renormalize, x)
 
     recorder = Recorder(tolerance)

@@ -240,9 +240,7 @@ class Whiten:
             )
         added = torch.where(low, least - values, 0.0)
         warnings.warn(
-            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {float(added.max()):.3g}.",
-            ExptiltWarning,
-            stacklevel=4,
+            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {float(added.max()):.3g}.", ExptiltWarning, stacklevel=4
         )
         return covariance + vectors @ (added.unsqueeze(-1) * vectors.mT)
 

@@ -93,9 +93,7 @@ class Trajectory:
         if shape[-1] not in (2, 3):
             raise ArgumentError(f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first.")
         if len(item) != len(shape) - 3:
-            raise ArgumentError(
-                f"animate: states are {tuple(shape)}, with {len(shape) - 3} batch axes; item is {item}. Pass one index each."
-            )
+            raise ArgumentError(f"animate: states are {tuple(shape)}, with {len(shape) - 3} batch axes; item is {item}. Pass one index each.")
         return pictures.film(self.states[(slice(None), *item)], self.kept, interval=interval)
 
 
@@ -132,7 +130,9 @@ class Recorder:
         self._states: list[tuple[int, Tensor]] = []
         self._rows: list[tuple[int, float, Snapshot]] = []
 
-    def add(self, count: int, time: float, points: Tensor, log_normalizer: Tensor, grew: Growth | None, keep: bool, measured: bool) -> None:
+    def add(
+        self, count: int, time: float, points: Tensor, log_normalizer: Tensor, grew: Growth | None, keep: bool, measured: bool
+    ) -> None:
         """Take note of the state ``(..., N, D)`` after `count` steps."""
         if keep:
             self._states.append((count, points))

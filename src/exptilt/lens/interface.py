@@ -76,8 +76,8 @@ def attention_function(
         options["sink"] = s_aux.to(query.dtype)
     kind = watch.kind(module)
     if attention_mask is None:
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        key, value, position_bias, sight = _without_mask(query, key, value, position_bias, causal, options)
+        causal = kind == "self" and watch.is_causal(module, is_causal)
+        key, value, position_bias, sight = _without_mask(watch, query, key, value, position_bias, kind, causal, options)
     elif isinstance(attention_mask, RuleMask):
         key, value, position_bias, sight = _with_rule(watch, attention_mask, query, key, value, position_bias, kind, options)
     else:
@@ -94,14 +94,17 @@ def _cut(x: Tensor | None, K: int) -> Tensor | None:
     return x if x is None or x.shape[-1] in (1, K) else x[..., :K]
 
 
-def _without_mask(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, options: dict[str, Any]) -> Any:
+def _without_mask(
+    watch: "Watch", query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, kind: str, causal: bool, options: dict[str, Any]
+) -> Any:
     """As transformers' own sdpa: no mask and a causal module mean that query i sees keys 0..i; one query alone sees all keys."""
     Q, K = query.shape[2], key.shape[2]
-    if causal and Q > 1:
+    if causal and 1 < Q <= K:
         options["causal"] = True
-        K = min(K, Q)
+        K = Q
         key, value = key[:, :, :K], value[:, :, :K]
-    return key, value, _cut(bias, K), look(options, Q, K, None, None, query.device)
+    real_query = watch.own_queries(query) if kind == "cross" else None
+    return key, value, _cut(bias, K), look(options, Q, K, real_query, None, query.device)
 
 
 def _with_rule(
@@ -109,42 +112,44 @@ def _with_rule(
 ) -> Any:
     """Causality, window and padding from the rule; the dense mask where `attend` does not know the rule or sequences end apart."""
     Q, K = query.shape[2], key.shape[2]
-    fits = mask.rule is not None and mask.shape[2] == Q and mask.shape[3] == K
+    rule, own = mask.rule, watch.own_queries(query) if kind == "cross" else None
     end = mask.query_offset - mask.key_offset + Q  # place of the last query among the keys, plus one
-    if mask.rule is not None and mask.rule.causal:
+    fits = rule is not None and mask.shape[2] == Q and mask.shape[3] == K
+    if rule is not None and rule.causal:
         fits = fits and Q <= end <= K
-    elif mask.rule is not None and mask.rule.window is not None:
+    elif rule is not None and rule.window is not None:
         fits = fits and end == K
-    if not fits:
-        dense = mask.dense()
-        return key, value, _cut(bias, K), _with_dense(watch, dense, query, key, kind, options)
-    assert mask.rule is not None
-    if mask.rule.causal:
+    dense = None if fits else _fitting(watch, mask.dense(), Q, K)
+    if fits and rule is not None and rule.causal:
         K = end  # a static cache is longer than what it holds
         key, value = key[:, :, :K], value[:, :, :K]
         options["causal"] = True
-    if mask.rule.window is not None and mask.rule.window < K:
-        options["window"] = mask.rule.window
-    place = (kind, K, id(watch.own_queries(query)) if kind == "cross" else 0)
+    if fits and rule is not None and rule.window is not None and rule.window < K:
+        options["window"] = rule.window
+    place = (kind, K, id(own))
     if place not in mask.sights:
         real_key = mask.positions(mask.key_offset, K)
-        real_query = watch.own_queries(query) if kind == "cross" else mask.positions(mask.query_offset, Q)
-        padding = {} if real_key is None else {"mask": real_key[:, None, None]}
-        mask.sights[place] = look({**options, **padding}, Q, K, real_query, real_key, query.device)
-    sight: Sight = mask.sights[place]
-    if sight.real_key is not None:
-        options["mask"] = sight.real_key[:, None, None]
+        real_query = own if kind == "cross" else mask.positions(mask.query_offset, Q)
+        shown = dense if dense is not None else None if real_key is None else real_key[:, None, None]
+        mask.sights[place] = shown, look({**options, "mask": shown}, Q, K, real_query, real_key, query.device)
+    shown, sight = mask.sights[place]
+    if shown is not None:
+        options["mask"] = shown
     return key, value, _cut(bias, K), sight
+
+
+def _fitting(watch: "Watch", mask: Tensor, Q: int, K: int) -> Tensor:
+    """A dense mask, cut to the keys."""
+    if mask.dim() != 4 or mask.shape[3] < K or mask.shape[2] not in (1, Q):
+        shape = tuple(mask.shape)
+        raise ArgumentError(f"watch: {watch.model_name} gives {Q} queries and {K} keys a mask of shape {shape}. It must be 4-D and fit.")
+    return mask if mask.shape[3] == K else mask[..., :K]
 
 
 def _with_dense(watch: "Watch", mask: Tensor, query: Tensor, key: Tensor, kind: str, options: dict[str, Any]) -> Sight:
     """A mask of the model's or the user's own making, used as it is; numbers at the bottom of their type hide a key."""
     Q, K = query.shape[2], key.shape[2]
-    if mask.dim() != 4 or mask.shape[-1] < K or mask.shape[2] not in (1, Q):
-        shape = tuple(mask.shape)
-        raise ArgumentError(
-            f"watch: {watch.model_name} gives a mask of shape {shape} to {Q} queries and {K} keys. It must be 4-D and fit them."
-        )
+    _fitting(watch, mask, Q, K)
     seen, bias, sight = watch.dense_sight(mask, Q, K, kind, query)
     if seen is not None:
         options["mask"] = seen
@@ -165,15 +170,27 @@ def split_mask(mask: Tensor, K: int) -> tuple[Tensor | None, Tensor | None]:
     return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)
 
 
-def dense_sight(seen: Tensor | None, Q: int, K: int, kind: str, own: Tensor | None, query: Tensor) -> Sight:
-    """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place."""
+def dense_sight(
+    seen: Tensor | None, options: dict[str, Any], Q: int, K: int, kind: str, own: Tensor | None, query: Tensor
+) -> Sight:  # fmt: skip
+    """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place.
+
+    Args:
+        seen: ``(batch or 1, Hq or 1, Q or 1, K or 1)`` booleans, or None for a mask that hides nothing.
+        options: causal and window, if they apply beside the mask.
+        Q: number of queries.
+        K: number of keys.
+        kind: "self" or "cross".
+        own: ``(batch, Q)``, for cross-attention: which queries are real, None for all.
+        query: ``(batch, Hq, Q, D)``.
+    """
+    real_query = own if kind == "cross" else None
     if seen is None:
-        return look({}, Q, K, own if kind == "cross" else None, None, query.device)
-    N = query.shape[0]
-    real_key = seen.any(1).any(1).expand(N, K)
-    real_query = own if kind == "cross" else real_key if Q == K else None
-    if bool(real_key.all()):
-        real_key = None  # type: ignore[assignment]
-        real_query = own if kind == "cross" else None
-    sight = look({"mask": seen.expand(seen.shape[0], seen.shape[1], Q, K)}, Q, K, real_query, real_key, query.device)
-    return sight
+        return look(options, Q, K, real_query, None, query.device)
+    seen = seen.expand(*seen.shape[:3], K)
+    real_key: Tensor | None = seen.any(1).any(1).expand(query.shape[0], K)
+    if real_key is not None and bool(real_key.all()):
+        real_key = None
+    elif kind == "self" and Q == K:
+        real_query = real_key
+    return look({**options, "mask": seen}, Q, K, real_query, real_key, query.device)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -28,8 +28,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 @cache
-def attends(kind: type[nn.Module]) -> bool:
-    """Whether modules of this class attend, by their code."""
+def attends(kind: Any) -> bool:
+    """Whether modules of this class attend, by their code.
+
+    Args:
+        kind: a class of modules.
+    """
     if issubclass(kind, nn.MultiheadAttention):
         return True
     for base in kind.__mro__:
@@ -44,7 +48,7 @@ def attends(kind: type[nn.Module]) -> bool:
 
 
 @cache
-def _source_places(kind: type[nn.Module]) -> tuple[tuple[str, int], ...]:
+def _source_places(kind: Any) -> tuple[tuple[str, int], ...]:
     """Names of the arguments in `_SOURCES` that forward has, with their places."""
     try:
         parameters = list(inspect.signature(kind.forward).parameters)[1:]
@@ -55,7 +59,7 @@ def _source_places(kind: type[nn.Module]) -> tuple[tuple[str, int], ...]:
 
 def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether a call of module.forward with these arguments is cross-attention."""
-    for name, place in _source_places(type(module)):
+    for name, place in _source_places(cast(Any, type(module))):
         if keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None):
             return True
     return False
@@ -66,7 +70,7 @@ class Layers:
 
     def __init__(self, model: nn.Module):
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-        found = [module for module in self.names if attends(type(module))]
+        found = [module for module in self.names if attends(cast(Any, type(module)))]
         self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
 
     def __contains__(self, module: nn.Module | None) -> bool:

@@ -41,6 +41,7 @@ class CsvLog:
         self._ready = False
 
     def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Append the readings of one step."""
         if not self._ready:
             self._prepare(step)
             self._ready = True
@@ -94,6 +95,7 @@ class TensorBoardLog:
         self._writer: Any = None
 
     def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
         if self._writer is None:
             self._writer = self._make(self._folder, purge_step=step)
         for reading in readings:
@@ -120,13 +122,14 @@ class WandbLog:
             import wandb
         except ImportError:
             raise BackendError(
-                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it with: pip install wandb; or pass log='csv' or 'tensorboard'."
+                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it with: pip install wandb. Or pass log='csv'."
             ) from None
         self._wandb: Any = wandb
         self._folder = Path(folder)
         self._ready = False
 
     def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
         if not self._ready:
             if self._wandb.run is None:
                 self._folder.mkdir(parents=True, exist_ok=True)

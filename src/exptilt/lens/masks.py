@@ -39,7 +39,9 @@ def _known_code() -> dict[str, Any]:
 
 
 def _closed_over(function: Callable[..., Any]) -> Any:
-    return function.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    cells = function.__closure__
+    assert cells is not None
+    return cells[0].cell_contents
 
 
 def read_rule(function: Callable[..., Any]) -> Rule | None:
@@ -95,8 +97,8 @@ class RuleMask(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], device: torch.device, **_: Any) -> "RuleMask":
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
+    def __new__(cls, shape: tuple[int, ...], device: torch.device, **_: Any) -> "RuleMask":  # noqa: D102
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
 
     def __init__(
         self, shape: tuple[int, ...], device: torch.device, *, rule: Rule | None, padding: Tensor | None, query_offset: int,
@@ -120,13 +122,13 @@ class RuleMask(Tensor):
         return None if bool(real.all()) else real
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         def cells(x: Any) -> Any:
             return x.dense() if isinstance(x, RuleMask) else x
 
         return function(*tree_map(cells, args), **tree_map(cells, kwargs or {}))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RuleMask({tuple(self.shape)}, rule={self.rule}, padded={self.padding is not None})"
 
 
@@ -154,8 +156,9 @@ def make_mask(
 
     def make() -> Tensor:
         mask = sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=function,
-            attention_mask=attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=int(q_offset), kv_offset=kv_offset,
+            mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False,
+            use_vmap=use_vmap, device=device,
         )  # fmt: skip
         assert mask is not None
         return mask

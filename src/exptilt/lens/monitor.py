@@ -9,6 +9,7 @@ Every k-th step runs inside a `watch`; its record becomes one reading a head (`l
 against two thresholds. All other steps run untouched, so the cost is that of one watched step in k.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,7 +106,7 @@ class TrainingMonitor:
         if number % self.every:
             yield
             return
-        with watch(self.model) as seen:
+        with watch(self.model, check=False) as seen:
             yield
         self._take(number, seen)
 
@@ -123,13 +124,12 @@ class TrainingMonitor:
     def _judge(self, step: int, reading: HeadReading) -> None:
         """Warn of what passed a threshold since it was last within."""
         place = f"TrainingMonitor: step {step}, layer {reading.layer} ({reading.name}), head {reading.head}: "
-        grown = self.max_logit is not None and reading.score_max > self.max_logit
-        collapsed = self.min_entropy is not None and reading.entropy < self.min_entropy
-        lost = (self.max_logit is not None or self.min_entropy is not None) and not finite(reading)
+        top, low = self.max_logit or math.inf, self.min_entropy or 0.0
+        lost = not finite(reading) and not (self.max_logit is None and self.min_entropy is None)
         for what, bad, text in (
             ("finite", lost, "scores are no longer finite numbers"),
-            ("logit", grown and not lost, f"largest logit {reading.score_max:.4g} has passed {self.max_logit:g}"),
-            ("entropy", collapsed, f"entropy has collapsed to {reading.entropy:.4g} nats, below {self.min_entropy:g}"),
+            ("logit", reading.score_max > top and not lost, f"largest logit {reading.score_max:.4g} has passed {top:g}"),
+            ("entropy", reading.entropy < low, f"entropy has collapsed to {reading.entropy:.4g} nats, below {low:g}"),
         ):
             key = (what, reading.layer, reading.head)
             if bad and key not in self._warned:
@@ -170,7 +170,7 @@ class TrainingMonitor:
 
     def _before_forward(self, module: nn.Module, arguments: Any) -> None:
         if self._open is None and self._seen is None:
-            self._open = watch(self.model).__enter__()
+            self._open = watch(self.model, check=False).__enter__()
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """Called also when forward raised; there is no output then."""

@@ -51,7 +51,7 @@ def spans_processes() -> bool:
 
 
 def _gather(record: Record) -> tuple[Tensor, Tensor]:
-    """Maxima ``(layer, head)`` and sums ``(3, layer, head)`` of queries, entropy and log-normalizer, over the ranks if there are several."""
+    """Maxima ``(layer, head)`` and sums ``(3, layer, head)`` of queries, entropy and log-normalizer, over all processes."""
     size = torch.zeros(2, dtype=torch.int64)
     for call in record.calls:
         size = torch.maximum(size, torch.tensor([call.layer + 1, call.values.shape[-1]]))
@@ -67,7 +67,7 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
     for call in record.calls:
         values = call.values.detach().cpu().double()
         n, (layer, H) = values[_QUERIES], (call.layer, values.shape[-1])
-        # The maximum of a head that diverged is not a number, and how those are compared depends on the backend: infinity is the same to all.
+        # The maximum of a head that diverged is not a number, and how that compares depends on the backend: infinity is the same to all.
         highest = torch.where(n > 0, values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), -torch.inf)
         top[layer, :H] = torch.maximum(top[layer, :H], highest.amax(0))
         sums[0, layer, :H] += n.sum(0)

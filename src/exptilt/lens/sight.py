@@ -18,7 +18,7 @@ class Sight:
     Attributes:
         real_query: ``(batch, Q)`` booleans, or None if all are.
         real_key: ``(batch, K)`` booleans, or None if all are.
-        visible: ``(batch or 1, heads or 1, Q or 1)``, number of keys each query sees.
+        visible: ``(batch or 1, heads or 1, Q)``, number of keys each query sees.
         counted: ``(batch or 1, heads or 1, Q)`` booleans, the queries that statistics are taken over: real ones that see a key.
             None if that is all of them.
         first: ``(batch,)``, place of the first real key; None if it is 0.
@@ -80,9 +80,10 @@ def look(options: dict[str, Any], Q: int, K: int, real_query: Tensor | None, rea
         else:
             total = torch.nn.functional.pad(real_key.cumsum(-1), (1, 0))
             visible = (total[:, high] - total[:, low])[:, None]
+    visible = visible.expand(*visible.shape[:2], Q)
     counted = visible > 0
     if real_query is not None:
         counted = counted & real_query[:, None]
     everything = bool(counted.all())
     first = None if real_key is None or bool(real_key[:, 0].all()) else real_key.int().argmax(-1)
-    return Sight(real_query, real_key, visible, None if everything else counted.expand(*counted.shape[:2], Q), first)
+    return Sight(real_query, real_key, visible, None if everything else counted, first)

@@ -11,12 +11,14 @@ under one new name (without the second, causality would be lost), and a torch fu
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from exptilt._support.errors import ArgumentError, ExptiltError
 from exptilt.attention import attend
@@ -38,7 +40,8 @@ class NothingSeenError(ExptiltError, RuntimeError):
 def _configurations(model: nn.Module) -> list[Any]:
     """All configurations of transformers inside the model, each once."""
     found: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation_internal")]
+    candidates: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    waiting = [config for config in candidates if hasattr(config, "_attn_implementation_internal")]
     while waiting:
         config = waiting.pop()
         if id(config) not in found:
@@ -52,11 +55,17 @@ class Watch:
     """An open eye on a model. `watch` makes it; enter it, run the model, read `record`."""
 
     def __init__(
-        self, model: nn.Module, per_token: bool, key_mass: bool, observe: Callable[[AttentionCall], object] | None, keep_graph: bool
+        self,
+        model: nn.Module,
+        per_token: bool,
+        key_mass: bool,
+        observe: Callable[[AttentionCall], object] | None,
+        keep_graph: bool,
+        check: bool | None,
     ):
         self.record = Record()
         self.model, self.model_name = model, type(model).__name__
-        self.per_token, self.key_mass, self.observe, self.keep_graph = per_token, key_mass, observe, keep_graph
+        self.per_token, self.key_mass, self.observe, self.keep_graph, self.check = per_token, key_mass, observe, keep_graph, check
         self.layers = Layers(model)
         self.own_name = f"exptilt-{id(self)}"
         self._found: list[tuple[Any, Any]] = []  # configurations, and what they said before
@@ -68,12 +77,14 @@ class Watch:
         self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
         self._last_dense: tuple[Any, Any] = (None, None)
         self._mode: Any = None
+        self._outer: Watch | None = None  # the watch that this one was opened in
 
     def __enter__(self) -> "Watch":
         if self._mode is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
-        from exptilt.lens.functional import FunctionalMode
+        from exptilt.lens.functional import FunctionalMode, open_watch
 
+        self._outer = open_watch()
         try:
             self._switch()
             self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
@@ -111,14 +122,28 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for config, before in self._found:
-            config._attn_implementation_internal = before
         if self._found:
             from transformers import AttentionInterface, AttentionMaskInterface
 
+            for config, before in self._found:
+                self._give_back(config, before, AttentionInterface._global_mapping)
             AttentionInterface._global_mapping.pop(self.own_name, None)
             AttentionMaskInterface._global_mapping.pop(self.own_name, None)
         self._found.clear()
+
+    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
+        """Point a configuration to where it pointed before.
+
+        If another watch has it now (two models that share a configuration, in two threads), that one shall do so when it ends.
+        """
+        now = config._attn_implementation_internal
+        if now == self.own_name:
+            config._attn_implementation_internal = before
+            return
+        for function in list(registry.values()):
+            other = function.args[0] if isinstance(function, partial) and function.args else None
+            if isinstance(other, Watch):
+                other._found = [(c, before if c is config and b == self.own_name else b) for c, b in other._found]
 
     def _model_runs(self, module: nn.Module, arguments: Any) -> None:
         self._model_ran = True
@@ -142,9 +167,19 @@ class Watch:
                 "torch.nn.functional.scaled_dot_product_attention and torch.nn.MultiheadAttention."
             )
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module belongs to the watched model, or to that of a watch around this one."""
+        return module in self.layers or (self._outer is not None and self._outer.knows(module))
+
     def kind(self, module: nn.Module | None) -> str:
         """Whether the current call of a module is "self" or "cross" attention."""
         return "cross" if module is not None and self._elsewhere.get(module, False) else "self"
+
+    def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
+        """Whether self-attention without a mask is causal: as asked, or as the module says; with eager attention only, never."""
+        if not getattr(self.model, "_supports_sdpa", True):
+            return False
+        return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
     def own_queries(self, query: Tensor) -> Tensor | None:
         """Real queries as the last self-attention had them, if it had as many: what cross-attention knows of its own side."""
@@ -159,7 +194,7 @@ class Watch:
         if known is not None and known[0]() is mask and known[1] == place:
             return answer
         seen, bias = split_mask(mask, K)
-        found = seen, bias, dense_sight(seen, Q, K, kind, own, query)
+        found = seen, bias, dense_sight(seen, {}, Q, K, kind, own, query)
         self._last_dense = ((weakref.ref(mask), place), found)
         return found
 
@@ -179,18 +214,18 @@ class Watch:
             sight: what is real and seen.
             dropout: probability with which a weight is dropped from the output; statistics are of the undropped weights.
         """
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs anew inside backward: seen already
-        if dropout > 0:
-            output = dropped(query, key, value, options, dropout)
-            if again:
-                return output
-            with torch.no_grad():
-                tilted = attend(query, key, value, **options)
-        else:
-            tilted = attend(query, key, value, **options)
-            output = tilted.output
-        if not again:
-            self.note(module, kind, query, key, value, options, sight, tilted)
+        try:
+            if dropout > 0:
+                output = dropped(query, key, value, options, dropout)
+                with torch.set_grad_enabled(self.keep_graph and torch.is_grad_enabled()):
+                    tilted = attend(query, key, value, **options, check=self.check)
+            else:
+                tilted = attend(query, key, value, **options, check=self.check)
+                output = tilted.output
+        except ArgumentError as problem:
+            problem.add_note(f"(in attention of {self.model_name}, module {self.layers.name(module)!r})")
+            raise
+        self.note(module, kind, query, key, value, options, sight, tilted)
         return output
 
     def note(
@@ -198,12 +233,15 @@ class Watch:
         tilted: Tilted,
     ) -> None:  # fmt: skip
         """Record a call that has been made; arguments as in `attend`."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpointed layer runs anew inside backward: seen already
+        if self._outer is not None:
+            self._outer.note(module, kind, query, key, value, options, sight, tilted)
+        if module is not None and module not in self.layers:
+            return  # a module of another model: it shares its configuration with this one, or belongs to the outer watch
         if kind == "self":
             self._last_real = sight.real_query
-        if module is not None and module not in self.layers:
-            return  # a module of another model, which shares its configuration with this one
-        names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
-        still = Tilted(*(getattr(tilted, name).detach() for name in names))
+        still = tree_map(Tensor.detach, tilted)
         with torch.no_grad():
             mass = mass_of_keys(query, key, options, sight) if self.key_mass else None
             first = first_key_mass(query, key, options, sight.first, still.log_normalizer)
@@ -214,17 +252,17 @@ class Watch:
         tokens = None
         if self.per_token:
             tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass))
+        made = (query.shape[-1], options.get("softcap"), options.get("bias") is not None)
+        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, *made))
         if self.observe is not None:
-            shown = tilted if self.keep_graph else still
-            shown = Tilted(*(getattr(shown, name) for name in names), mass)
+            shown = replace(tilted if self.keep_graph else still, key_mass=mass)
             call = AttentionCall(layer, name, module, kind, step, query, key, value, dict(options), sight.real_query, sight.real_key, shown)
             self.observe(call)
 
 
 def watch(
     model: nn.Module, *, per_token: bool = False, key_mass: bool = False, observe: Callable[[AttentionCall], object] | None = None,
-    keep_graph: bool = False,
+    keep_graph: bool = False, check: bool | None = None,
 ) -> Watch:  # fmt: skip
     """Watch the attention of a model while it runs; outputs do not change beyond rounding, and memory stays O(n).
 
@@ -234,6 +272,7 @@ def watch(
         key_mass: also measure the attention each key gets, which about doubles the time of attention.
         observe: called with an `AttentionCall` for each attention call.
         keep_graph: leave the statistics that `observe` gets inside the autograd graph, so that a loss can be made of them.
+        check: raise if NaN or an infinity reaches attention, as in `attend`; False lets a model that diverged run as it does unwatched.
 
     Returns:
         A context manager; inside and after it, ``.record`` is the `Record`.
@@ -248,4 +287,4 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model.")
-    return Watch(model, per_token, key_mass, observe, keep_graph)
+    return Watch(model, per_token, key_mass, observe, keep_graph, check)
