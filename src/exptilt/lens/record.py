@@ -35,6 +35,9 @@ class CallRecord:
         per_token: by name of a statistic, ``(batch, heads, Q)``; None unless the watch was asked for it.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         key_mass: ``(batch, heads, K)``, from real queries; None unless the watch was asked for it.
+        dim: of queries and keys.
+        softcap: c, if scores were c·tanh(s/c).
+        biased: whether something was added to the scores.
     """
 
     layer: int
@@ -45,6 +48,9 @@ class CallRecord:
     per_token: Mapping[str, Tensor] | None = None
     real_query: Tensor | None = None
     key_mass: Tensor | None = None
+    dim: int = 0
+    softcap: float | None = None
+    biased: bool = False
 
 
 @dataclass

@@ -55,10 +55,12 @@ def percent(value: float) -> str:
         value: between 0 and 1.
 
     Example:
-        >>> percent(0.634), percent(0.004)
-        ('63 %', '0.4 %')
+        >>> percent(0.634), percent(0.004), percent(0.9986), percent(1.0)
+        ('63 %', '0.4 %', '99.9 %', '100 %')
     """
-    return f"{100 * value:.2g} %" if value < 0.0995 else f"{100 * value:.0f} %"
+    if value < 0.0995:
+        return f"{100 * value:.2g} %" if value >= 1e-5 else "0 %" if value == 0 else "under 0.001 %"
+    return f"{100 * value:.0f} %" if value <= 0.99 or value == 1 else f"{min(99.9, 100 * value):.1f} %"
 
 
 def head_name(layer: int, head: int) -> str:
@@ -175,7 +177,7 @@ def of_head(study: Study, detail: HeadDetail) -> str:
             bottoms.append(measure.title)
     first, spread = _value(study, "first_key_mass", place), _value(study, "effective_keys", place)
     if not math.isnan(spread):
-        parts.append(f"Looks at {number(spread)} keys in effect.")
+        parts.append("Looks at a single key in effect." if spread < 1.05 else f"Looks at {number(spread)} keys in effect.")
     if first >= 0.2:
         parts.append(f"Puts {percent(first)} of its attention on the first key.")
     if detail.top_tokens:

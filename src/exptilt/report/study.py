@@ -80,13 +80,13 @@ def lead(study: Study) -> str:
 
 
 def fact(value: str | int | float) -> str:
-    """A fact for people: whole numbers with their thousands apart.
+    r"""A fact for people: whole numbers with their thousands apart.
 
     Args:
         value: words or a number.
 
     Example:
-        >>> fact(134515008).replace("\\N{NARROW NO-BREAK SPACE}", " "), fact("GPT2LMHeadModel")
+        >>> fact(134515008).replace("\N{NARROW NO-BREAK SPACE}", " "), fact("GPT2LMHeadModel")
         ('134 515 008', 'GPT2LMHeadModel')
     """
     if isinstance(value, int):

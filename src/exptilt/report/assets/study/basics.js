@@ -55,7 +55,10 @@ function brief(value) {
   return text.replaceAll("-", "−");
 }
 
-const percent = (share) => `${share < 0.0995 ? Number((100 * share).toPrecision(2)) : Math.round(100 * share)} %`;
+function percent(share) {
+  if (share < 0.0995) return share >= 1e-5 ? `${Number((100 * share).toPrecision(2))} %` : share === 0 ? "0 %" : "under 0.001 %";
+  return share <= 0.99 || share === 1 ? `${Math.round(100 * share)} %` : `${Math.min(99.9, 100 * share).toFixed(1)} %`;
+}
 const known = (values) => values.flat(Infinity).filter((value) => value !== null && Number.isFinite(value));
 
 // Colours are mixed from the page's own variables, so they follow light, dark and print by themselves.
@@ -72,18 +75,21 @@ const isDeep = (share, diverging) => (diverging ? Math.abs(share - 0.5) > 0.362 
 const depth = (index, count) => `color-mix(in oklab, var(--deep-1) ${count > 1 ? Math.round((100 * index) / (count - 1)) : 50}%, var(--deep-0))`;
 
 // How the values of a statistic become shares of the ramp: symmetric about 0 where both signs occur, in logarithms where positive values
-// span a factor over 50, else straight from the lowest to the highest. Over all checkpoints, so that colours compare along the slider. A few
-// values far outside the rest (three times the middle half's width beyond it) take the end colours, and the legend says so.
+// without an upper bound span a factor over 50, else straight from the lowest to the highest. Over all checkpoints, so that colours compare
+// along the slider. Unbounded values far outside the rest (three times the middle half's width beyond it) take the end colours, and the
+// legend says so.
 function scaleOf(measure) {
   const values = known([measure.value, measure.training ?? []]).sort((a, b) => a - b);
   if (!values.length) return { low: 0, high: 1, diverging: false, logarithmic: false, share: () => 0.5 };
-  const logarithmic = values[0] > 0 && values.at(-1) / values[0] > 50;
+  const [least, most] = measure.span;
+  const logarithmic = most === null && values[0] > 0 && values.at(-1) / values[0] > 50;
   const bend = logarithmic ? Math.log : (value) => value;
   const unbend = logarithmic ? Math.exp : (value) => value;
   const quarter = (part) => bend(values[Math.floor(part * (values.length - 1))]);
   const reach = 3 * (quarter(0.75) - quarter(0.25));
-  let low = Math.max(bend(values[0]), quarter(0.25) - reach), high = Math.min(bend(values.at(-1)), quarter(0.75) + reach);
-  if (reach === 0) [low, high] = [bend(values[0]), bend(values.at(-1))];
+  let low = bend(values[0]), high = bend(values.at(-1));
+  if (reach > 0 && least === null) low = Math.max(low, quarter(0.25) - reach);
+  if (reach > 0 && most === null) high = Math.min(high, quarter(0.75) + reach);
   const diverging = !logarithmic && low < 0 && high > 0 && -low > 0.02 * high;
   if (diverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
   const width = high - low;
