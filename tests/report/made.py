@@ -54,7 +54,10 @@ def make_study(layers=4, heads=4, size=16, steps=(0, 1, 3, 10, 30, 100, 300, 100
                         "entropy": Histogram(np.linspace(0, 3, 21), counts),
                         "log_normalizer": Histogram(np.linspace(-2, 9, 21), counts[::-1]),
                     },
-                    [TokenMass(token, float(mass), 3) for token, mass in zip(WORDS, np.sort(rng.uniform(0, 0.6, 16))[::-1], strict=True)],
+                    [
+                        TokenMass(token, float(mass), 3, float(9 * mass))
+                        for token, mass in zip(WORDS, np.sort(rng.uniform(0, 0.6, 16))[::-1], strict=True)
+                    ],
                     strip / strip.sum(1, keepdims=True),
                 )
             )

@@ -109,7 +109,7 @@ def _curve(name: str, measure: LayerMeasure) -> dict[str, Any]:
 def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:
     return {
         "histograms": {name: {"edges": numbers(h.edges), "counts": numbers(h.counts)} for name, h in detail.histograms.items()},
-        "tokens": [[visible(item.token), numbers(item.mass), item.count] for item in detail.top_tokens[:TOP_TOKENS]],
+        "tokens": [[visible(item.token), numbers(item.mass), item.count, numbers(item.lift)] for item in detail.top_tokens[:TOP_TOKENS]],
         "strip": pack(np.asarray(detail.strip)[:size, :size]),
         "reading": readings.of_head(study, detail),
     }

@@ -180,9 +180,9 @@ def of_head(study: Study, detail: HeadDetail) -> str:
         parts.append("Looks at a single key in effect." if spread < 1.05 else f"Looks at {number(spread)} keys in effect.")
     if first >= 0.2:
         parts.append(f"Puts {percent(first)} of its attention on the first key.")
-    if detail.top_tokens:
+    if detail.top_tokens and math.isfinite(detail.top_tokens[0].lift):
         best = detail.top_tokens[0]
-        parts.append(f"The token “{visible(best.token)}” draws most: {percent(best.mass)} of the attention of a query that sees it.")
+        parts.append(f"The token “{visible(best.token)}” draws {number(best.lift)} times what even attention would give it.")
     if tops:
         parts.append(f"Highest of all heads in {_listed(tops)}.")
     if bottoms:

@@ -169,8 +169,15 @@ def meanings(study: Study) -> Table:
         study: what was measured.
     """
     every: list[HeadMeasure | LayerMeasure] = [*study.heads.values(), *study.layers.values()]
-    rows = [(named(measure), measure.about, measure.assumes, measure.reason or "measured") for measure in every]
-    return Table("What each statistic means", ("statistic", "what it tells", "what it assumes", "state"), rows)
+    rows = [
+        (
+            named(measure),
+            measure.about,
+            " ".join(part for part in (measure.assumes, measure.reason and f"Not measured: {measure.reason}") if part),
+        )
+        for measure in every
+    ]
+    return Table("Every statistic of this page", ("statistic", "what it tells", "what it assumes"), rows)
 
 
 def layer_tables(study: Study) -> list[Table]:

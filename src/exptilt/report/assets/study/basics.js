@@ -34,7 +34,7 @@ function show(value, unit = "") {
   const size = Math.abs(value);
   let text;
   if (value === 0) text = "0";
-  else if (size >= 1e5 || size < 1e-3) text = value.toExponential(1).replace("e+", "e");
+  else if (size >= 1e5 || size < 1e-3) text = value.toExponential(1).replace(".0e", "e").replace("e+", "e");
   else if (size >= 100) text = value.toFixed(0);
   else text = String(Number(value.toPrecision(3)));
   return text.replaceAll("-", "−") + (unit ? ` ${unit}` : "");
@@ -47,11 +47,14 @@ function showError(value, error, unit = "") {
   return `${value.toFixed(digits)} ± ${error.toFixed(digits)}${unit ? ` ${unit}` : ""}`.replaceAll("-", "−");
 }
 
-// At most five characters, for the inside of a cell.
+// A few characters, for the inside of a cell.
 function brief(value) {
   if (value === null) return "–";
   const size = Math.abs(value);
-  const text = size !== 0 && (size >= 1e4 || size < 5e-3) ? value.toExponential(0).replace("e+", "e") : size >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(2)));
+  let text;
+  if (size >= 1e4 || (size < 1e-4 && size > 0)) text = value.toExponential(0).replace("e+", "e");
+  else if (size >= 100) text = value.toFixed(0);
+  else text = String(Number(value.toPrecision(size < 0.01 ? 1 : 2)));
   return text.replaceAll("-", "−");
 }
 

@@ -10,7 +10,7 @@ function layerChart(curve) {
   if (spectrum) {
     const xs = value[0].map((_, index) => index + 1);
     const series = value.map((line, index) => ({ name: places[index], values: line, colour: depth(index, value.length), faint: true }));
-    return lineChart({ label: `${curve.title} by component, one line a place`, xs, series, xTicks: ticks(1, xs.length, 4).filter((tick) => tick >= 1).map((tick) => [tick, String(tick)]), xLabel: "component (light: first place, dark: last)", logarithmic: known(value).every((item) => item > 0), tell: (index) => `component ${index + 1}: ${places[0]} ${show(value[0][index])}, ${places.at(-1)} ${show(value.at(-1)[index])}` });
+    return lineChart({ label: `${curve.title} by component, one line a place`, xs, series, xTicks: ticks(1, xs.length, 4).filter((tick) => tick >= 1).map((tick) => [tick, String(tick)]), xLabel: "component (faint: first place, strong: last)", logarithmic: known(value).every((item) => item > 0), tell: (index) => `component ${index + 1}: ${places[0]} ${show(value[0][index])}, ${places.at(-1)} ${show(value.at(-1)[index])}` });
   }
   const xs = places.map((_, index) => index);
   const tell = (index) => `${places[index]}: ${showError(value[index], curve.error?.[index], curve.unit)}`;
@@ -50,14 +50,14 @@ function paintTraining() {
       }
     }
     const mine = measure.training.map((values) => values[state.layer][state.head]);
-    cards.push(trainingCard(measure.title, measure.unit, lineChart({ ...common, label: `${measure.title} of every head over training`, series: lines, tell: (index) => `step ${STEPS[index]}, L${state.layer}H${state.head}: ${show(mine[index])}` }), `Every head; light lines are early layers, dark ones late. In orange: layer ${state.layer}, head ${state.head}.`));
+    cards.push(trainingCard(measure.title, measure.unit, lineChart({ ...common, label: `${measure.title} of every head over training`, series: lines, tell: (index) => `step ${STEPS[index]}, L${state.layer}H${state.head}: ${show(mine[index])}` }), `Every head; faint lines are early layers, strong ones late. In orange: layer ${state.layer}, head ${state.head}.`));
   }
   for (const curve of DATA.curves) {
     const values = layers[curve.id];
     if (!values || Array.isArray(values[0][0])) continue;
     const count = values[0].length;
     const series = values[0].map((_, index) => ({ values: values.map((row) => row[index]), colour: depth(index, count), faint: true }));
-    cards.push(trainingCard(curve.title, curve.unit, lineChart({ ...common, label: `${curve.title} at every place over training`, series, tell: (index) => `step ${STEPS[index]}: first ${show(values[index][0])}, last ${show(values[index].at(-1))}` }), `One line a place: light ${curve.places[0]}, dark ${curve.places.at(-1)}.`));
+    cards.push(trainingCard(curve.title, curve.unit, lineChart({ ...common, label: `${curve.title} at every place over training`, series, tell: (index) => `step ${STEPS[index]}: first ${show(values[index][0])}, last ${show(values[index].at(-1))}` }), `One line a place, from ${curve.places[0]} (faint) to ${curve.places.at(-1)} (strong).`));
   }
   place.replaceChildren(...cards);
   markTraining();

@@ -8,15 +8,17 @@ function revealHead(focus = false) {
   if (box.top < 0 || box.top > window.innerHeight * 0.6) title.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
+// Tokens by how much more they draw than even attention would give to the places where they stand.
 function tokenBars(tokens) {
   if (!tokens.length) return make("p", { className: "note", textContent: "Not measured for this head." });
-  const most = Math.max(...tokens.map(([, mass]) => mass), 1e-9);
-  const rows = tokens.map(([token, mass, count]) => {
+  const most = Math.max(...tokens.map(([, , , lift]) => lift ?? 0), 1e-9);
+  const rows = tokens.map(([token, mass, count, lift]) => {
     const bar = make("span", { className: "fill" });
-    bar.style.width = `${(100 * mass) / most}%`;
-    return make("tr", {}, make("th", { scope: "row" }, make("code", { textContent: token })), make("td", { className: "amount" }, bar, make("span", { textContent: percent(mass) })), make("td", { textContent: `${count}×` }));
+    bar.style.width = `${(100 * (lift ?? 0)) / most}%`;
+    const share = make("td", { textContent: percent(mass), title: `mean share of a query that sees it; it stands ${count} times in the text` });
+    return make("tr", {}, make("th", { scope: "row" }, make("code", { textContent: token })), make("td", { className: "amount" }, bar, make("span", { textContent: `${show(lift)}×` })), share);
   });
-  const header = make("thead", {}, make("tr", {}, ...["token", "attention it draws", "seen"].map((text) => make("th", { scope: "col", textContent: text }))));
+  const header = make("thead", {}, make("tr", {}, ...["token", "times even", "share"].map((text) => make("th", { scope: "col", textContent: text }))));
   return make("table", { className: "tokens" }, header, make("tbody", {}, ...rows));
 }
 
