@@ -39,7 +39,7 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
     if words == ["report"]:
         study = Study.from_json((tmp_path / "report" / "study.json").read_text("utf-8"))
         assert study.name == models.DEFAULT
-        assert study.text_facts["tokens"] == 256
+        assert 200 < study.text_facts["tokens"] <= 256
         assert study.training.steps.tolist() == [step for step, _ in models.find_checkpoints([models.default_folder()])]
         assert study.training.loss[-1] < study.training.loss[0]
 

@@ -10,7 +10,7 @@ import pytest
 
 from exptilt.cli import main, report
 from exptilt.lens import Study
-from lens.tiny import save_tiny
+from report.tiny import save_tiny
 
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 3
 
@@ -87,7 +87,7 @@ def without_attention(folder):
     from transformers import MambaConfig, MambaForCausalLM
 
     MambaForCausalLM(MambaConfig(vocab_size=100, hidden_size=16, state_size=4, num_hidden_layers=1)).save_pretrained(folder)
-    from lens.tiny import default_tokenizer
+    from report.tiny import default_tokenizer
 
     default_tokenizer().save_pretrained(folder)
     return folder

@@ -9,7 +9,7 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt.lens import models
-from lens.tiny import default_tokenizer, save_tiny
+from report.tiny import default_tokenizer, save_tiny
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import resource
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
 from exptilt.report import files, payload, readings, study, write
 from exptilt.report.tokens import visible
@@ -300,3 +301,11 @@ def test_folders_made_for_nothing_are_forgotten(tmp_path):
     (tmp_path / "a" / "kept").write_text("x")
     files.forget_folders(made)
     assert os.listdir(tmp_path / "a") == ["kept"]
+
+
+@pytest.mark.parametrize(("library", "named"), [("pandas", "pandas"), ("markupsafe", "jinja2")])
+def test_missing_extra_is_named(made, tmp_path, monkeypatch, library, named):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=rf"{named} is not installed.*exptilt\[report\]"):
+        write(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

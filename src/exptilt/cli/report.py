@@ -98,9 +98,16 @@ def measure(arguments: argparse.Namespace) -> "Study":
     with announce_if_slow("Loading the model ..."):
         loaded = models.load_model(source, tokenizer=arguments.tokenizer, allow_pickle=arguments.allow_pickle)
     series = [(step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle)) for step, folder in checkpoints]
-    found = study(
-        loaded.model, loaded.tokenizer, texts, name=models.DEFAULT if arguments.model is None else loaded.name, checkpoints=series,
-        max_tokens=arguments.max_tokens, seed=arguments.seed, store=arguments.out / STORE,
-    )  # fmt: skip
+    with models.quiet():
+        found = study(
+            loaded.model,
+            loaded.tokenizer,
+            texts,
+            name=models.DEFAULT if arguments.model is None else loaded.name,
+            checkpoints=series,
+            max_tokens=arguments.max_tokens,
+            seed=arguments.seed,
+            store=arguments.out / STORE,
+        )
     read = ", ".join(path.name for path in arguments.text) if arguments.text else "the text that comes with exptilt"
     return replace(found, text_facts={"text": read, **found.text_facts})

@@ -87,7 +87,7 @@ def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
         options = common | {"use_safetensors": not pickled, "config": config}
         if pickled:
             options["weights_only"] = True
-    with _quiet(transformers), _explained(source, "weights"):
+    with quiet(), _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # no attention reads a pooler
     if missing:
@@ -109,7 +109,7 @@ def load_tokenizer(source: Path) -> Any:
     if source.is_dir() and not any(any(source.glob(name)) for name in TOKENIZER_FILES):
         raise ArgumentError(f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). Name a folder that has one with --tokenizer.")
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
-    with _quiet(transformers), _explained(source, "tokenizer"):
+    with quiet(), _explained(source, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **options)
 
 
@@ -213,9 +213,9 @@ def _explained(source: Path, part: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' bars and notes while it loads; what matters is raised."""
-    logging = transformers.utils.logging
+def quiet() -> Iterator[None]:
+    """Silence transformers' bars and notes; what matters is raised."""
+    logging = _transformers().utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

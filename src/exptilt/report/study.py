@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from exptilt._support.errors import MissingExtraError
 from exptilt.lens.results import Array, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
 from exptilt.report.files import write_files
@@ -36,8 +37,11 @@ def write(study: Study, folder: str | os.PathLike[str]) -> Path:
     Returns:
         The path of `index.html`.
     """
-    files = {"heads.csv": study.to_frame().to_csv(index=False), "study.json": study.to_json(), "index.html": render_study(study)}
-    return write_files(folder, files)[-1]
+    try:
+        table = study.to_frame().to_csv(index=False)
+    except ImportError as problem:
+        raise MissingExtraError("pandas", "report") from problem
+    return write_files(folder, {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)})[-1]
 
 
 def render_study(study: Study) -> str:
@@ -46,8 +50,10 @@ def render_study(study: Study) -> str:
     Args:
         study: what was measured.
     """
-    import markupsafe
-
+    try:
+        import markupsafe
+    except ImportError as problem:
+        raise MissingExtraError("jinja2", "report") from problem
     page = Page(f"Attention in {study.name}", lead(study), (), study.seed, sources(study))
     context: dict[str, Any] = {
         "study": study,
