@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import exptilt as xt
-from lens import models, oracle
+from oracles import heads as oracle
+from oracles import tiny_models as models
 
 SIDES = (None, "left", "right")
 

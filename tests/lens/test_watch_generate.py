@@ -6,7 +6,7 @@ import torch
 import transformers as tf
 
 import exptilt as xt
-from lens import models
+from oracles import tiny_models as models
 
 STEPS = 6
 

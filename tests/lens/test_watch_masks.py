@@ -7,7 +7,8 @@ from transformers import masking_utils as m
 
 import exptilt as xt
 from exptilt.lens.masks import Rule, RuleMask, make_mask, read_rule
-from lens import models, oracle
+from oracles import heads as oracle
+from oracles import tiny_models as models
 
 
 def run(model, inputs):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exptilt as xt
-from lens import oracle
+from oracles import heads as oracle
 
 
 def generator(seed=0):

@@ -11,9 +11,9 @@ from torch.overrides import _get_current_function_mode_stack
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import exptilt as xt
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.lens.masks import RuleMask
-from lens import models
+from oracles import tiny_models as models
 
 
 def run(model, inputs):
@@ -235,6 +235,57 @@ def test_attention_that_goes_its_own_way_raises():
     model[0].proper = True
     with pytest.raises(xt.lens.NothingSeenError, match=r"1 attention modules of Sequential ran.*'1'"), xt.lens.watch(model):
         model(torch.randn(1, 2, 3, 4))
+
+
+class OwnAttention(nn.Module):
+    """Attends without any function that could be watched."""
+
+    def forward(self, x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
+    x = torch.randn(1, 2, 3, 4)
+    with pytest.raises(xt.lens.NothingSeenError, match=r"'0' .OwnAttention."), xt.lens.watch(model := nn.Sequential(OwnAttention())):
+        model(x)
+    model = nn.Sequential(OwnAttention(), Eager())
+    model[1].proper = True
+    with pytest.warns(ExptiltWarning, match="without 1 modules that attend in a way of their own: '0'"), xt.lens.watch(model) as seen:
+        model(x)
+    assert [call.name for call in seen.record.calls] == ["1"]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_that_asks_its_configuration_by_name(attention):
+    """Falcon does not use the interface. With sdpa it calls the function, which is seen; its eager attention cannot be, and raises."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": models.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = tf.FalconModel(tf.FalconConfig(**sizes, attn_implementation=attention)).eval()
+    inputs, real = models.inputs("gpt2", "right")
+    expected = run(model, inputs)
+    if attention == "eager":
+        with pytest.raises(xt.lens.NothingSeenError, match="attn_implementation='sdpa'"), xt.lens.watch(model):
+            run(model, inputs)
+        return
+    with xt.lens.watch(model) as seen:
+        found = run(model, inputs)
+    assert torch.allclose(found[real], expected[real], rtol=1e-3, atol=2e-5)
+    assert seen.record.to_frame().groupby("item").queries.first().tolist() == [7, 11, 10]
+
+
+def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True).eval()
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = compiled(x)
+        with xt.lens.watch(compiled) as seen:
+            found = compiled(x)
+        again = compiled(x)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.equal(again, expected)
+    assert [call.name for call in seen.record.calls] == ["_orig_mod.self_attn"]
 
 
 def test_a_watch_cannot_be_entered_twice():

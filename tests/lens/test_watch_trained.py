@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 
 import exptilt as xt
-from lens import oracle
+from oracles import heads as oracle
 
 TEXTS = ["Attention tilts the measure of the keys.", "The quick brown fox jumps over the lazy dog, and then over the next one.", "Yes."]
 

@@ -5,7 +5,7 @@ import torch
 
 import exptilt as xt
 from exptilt.lens import dropout
-from lens import models
+from oracles import tiny_models as models
 
 
 def gradients(model, inputs, real):

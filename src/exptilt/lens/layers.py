@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from torch import nn
 
-_MARKS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
+INTERFACE, FUNCTION = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+_MARKS = {INTERFACE, FUNCTION}
 # Base classes that name the interface in order to choose an implementation, not in order to attend.
 _BASES = {"transformers.modeling_utils"}
 # Arguments by which an attention module is given other states than its own to look at.
@@ -28,23 +29,24 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 @cache
-def attends(kind: Any) -> bool:
-    """Whether modules of this class attend, by their code.
+def ways(kind: Any) -> frozenset[str]:
+    """How modules of this class attend, by their code: names of `_MARKS`; empty if they do not.
 
     Args:
         kind: a class of modules.
     """
     if issubclass(kind, nn.MultiheadAttention):
-        return True
+        return frozenset({FUNCTION})
+    found: set[str] = set()
     for base in kind.__mro__:
         if base in (nn.Module, object) or base.__module__ in _BASES:
             continue
         for member in vars(base).values():
             member = member.__func__ if isinstance(member, staticmethod | classmethod) else member
             code = getattr(inspect.unwrap(member) if callable(member) else None, "__code__", None)
-            if code is not None and _MARKS.intersection(_names(code)):
-                return True
-    return False
+            if code is not None:
+                found.update(_MARKS.intersection(_names(code)))
+    return frozenset(found)
 
 
 @cache
@@ -66,12 +68,27 @@ def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dic
 
 
 class Layers:
-    """The attention modules of a model: their numbers and dotted names."""
+    """The attention modules of a model: their numbers and dotted names.
+
+    Attributes:
+        names: dotted name of every module.
+        numbers: place of each module that attends.
+        interface: whether any of them goes through the attention interface of transformers.
+        strangers: modules that are called attention but show no known way to attend, nor stand inside or around one that does.
+    """
 
     def __init__(self, model: nn.Module):
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-        found = [module for module in self.names if attends(cast(Any, type(module)))]
+        how = {module: ways(cast(Any, type(module))) for module in self.names}
+        found = [module for module in self.names if how[module]]
         self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
+        self.interface = any(INTERFACE in how[module] for module in found)
+        near = [self.names[module] for module in found]
+        self.strangers: list[nn.Module] = []
+        for module, name in self.names.items():
+            inside = [*near, *(self.names[other] for other in self.strangers)]
+            if "Attention" in type(module).__name__ and not any(_related(name, other) for other in inside):
+                self.strangers.append(module)
 
     def __contains__(self, module: nn.Module | None) -> bool:
         return module in self.names
@@ -87,3 +104,8 @@ class Layers:
     def attending(self) -> list[nn.Module]:
         """The modules that attend."""
         return [module for module in self.numbers if module is not None]
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether of two dotted names one is inside the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") or not one or not other

@@ -37,7 +37,7 @@ def first_key_mass(query: Tensor, key: Tensor, options: dict[str, Any], first: T
         first: ``(N,)`` place of the first real key, None for 0.
         G: ``(N, Hq, Q)``, the log-normalizers.
     """
-    N, Hq, Q, D = query.shape
+    N, Hq, Q, _ = query.shape
     Hkv, K = key.shape[1:3]
     if K == 0:
         return torch.zeros_like(G)
@@ -51,7 +51,7 @@ def first_key_mass(query: Tensor, key: Tensor, options: dict[str, Any], first: T
         return x[..., 0] if first is None else x.expand(N, *x.shape[1:])[rows, :, :, at]
 
     k = (key[:, :, 0] if first is None else key[rows, :, at]).to(G.dtype)
-    s = options["scale"] * (query.to(G.dtype).reshape(N, Hkv, -1, D) @ k[..., None]).reshape(N, Hq, Q)
+    s = options["scale"] * (query.to(G.dtype) @ k.repeat_interleave(Hq // Hkv, 1)[..., None])[..., 0]
     if options.get("softcap") is not None:
         s = options["softcap"] * torch.tanh(s / options["softcap"])
     if options.get("bias") is not None:

@@ -74,12 +74,11 @@ class Passage:
         if self.projection is None:
             return None
         heads = self.calls[0].tilted.output[0].detach()
-        count, tokens, dim = heads.shape
-        alone = heads.new_zeros(count + 1, tokens, count, dim)  # the last one: all heads silent
-        index = torch.arange(count)
-        alone[index, :, index] = heads
-        said = [self.projection(x.flatten(1)[None])[0] for x in alone]
-        return torch.stack(said[:-1]) - said[-1]
+        count, _, dim = heads.shape
+        # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever kind of layer it is.
+        probe = torch.cat([torch.eye(count * dim), torch.zeros(1, count * dim)]).to(heads)
+        said = self.projection(probe[None])[0]
+        return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1)
 
 
 def stream(arguments: Arguments) -> Tensor | None:

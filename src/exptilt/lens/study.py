@@ -7,6 +7,7 @@ What is measured and what each number means is in `definitions`; how, in `heads`
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -199,8 +200,8 @@ def _vocabulary(model: Any) -> int | None:
 
 def _head_total(model: Any) -> int:
     """About how many heads there are."""
-    layers, heads = (getattr(model.config, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
-    return int(layers) * int(heads)
+    found = [getattr(model.config, name, None) for name in ("num_hidden_layers", "num_attention_heads")]
+    return math.prod(x if isinstance(x, int) else 1 for x in found)
 
 
 def _facts(model: Any, unit: Unit, context: int | None) -> dict[str, str | int | float]:

