@@ -12,6 +12,8 @@ from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_dirichlet
+from exptilt.families.dirichlet import dirichlet_kl
+from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -93,10 +95,9 @@ class Beta(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws in (0, 1), ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.alpha.shape[-1])
-        one = torch._standard_gamma(self.alpha.expand(size), generator=generator)
-        other = torch._standard_gamma(self.beta.expand(size), generator=generator)
+        one, other = standard_gamma(self.alpha.expand(size), generator), standard_gamma(self.beta.expand(size), generator)
         info = torch.finfo(self.dtype)
-        return (one / (one + other)).nan_to_num(0.5).clamp(info.tiny, 1 - info.eps / 2)
+        return (one / (one + other)).clamp(info.tiny, 1 - info.eps / 2)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Beta, 1)``."""
@@ -106,6 +107,10 @@ class Beta(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Beta, 1)``."""
         return cls(other.base_dist.concentration1, other.base_dist.concentration0)
+
+    def _kl(self, other: Self) -> Tensor:
+        mine, others = (torch.stack(torch.broadcast_tensors(p.alpha, p.beta), -1) for p in (self, other))
+        return dirichlet_kl(mine, others).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         first, second = eta.chunk(2, -1)

@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -99,7 +100,7 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
-        noise = torch.randn((*shape, *self.batch_shape, self.dimension), dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.mean_vector, (*shape, *self.batch_shape, self.dimension), generator)
         return self.mean_vector + self.variance.sqrt() * noise
 
     def _to_torch(self) -> distributions.Independent:

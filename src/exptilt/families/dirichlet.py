@@ -13,8 +13,19 @@ from torch import Tensor, distributions
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
 from exptilt.families.digamma import invert_dirichlet
+from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
+
+
+def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
+    """KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis: log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>."""
+    total = a.sum(-1)
+    log_each, psi = log_gamma_and_digamma(a)
+    log_total, psi_total = log_gamma_and_digamma(total)
+    other = log_gamma(b) - log_each + (a - b) * (psi - psi_total.unsqueeze(-1))
+    return other.sum(-1) + log_total - log_gamma(b.sum(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +95,8 @@ class Dirichlet(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
-        tiny = torch.finfo(self.dtype).tiny
-        draws = torch._standard_gamma(alpha, generator=generator).clamp_min(tiny)
-        return (draws / draws.sum(-1, keepdim=True)).clamp_min(tiny)
+        draws = standard_gamma(alpha, generator)
+        return (draws / draws.sum(-1, keepdim=True)).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _to_torch(self) -> distributions.Dirichlet:
         """The same as a `torch.distributions.Dirichlet`."""
@@ -96,6 +106,9 @@ class Dirichlet(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Dirichlet`."""
         return cls(other.concentration)
+
+    def _kl(self, other: Self) -> Tensor:
+        return dirichlet_kl(self.concentration, other.concentration)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         alpha = self.concentration + eta

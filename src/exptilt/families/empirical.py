@@ -166,6 +166,9 @@ class Empirical(Measure):
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
         return make(type(self), points=self.points, log_weight=self.log_weight + score)
 
+    def _least_log_mass(self) -> Tensor | None:
+        return torch.where(self.log_weight > -torch.inf, self.log_weight, torch.inf).amin(-1)
+
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         distance = torch.zeros_like(mean[..., 0])
         points = self.points.expand(*where.shape, *self.points.shape[-2:])

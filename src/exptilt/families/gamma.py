@@ -14,8 +14,10 @@ from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import digamma_gap, invert_digamma_gap
+from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
+from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
 
 
@@ -107,7 +109,7 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return torch._standard_gamma(a, generator=generator).clamp_min(torch.finfo(self.dtype).tiny) / self.rate
+        return standard_gamma(a, generator) / self.rate
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
@@ -121,7 +123,8 @@ class Gamma(ExponentialFamily):
     def _kl(self, other: Self) -> Tensor:
         a, b = self.shape, self.rate
         ratio = b / other.rate
-        gap = (a - other.shape) * torch.digamma(a) + torch.lgamma(other.shape) - torch.lgamma(a)
+        log_own, psi = log_gamma_and_digamma(a)
+        gap = (a - other.shape) * psi + log_gamma(other.shape) - log_own
         return (gap + other.shape * ratio.log() + a * (1 / ratio - 1)).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -135,7 +136,7 @@ class Gaussian(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         size = (*shape, *self.batch_shape, self.dimension)
-        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.mean_vector, size, generator)
         return self.mean_vector + matvec(self._factor(), noise)
 
     def _to_torch(self) -> distributions.MultivariateNormal:

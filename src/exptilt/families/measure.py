@@ -132,6 +132,10 @@ class Measure(ABC):
         """
         return None
 
+    def _least_log_mass(self) -> Tensor | None:
+        """Log of the least mass of a point, ``(...)``, or None if there are points without mass: ends a search outside the hull."""
+        return None
+
     # What everyone gets.
 
     @property

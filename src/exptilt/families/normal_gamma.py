@@ -14,6 +14,7 @@ from torch import Tensor
 
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_digamma_gap
+from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -114,7 +115,6 @@ class NormalGamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
-        draws = torch._standard_gamma(self.shape.expand(size).contiguous(), generator=generator)
-        precision = draws.clamp_min(torch.finfo(self.dtype).tiny) / self.rate
-        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        precision = standard_gamma(self.shape.expand(size), generator) / self.rate
+        noise = standard_normal(self.location, size, generator)
         return MeanPrecision(self.location + noise / (self.count * precision).sqrt(), precision)

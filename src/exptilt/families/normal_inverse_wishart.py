@@ -31,6 +31,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
 from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.wishart import bartlett
@@ -174,6 +175,6 @@ class NormalInverseWishart(ExponentialFamily):
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
         inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
         half = factorize(self.scale) @ inverse.mT
-        noise = torch.randn(half.shape[:-1], dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.location, half.shape[:-1], generator)
         mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
         return MeanCovariance(mean, half @ half.mT)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_tensors
+from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
 from exptilt.families.measure import make
@@ -84,7 +85,7 @@ class Poisson(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``."""
-        return torch.poisson(self.rate.expand(*shape, *self.rate.shape), generator=generator)
+        return poisson(self.rate.expand(*shape, *self.rate.shape), generator)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Poisson, 1)``."""

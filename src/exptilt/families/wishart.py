@@ -29,6 +29,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.checks import check_tensors, check_values
 from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -38,8 +39,8 @@ def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: t
     size = (*shape, *degrees.shape, dimension)
     index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
     half = ((degrees.unsqueeze(-1) - index) / 2).expand(size)
-    diagonal = (2 * torch._standard_gamma(half.contiguous(), generator=generator)).sqrt()
-    noise = torch.randn((*size, dimension), dtype=degrees.dtype, device=degrees.device, generator=generator)
+    diagonal = (2 * standard_gamma(half, generator)).sqrt()
+    noise = standard_normal(degrees, (*size, dimension), generator)
     return noise.tril(-1) + torch.diag_embed(diagonal)
 
 
