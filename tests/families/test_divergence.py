@@ -111,7 +111,7 @@ def test_points() -> None:
         f.kl(p, f.Empirical(points + 1))
     with pytest.raises(ValueError, match=r"infinite\. Project first"):
         f.kl(p, f.Gaussian(torch.zeros(1), torch.eye(1)))
-    with pytest.raises(ValueError, match="dimension 1 and 2"):
+    with pytest.raises(ValueError, match=r"different spaces, Poisson \(counts on \(\(1,\),\)\) and Poisson"):
         f.kl(f.Poisson(torch.ones(1)), f.Poisson(torch.ones(2)))
     with pytest.raises(ValueError, match="samples must be"):
         f.kl(mixture(torch.Generator(), 2), mixture(torch.Generator(), 2), samples=1)
@@ -131,3 +131,38 @@ def test_any_density() -> None:
     )
     towards = f.kl(gaussian, rule, generator=torch.Generator().manual_seed(0))
     assert abs(float(towards.value)) < 1e-8
+
+
+def test_what_cannot_be_compared() -> None:
+    counts, times = f.Poisson(torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1))
+    with pytest.raises(ValueError, match=r"different spaces.*Gamma \(a density on"):
+        f.kl(counts, times)
+    with pytest.raises(ValueError, match=r"different spaces"):
+        f.kl(f.Mixture(torch.zeros(1), f.Poisson(torch.ones(1, 1))), times)
+    with pytest.raises(ValueError, match=r"p is torch.float64, q is torch.float32"):
+        f.kl(counts.to(F64), counts)
+    with pytest.raises(ValueError, match=r"do not broadcast together; got \(3,\) and \(2,\)"):
+        f.kl(f.Poisson(torch.ones(3, 1)), f.Poisson(torch.ones(2, 1)))
+    with pytest.raises(ValueError, match=r"q must be a measure; got int"):
+        f.kl(counts, 3)  # type: ignore[arg-type]
+    inside = f.kl(f.Beta(torch.ones(1), torch.ones(1)), times, generator=torch.Generator().manual_seed(0))  # (0, 1) is part of (0, ∞)
+    assert abs(float(inside.value) - 0.5) < 5 * float(inside.standard_error)  # E x
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_brackets_keep_their_digits_far_from_the_origin(diagonal: bool) -> None:
+    g = torch.Generator().manual_seed(4)
+    weight, other = torch.randn(2, 3, dtype=F64, generator=g)
+    means, variance = torch.randint(-3, 4, (2, 3, 2), generator=g).to(F64), torch.rand(2, 3, 2, dtype=F64, generator=g) + 0.5
+
+    def moved(shift: float) -> list[f.Measure]:
+        if diagonal:
+            return [f.Mixture(w, f.DiagonalGaussian(m + shift, v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
+        return [f.GaussianMixture(w, m + shift, torch.diag_embed(v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
+
+    here, there = f.kl(*moved(0.0), samples=0), f.kl(*moved(2.0**26), samples=0)
+    torch.testing.assert_close(there.lower, here.lower, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(there.upper, here.upper, rtol=1e-10, atol=1e-12)
+    assert float(here.lower) < float(here.upper)
+    entropies = [measure.entropy(0) for measure in (moved(0.0)[0], moved(2.0**26)[0])]  # type: ignore[call-arg]
+    torch.testing.assert_close(entropies[1].lower, entropies[0].lower, rtol=1e-10, atol=1e-12)

@@ -33,6 +33,7 @@ class BernoulliProduct(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    counting = True
 
     def __post_init__(self) -> None:
         check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
@@ -64,6 +65,10 @@ class BernoulliProduct(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, 1.0)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, 0.5)
 
     def _in_domain(self) -> Tensor:
         return self.logit.isfinite().all(-1)

@@ -13,7 +13,7 @@ from torch import Tensor, distributions
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_dirichlet
 from exptilt.families.dirichlet import dirichlet_kl
-from exptilt.families.draws import standard_gamma
+from exptilt.families.draws import log_standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -34,6 +34,7 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
+    statistic_size = staticmethod(lambda d: 2 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -78,6 +79,10 @@ class Beta(ExponentialFamily):
         first, second = mean.chunk(2, -1)
         return torch.logaddexp(first, second).amax(-1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, -1.0)  # both parameters 1
+
     def _in_domain(self) -> Tensor:
         return ((self.alpha > 0) & (self.beta > 0)).all(-1)
 
@@ -95,9 +100,9 @@ class Beta(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws in (0, 1), ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.alpha.shape[-1])
-        one, other = standard_gamma(self.alpha.expand(size), generator), standard_gamma(self.beta.expand(size), generator)
+        one, other = (log_standard_gamma(a.expand(size), generator) for a in (self.alpha, self.beta))
         info = torch.finfo(self.dtype)
-        return (one / (one + other)).clamp(info.tiny, 1 - info.eps / 2)
+        return torch.sigmoid(one - other).clamp(info.tiny, 1 - info.eps / 2)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Beta, 1)``."""
@@ -107,6 +112,11 @@ class Beta(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Beta, 1)``."""
         return cls(other.base_dist.concentration1, other.base_dist.concentration0)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., D)``; −inf outside of (0, 1)."""
+        inside = (x > 0) & (x < 1)
+        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 0.5)), -torch.inf)
 
     def _kl(self, other: Self) -> Tensor:
         mine, others = (torch.stack(torch.broadcast_tensors(p.alpha, p.beta), -1) for p in (self, other))

@@ -32,6 +32,7 @@ class Categorical(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    counting = True
     minimal = False
 
     def __post_init__(self) -> None:
@@ -74,6 +75,10 @@ class Categorical(ExponentialFamily):
         distance = torch.linalg.vector_norm(mean - nearest, dim=-1)
         on = distance <= 4 * count * torch.finfo(mean.dtype).eps
         return torch.where(on, -mean.amin(-1).clamp_min(0), distance)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, 1 / mean.shape[-1])
 
     def _in_domain(self) -> Tensor:
         return self.logit.isfinite().all(-1)

@@ -5,8 +5,8 @@ d_j ≠ 0, cannot all be met: the d with the least Σ|d_j| is found by a linear 
 
     min Σ_j |d_j|     such that     <d, x_n − m> ≤ −1 for every n,
 
-and uses few. Then half of them are left out, the other half, quarters, and so on down to each by itself: where the rest still contradict each
-other, they were not needed. What remains is a set of which none can be left out.
+and uses few. Then half of them are left out, the other half, quarters, and so on down to each by itself: where the rest still contradict
+each other, they were not needed. What remains is a set of which none can be left out.
 
 Of many points few matter. Each program is solved over some of them, and those that its answer violates most are added until it violates
 none. If already the few cannot be separated from m, all of them cannot.
@@ -20,9 +20,9 @@ _START, _ADDED = 256, 64  # points to begin with, and added at a time
 
 
 def conflicting(points: Array, mean: Array) -> list[int]:
-    """Numbers of constraints (columns of ``points (N, k)``) that contradict each other, none of which can be left out; none if m is attainable.
+    """Numbers of constraints (columns of ``points (N, k)``) that contradict each other; none if ``mean (k)`` is attainable.
 
-    Those that no outcome meets by itself are all named; only where there are none, a set that does so together.
+    Those that no outcome meets by itself are all named; only where there are none, a set of which none can be left out.
 
     Example:
         >>> square = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

@@ -35,6 +35,7 @@ class DiagonalGaussian(ExponentialFamily):
     mean_vector: Tensor
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
+    statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})
@@ -72,6 +73,11 @@ class DiagonalGaussian(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         first, second = mean.chunk(2, -1)
         return (first**2 - second).amax(-1)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        first, second = mean.chunk(2, -1)
+        return torch.cat([torch.zeros_like(first), torch.ones_like(second)], -1)
 
     def _in_domain(self) -> Tensor:
         return ((self.variance > 0) & self.variance.isfinite()).all(-1)
@@ -117,6 +123,10 @@ class DiagonalGaussian(ExponentialFamily):
         excess = (self.variance - other.variance) / other.variance
         offset = (other.mean_vector - self.mean_vector) ** 2 / other.variance
         return (excess - torch.log1p(excess) + offset).sum(-1) / 2
+
+    def _overlap(self, other: Self) -> Tensor:
+        """Log N(μ | μ', diag(σ² + σ'²))."""
+        return make(type(self), mean_vector=other.mean_vector, variance=self.variance + other.variance)._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2

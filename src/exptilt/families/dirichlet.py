@@ -13,7 +13,7 @@ from torch import Tensor, distributions
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
 from exptilt.families.digamma import invert_dirichlet
-from exptilt.families.draws import standard_gamma
+from exptilt.families.draws import log_standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
@@ -42,6 +42,7 @@ class Dirichlet(ExponentialFamily):
 
     concentration: Tensor
     event_dims: ClassVar = {"concentration": 1}
+    statistic_size = staticmethod(lambda d: d + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -78,6 +79,10 @@ class Dirichlet(ExponentialFamily):
         """Log Σ e^{E log x}, which Jensen keeps below 0."""
         return torch.logsumexp(mean, -1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return make(cls, concentration=torch.ones_like(mean)).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return (self.concentration > 0).all(-1)
 
@@ -95,8 +100,7 @@ class Dirichlet(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
-        draws = standard_gamma(alpha, generator)
-        return (draws / draws.sum(-1, keepdim=True)).clamp_min(torch.finfo(self.dtype).tiny)
+        return torch.softmax(log_standard_gamma(alpha, generator), -1).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _to_torch(self) -> distributions.Dirichlet:
         """The same as a `torch.distributions.Dirichlet`."""
@@ -106,6 +110,11 @@ class Dirichlet(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Dirichlet`."""
         return cls(other.concentration)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., K)``, which sums to 1; −inf where an entry is not positive."""
+        inside = x > 0
+        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 1.0)), -torch.inf)
 
     def _kl(self, other: Self) -> Tensor:
         return dirichlet_kl(self.concentration, other.concentration)

@@ -12,6 +12,7 @@ Where values cannot be looked at (`torch.compile`, `torch.func`) or are not on t
 F(x; a), dx/da = −∂_a F / ∂_x F.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ from exptilt._support.threads import run_chunks
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 8192  # a quarter of a millisecond of gammas; a new stream costs a twentieth of that
-_LARGEST_RATE = 1e18  # NumPy's Poisson counts are 64-bit integers
+_SAFE = {torch.float64: 0.1, torch.float32: 0.5}  # least shape whose draws underflow with a probability below 1e-19
+_LARGE = 2.0**53  # beyond it float64 cannot tell neighbouring counts apart, nor their law from a normal one
 
 
 def standard_normal(like: Tensor, size: Sequence[int], generator: torch.Generator | None) -> Tensor:
@@ -46,19 +48,39 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     result = torch.empty(shape.shape, dtype=shape.dtype)
     _fill(result, generator, lambda rng, start, stop: np.maximum(rng.standard_gamma(flat[start:stop]), tiny))
     if torch.is_grad_enabled() and shape.requires_grad:
-        pathwise: Tensor = _Pathwise.apply(shape, result)  # type: ignore[no-untyped-call]
+        pathwise: Tensor = _Pathwise.apply(shape, result)
         return pathwise
     return result
 
 
+def log_standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Logarithms of Gamma(shape, 1) draws. Of a small shape a the draws themselves underflow; their logarithms,
+
+        log x = log y + (log u) / a     with y ~ Gamma(a + 1, 1) and u uniform,
+
+    do not.
+    """
+    if _on_cpu(shape) and shape.numel() and float(shape.detach().amin()) >= _SAFE.get(shape.dtype, math.inf):
+        return standard_gamma(shape, generator).log()
+    uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
+    return standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape
+
+
 def poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
     """Poisson counts, entry by entry."""
-    if not _on_cpu(rate) or (rate.numel() and float(rate.detach().amax()) > _LARGEST_RATE):
+    if not _on_cpu(rate):
         return torch.poisson(rate, generator=generator)
     flat = rate.detach().reshape(-1).double().numpy()
     result = torch.empty(rate.shape, dtype=rate.dtype)
-    _fill(result, generator, lambda rng, start, stop: rng.poisson(flat[start:stop]))
+    _fill(result, generator, lambda rng, start, stop: _counts(rng, flat[start:stop]))
     return result
+
+
+def _counts(rng: np.random.Generator, rate: Array) -> Array:
+    drawn: Array = rng.poisson(np.minimum(rate, _LARGE)).astype(np.float64)
+    large = rate > _LARGE
+    drawn[large] = np.rint(rate[large] + np.sqrt(rate[large]) * rng.standard_normal(int(large.sum())))
+    return drawn
 
 
 def _on_cpu(tensor: Tensor) -> bool:
@@ -89,6 +111,6 @@ class _Pathwise(torch.autograd.Function):
         return drawn.view_as(drawn)
 
     @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, bar: Tensor) -> Any:
         shape, drawn = ctx.saved_tensors
         return bar * torch._standard_gamma_grad(shape, drawn), None

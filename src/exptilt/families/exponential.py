@@ -64,6 +64,10 @@ class Exponential(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
     def _in_domain(self) -> Tensor:
         return (self.rate > 0).all(-1)
 

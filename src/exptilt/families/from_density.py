@@ -118,7 +118,12 @@ class FromDensity(Measure):
                 f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
             )
         middle, width = center or (0.0,) * dimension, scale or (1.0,) * dimension
-        count = nodes or (801 if dimension == 1 else 257)
+        if len(middle) != dimension or len(width) != dimension or any(not 0 < s < math.inf for s in width):
+            got = f"center {tuple(middle)}, scale {tuple(width)} for {dimension} dimensions"
+            raise ArgumentError(f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}.")
+        count = (801 if dimension == 1 else 257) if nodes is None else nodes
+        if count < 3:
+            raise ArgumentError(f"FromDensity.quadrature: nodes must be 3 or more; got {count}.")
         axes = []
         for low, high, c, s in zip(lower, upper, middle, width, strict=True):
             finite = math.isfinite(low) and math.isfinite(high)
@@ -143,6 +148,15 @@ class FromDensity(Measure):
             samples: how many draws of the proposal.
             generator: for those draws.
         """
+        if not isinstance(proposal, Measure) or proposal.batch_shape or [len(shape) for shape in proposal.event_shapes] != [1]:
+            got = (
+                f"batch {tuple(proposal.batch_shape)}"
+                if isinstance(proposal, Measure) and proposal.batch_shape
+                else type(proposal).__name__
+            )
+            raise ArgumentError(f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}.")
+        if samples < 2:
+            raise ArgumentError(f"FromDensity.monte_carlo: samples must be 2 or more; got {samples}.")
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, ())

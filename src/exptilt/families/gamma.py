@@ -37,6 +37,7 @@ class Gamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
+    statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})
@@ -75,6 +76,11 @@ class Gamma(ExponentialFamily):
         x, log_x = mean.chunk(2, -1)
         jensen = torch.where(x > 0, log_x - x.clamp_min(torch.finfo(x.dtype).tiny).log(), -1.0)
         return torch.maximum(-x, jensen).amax(-1)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        one = torch.ones_like(mean.chunk(2, -1)[0])
+        return make(cls, shape=one, rate=one).mean_parameter
 
     def _in_domain(self) -> Tensor:
         return ((self.shape > 0) & (self.rate > 0)).all(-1)

@@ -22,6 +22,7 @@ from exptilt._support.linalg import (
     log_determinant,
     matvec,
     pack,
+    packed_size,
     positive_definite,
     solve_cholesky,
     unpack,
@@ -49,6 +50,7 @@ class Gaussian(ExponentialFamily):
     mean_vector: Tensor
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
+    statistic_size = staticmethod(lambda d: d + packed_size(d))
 
     def __post_init__(self) -> None:
         check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})
@@ -99,6 +101,11 @@ class Gaussian(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
         return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        m, second = cls._split(torch.zeros_like(mean))
+        return torch.cat([m, pack(second + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device))], -1)
 
     def _factor(self) -> Tensor:
         return factorize(self.covariance_matrix)
@@ -158,6 +165,11 @@ class Gaussian(ExponentialFamily):
         offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
         return (excess + dot(whitened, whitened)) / 2
+
+    def _overlap(self, other: Self) -> Tensor:
+        """Log N(μ | μ', Σ + Σ')."""
+        total = make(type(self), mean_vector=other.mean_vector, covariance_matrix=self.covariance_matrix + other.covariance_matrix)
+        return total._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(eta, matvec(self.covariance_matrix, eta)) / 2

@@ -82,6 +82,8 @@ def maximum_entropy(
         raise ArgumentError(
             f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}."
         )
+    if 0 in A.shape[-2:]:
+        raise ArgumentError(f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}.")
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
         raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")

@@ -42,6 +42,7 @@ class NormalGamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
+    statistic_size = staticmethod(lambda d: 4 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -95,6 +96,11 @@ class NormalGamma(ExponentialFamily):
         safe = precision.clamp_min(torch.finfo(mean.dtype).tiny)
         rest = torch.maximum(weighted**2 / safe - square, log_precision - safe.log())
         return torch.where(precision > 0, torch.maximum(-precision, rest), -precision).amax(-1)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        one = torch.ones_like(mean.chunk(4, -1)[0])
+        return make(cls, location=one, count=one, shape=one, rate=one).mean_parameter
 
     def _in_domain(self) -> Tensor:
         return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)

@@ -60,6 +60,7 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
+    statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -147,6 +148,12 @@ class NormalInverseWishart(ExponentialFamily):
         rest = torch.maximum(least - square, -log_size - safe.log().sum(-1))
         definite = -eigenvalues[..., 0]
         return torch.where(definite >= 0, definite, torch.maximum(definite, rest))
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        m, matrix, one, _ = cls._split(torch.zeros_like(mean))
+        scale = matrix + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device)
+        return make(cls, location=m, count=one + 1, degrees=one + m.shape[-1], scale=scale).mean_parameter
 
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & (self.count > 0) & positive_definite(self.scale)

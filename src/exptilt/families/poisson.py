@@ -33,6 +33,7 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
+    counting = True
     flat_base = False
 
     def __post_init__(self) -> None:
@@ -66,6 +67,10 @@ class Poisson(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
     def _in_domain(self) -> Tensor:
         return (self.rate.isfinite() & (self.rate > 0)).all(-1)
 
@@ -73,7 +78,8 @@ class Poisson(ExponentialFamily):
         return self.rate.sum(-1)
 
     def _log_base(self, x: Tensor) -> Tensor:
-        return -torch.lgamma(x + 1).sum(-1)
+        count = (x >= 0) & (x == x.floor())
+        return torch.where(count, -torch.lgamma(torch.where(count, x, 0.0) + 1), -torch.inf).sum(-1)
 
     def _expected_log_base(self) -> Tensor:
         return -_expected_log_factorial(self.rate).sum(-1)

@@ -39,6 +39,7 @@ class VonMisesFisher(ExponentialFamily):
 
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
+    statistic_size = staticmethod(lambda d: d + 1)
 
     def __post_init__(self) -> None:
         check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
@@ -87,6 +88,10 @@ class VonMisesFisher(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """Length minus 1."""
         return torch.linalg.vector_norm(mean, dim=-1) - 1
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.zeros_like(mean)
 
     def _bessel(self) -> tuple[Tensor, Tensor, Tensor]:
         return log_bessel(self.dimension / 2 - 1, dot(self.vector, self.vector))

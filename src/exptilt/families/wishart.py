@@ -62,6 +62,7 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
+    statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -123,6 +124,12 @@ class Wishart(ExponentialFamily):
         definite = indefiniteness(x)
         jensen = mean[..., -1] - log_determinant(factorize(x))
         return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        zero = unpack(torch.zeros_like(mean[..., :-1]))
+        x = zero + torch.eye(zero.shape[-1], dtype=mean.dtype, device=mean.device)
+        return make(cls, degrees=torch.full_like(mean[..., 0], x.shape[-1]), scale=x).mean_parameter
 
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & positive_definite(self.scale)
