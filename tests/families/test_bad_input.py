@@ -32,6 +32,8 @@ def bad_covariances() -> torch.Tensor:
         (lambda: f.Gaussian(torch.zeros(4, 2), torch.eye(2).repeat(3, 1, 1)), r"do not broadcast"),
         (lambda: f.Gaussian(torch.tensor([0.0, torch.inf]), torch.eye(2)), r"mean\[1\] must be finite; got inf"),
         (lambda: f.Poisson(torch.tensor([[1.0], [-1.0]])), r"rate\[1, 0\] must be positive and finite; got -1"),
+        (lambda: f.Poisson(torch.tensor([1.0, 0.0])), r"rate\[1\] must be positive and finite; got 0"),
+        (lambda: f.Poisson(torch.tensor([1.0, torch.nan])), r"rate\[1\] must be positive and finite; got nan"),
         (lambda: f.Gamma(torch.ones(2), torch.ones(3)), r"last axes must be equally long; got shape \(2,\), rate \(3,\)"),
         (lambda: f.Dirichlet(torch.ones(1)), r"at least two entries"),
         (lambda: f.VonMisesFisher(torch.ones(1)), r"at least 2 entries"),

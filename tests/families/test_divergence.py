@@ -166,3 +166,32 @@ def test_brackets_keep_their_digits_far_from_the_origin(diagonal: bool) -> None:
     assert float(here.lower) < float(here.upper)
     entropies = [measure.entropy(0) for measure in (moved(0.0)[0], moved(2.0**26)[0])]  # type: ignore[call-arg]
     torch.testing.assert_close(entropies[1].lower, entropies[0].lower, rtol=1e-10, atol=1e-12)
+
+
+def test_standard_errors_are_those_of_repetition() -> None:
+    """Importance sampling 300 times over: the spread of G, of the entropy and of KL is what each says of itself."""
+    proposal = f.Gaussian(torch.zeros(1, dtype=F64), torch.tensor([[2.0]], dtype=F64))
+    other = f.Gaussian(torch.tensor([1.0], dtype=F64), torch.tensor([[3.0]], dtype=F64))
+    target = f.Gaussian(torch.tensor([0.5], dtype=F64), torch.tensor([[1.0]], dtype=F64))
+    found: dict[str, list[tuple[float, float]]] = {"G": [], "tilted": [], "entropy": [], "KL": []}
+    for seed in range(300):
+        g = torch.Generator().manual_seed(seed)
+        h = f.FromDensity.monte_carlo(lambda x: target.log_prob(x) + 1, proposal, samples=400, generator=g)
+        for name, eta in (("G", torch.zeros(1, dtype=F64)), ("tilted", torch.full((1,), -0.5, dtype=F64))):
+            found[name].append((float(h.log_normalizer(eta)), float(h.log_normalizer_error(eta))))
+        for name, estimate in (("entropy", h.entropy()), ("KL", f.kl(h, other))):
+            found[name].append((float(estimate.value), float(estimate.standard_error)))
+    truth = {"G": 1.0, "tilted": 1 - 0.25 + 0.125, "entropy": float(target.entropy()), "KL": float(f.kl(target, other).value)}
+    for name, pairs in found.items():
+        values, errors = torch.tensor(pairs, dtype=F64).unbind(-1)
+        assert float(values.std()) == pytest.approx(float(errors.mean()), rel=0.2), name
+        assert abs(float(values.mean()) - truth[name]) < 5 * float(values.std()) / 300**0.5 + 2 / 400, name
+
+
+def test_quadrature_knows_when_it_is_coarse() -> None:
+    eta = torch.tensor([0.7], dtype=F64)
+    for nodes, close in ((15, False), (25, False), (401, True)):
+        h = f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2) / 2, nodes=nodes)
+        error = abs(float(h.log_normalizer(eta)) - (math.log(2 * math.pi) + 0.49) / 2)
+        assert error <= float(h.log_normalizer_error(eta)) + 1e-13
+        assert (float(h.log_normalizer_error(eta)) < 1e-10) == close

@@ -40,11 +40,6 @@ class BernoulliProduct(ExponentialFamily):
         check_finite("BernoulliProduct", logit=self.logit)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.logit.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """The logits, ``(..., D)``."""
         return self.logit
@@ -76,18 +71,10 @@ class BernoulliProduct(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         return softplus(self.logit).sum(-1)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.logit[..., 0])
-
     def _entropy(self) -> Tensor:
         """Σ_d of the entropies of the coins."""
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of ``x (..., D)`` of zeros and ones."""

@@ -89,9 +89,6 @@ class Beta(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         return (torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)).sum(-1)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.alpha + self.beta)[..., 0])
-
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         """(log x, log(1 − x)), ``(..., D)`` to ``(..., 2D)``."""

@@ -40,11 +40,6 @@ class Categorical(ExponentialFamily):
         check_finite("Categorical", logit=self.logit)
 
     @property
-    def dimension(self) -> int:
-        """K."""
-        return self.logit.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """The logits, ``(..., K)``."""
         return self.logit
@@ -86,18 +81,10 @@ class Categorical(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         return torch.logsumexp(self.logit, -1)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.logit[..., 0])
-
     def _entropy(self) -> Tensor:
         """−Σ p log p, ``(...)``."""
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, one-hot ``(..., K)``."""
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of one-hot ``x (..., K)``."""

@@ -44,11 +44,6 @@ class DiagonalGaussian(ExponentialFamily):
         check_positive("DiagonalGaussian", variance=self.variance)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.mean_vector.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(μ/σ², −1/(2σ²)), ``(..., 2D)``."""
         return torch.cat(torch.broadcast_tensors(self.mean_vector / self.variance, -0.5 / self.variance), -1)
@@ -84,9 +79,6 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         return (self.mean_vector**2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.mean_vector + self.variance)[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:

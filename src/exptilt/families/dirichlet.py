@@ -52,11 +52,6 @@ class Dirichlet(ExponentialFamily):
         check_positive("Dirichlet", concentration=self.concentration)
 
     @property
-    def dimension(self) -> int:
-        """K."""
-        return self.concentration.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """α − 1, ``(..., K)``."""
         return self.concentration - 1
@@ -88,9 +83,6 @@ class Dirichlet(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         return torch.lgamma(self.concentration).sum(-1) - torch.lgamma(self.concentration.sum(-1))
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.concentration[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:

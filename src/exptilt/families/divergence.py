@@ -132,10 +132,9 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
     """E_p by the nodes or draws that stand for p."""
     weight = torch.softmax(p.log_weight, -1)
     ratio = p.log_prob(p.points) - q.log_prob(p.points) if not p.batch_shape else _batched_ratio(p, q)
-    value = torch.where(weight > 0, weight * ratio, 0.0).sum(-1)
-    error = p.log_normalizer_error(torch.zeros_like(p.shift))
-    if not p.axes:
-        error = error + torch.where(weight > 0, weight**2 * (ratio - value.unsqueeze(-1)) ** 2, 0.0).sum(-1).sqrt()
+    ratio = torch.where(weight > 0, ratio, 0.0)
+    value = (weight * ratio).sum(-1)
+    error = p.expectation_error(ratio, -1.0)  # log p = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
 
 

@@ -38,11 +38,6 @@ class Exponential(ExponentialFamily):
         check_positive("Exponential", rate=self.rate)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.rate.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """−λ, ``(..., D)``."""
         return -self.rate
@@ -73,14 +68,6 @@ class Exponential(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.rate[..., 0])
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
 
     def _log_base(self, x: Tensor) -> Tensor:
         return torch.where((x < 0).any(-1), -torch.inf, 0.0)

@@ -53,15 +53,6 @@ class ExponentialFamily(Measure):
     def _log_partition(self) -> Tensor:
         """A(θ) in the family's own parameters."""
 
-    @classmethod
-    @abstractmethod
-    def _statistic(cls, x: Any) -> Tensor:
-        """u(x), ``(..., K)``."""
-
-    @abstractmethod
-    def _expected_log_base(self) -> Tensor:
-        """E[log b(x)], 0 for the families whose b is 1."""
-
     @abstractmethod
     def _in_domain(self) -> Tensor:
         """``(...)``: whether an unchecked member has a finite A."""
@@ -81,10 +72,25 @@ class ExponentialFamily(Measure):
     def _typical_mean(cls, mean: Tensor) -> Tensor:
         """The mean parameter of some member, of the shape of ``mean (..., K)``: stands in for one that is not attainable."""
 
+    # What a subclass may give otherwise, or in closed form.
+
+    @property
+    def dimension(self) -> int:
+        """D: where t(x) is x, the length of the family's first parameter."""
+        return self._leaves()[0][0].shape[-1]
+
+    @classmethod
+    def _statistic(cls, x: Any) -> Tensor:
+        """u(x), ``(..., K)``: x itself, if there is no more to it."""
+        vector: Tensor = x
+        return vector
+
     def _log_base(self, x: Any) -> Tensor | float:
         return 0.0
 
-    # What a subclass may give in closed form.
+    def _expected_log_base(self) -> Tensor:
+        """E[log b(x)], 0 for the families whose b is 1."""
+        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
 
     @property
     def mean_parameter(self) -> Tensor:

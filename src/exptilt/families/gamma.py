@@ -45,11 +45,6 @@ class Gamma(ExponentialFamily):
         check_positive("Gamma", shape=self.shape, rate=self.rate)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.shape.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(−rate, shape − 1), ``(..., 2D)``."""
         return torch.cat(torch.broadcast_tensors(-self.rate, self.shape - 1), -1)
@@ -87,9 +82,6 @@ class Gamma(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum(-1)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.shape + self.rate)[..., 0])
 
     def _entropy(self) -> Tensor:
         """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""

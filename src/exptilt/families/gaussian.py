@@ -61,11 +61,6 @@ class Gaussian(ExponentialFamily):
         check_covariance(self.covariance_matrix, "covariance")
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.mean_vector.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
         precision = inverse_from_cholesky(self._factor())
@@ -117,9 +112,6 @@ class Gaussian(ExponentialFamily):
         factor = self._factor()
         white = torch.linalg.solve_triangular(factor, self.mean_vector.unsqueeze(-1), upper=False).squeeze(-1)
         return (dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.mean_vector[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:

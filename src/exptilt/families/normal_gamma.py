@@ -109,9 +109,6 @@ class NormalGamma(ExponentialFamily):
         value = torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
         return value.sum(-1).expand(self.batch_shape)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.location + self.count + self.shape + self.rate)[..., 0])
-
     @classmethod
     def _statistic(cls, x: MeanPrecision) -> Tensor:
         """(τμ, τ, τμ², log τ) of ``x = (mean (..., D), precision (..., D))``: ``(..., 4D)``."""

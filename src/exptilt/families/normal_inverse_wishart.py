@@ -163,9 +163,6 @@ class NormalInverseWishart(ExponentialFamily):
         wishart = half * (size * math.log(2) - log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, size)
         return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
-
     @classmethod
     def _statistic(cls, x: MeanCovariance) -> Tensor:
         """U of ``x = (mean (..., D), covariance (..., D, D))``."""

@@ -41,11 +41,6 @@ class Poisson(ExponentialFamily):
         check_positive("Poisson", rate=self.rate)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.rate.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """Log λ, ``(..., D)``."""
         return self.rate.log()
@@ -83,11 +78,6 @@ class Poisson(ExponentialFamily):
 
     def _expected_log_base(self) -> Tensor:
         return -_expected_log_factorial(self.rate).sum(-1)
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``."""

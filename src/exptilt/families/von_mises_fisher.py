@@ -48,11 +48,6 @@ class VonMisesFisher(ExponentialFamily):
         check_finite("VonMisesFisher", vector=self.vector)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.vector.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """κ times the mean direction, ``(..., D)``."""
         return self.vector
@@ -102,14 +97,6 @@ class VonMisesFisher(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         value, _, _ = self._bessel()
         return value + self.dimension / 2 * math.log(2 * math.pi)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.vector[..., 0])
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, a unit vector ``(..., D)``."""
-        return x
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Unit vectors ``shape + batch + (D,)``; they carry no derivative."""

@@ -138,9 +138,6 @@ class Wishart(ExponentialFamily):
         half = self.degrees / 2
         return half * (self.size * math.log(2) + log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, self.size)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.degrees)
-
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
