@@ -34,7 +34,7 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
-    statistic_size = staticmethod(lambda d: 2 * d)
+    _statistic_size = staticmethod(lambda d: 2 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:

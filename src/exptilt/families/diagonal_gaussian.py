@@ -35,7 +35,7 @@ class DiagonalGaussian(ExponentialFamily):
     mean_vector: Tensor
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
-    statistic_size = staticmethod(lambda d: 2 * d)
+    _statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})

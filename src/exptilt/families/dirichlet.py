@@ -42,7 +42,7 @@ class Dirichlet(ExponentialFamily):
 
     concentration: Tensor
     event_dims: ClassVar = {"concentration": 1}
-    statistic_size = staticmethod(lambda d: d + 1)
+    _statistic_size = staticmethod(lambda d: d + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class ExponentialFamily(Measure):
     minimal: ClassVar[bool] = True
     """Whether the entries of u are affinely independent. If not (Categorical), θ is known up to what they share."""
 
-    statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
+    _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
     """A function: K, the length of u(x), of the smallest, the second smallest, ... members, for d = 1, 2, ..."""
 
     flat_base: ClassVar[bool] = True
@@ -228,8 +228,8 @@ class ExponentialFamily(Measure):
             got = str(vector.dtype) if isinstance(vector, Tensor) else type(vector).__name__
             raise ArgumentError(f"{cls.__name__}: {name} must be a floating-point tensor (..., K); got {got}.")
         size = vector.shape[-1] if vector.ndim else 0
-        if not any(cls.statistic_size(d) == size for d in range(1, size + 1)):
-            known = ", ".join(str(cls.statistic_size(d)) for d in (1, 2, 3))
+        if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
+            known = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
             raise ArgumentError(f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}.")
         return vector
 

@@ -37,7 +37,7 @@ class Gamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
-    statistic_size = staticmethod(lambda d: 2 * d)
+    _statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})

@@ -50,7 +50,7 @@ class Gaussian(ExponentialFamily):
     mean_vector: Tensor
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
-    statistic_size = staticmethod(lambda d: d + packed_size(d))
+    _statistic_size = staticmethod(lambda d: d + packed_size(d))
 
     def __post_init__(self) -> None:
         check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})

@@ -42,7 +42,7 @@ class NormalGamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
-    statistic_size = staticmethod(lambda d: 4 * d)
+    _statistic_size = staticmethod(lambda d: 4 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:

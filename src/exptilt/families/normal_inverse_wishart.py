@@ -60,7 +60,7 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
-    statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
+    _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     identity_coordinate = False
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class VonMisesFisher(ExponentialFamily):
 
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
-    statistic_size = staticmethod(lambda d: d + 1)
+    _statistic_size = staticmethod(lambda d: d + 1)
 
     def __post_init__(self) -> None:
         check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})

@@ -62,7 +62,7 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
-    statistic_size = staticmethod(lambda d: packed_size(d) + 1)
+    _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
