@@ -195,3 +195,38 @@ def test_quadrature_knows_when_it_is_coarse() -> None:
         error = abs(float(h.log_normalizer(eta)) - (math.log(2 * math.pi) + 0.49) / 2)
         assert error <= float(h.log_normalizer_error(eta)) + 1e-13
         assert (float(h.log_normalizer_error(eta)) < 1e-10) == close
+
+
+def test_what_an_estimate_says_of_its_sample() -> None:
+    draws = torch.tensor([[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]], dtype=F64)
+    found = f.Estimate.sampled(draws, torch.zeros(2, dtype=F64), torch.full((2,), 9.0, dtype=F64))
+    assert found.value.tolist() == [3, 5]
+    assert found.standard_error.tolist() == pytest.approx([(7 / 3) ** 0.5, 0])  # variance 7 of one draw, three draws
+    middle = f.Estimate.bounded(torch.tensor([1.0]), torch.tensor([4.0]))
+    assert middle.value.tolist() == [2.5]
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "lower", "upper"),
+    [
+        (f.Gamma(numbers(2.0), numbers(3.0)), f.Gamma(numbers(4.0), numbers(1.5)), 0.0, math.inf),
+        (f.Exponential(numbers(2.0)), f.Exponential(numbers(0.7)), 0.0, math.inf),
+        (f.Beta(numbers(2.0), numbers(3.0)), f.Beta(numbers(1.5), numbers(0.8)), 0.0, 1.0),
+        (f.DiagonalGaussian(numbers(0.5), numbers(2.0)), f.DiagonalGaussian(numbers(-1.0), numbers(0.7)), -math.inf, math.inf),
+        (f.Gaussian(numbers(0.5), numbers(2.0)[None]), f.Gaussian(numbers(-1.0), numbers(0.7)[None]), -math.inf, math.inf),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_overlap_is_the_integral_of_the_product(p: f.ExponentialFamily, q: f.ExponentialFamily, lower: float, upper: float) -> None:
+    product = f.FromDensity.quadrature(lambda x: p.log_prob(x) + q.log_prob(x), lower=[lower], upper=[upper])
+    assert float(p._overlap(q)) == pytest.approx(float(product.log_normalizer(numbers(0.0))), abs=1e-9)
+
+
+def test_overlap_of_outcomes() -> None:
+    p, q = f.Categorical(numbers(0.3, -1.0, 2.0)), f.Categorical(numbers(1.0, 0.0, -0.5))
+    one_hot = torch.eye(3, dtype=F64)
+    assert float(p._overlap(q)) == pytest.approx(float(torch.logsumexp(p.log_prob(one_hot) + q.log_prob(one_hot), 0)), abs=1e-12)
