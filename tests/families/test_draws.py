@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from exptilt import families as f
-from exptilt.families.draws import log_standard_gamma, poisson, standard_gamma, standard_normal
+from exptilt.families.draws import poisson, shares, standard_gamma, standard_normal
 
 F64 = torch.float64
 
@@ -153,10 +153,13 @@ def test_small_parameters_go_to_the_corners() -> None:
     assert bool(slope.isfinite().all())
 
 
-@pytest.mark.parametrize("a", [0.07, 0.3, 2.0])
-def test_log_gamma_law(a: float) -> None:
-    for dtype in (F64, torch.float32):
-        x = log_standard_gamma(torch.full((20000,), a, dtype=dtype), generator(8)).double()
-        level = scipy.special.gammainc(a, x.exp().numpy())
-        tail = np.exp(a * x.numpy() - scipy.special.gammaln(a + 1))  # for x so small that e^x underflows
-        assert scipy.stats.kstest(np.where(x.numpy() < -600, tail, level), "uniform").pvalue > 1e-3
+@pytest.mark.parametrize(("a", "b"), [(0.07, 0.2), (0.3, 2.0), (2.0, 0.6)])
+def test_shares_are_beta_distributed(a: float, b: float) -> None:
+    """On both sides of where the logarithms are drawn."""
+    x = shares(torch.tensor([a, b], dtype=F64).expand(20000, 2), generator(8))
+    torch.testing.assert_close(x.sum(-1), torch.ones(20000, dtype=F64))
+    assert scipy.stats.kstest(x[:, 0].numpy(), scipy.stats.beta(a, b).cdf).pvalue > 1e-3
+    alpha = torch.tensor([a, b], dtype=F64, requires_grad=True)
+    drawn = shares(alpha.expand(20000, 2), generator(9))[:, 0]
+    (slope,) = torch.autograd.grad(drawn.mean(), alpha)  # of a / (a + b), within the spread of 20000 draws
+    torch.testing.assert_close(slope, torch.tensor([b, -a], dtype=F64) / (a + b) ** 2, rtol=0.1, atol=0.02)

@@ -13,7 +13,7 @@ from torch import Tensor, distributions
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_dirichlet
 from exptilt.families.dirichlet import dirichlet_kl
-from exptilt.families.draws import log_standard_gamma
+from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -97,9 +97,8 @@ class Beta(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws in (0, 1), ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.alpha.shape[-1])
-        one, other = (log_standard_gamma(a.expand(size), generator) for a in (self.alpha, self.beta))
-        info = torch.finfo(self.dtype)
-        return torch.sigmoid(one - other).clamp(info.tiny, 1 - info.eps / 2)
+        drawn = shares(torch.stack([self.alpha.expand(size), self.beta.expand(size)], -1), generator)[..., 0]
+        return drawn.clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Beta, 1)``."""

@@ -13,7 +13,7 @@ from torch import Tensor, distributions
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
 from exptilt.families.digamma import invert_dirichlet
-from exptilt.families.draws import log_standard_gamma
+from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
@@ -92,7 +92,7 @@ class Dirichlet(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
-        return torch.softmax(log_standard_gamma(alpha, generator), -1).clamp_min(torch.finfo(self.dtype).tiny)
+        return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _to_torch(self) -> distributions.Dirichlet:
         """The same as a `torch.distributions.Dirichlet`."""

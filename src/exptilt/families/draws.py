@@ -53,17 +53,18 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     return result
 
 
-def log_standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Logarithms of Gamma(shape, 1) draws. Of a small shape a the draws themselves underflow; their logarithms,
+def shares(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gamma(shape, 1) draws over their sum along the last axis: a Dirichlet draw, differentiable in the shape.
 
-        log x = log y + (log u) / a     with y ~ Gamma(a + 1, 1) and u uniform,
+    Of a small shape a the draws themselves underflow; their logarithms do not:
 
-    do not.
+        log x = log y + (log u) / a     with y ~ Gamma(a + 1, 1) and u uniform.
     """
     if _on_cpu(shape) and shape.numel() and float(shape.detach().amin()) >= _SAFE.get(shape.dtype, math.inf):
-        return standard_gamma(shape, generator).log()
+        x = standard_gamma(shape, generator)
+        return x / x.sum(-1, keepdim=True)
     uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
-    return standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape
+    return torch.softmax(standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape, -1)
 
 
 def poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -77,8 +78,10 @@ def poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _counts(rng: np.random.Generator, rate: Array) -> Array:
-    drawn: Array = rng.poisson(np.minimum(rate, _LARGE)).astype(np.float64)
     large = rate > _LARGE
+    if not large.any():
+        return rng.poisson(rate)
+    drawn: Array = rng.poisson(np.minimum(rate, _LARGE)).astype(np.float64)
     drawn[large] = np.rint(rate[large] + np.sqrt(rate[large]) * rng.standard_normal(int(large.sum())))
     return drawn
 
