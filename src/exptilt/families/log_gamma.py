@@ -12,6 +12,7 @@ no branches and no library calls becomes vector code: a seventh of the time that
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,11 +99,17 @@ def _suits(a: Tensor) -> bool:
     return not (torch.is_grad_enabled() and a.requires_grad) and torch.autograd.forward_ad.unpack_dual(a).tangent is None
 
 
+@cache
+def _compile() -> None:
+    """Have the kernel compiled, once, before several threads ask for it."""
+    with announce_if_slow("exptilt: compiling the log-gamma kernel (kept on disk for next time) ..."):
+        _sweep(*np.empty((3, 0)))
+
+
 def _swept(a: Tensor) -> tuple[Tensor, Tensor]:
     flat = a.detach().double().reshape(-1).numpy()
     values = np.empty((2, flat.size))
-    with announce_if_slow("exptilt: compiling the log-gamma kernel (kept on disk for next time) ..."):
-        _sweep(flat[:0], *values[:, :0])
+    _compile()
 
     def work(start: int, stop: int, own: None) -> None:
         piece = slice(start * _UNIT, stop * _UNIT)
