@@ -227,7 +227,7 @@ PLACES: dict[str, Definition] = {
         title="norm of the first token",
         unit="",
         about="Length of the first token's hidden state; far above the others if it is a sink.",
-        assumes=(),
+        assumes="",
         span=(0.0, None),
     ),
     "spread": Definition(
