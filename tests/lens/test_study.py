@@ -55,6 +55,9 @@ def test_everything_is_there(found):
             low, high = measure.span
             assert np.nanmin(measure.value) >= (-np.inf if low is None else low - 1e-9)
             assert np.nanmax(measure.value) <= (np.inf if high is None else high + 1e-9)
+    for layer in found.layers.values():
+        assert layer.about
+        assert isinstance(layer.assumes, str)
     assert found.heads["entropy"].error is not None
     assert found.heads["link_symmetry"].error is None
     assert found.heads["ascent_cosine"].baseline is not None

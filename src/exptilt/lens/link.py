@@ -66,18 +66,18 @@ def link_r2(natural: Tensor, mean: Tensor) -> Tensor:
     heads, Q, D = natural.shape
     if Q // 2 < 2 * (D + 1):
         return torch.full((heads,), torch.nan, dtype=torch.float64)
-    y = natural.double()
-    x = torch.cat([mean.double(), mean.new_ones(heads, Q, 1, dtype=torch.float64)], -1)
+    x, y = mean.double(), natural.double()
     left = total = torch.zeros(heads, dtype=torch.float64, device=y.device)
     for fit, test in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
-        coefficients = _solve(x[:, fit], y[:, fit])
-        left = left + (y[:, test] - x[:, test] @ coefficients).square().sum((-2, -1))
-        total = total + (y[:, test] - y[:, fit].mean(1, keepdim=True)).square().sum((-2, -1))
+        x_mean, y_mean = x[:, fit].mean(1, keepdim=True), y[:, fit].mean(1, keepdim=True)
+        coefficients = _solve(x[:, fit] - x_mean, y[:, fit] - y_mean)
+        left = left + (y[:, test] - y_mean - (x[:, test] - x_mean) @ coefficients).square().sum((-2, -1))
+        total = total + (y[:, test] - y_mean).square().sum((-2, -1))
     return 1 - left / total
 
 
 def _solve(x: Tensor, y: Tensor) -> Tensor:
-    """Least squares; directions that x hardly fills (10⁻⁶ of the largest) are left alone, for they would fit noise."""
+    """Least squares; directions in which x hardly varies (10⁻⁴ of the most) are left alone, for they would fit rounding."""
     values, vectors = torch.linalg.eigh(x.mT @ x)
-    inverse = torch.where(values > 1e-12 * values[..., -1:], 1 / values, 0.0)
+    inverse = torch.where(values > 1e-8 * values[..., -1:], 1 / values, 0.0)
     return vectors @ (inverse[..., None] * (vectors.mT @ (x.mT @ y)))
