@@ -197,6 +197,8 @@ def test_on_paper(browser, address):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("nav").is_hidden()
     assert page.locator("#heads-table").is_visible()
+    page.set_viewport_size({"width": 794, "height": 1123})  # A4
+    assert page.evaluate("document.documentElement.scrollWidth") <= 794
     assert sum(page.evaluate(COLOUR, page.evaluate("getComputedStyle(document.body).backgroundColor"))) == 3 * 255
     assert len(page.pdf()) > 20_000
     page.evaluate("dispatchEvent(new Event('afterprint'))")
