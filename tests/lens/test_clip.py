@@ -91,12 +91,12 @@ def look(model, inputs):
 
 
 def scores(model, inputs, layer):
-    """All scores of a layer before softcap and mask, (batch, head, query, key)."""
+    """Queries of a layer, and all scores before softcap and mask, (batch, head, query, key)."""
     calls = []
     with torch.no_grad(), xt.lens.watch(model, observe=lambda call: calls.append(call) if call.layer == layer else None):
         model(**inputs)
     (call,) = calls
-    return call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(-1, -2)
+    return call.query, call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(-1, -2)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -107,7 +107,7 @@ def test_the_largest_score_becomes_the_threshold(name, layer):
     if layer >= len(before.calls):
         return  # a single layer of MultiheadAttention
     # Layers feed one another, so clip one alone: what comes before it stays, and its scores are known.
-    top, old = before.by_head("score_max")[layer], scores(model, inputs, layer)
+    top, (query, old) = before.by_head("score_max")[layer], scores(model, inputs, layer)
     alone = xt.lens.Record([call for call in before.calls if call.layer == layer])
     threshold = float(sorted(top)[1]) * 0.999
     assert threshold > 0
@@ -120,12 +120,15 @@ def test_the_largest_score_becomes_the_threshold(name, layer):
     for c in changed:
         factor[c.head] = c.factor
     assert all(0 < c.factor < 1 for c in changed)
-    torch.testing.assert_close(scores(model, inputs, layer), old * factor[:, None, None], rtol=1e-4, atol=1e-5)
+    new_query, new = scores(model, inputs, layer)
+    torch.testing.assert_close(new, old * factor[:, None, None], rtol=1e-4, atol=1e-5)
     after = look(model, inputs).by_head("score_max")[layer]
     for head in range(4):
         assert after[head] == pytest.approx(threshold if head in expected else top[head], rel=1e-5)
     grouped = getattr(getattr(model, "config", None), "num_key_value_heads", 4) == 2
     assert {c.scaled for c in changed} == {"query" if grouped else "query and key"}
+    share = factor if grouped else factor.sqrt()
+    torch.testing.assert_close(new_query, query * share[:, None, None], rtol=1e-4, atol=1e-5)
     others = [key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])]
     assert 1 <= len(others) <= 5
     assert all(c.name in key for c in changed for key in others)
