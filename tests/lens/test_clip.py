@@ -53,6 +53,7 @@ MODELS = {
     "Llama, wide heads": lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED, head_dim=12)),
     "Gemma 2, softcap": lambda: hf.Gemma2Model(hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=9.0, sliding_window=5)),
     "Phi-3, fused": lambda: hf.Phi3Model(hf.Phi3Config(**GROUPED)),
+    "Phi-3, fused, one key head a head": lambda: hf.Phi3Model(hf.Phi3Config(**(GROUPED | {"num_key_value_heads": 4}))),
     "OLMo 2, wide norm": lambda: hf.Olmo2Model(hf.Olmo2Config(**GROUPED)),
     "gpt-oss, sinks": lambda: hf.GptOssModel(
         hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=5)
@@ -89,26 +90,45 @@ def look(model, inputs):
     return seen.record
 
 
+def scores(model, inputs, layer):
+    """Queries of a layer, and all scores before softcap and mask, (batch, head, query, key)."""
+    calls = []
+    with torch.no_grad(), xt.lens.watch(model, observe=lambda call: calls.append(call) if call.layer == layer else None):
+        model(**inputs)
+    (call,) = calls
+    return call.query, call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(-1, -2)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_largest_score_becomes_the_threshold(name):
+def test_the_largest_score_becomes_the_threshold(name, layer):
     model, inputs = build(name)
     before = look(model, inputs)
-    top = before.by_head("score_max")
-    # Layers feed one another, so only the first layer's scores are known beforehand: clip there, the median head and those above.
-    first = xt.lens.Record([call for call in before.calls if call.layer == 0])
-    threshold = float(sorted(top[0])[1]) * 0.999
+    if layer >= len(before.calls):
+        return  # a single layer of MultiheadAttention
+    # Layers feed one another, so clip one alone: what comes before it stays, and its scores are known.
+    top, (query, old) = before.by_head("score_max")[layer], scores(model, inputs, layer)
+    alone = xt.lens.Record([call for call in before.calls if call.layer == layer])
+    threshold = float(sorted(top)[1]) * 0.999
     assert threshold > 0
-    expected = [h for h in range(4) if top[0, h] > threshold]
+    expected = [h for h in range(4) if top[h] > threshold]
     assert 0 < len(expected) < 4
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    changed = xt.lens.clip_qk_(model, first, threshold)
-    assert [(c.layer, c.head) for c in changed] == [(0, h) for h in expected]
-    after = look(model, inputs).by_head("score_max")
+    changed = xt.lens.clip_qk_(model, alone, threshold)
+    assert [(c.layer, c.head) for c in changed] == [(layer, h) for h in expected]
+    factor = torch.ones(4, dtype=old.dtype)
+    for c in changed:
+        factor[c.head] = c.factor
+    assert all(0 < c.factor < 1 for c in changed)
+    new_query, new = scores(model, inputs, layer)
+    torch.testing.assert_close(new, old * factor[:, None, None], rtol=1e-4, atol=1e-5)
+    after = look(model, inputs).by_head("score_max")[layer]
     for head in range(4):
-        wanted = threshold if head in expected else top[0, head]
-        assert after[0, head] == pytest.approx(wanted, rel=1e-5)
+        assert after[head] == pytest.approx(threshold if head in expected else top[head], rel=1e-5)
     grouped = getattr(getattr(model, "config", None), "num_key_value_heads", 4) == 2
     assert {c.scaled for c in changed} == {"query" if grouped else "query and key"}
+    share = factor if grouped else factor.sqrt()
+    torch.testing.assert_close(new_query, query * share[:, None, None], rtol=1e-4, atol=1e-5)
     others = [key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])]
     assert 1 <= len(others) <= 5
     assert all(c.name in key for c in changed for key in others)
@@ -122,28 +142,6 @@ def test_all_layers_in_turn_come_under_the_threshold(name):
         if not xt.lens.clip_qk_(model, look(model, inputs), threshold):
             break
     assert look(model, inputs).by_head("score_max").max() <= threshold * (1 + 1e-6)
-
-
-def test_scores_of_a_clipped_head_shrink_by_its_factor_and_others_stay():
-    model, inputs = build("Llama, grouped, rotary")
-    calls = {}
-
-    def run(label):
-        with torch.no_grad(), xt.lens.watch(model, observe=lambda call: calls.setdefault(label, call)) as seen:
-            model(**inputs)
-        call = calls[label]
-        key = call.key.repeat_interleave(2, dim=1)
-        return seen.record, call.query @ key.transpose(-1, -2)
-
-    record, before = run("before")
-    first = xt.lens.Record([call for call in record.calls if call.layer == 0])
-    threshold = float(sorted(record.by_head("score_max")[0])[2])
-    (changed,) = xt.lens.clip_qk_(model, first, threshold * 1.0001)
-    _, after = run("after")
-    factor = torch.ones(4, dtype=torch.float64)
-    factor[changed.head] = changed.factor
-    assert changed.factor < 1
-    torch.testing.assert_close(after, before * factor[:, None, None], rtol=1e-9, atol=1e-9)
 
 
 def test_query_and_key_share_the_factor_evenly():
