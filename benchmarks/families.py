@@ -4,10 +4,12 @@
     KL, sampling     at batch 100,000                                            torch.distributions, SciPy, efax
     Empirical        natural(mean) at N = 100,000, D = 64                        scipy.optimize: L-BFGS, Newton–CG
     maximum entropy  10,000 outcomes × 100 constraints                           cvxpy with its default solver
+                     the same, 20 of them contradictory: which?                  nobody names them
 
-efax is measured where it can be imported; where it cannot, the reason is printed and saved. Everything is float64. KL and sampling start
-from the parameters in every library: constructing the distribution is part of it. Answers are compared before they are timed. Takes a few
-minutes.
+efax is measured where it can be imported; where it cannot, the reason is printed and saved. (Its releases from 1.15 on need Python 3.12,
+which some of them do not say; those before need a jax that is no longer published for Python 3.11.) Everything is float64. KL and sampling
+start from the parameters in every library: constructing the distribution is part of it. Answers are compared before they are timed. Takes
+a few minutes.
 """
 
 from collections.abc import Callable
@@ -163,6 +165,17 @@ def entropy_cases(outcomes: int, constraints: int) -> Cases:
     return {"exptilt": lambda: f.maximum_entropy(a, mean=mean), "cvxpy": rival}
 
 
+def conflict_cases(outcomes: int, constraints: int, together: int) -> Cases:
+    """Constraints of which so many contradict each other, none of them alone: their columns sum to zero, their means do not."""
+    a = torch.randn(outcomes, constraints, dtype=F64, generator=torch.Generator().manual_seed(1))
+    a[:, together - 1] = -a[:, : together - 1].sum(1)
+    mean = torch.zeros(constraints, dtype=F64)
+    mean[:together] = 0.02
+    found = f.maximum_entropy(a, mean=mean)
+    assert found.value.conflict == {(): tuple(map(str, range(together)))}
+    return {"exptilt": lambda: f.maximum_entropy(a, mean=mean)}
+
+
 def main() -> None:
     arguments = harness.start(__doc__)
     batch, rounds = (1000, 2) if arguments.quick else (100_000, 7)
@@ -189,6 +202,7 @@ def main() -> None:
         measure("sampling", name, cases)
     measure("Empirical", "natural", empirical_cases(*((3000, 8) if arguments.quick else (100_000, 64))))
     measure("maximum entropy", "dense", entropy_cases(*((200, 5) if arguments.quick else (10_000, 100))), 2)
+    measure("maximum entropy", "contradictory", conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))), 2)
     harness.print_goals(goals)
     harness.save("families", {"times": results, "goals": goals}, folder=harness.folder(arguments.quick))
 

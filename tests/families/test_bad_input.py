@@ -32,6 +32,8 @@ def bad_covariances() -> torch.Tensor:
         (lambda: f.Gaussian(torch.zeros(4, 2), torch.eye(2).repeat(3, 1, 1)), r"do not broadcast"),
         (lambda: f.Gaussian(torch.tensor([0.0, torch.inf]), torch.eye(2)), r"mean\[1\] must be finite; got inf"),
         (lambda: f.Poisson(torch.tensor([[1.0], [-1.0]])), r"rate\[1, 0\] must be positive and finite; got -1"),
+        (lambda: f.Poisson(torch.tensor([1.0, 0.0])), r"rate\[1\] must be positive and finite; got 0"),
+        (lambda: f.Poisson(torch.tensor([1.0, torch.nan])), r"rate\[1\] must be positive and finite; got nan"),
         (lambda: f.Gamma(torch.ones(2), torch.ones(3)), r"last axes must be equally long; got shape \(2,\), rate \(3,\)"),
         (lambda: f.Dirichlet(torch.ones(1)), r"at least two entries"),
         (lambda: f.VonMisesFisher(torch.ones(1)), r"at least 2 entries"),
@@ -57,6 +59,33 @@ def bad_covariances() -> torch.Tensor:
         (lambda: f.Gaussian.from_natural(torch.tensor([0.0, 1.0])), r"outside the natural domain"),
         (lambda: f.Poisson(torch.ones(2)).log_prob(torch.ones(3)), r"x must be \(..., 2\); got \(3,\)"),
         (lambda: f.Wishart(torch.tensor(3.0), torch.eye(2)).log_prob(torch.ones(3)), r"x must be \(..., 2, 2\); got \(3,\)"),
+        (lambda: f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2), center=(1.0, 2.0)), r"one center and one positive scale"),
+        (lambda: f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2), scale=(-1.0,)), r"one positive scale.*got.*\(-1.0,\)"),
+        (lambda: f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2), nodes=1), r"nodes must be 3 or more; got 1"),
+        (lambda: f.FromDensity.quadrature(lambda x: x[..., 0].log()), r"log_weight\[0\] must be a number below \+inf; got nan"),
+        (lambda: f.FromDensity.monte_carlo(lambda x: x[..., 0], f.Poisson(torch.ones(2, 1))), r"without batch; got batch \(2,\)"),
+        (lambda: f.FromDensity.monte_carlo(lambda x: x[..., 0], f.Poisson(torch.ones(1)), samples=1), r"samples must be 2 or more; got 1"),
+        (lambda: f.Gamma.from_natural(torch.ones(3)), r"theta must be \(..., K\) with K one of 2, 4, 6, ...; got shape \(3,\)"),
+        (lambda: f.Gaussian.from_mean(torch.ones(3)), r"mean must be \(..., K\) with K one of 2, 5, 9, ...; got shape \(3,\)"),
+        (lambda: f.Wishart.from_mean(torch.ones(3)), r"with K one of 2, 4, 7, ..."),
+        (lambda: f.NormalInverseWishart.from_mean(torch.ones(5)), r"with K one of 4, 7, 11, ..."),
+        (lambda: f.NormalGamma.from_mean(torch.ones(5)), r"with K one of 4, 8, 12, ..."),
+        (lambda: f.Dirichlet.from_mean(torch.ones(1)), r"with K one of 2, 3, 4, ..."),
+        (lambda: f.Poisson.from_mean(torch.ones(2, dtype=torch.int64)), r"floating-point tensor \(..., K\); got torch.int64"),
+        (lambda: f.Poisson.from_mean(torch.tensor([1.0, torch.nan])), r"mean\[1\] must be finite; got nan"),
+        (lambda: f.Empirical(torch.ones(3, 1)).natural(torch.tensor([torch.inf])), r"mean\[0\] must be finite; got inf"),
+        (lambda: f.Poisson(torch.ones(2)).update(torch.ones(3)), r"statistic must be \(..., 2\) for this Poisson; got shape \(3,\)"),
+        (lambda: f.Poisson(torch.ones(2)).sample(3), r"shape must be a sequence of sizes such as \(100,\); got 3"),  # type: ignore[arg-type]
+        (lambda: f.Poisson(torch.ones(2)).sample((-1,)), r"sequence of sizes.*got \(-1,\)"),
+        (lambda: f.GaussianMixture(torch.zeros(1), torch.zeros(1, 1), torch.eye(1)).entropy(1), r"samples must be 0 .* at least 2; got 1"),
+        (lambda: f.project(3, f.Gaussian), r"measure must be a measure.*got int"),  # type: ignore[arg-type]
+        (lambda: f.maximum_entropy(torch.ones(3, 0)), r"at least one outcome and one constraint; got shape \(3, 0\)"),
+        (lambda: f.posterior(f.Beta(torch.ones(1), torch.ones(1)), f.BernoulliProduct, torch.ones(3, 2)), r"x is \(3, 2\); its last axis"),
+        (lambda: f.posterior(f.Beta(torch.ones(1), torch.ones(1)), f.BernoulliProduct, torch.ones(3)), r"x must be .*n observations"),
+        (
+            lambda: f.posterior(f.Beta(torch.ones(1), torch.ones(1)), f.BernoulliProduct, torch.ones(3, 1), weight=torch.ones(4)),
+            r"weight must be \(..., 3\).*got \(4,\)",
+        ),
         (lambda: f.unpack(torch.ones(4)), r"D\(D\+1\)/2 entries .*got 4"),
     ],
 )
@@ -82,3 +111,23 @@ def test_checks_stand_back_inside_transforms() -> None:
     """Under vmap values cannot be looked at: the constructor still works there."""
     rates = torch.tensor([[1.0], [2.0]])
     assert torch.func.vmap(lambda rate: f.Poisson(rate).mean())(rates).tolist() == rates.tolist()
+
+
+def test_outside_the_support_the_density_is_zero() -> None:
+    x = torch.tensor([[-1.0], [0.0], [1.0], [2.5]])
+    assert f.Poisson(torch.ones(1)).log_prob(x).exp().tolist() == pytest.approx([0, 1 / torch.e, 1 / torch.e, 0])
+    assert f.Beta(torch.ones(1), torch.ones(1)).log_prob(x + 0.25).exp().tolist() == [0, 1, 0, 0]
+    assert f.Gamma(torch.ones(1), torch.ones(1)).log_prob(x)[0] == -torch.inf
+    assert f.Exponential(torch.ones(1)).log_prob(x)[0] == -torch.inf
+    assert f.Dirichlet(torch.ones(2)).log_prob(torch.tensor([[0.5, 0.5], [-0.5, 1.5]])).exp().tolist() == [1, 0]
+
+
+def test_empty_batches() -> None:
+    none = f.Gamma(torch.ones(0, 1), torch.ones(0, 1))
+    assert f.kl(none, none).value.shape == (0,)
+    assert none.sample((3,)).shape == (3, 0, 1)
+    assert f.VonMisesFisher(torch.ones(0, 4)).sample((2,)).shape == (2, 0, 4)
+    assert f.Gamma.from_mean(torch.ones(0, 4)).converged
+    points = f.Empirical(torch.ones(0, 5, 2))
+    assert points.mean().shape == (0, 2)
+    assert points.natural(torch.ones(0, 2)).converged

@@ -111,7 +111,7 @@ def test_points() -> None:
         f.kl(p, f.Empirical(points + 1))
     with pytest.raises(ValueError, match=r"infinite\. Project first"):
         f.kl(p, f.Gaussian(torch.zeros(1), torch.eye(1)))
-    with pytest.raises(ValueError, match="dimension 1 and 2"):
+    with pytest.raises(ValueError, match=r"different spaces, Poisson \(counts on \(\(1,\),\)\) and Poisson"):
         f.kl(f.Poisson(torch.ones(1)), f.Poisson(torch.ones(2)))
     with pytest.raises(ValueError, match="samples must be"):
         f.kl(mixture(torch.Generator(), 2), mixture(torch.Generator(), 2), samples=1)
@@ -131,3 +131,102 @@ def test_any_density() -> None:
     )
     towards = f.kl(gaussian, rule, generator=torch.Generator().manual_seed(0))
     assert abs(float(towards.value)) < 1e-8
+
+
+def test_what_cannot_be_compared() -> None:
+    counts, times = f.Poisson(torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1))
+    with pytest.raises(ValueError, match=r"different spaces.*Gamma \(a density on"):
+        f.kl(counts, times)
+    with pytest.raises(ValueError, match=r"different spaces"):
+        f.kl(f.Mixture(torch.zeros(1), f.Poisson(torch.ones(1, 1))), times)
+    with pytest.raises(ValueError, match=r"p is torch.float64, q is torch.float32"):
+        f.kl(counts.to(F64), counts)
+    with pytest.raises(ValueError, match=r"do not broadcast together; got \(3,\) and \(2,\)"):
+        f.kl(f.Poisson(torch.ones(3, 1)), f.Poisson(torch.ones(2, 1)))
+    with pytest.raises(ValueError, match=r"q must be a measure; got int"):
+        f.kl(counts, 3)  # type: ignore[arg-type]
+    inside = f.kl(f.Beta(torch.ones(1), torch.ones(1)), times, generator=torch.Generator().manual_seed(0))  # (0, 1) is part of (0, ∞)
+    assert abs(float(inside.value) - 0.5) < 5 * float(inside.standard_error)  # E x
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_brackets_keep_their_digits_far_from_the_origin(diagonal: bool) -> None:
+    g = torch.Generator().manual_seed(4)
+    weight, other = torch.randn(2, 3, dtype=F64, generator=g)
+    means, variance = torch.randint(-3, 4, (2, 3, 2), generator=g).to(F64), torch.rand(2, 3, 2, dtype=F64, generator=g) + 0.5
+
+    def moved(shift: float) -> list[f.Measure]:
+        if diagonal:
+            return [f.Mixture(w, f.DiagonalGaussian(m + shift, v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
+        return [f.GaussianMixture(w, m + shift, torch.diag_embed(v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
+
+    here, there = f.kl(*moved(0.0), samples=0), f.kl(*moved(2.0**26), samples=0)
+    torch.testing.assert_close(there.lower, here.lower, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(there.upper, here.upper, rtol=1e-10, atol=1e-12)
+    assert float(here.lower) < float(here.upper)
+    entropies = [measure.entropy(0) for measure in (moved(0.0)[0], moved(2.0**26)[0])]  # type: ignore[call-arg]
+    torch.testing.assert_close(entropies[1].lower, entropies[0].lower, rtol=1e-10, atol=1e-12)
+
+
+def test_standard_errors_are_those_of_repetition() -> None:
+    """Importance sampling 300 times over: the spread of G, of the entropy and of KL is what each says of itself."""
+    proposal = f.Gaussian(torch.zeros(1, dtype=F64), torch.tensor([[2.0]], dtype=F64))
+    other = f.Gaussian(torch.tensor([1.0], dtype=F64), torch.tensor([[3.0]], dtype=F64))
+    target = f.Gaussian(torch.tensor([0.5], dtype=F64), torch.tensor([[1.0]], dtype=F64))
+    found: dict[str, list[tuple[float, float]]] = {"G": [], "tilted": [], "entropy": [], "KL": []}
+    for seed in range(300):
+        g = torch.Generator().manual_seed(seed)
+        h = f.FromDensity.monte_carlo(lambda x: target.log_prob(x) + 1, proposal, samples=400, generator=g)
+        for name, eta in (("G", torch.zeros(1, dtype=F64)), ("tilted", torch.full((1,), -0.5, dtype=F64))):
+            found[name].append((float(h.log_normalizer(eta)), float(h.log_normalizer_error(eta))))
+        for name, estimate in (("entropy", h.entropy()), ("KL", f.kl(h, other))):
+            found[name].append((float(estimate.value), float(estimate.standard_error)))
+    truth = {"G": 1.0, "tilted": 1 - 0.25 + 0.125, "entropy": float(target.entropy()), "KL": float(f.kl(target, other).value)}
+    for name, pairs in found.items():
+        values, errors = torch.tensor(pairs, dtype=F64).unbind(-1)
+        assert float(values.std()) == pytest.approx(float(errors.mean()), rel=0.2), name
+        assert abs(float(values.mean()) - truth[name]) < 5 * float(values.std()) / 300**0.5 + 2 / 400, name
+
+
+def test_quadrature_knows_when_it_is_coarse() -> None:
+    eta = torch.tensor([0.7], dtype=F64)
+    for nodes, close in ((15, False), (25, False), (401, True)):
+        h = f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2) / 2, nodes=nodes)
+        error = abs(float(h.log_normalizer(eta)) - (math.log(2 * math.pi) + 0.49) / 2)
+        assert error <= float(h.log_normalizer_error(eta)) + 1e-13
+        assert (float(h.log_normalizer_error(eta)) < 1e-10) == close
+
+
+def test_what_an_estimate_says_of_its_sample() -> None:
+    draws = torch.tensor([[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]], dtype=F64)
+    found = f.Estimate.sampled(draws, torch.zeros(2, dtype=F64), torch.full((2,), 9.0, dtype=F64))
+    assert found.value.tolist() == [3, 5]
+    assert found.standard_error.tolist() == pytest.approx([(7 / 3) ** 0.5, 0])  # variance 7 of one draw, three draws
+    middle = f.Estimate.bounded(torch.tensor([1.0]), torch.tensor([4.0]))
+    assert middle.value.tolist() == [2.5]
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "lower", "upper"),
+    [
+        (f.Gamma(numbers(2.0), numbers(3.0)), f.Gamma(numbers(4.0), numbers(1.5)), 0.0, math.inf),
+        (f.Exponential(numbers(2.0)), f.Exponential(numbers(0.7)), 0.0, math.inf),
+        (f.Beta(numbers(2.0), numbers(3.0)), f.Beta(numbers(1.5), numbers(0.8)), 0.0, 1.0),
+        (f.DiagonalGaussian(numbers(0.5), numbers(2.0)), f.DiagonalGaussian(numbers(-1.0), numbers(0.7)), -math.inf, math.inf),
+        (f.Gaussian(numbers(0.5), numbers(2.0)[None]), f.Gaussian(numbers(-1.0), numbers(0.7)[None]), -math.inf, math.inf),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_overlap_is_the_integral_of_the_product(p: f.ExponentialFamily, q: f.ExponentialFamily, lower: float, upper: float) -> None:
+    product = f.FromDensity.quadrature(lambda x: p.log_prob(x) + q.log_prob(x), lower=[lower], upper=[upper])
+    assert float(p._overlap(q)) == pytest.approx(float(product.log_normalizer(numbers(0.0))), abs=1e-9)
+
+
+def test_overlap_of_outcomes() -> None:
+    p, q = f.Categorical(numbers(0.3, -1.0, 2.0)), f.Categorical(numbers(1.0, 0.0, -0.5))
+    one_hot = torch.eye(3, dtype=F64)
+    assert float(p._overlap(q)) == pytest.approx(float(torch.logsumexp(p.log_prob(one_hot) + q.log_prob(one_hot), 0)), abs=1e-12)

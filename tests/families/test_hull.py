@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from exptilt import families as f
 from exptilt.families.hull import nearest_in_hull
+from laws.registry import FAMILIES, Case
 
 
 def distance_by_program(points: np.ndarray, target: np.ndarray) -> float:
@@ -101,3 +102,26 @@ def test_max_steps_is_honest() -> None:
     solution = h.natural(torch.tensor([35.0], dtype=torch.float64), max_steps=1)
     assert solution.status is f.Status.MAX_STEPS
     assert h.natural(torch.tensor([35.0], dtype=torch.float64)).converged
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+def test_from_mean_says_where_there_is_no_member(case: Case) -> None:
+    """Outside, the status says so with a distance, and no parameter is NaN; the rest of the batch is not disturbed."""
+    h = case.make(torch.Generator().manual_seed(0), (3,))
+    mean = h.mean_parameter.clone()
+    theta = h.natural_parameter[1]
+    # Most attainable sets end somewhere along θ.
+    mean[1] = mean[1] + 1e6 * (theta if float(theta.norm()) > 0 else torch.ones_like(theta))
+    if case.cls in (f.Gaussian, f.DiagonalGaussian, f.Gamma, f.NormalGamma, f.Wishart, f.Exponential):
+        mean[1] = -h.mean_parameter[1].abs() - 1  # second moments, rates and traces that are negative
+    if case.cls in (f.Poisson,):
+        mean[1] = -3.0
+    found = case.cls.from_mean(mean)
+    names = [list(f.Status)[int(code)].name for code in found.code]
+    assert names == ["CONVERGED", "OUTSIDE", "CONVERGED"]
+    assert float(found.distance[1]) > 0
+    assert all(bool(leaf.isfinite().all()) for leaf, _ in found.value._leaves())
+    assert bool(found.value._in_domain().all())
+    torch.testing.assert_close(found.value.mean_parameter[::2], mean[::2], rtol=1e-7, atol=1e-8)
+    with pytest.raises(RuntimeError, match=r"outside of what can be attained.*batch index \(1,\)"):
+        found.or_raise()

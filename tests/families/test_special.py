@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.special
+import scipy.stats
 import torch
 
 from exptilt.families.bessel import log_bessel
@@ -16,6 +17,7 @@ from exptilt.families.digamma import (
     invert_multivariate_gap,
     multivariate_gap,
 )
+from exptilt.families.poisson import Poisson
 
 F64 = torch.float64
 
@@ -77,3 +79,11 @@ def test_dirichlet(count: int, low: float, high: float) -> None:
     found = invert_dirichlet(mean)
     torch.testing.assert_close(torch.digamma(found) - torch.digamma(found.sum(-1, keepdim=True)), mean, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found, alpha, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.5, 20.0, 63.9, 64.1, 300.0, 5000.0])
+def test_poisson_entropy_on_both_sides_of_its_series(rate: float) -> None:
+    """E[log x!] by a sum to λ = 64 and by an asymptotic series beyond: against the sum over all counts that matter."""
+    count = np.arange(int(rate + 40 * rate**0.5 + 60))
+    log_p = scipy.stats.poisson(rate).logpmf(count)
+    assert float(Poisson(torch.tensor([rate], dtype=F64)).entropy()) == pytest.approx(-(np.exp(log_p) * log_p).sum(), rel=1e-10)

@@ -129,6 +129,7 @@ def test_compile(case: Case, g: torch.Generator) -> None:
 def test_moves_and_pickles(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (2,))
     assert h.to(torch.float32).to("cpu").dtype == torch.float32
+    assert h.to("cpu", torch.float32).dtype == h.to(device="cpu", dtype=torch.float32).dtype == torch.float32
     assert all(leaf.is_meta for leaf in pytree.tree_leaves(h.to("meta")))
     other = pickle.loads(pickle.dumps(h))
     assert type(other) is type(h)

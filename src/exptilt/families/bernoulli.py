@@ -33,15 +33,11 @@ class BernoulliProduct(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    counting = True
 
     def __post_init__(self) -> None:
         check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
         check_finite("BernoulliProduct", logit=self.logit)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.logit.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -65,24 +61,20 @@ class BernoulliProduct(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, 1.0)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, 0.5)
+
     def _in_domain(self) -> Tensor:
         return self.logit.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         return softplus(self.logit).sum(-1)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.logit[..., 0])
-
     def _entropy(self) -> Tensor:
         """Σ_d of the entropies of the coins."""
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of ``x (..., D)`` of zeros and ones."""

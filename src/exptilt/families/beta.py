@@ -12,6 +12,8 @@ from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_dirichlet
+from exptilt.families.dirichlet import dirichlet_kl
+from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -32,6 +34,7 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
+    _statistic_size = staticmethod(lambda d: 2 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -76,14 +79,15 @@ class Beta(ExponentialFamily):
         first, second = mean.chunk(2, -1)
         return torch.logaddexp(first, second).amax(-1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, -1.0)  # both parameters 1
+
     def _in_domain(self) -> Tensor:
         return ((self.alpha > 0) & (self.beta > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
         return (torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)).sum(-1)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.alpha + self.beta)[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -93,10 +97,8 @@ class Beta(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws in (0, 1), ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.alpha.shape[-1])
-        one = torch._standard_gamma(self.alpha.expand(size), generator=generator)
-        other = torch._standard_gamma(self.beta.expand(size), generator=generator)
-        info = torch.finfo(self.dtype)
-        return (one / (one + other)).nan_to_num(0.5).clamp(info.tiny, 1 - info.eps / 2)
+        drawn = shares(torch.stack([self.alpha.expand(size), self.beta.expand(size)], -1), generator)[..., 0]
+        return drawn.clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Beta, 1)``."""
@@ -106,6 +108,15 @@ class Beta(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Beta, 1)``."""
         return cls(other.base_dist.concentration1, other.base_dist.concentration0)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., D)``; −inf outside of (0, 1)."""
+        inside = (x > 0) & (x < 1)
+        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 0.5)), -torch.inf)
+
+    def _kl(self, other: Self) -> Tensor:
+        mine, others = (torch.stack(torch.broadcast_tensors(p.alpha, p.beta), -1) for p in (self, other))
+        return dirichlet_kl(mine, others).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         first, second = eta.chunk(2, -1)

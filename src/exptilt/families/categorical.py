@@ -32,16 +32,12 @@ class Categorical(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    counting = True
     minimal = False
 
     def __post_init__(self) -> None:
         check_tensors("Categorical", {"logit": (self.logit, 1)})
         check_finite("Categorical", logit=self.logit)
-
-    @property
-    def dimension(self) -> int:
-        """K."""
-        return self.logit.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -75,24 +71,20 @@ class Categorical(ExponentialFamily):
         on = distance <= 4 * count * torch.finfo(mean.dtype).eps
         return torch.where(on, -mean.amin(-1).clamp_min(0), distance)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.full_like(mean, 1 / mean.shape[-1])
+
     def _in_domain(self) -> Tensor:
         return self.logit.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         return torch.logsumexp(self.logit, -1)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.logit[..., 0])
-
     def _entropy(self) -> Tensor:
         """−Σ p log p, ``(...)``."""
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, one-hot ``(..., K)``."""
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of one-hot ``x (..., K)``."""

@@ -51,15 +51,23 @@ def check_values(family: str, name: str, tensor: Tensor, valid: Tensor, wanted: 
 def check_positive(family: str, **tensors: Tensor) -> None:
     """Every entry is finite and greater than 0."""
     for name, tensor in tensors.items():
-        if is_concrete(tensor):
+        if is_concrete(tensor) and not _between(tensor, 0.0):
             check_values(family, name, tensor, (tensor > 0) & tensor.isfinite(), "positive and finite")
 
 
 def check_finite(family: str, **tensors: Tensor) -> None:
     """Every entry is finite."""
     for name, tensor in tensors.items():
-        if is_concrete(tensor):
+        if is_concrete(tensor) and not _between(tensor, -torch.inf):
             check_values(family, name, tensor, tensor.isfinite(), "finite")
+
+
+def _between(tensor: Tensor, lower: float) -> bool:
+    """Whether lower < x < ∞ for every entry, in one pass: NaN is both the least and the largest."""
+    if tensor.numel() == 0:
+        return True
+    least, largest = tensor.detach().aminmax()
+    return bool((least > lower) & (largest < torch.inf))
 
 
 def check_log_weight(family: str, log_weight: Tensor) -> None:

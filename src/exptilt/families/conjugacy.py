@@ -68,7 +68,15 @@ def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, w
     if evidence is None:
         known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _EVIDENCE)
         raise ArgumentError(f"posterior: {type(prior).__name__} is not conjugate to {likelihood.__name__} here. Known: {known}.")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ArgumentError(f"posterior: x must be a floating-point tensor (..., n, D), n observations; got {got}.")
+    if weight is not None and (not isinstance(weight, Tensor) or weight.ndim < 1 or weight.shape[-1] not in (1, x.shape[-2])):
+        got = str(tuple(weight.shape)) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ArgumentError(f"posterior: weight must be (..., {x.shape[-2]}), one for each observation; got {got}.")
     each = evidence(x)
+    if each.shape[-1] != prior.natural_parameter.shape[-1]:
+        raise ArgumentError(f"posterior: x is {tuple(x.shape)}; its last axis does not fit the dimension of this {type(prior).__name__}.")
     if weight is not None:
         each = each * weight.unsqueeze(-1)
     return prior.update(each.sum(-2))

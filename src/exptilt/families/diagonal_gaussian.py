@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -34,17 +35,13 @@ class DiagonalGaussian(ExponentialFamily):
     mean_vector: Tensor
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
+    _statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})
         check_same_dimension("DiagonalGaussian", mean=self.mean_vector, variance=self.variance)
         check_finite("DiagonalGaussian", mean=self.mean_vector)
         check_positive("DiagonalGaussian", variance=self.variance)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.mean_vector.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -72,14 +69,16 @@ class DiagonalGaussian(ExponentialFamily):
         first, second = mean.chunk(2, -1)
         return (first**2 - second).amax(-1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        first, second = mean.chunk(2, -1)
+        return torch.cat([torch.zeros_like(first), torch.ones_like(second)], -1)
+
     def _in_domain(self) -> Tensor:
         return ((self.variance > 0) & self.variance.isfinite()).all(-1)
 
     def _log_partition(self) -> Tensor:
         return (self.mean_vector**2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.mean_vector + self.variance)[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -99,7 +98,7 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
-        noise = torch.randn((*shape, *self.batch_shape, self.dimension), dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.mean_vector, (*shape, *self.batch_shape, self.dimension), generator)
         return self.mean_vector + self.variance.sqrt() * noise
 
     def _to_torch(self) -> distributions.Independent:
@@ -116,6 +115,10 @@ class DiagonalGaussian(ExponentialFamily):
         excess = (self.variance - other.variance) / other.variance
         offset = (other.mean_vector - self.mean_vector) ** 2 / other.variance
         return (excess - torch.log1p(excess) + offset).sum(-1) / 2
+
+    def _overlap(self, other: Self) -> Tensor:
+        """Log N(μ | μ', diag(σ² + σ'²))."""
+        return make(type(self), mean_vector=other.mean_vector, variance=self.variance + other.variance)._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2

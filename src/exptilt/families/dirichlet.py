@@ -13,8 +13,19 @@ from torch import Tensor, distributions
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
 from exptilt.families.digamma import invert_dirichlet
+from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
+
+
+def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
+    """KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis: log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>."""
+    total = a.sum(-1)
+    log_each, psi = log_gamma_and_digamma(a)
+    log_total, psi_total = log_gamma_and_digamma(total)
+    other = log_gamma(b) - log_each + (a - b) * (psi - psi_total.unsqueeze(-1))
+    return other.sum(-1) + log_total - log_gamma(b.sum(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +42,7 @@ class Dirichlet(ExponentialFamily):
 
     concentration: Tensor
     event_dims: ClassVar = {"concentration": 1}
+    _statistic_size = staticmethod(lambda d: d + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -38,11 +50,6 @@ class Dirichlet(ExponentialFamily):
         if self.concentration.shape[-1] < 2:
             raise ArgumentError(f"Dirichlet: concentration needs at least two entries; got shape {tuple(self.concentration.shape)}.")
         check_positive("Dirichlet", concentration=self.concentration)
-
-    @property
-    def dimension(self) -> int:
-        """K."""
-        return self.concentration.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -67,14 +74,15 @@ class Dirichlet(ExponentialFamily):
         """Log Σ e^{E log x}, which Jensen keeps below 0."""
         return torch.logsumexp(mean, -1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return make(cls, concentration=torch.ones_like(mean)).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return (self.concentration > 0).all(-1)
 
     def _log_partition(self) -> Tensor:
         return torch.lgamma(self.concentration).sum(-1) - torch.lgamma(self.concentration.sum(-1))
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.concentration[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -84,9 +92,7 @@ class Dirichlet(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
-        tiny = torch.finfo(self.dtype).tiny
-        draws = torch._standard_gamma(alpha, generator=generator).clamp_min(tiny)
-        return (draws / draws.sum(-1, keepdim=True)).clamp_min(tiny)
+        return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _to_torch(self) -> distributions.Dirichlet:
         """The same as a `torch.distributions.Dirichlet`."""
@@ -96,6 +102,14 @@ class Dirichlet(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Dirichlet`."""
         return cls(other.concentration)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., K)``, which sums to 1; −inf where an entry is not positive."""
+        inside = x > 0
+        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 1.0)), -torch.inf)
+
+    def _kl(self, other: Self) -> Tensor:
+        return dirichlet_kl(self.concentration, other.concentration)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         alpha = self.concentration + eta

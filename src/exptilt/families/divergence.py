@@ -42,11 +42,15 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
         >>> kl(Exponential(torch.tensor([1.0])), Exponential(torch.tensor([2.0]))).value  # 2 − 1 − log 2
         tensor(0.3069)
     """
+    for name, measure in (("p", p), ("q", q)):
+        if not isinstance(measure, Measure):
+            raise ArgumentError(f"kl: {name} must be a measure; got {type(measure).__name__}.")
+    _check_batches(p, q)
     if isinstance(p, Empirical) or isinstance(q, Empirical):
         return Estimate.exact(_empirical(p, q))
     p, q = _common(p, q)
+    _check_events(p, q)
     if isinstance(p, ExponentialFamily) and type(p) is type(q):
-        _check_events(p, q)
         return Estimate.exact(p._kl(q))
     if isinstance(p, FromDensity):
         return _weighted(p, q)
@@ -79,9 +83,21 @@ def _gamma(p: Measure) -> Measure:
     return make(Gamma, shape=torch.ones_like(p.rate), rate=p.rate)
 
 
+def _check_batches(p: Measure, q: Measure) -> None:
+    """Raise unless the two share a dtype and their batches broadcast."""
+    if p.dtype != q.dtype:
+        raise ArgumentError(f"kl: p is {p.dtype}, q is {q.dtype}. Convert one with .to(dtype).")
+    try:
+        torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    except RuntimeError:
+        got = f"{tuple(p.batch_shape)} and {tuple(q.batch_shape)}"
+        raise ArgumentError(f"kl: the batch axes of p and q do not broadcast together; got {got}.") from None
+
+
 def _check_events(p: Measure, q: Measure) -> None:
-    if p.dimension != q.dimension:
-        raise ArgumentError(f"kl: p and q live in different spaces, dimension {p.dimension} and {q.dimension}.")
+    if p.counting != q.counting or p.event_shapes != q.event_shapes:
+        got = " and ".join(f"{type(m).__name__} ({'counts' if m.counting else 'a density'} on {m.event_shapes})" for m in (p, q))
+        raise ArgumentError(f"kl: p and q live in different spaces, {got}: neither has a density with respect to the other.")
 
 
 def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
@@ -90,7 +106,6 @@ def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
     if parts[0] is not None and parts[1] is not None:
         (log_p, f), (log_q, g) = _common_parts(parts[0], parts[1])
         if type(f) is type(g):
-            _check_events(f, g)
             return kl_bounds(log_p, f, log_q, g)
     zero = torch.zeros(torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype=p.dtype, device=p.device)
     return zero, zero + torch.inf
@@ -117,10 +132,9 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
     """E_p by the nodes or draws that stand for p."""
     weight = torch.softmax(p.log_weight, -1)
     ratio = p.log_prob(p.points) - q.log_prob(p.points) if not p.batch_shape else _batched_ratio(p, q)
-    value = torch.where(weight > 0, weight * ratio, 0.0).sum(-1)
-    error = p.log_normalizer_error(torch.zeros_like(p.shift))
-    if not p.axes:
-        error = error + torch.where(weight > 0, weight**2 * (ratio - value.unsqueeze(-1)) ** 2, 0.0).sum(-1).sqrt()
+    ratio = torch.where(weight > 0, ratio, 0.0)
+    value = (weight * ratio).sum(-1)
+    error = p.expectation_error(ratio, -1.0)  # log p = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
 
 

@@ -6,8 +6,12 @@ The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η)
 
 If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary the residual still falls
 to zero, so a small residual proves nothing; but Newton's step then keeps its length instead of shrinking quadratically. A problem counts
-as solved only when the residual is within the tolerance *and* the step has shrunk. Those that are not solved are handed to the measure,
-which knows its hull and says how far outside they are.
+as solved only when the residual is within the tolerance *and* the step has shrunk. Outside, of points x_n with masses w_n,
+
+    F(η) = log Σ_n w_n e^{<x_n − m, η>} < min_n log w_n     proves     <x_n − m, η> < 0 for every n:
+
+η separates m from all points, and the search ends. Those that are not solved are handed to the measure, which knows its hull and says how
+far outside they are.
 
 The solver itself is not differentiated. Two more Newton steps are taken from its answer in the open: the first carries the exact first
 derivatives (implicit function theorem), the second the exact second ones.
@@ -119,6 +123,12 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     allowed = tolerance * spread + 16 * precision * mean.abs()
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
+    floor = measure._least_log_mass()
+    if floor is not None and bool(frame.flat.any()):  # a mean off the flat that all points lie in is told at once
+        eta, gain = frame.away(mean - here.mean)
+        far = (2 * (here.value - floor) + 16) / gain.clamp_min(precision)
+        eta = eta * far.unsqueeze(-1)
+        stalled = stalled | _separated(mean, Point(eta, *measure._value_and_mean(eta)), floor)
     steps = 0
     while steps < max_steps:
         local = frame.covariance(covariance)
@@ -143,6 +153,7 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
             here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
             steps += 1
             stalled = stalled | (moving & ~moved) if turn == 0 else stalled
+            stalled = stalled | _separated(mean, here, floor)
         if not bool(moving.any()):
             break
         level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
@@ -155,11 +166,13 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
 class Frame(NamedTuple):
     """Coordinates in which the untilted measure has covariance 1 in every direction that it extends in: z = Wᵀ t, η = W ζ.
 
-    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out for good: `flat` marks them.
+    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out for good: `flat` marks them,
+    `normal` holds them.
     """
 
     spread: Tensor
     basis: Tensor
+    normal: Tensor
     flat: Tensor
 
     @classmethod
@@ -170,7 +183,8 @@ class Frame(NamedTuple):
         values, vectors = torch.linalg.eigh(covariance * inverse.unsqueeze(-1) * inverse.unsqueeze(-2))
         flat = values <= 16 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps
         scale = torch.where(flat, 0.0, values.clamp_min(torch.finfo(covariance.dtype).tiny).rsqrt())
-        return cls(spread, inverse.unsqueeze(-1) * vectors * scale.unsqueeze(-2), flat)
+        vectors = inverse.unsqueeze(-1) * vectors
+        return cls(spread, vectors * scale.unsqueeze(-2), vectors * flat.unsqueeze(-2), flat)
 
     def covariance(self, covariance: Tensor) -> Tensor:
         """WᵀCW, with 1 for the flat directions."""
@@ -184,6 +198,11 @@ class Frame(NamedTuple):
         """A change of η from these coordinates."""
         return matvec(self.basis, move)
 
+    def away(self, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """The η along the flat directions that points towards a mean which is off by ``offset``, and <offset, η>."""
+        components = matvec(self.normal.mT, offset)
+        return matvec(self.normal, components), dot(components, components)
+
     def size(self, eta: Tensor) -> Tensor:
         """How large η is, in standard deviations of the untilted measure."""
         return (eta.abs() * self.spread).amax(-1)
@@ -195,7 +214,7 @@ def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *,
     Points far out make G steep: a step that merely lowers F may land where one point has all the weight and no variance is left to go by.
     """
     before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
-    slack = 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
+    slack = _rounding(mean, here)
     size = torch.ones_like(before)
     for _ in range(tries):
         eta = here.eta + size[..., None] * step
@@ -210,6 +229,18 @@ def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *,
         torch.where(accepted[..., None] if new.ndim > accepted.ndim else accepted, new, old) for new, old in zip(there, here, strict=True)
     )
     return Point(*chosen), accepted
+
+
+def _separated(mean: Tensor, here: Point, floor: Tensor | None) -> Tensor:
+    """Which η separate m from all points, by their least log-mass."""
+    if floor is None:
+        return torch.zeros_like(here.value, dtype=torch.bool)
+    return here.value - dot(mean, here.eta) < floor - _rounding(mean, here)
+
+
+def _rounding(mean: Tensor, here: Point) -> Tensor:
+    """How far F(η) may be off by rounding."""
+    return 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
 
 
 def _classify(measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:

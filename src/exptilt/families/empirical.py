@@ -97,7 +97,7 @@ class Empirical(Measure):
     def _blocks(self, rows: int) -> Iterator[tuple[int, int]]:
         """Ranges of points such that a temporary (rows, block, D) stays small."""
         count = self.points.shape[-2]
-        length = max(16, _BLOCK // (rows * self.dimension))
+        length = max(16, _BLOCK // max(1, rows * self.dimension))
         for start in range(0, count, length):
             yield start, min(count, start + length)
 
@@ -109,14 +109,14 @@ class Empirical(Measure):
         batch = self.batch_shape
         if batch.numel() == 1:
             shape = torch.broadcast_shapes(batch, eta.shape[:-1])
-            query = eta.expand(*shape, self.dimension).reshape(1, -1, self.dimension)
-            key, weight = self.points.reshape(1, -1, self.dimension), self.log_weight.reshape(1, -1)
+            query = eta.expand(*shape, self.dimension).reshape(1, shape.numel(), self.dimension)
+            key, weight = self.points.reshape(1, *self.points.shape[-2:]), self.log_weight.reshape(1, -1)
             return query, key, weight, lambda rows: rows.reshape((*shape, *rows.shape[2:]))
         shape = torch.broadcast_shapes(batch, eta.shape[:-1])
         front = shape[: len(shape) - len(batch)]
         if tuple(shape[len(front) :]) != tuple(batch):
             batch = shape[len(front) :]
-        query = eta.expand(*shape, self.dimension).reshape(-1, *batch, self.dimension).movedim(0, -2).unsqueeze(-3)
+        query = eta.expand(*shape, self.dimension).reshape(front.numel(), *batch, self.dimension).movedim(0, -2).unsqueeze(-3)
         key = self.points.expand(*batch, *self.points.shape[-2:]).unsqueeze(-3)
         weight = self.log_weight.expand(*batch, self.log_weight.shape[-1]).unsqueeze(-2)
         where = len(batch)
@@ -165,6 +165,9 @@ class Empirical(Measure):
     def _tilt(self, eta: Tensor) -> Self:
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
         return make(type(self), points=self.points, log_weight=self.log_weight + score)
+
+    def _least_log_mass(self) -> Tensor | None:
+        return torch.where(self.log_weight > -torch.inf, self.log_weight, torch.inf).amin(-1)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         distance = torch.zeros_like(mean[..., 0])

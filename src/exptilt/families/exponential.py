@@ -38,11 +38,6 @@ class Exponential(ExponentialFamily):
         check_positive("Exponential", rate=self.rate)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.rate.shape[-1]
-
-    @property
     def natural_parameter(self) -> Tensor:
         """−λ, ``(..., D)``."""
         return -self.rate
@@ -64,19 +59,15 @@ class Exponential(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
     def _in_domain(self) -> Tensor:
         return (self.rate > 0).all(-1)
 
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.rate[..., 0])
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
 
     def _log_base(self, x: Tensor) -> Tensor:
         return torch.where((x < 0).any(-1), -torch.inf, 0.0)

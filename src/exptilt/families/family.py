@@ -21,6 +21,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot, is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.families import duality
+from exptilt.families.checks import check_finite
 from exptilt.families.measure import Measure
 
 
@@ -29,6 +30,9 @@ class ExponentialFamily(Measure):
 
     minimal: ClassVar[bool] = True
     """Whether the entries of u are affinely independent. If not (Categorical), θ is known up to what they share."""
+
+    _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
+    """A function: K, the length of u(x), of the smallest, the second smallest, ... members, for d = 1, 2, ..."""
 
     flat_base: ClassVar[bool] = True
     """Whether the base measure b is constant on the support."""
@@ -49,15 +53,6 @@ class ExponentialFamily(Measure):
     def _log_partition(self) -> Tensor:
         """A(θ) in the family's own parameters."""
 
-    @classmethod
-    @abstractmethod
-    def _statistic(cls, x: Any) -> Tensor:
-        """u(x), ``(..., K)``."""
-
-    @abstractmethod
-    def _expected_log_base(self) -> Tensor:
-        """E[log b(x)], 0 for the families whose b is 1."""
-
     @abstractmethod
     def _in_domain(self) -> Tensor:
         """``(...)``: whether an unchecked member has a finite A."""
@@ -72,10 +67,30 @@ class ExponentialFamily(Measure):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """How far a mean parameter ``(..., K)`` is outside of the attainable set: ``(...)``, 0 on its boundary, negative inside."""
 
+    @classmethod
+    @abstractmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        """The mean parameter of some member, of the shape of ``mean (..., K)``: stands in for one that is not attainable."""
+
+    # What a subclass may give otherwise, or in closed form.
+
+    @property
+    def dimension(self) -> int:
+        """D: where t(x) is x, the length of the family's first parameter."""
+        return self._leaves()[0][0].shape[-1]
+
+    @classmethod
+    def _statistic(cls, x: Any) -> Tensor:
+        """u(x), ``(..., K)``: x itself, if there is no more to it."""
+        vector: Tensor = x
+        return vector
+
     def _log_base(self, x: Any) -> Tensor | float:
         return 0.0
 
-    # What a subclass may give in closed form.
+    def _expected_log_base(self) -> Tensor:
+        """E[log b(x)], 0 for the families whose b is 1."""
+        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -92,6 +107,10 @@ class ExponentialFamily(Measure):
     def _kl(self, other: Self) -> Tensor:
         """KL(self ‖ other) within the family: the Bregman divergence of A."""
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
+
+    def _overlap(self, other: Self) -> Tensor:
+        """Log ∫ p q within a family whose base measure is 1; infinite where it diverges."""
+        return self.log_partition(self.natural_parameter + other.natural_parameter) - self._log_partition() - other._log_partition()
 
     def _entropy(self) -> Tensor:
         return self._log_partition() - dot(self.natural_parameter, self.mean_parameter) - self._expected_log_base()
@@ -111,7 +130,7 @@ class ExponentialFamily(Measure):
         Args:
             theta: ``(..., K)``.
         """
-        member = cls._from_natural(theta)
+        member = cls._from_natural(cls._checked_statistic(theta, "theta"))
         if is_concrete(theta):
             valid = member._in_domain() & theta.isfinite().all(-1)
             if not bool(valid.all()):
@@ -125,19 +144,21 @@ class ExponentialFamily(Measure):
     def from_mean(cls, mean: Tensor) -> "Solution[Self]":
         """The member with this expected statistic, and whether there is one.
 
-        Where the mean is on or outside the boundary of the attainable set, the member has NaN parameters; status and distance say why.
+        Each problem of the batch has its own status. Where the mean is on or outside the boundary of the attainable set there is no member:
+        the status says BOUNDARY or OUTSIDE, the distance how far outside, and some other member of the family stands in its place.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
         """
+        check_finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         excess = cls._mean_excess(mean)
-        member = cls._from_mean(torch.where(excess[..., None] < 0, mean, torch.nan))
+        member = cls._from_mean(torch.where(excess[..., None] < 0, mean, cls._typical_mean(mean)))
         residual = (member.mean_parameter - mean).abs().amax(-1)
         scale = 1 + mean.abs().amax(-1)
         close = residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale
         code = torch.where(excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code))
         code = torch.where(excess == 0, Status.BOUNDARY.code, code).to(torch.int8)
-        return Solution(member, code, residual.nan_to_num(torch.inf), torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
+        return Solution(member, code, residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
 
     @classmethod
     def log_partition(cls, theta: Tensor) -> Tensor:
@@ -174,7 +195,11 @@ class ExponentialFamily(Measure):
         Args:
             statistic: ``(..., K)``.
         """
-        return self.from_natural(self.natural_parameter + statistic)
+        theta = self.natural_parameter
+        if self._checked_statistic(statistic, "statistic").shape[-1] != theta.shape[-1]:
+            wanted = f"(..., {theta.shape[-1]}) for this {type(self).__name__}"
+            raise ArgumentError(f"update: statistic must be {wanted}; got shape {tuple(statistic.shape)}.")
+        return self.from_natural(theta + statistic)
 
     @classmethod
     def statistic(cls, x: Any) -> Tensor:
@@ -195,6 +220,18 @@ class ExponentialFamily(Measure):
             ``(...)``, in nats.
         """
         return self._entropy()
+
+    @classmethod
+    def _checked_statistic(cls, vector: Tensor, name: str) -> Tensor:
+        """A parameter that is paired with u(x), if its dtype and length can be."""
+        if not isinstance(vector, Tensor) or not vector.is_floating_point():
+            got = str(vector.dtype) if isinstance(vector, Tensor) else type(vector).__name__
+            raise ArgumentError(f"{cls.__name__}: {name} must be a floating-point tensor (..., K); got {got}.")
+        size = vector.shape[-1] if vector.ndim else 0
+        if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
+            known = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
+            raise ArgumentError(f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}.")
+        return vector
 
     def _shifted(self, eta: Tensor) -> Tensor:
         """θ + (η, 0)."""

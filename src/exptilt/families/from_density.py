@@ -118,7 +118,12 @@ class FromDensity(Measure):
                 f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
             )
         middle, width = center or (0.0,) * dimension, scale or (1.0,) * dimension
-        count = nodes or (801 if dimension == 1 else 257)
+        if len(middle) != dimension or len(width) != dimension or any(not 0 < s < math.inf for s in width):
+            got = f"center {tuple(middle)}, scale {tuple(width)} for {dimension} dimensions"
+            raise ArgumentError(f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}.")
+        count = (801 if dimension == 1 else 257) if nodes is None else nodes
+        if count < 3:
+            raise ArgumentError(f"FromDensity.quadrature: nodes must be 3 or more; got {count}.")
         axes = []
         for low, high, c, s in zip(lower, upper, middle, width, strict=True):
             finite = math.isfinite(low) and math.isfinite(high)
@@ -143,6 +148,15 @@ class FromDensity(Measure):
             samples: how many draws of the proposal.
             generator: for those draws.
         """
+        if not isinstance(proposal, Measure) or proposal.batch_shape or [len(shape) for shape in proposal.event_shapes] != [1]:
+            got = (
+                f"batch {tuple(proposal.batch_shape)}"
+                if isinstance(proposal, Measure) and proposal.batch_shape
+                else type(proposal).__name__
+            )
+            raise ArgumentError(f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}.")
+        if samples < 2:
+            raise ArgumentError(f"FromDensity.monte_carlo: samples must be 2 or more; got {samples}.")
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, ())
@@ -181,9 +195,7 @@ class FromDensity(Measure):
         """
         score = (self._checked(eta, "eta").unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
-            # Var(Σ w)/(Σ w)² = Σ w²/(Σ w)² − 1/n for n independent draws.
-            total = torch.logsumexp(score, -1)
-            return ((torch.logsumexp(2 * score, -1) - 2 * total).exp() - 1 / score.shape[-1]).clamp_min(0).sqrt()
+            return _delta_error(torch.softmax(score, -1), torch.zeros_like(score), 1.0)
         grid = score.unflatten(-1, tuple(axis.nodes for axis in self.axes))
         half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
         coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
@@ -194,7 +206,7 @@ class FromDensity(Measure):
         return self.log_density(x) + dot(x, self.shift) - torch.logsumexp(self.log_weight, -1)
 
     def entropy(self) -> Estimate:
-        """−E log p by the same rule; the standard error is that of G (quadrature) or of the weighted mean (Monte Carlo).
+        """−E log p = E[−log h] + G by the same rule, with its standard error; in quadrature that of G.
 
         Returns:
             An `Estimate` of shape ``(...)``, in nats.
@@ -204,11 +216,22 @@ class FromDensity(Measure):
         surprise = torch.where(weight > 0, surprise, 0.0)
         total = torch.logsumexp(self.log_weight, -1)
         value = dot(weight, surprise) + total
-        error = self.log_normalizer_error(torch.zeros_like(self.shift))
-        if not self.axes:
-            error = (weight**2 * (surprise + total.unsqueeze(-1) - value.unsqueeze(-1)) ** 2).sum(-1).sqrt() + error
         infinite = torch.full_like(value, torch.inf)
-        return Estimate(value, error, -infinite, infinite, Kind.ESTIMATED)
+        return Estimate(value, self.expectation_error(surprise, 1.0), -infinite, infinite, Kind.ESTIMATED)
+
+    def expectation_error(self, values: Tensor, share: float) -> Tensor:
+        """How far Σ_i p_i values_i + share · G(0) may be off, p the normalised weights: as `log_normalizer_error`.
+
+        Args:
+            values: ``(..., N)``, at the points.
+            share: of G.
+
+        Returns:
+            ``(...)``.
+        """
+        if not self.axes:
+            return _delta_error(torch.softmax(self.log_weight, -1), values, share)
+        return self.log_normalizer_error(torch.zeros_like(self.shift))
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """A node by weight, then uniformly within its cell in t (quadrature); resampled points (Monte Carlo)."""
@@ -244,3 +267,9 @@ class FromDensity(Measure):
             return self.atoms._excess(mean, where)
         lower, upper = (mean.new_tensor([axis[end] for axis in self.axes]) for end in (0, 1))
         return box_excess(mean, lower, upper)
+
+
+def _delta_error(weight: Tensor, values: Tensor, share: float) -> Tensor:
+    """Standard error of Σ p_i v_i + share · log Σ w_i over independent draws with p = w/Σw: each adds p_i (v_i − Σ p v + share)."""
+    offset = torch.where(weight > 0, values - dot(weight, values).unsqueeze(-1) + share, 0.0)
+    return (dot(weight**2, offset**2) - share**2 / weight.shape[-1]).clamp_min(0).sqrt()

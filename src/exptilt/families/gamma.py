@@ -14,8 +14,10 @@ from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import digamma_gap, invert_digamma_gap
+from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
+from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
 from exptilt.families.measure import make
 
 
@@ -35,16 +37,12 @@ class Gamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
+    _statistic_size = staticmethod(lambda d: 2 * d)
 
     def __post_init__(self) -> None:
         check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})
         check_same_dimension("Gamma", shape=self.shape, rate=self.rate)
         check_positive("Gamma", shape=self.shape, rate=self.rate)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.shape.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -74,14 +72,16 @@ class Gamma(ExponentialFamily):
         jensen = torch.where(x > 0, log_x - x.clamp_min(torch.finfo(x.dtype).tiny).log(), -1.0)
         return torch.maximum(-x, jensen).amax(-1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        one = torch.ones_like(mean.chunk(2, -1)[0])
+        return make(cls, shape=one, rate=one).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return ((self.shape > 0) & (self.rate > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
         return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum(-1)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.shape + self.rate)[..., 0])
 
     def _entropy(self) -> Tensor:
         """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""
@@ -107,7 +107,7 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return torch._standard_gamma(a, generator=generator).clamp_min(torch.finfo(self.dtype).tiny) / self.rate
+        return standard_gamma(a, generator) / self.rate
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
@@ -121,7 +121,8 @@ class Gamma(ExponentialFamily):
     def _kl(self, other: Self) -> Tensor:
         a, b = self.shape, self.rate
         ratio = b / other.rate
-        gap = (a - other.shape) * torch.digamma(a) + torch.lgamma(other.shape) - torch.lgamma(a)
+        log_own, psi = log_gamma_and_digamma(a)
+        gap = (a - other.shape) * psi + log_gamma(other.shape) - log_own
         return (gap + other.shape * ratio.log() + a * (1 / ratio - 1)).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:

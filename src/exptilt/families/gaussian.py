@@ -22,11 +22,13 @@ from exptilt._support.linalg import (
     log_determinant,
     matvec,
     pack,
+    packed_size,
     positive_definite,
     solve_cholesky,
     unpack,
 )
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -48,6 +50,7 @@ class Gaussian(ExponentialFamily):
     mean_vector: Tensor
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
+    _statistic_size = staticmethod(lambda d: d + packed_size(d))
 
     def __post_init__(self) -> None:
         check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})
@@ -56,11 +59,6 @@ class Gaussian(ExponentialFamily):
             raise ArgumentError(f"Gaussian: mean must be (..., D) and covariance (..., D, D); got {got}.")
         check_finite("Gaussian", mean=self.mean_vector)
         check_covariance(self.covariance_matrix, "covariance")
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.mean_vector.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -99,6 +97,11 @@ class Gaussian(ExponentialFamily):
         m, second = cls._split(mean)
         return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        m, second = cls._split(torch.zeros_like(mean))
+        return torch.cat([m, pack(second + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device))], -1)
+
     def _factor(self) -> Tensor:
         return factorize(self.covariance_matrix)
 
@@ -109,9 +112,6 @@ class Gaussian(ExponentialFamily):
         factor = self._factor()
         white = torch.linalg.solve_triangular(factor, self.mean_vector.unsqueeze(-1), upper=False).squeeze(-1)
         return (dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.mean_vector[..., 0])
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Gaussian(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         size = (*shape, *self.batch_shape, self.dimension)
-        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.mean_vector, size, generator)
         return self.mean_vector + matvec(self._factor(), noise)
 
     def _to_torch(self) -> distributions.MultivariateNormal:
@@ -157,6 +157,11 @@ class Gaussian(ExponentialFamily):
         offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
         return (excess + dot(whitened, whitened)) / 2
+
+    def _overlap(self, other: Self) -> Tensor:
+        """Log N(μ | μ', Σ + Σ')."""
+        total = make(type(self), mean_vector=other.mean_vector, covariance_matrix=self.covariance_matrix + other.covariance_matrix)
+        return total._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(eta, matvec(self.covariance_matrix, eta)) / 2

@@ -7,8 +7,7 @@ r"""Maximum entropy under mean constraints.
 satisfies the constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`:
 the rows of A are the points.
 
-If no law satisfies the constraints, those are named that no outcome meets by itself; where there are none, linear programs find a set that
-contradict each other and of which none can be left out.
+If no law satisfies the constraints, `conflict.py` finds some that contradict each other.
 """
 
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
+from exptilt.families.conflict import conflicting
 from exptilt.families.empirical import Empirical
 
 
@@ -82,6 +82,8 @@ def maximum_entropy(
         raise ArgumentError(
             f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}."
         )
+    if 0 in A.shape[-2:]:
+        raise ArgumentError(f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}.")
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
         raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")
@@ -105,31 +107,6 @@ def _conflicts(base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str
     for index in map(tuple, outside.nonzero().tolist()):
         points = base.points.expand(*outside.shape, *base.points.shape[-2:])[index]
         alive = base.log_weight.expand(*outside.shape, -1)[index] > -torch.inf
-        found[index] = tuple(labels[j] for j in _separating(points[alive], mean[index]))
+        cloud, wanted = (x.detach().double().cpu().numpy() for x in (points[alive], mean[index]))
+        found[index] = tuple(labels[j] for j in conflicting(cloud, wanted))
     return found
-
-
-def _separating(points: Tensor, mean: Tensor) -> list[int]:
-    """Constraints that contradict each other: those that no outcome meets by itself, or else a set from which none can be left out."""
-    offset = (points - mean).detach().double().cpu()
-    offset = offset / offset.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
-    alone = ((offset > 0).all(0) | (offset < 0).all(0)).nonzero()[:, 0].tolist()
-    if alone:
-        return [int(j) for j in alone]
-    kept = _direction(offset, list(range(offset.shape[1])))
-    for j in list(kept) if len(kept) <= 16 else []:
-        rest = _direction(offset, [i for i in kept if i != j])
-        kept = rest or kept
-    return kept
-
-
-def _direction(offset: Tensor, columns: list[int]) -> list[int]:
-    """Columns used by the d with least Σ|d_j| such that <d, x_n − m> ≤ −1 for every point; none if m is in their hull (Farkas)."""
-    from scipy.optimize import linprog
-
-    rows = offset[:, columns]
-    program = linprog([1.0] * (2 * len(columns)), A_ub=torch.cat([rows, -rows], 1).numpy(), b_ub=[-1.0] * len(rows))
-    if program.x is None:
-        return []
-    size = abs(program.x[: len(columns)] - program.x[len(columns) :])
-    return [j for j, used in zip(columns, size, strict=True) if used > 1e-7 * size.max()]

@@ -25,6 +25,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
 from exptilt.families import duality
+from exptilt.families.checks import check_finite
 from exptilt.families.estimate import Estimate
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
@@ -50,6 +51,9 @@ class Measure(ABC):
 
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
+
+    counting: ClassVar[bool] = False
+    """Whether densities are with respect to counting measure, and not to volume."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -132,6 +136,10 @@ class Measure(ABC):
         """
         return None
 
+    def _least_log_mass(self) -> Tensor | None:
+        """Log of the least mass of a point, ``(...)``, or None if there are points without mass: ends a search outside the hull."""
+        return None
+
     # What everyone gets.
 
     @property
@@ -150,13 +158,16 @@ class Measure(ABC):
         """Device of the fields."""
         return self._leaves()[0][0].device
 
-    def to(self, *arguments: Any) -> Self:
+    def to(self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same measure on another device or in another dtype.
 
         Args:
             arguments: a device, a dtype or both, as for `torch.Tensor.to`.
+            device: or by name.
+            dtype: or by name.
         """
-        return self.map(lambda leaf, _: leaf.to(*arguments))
+        named: dict[str, Any] = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+        return self.map(lambda leaf, _: leaf.to(*arguments, **named))
 
     def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
         """Apply a function to every tensor field, nested ones too.
@@ -238,7 +249,9 @@ class Measure(ABC):
         Returns:
             A `Solution` whose value is ``(..., D)``.
         """
-        return self._natural(self._spread(mean, "mean"), tolerance, max_steps)
+        mean = self._spread(mean, "mean")
+        check_finite(type(self).__name__, mean=mean)
+        return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
         """G*(m) = sup_η <m,η> − G(η).
@@ -294,6 +307,8 @@ class Measure(ABC):
             shape: how many, as a shape.
             generator: the source of randomness; torch's own if not given.
         """
+        if not isinstance(shape, Sequence) or any(not isinstance(size, int) or size < 0 for size in shape):
+            raise ArgumentError(f"{type(self).__name__}.sample: shape must be a sequence of sizes such as (100,); got {shape!r}.")
         return self._sample(tuple(shape), generator)
 
     def to_torch(self) -> distributions.Distribution:

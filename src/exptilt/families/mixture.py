@@ -33,6 +33,11 @@ class AnyMixture(Measure):
         """The components, one family with batch axes ``(..., K)``."""
 
     @property
+    def counting(self) -> bool:  # type: ignore[override]
+        """As for the components."""
+        return self.components.counting
+
+    @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         """As for the components."""
         return self.components.event_shapes
@@ -90,6 +95,8 @@ class AnyMixture(Measure):
         lower, upper = mixture_bounds.entropy_bounds(self.log_probability, self.components)
         if samples == 0:
             return Estimate.bounded(lower, upper)
+        if samples < 2:
+            raise ArgumentError(f"entropy: samples must be 0 (bounds alone) or at least 2; got {samples}.")
         return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
 
     def _scores(self, eta: Tensor) -> Tensor:

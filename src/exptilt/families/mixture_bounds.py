@@ -13,23 +13,28 @@ by alternating minimisation: every round is a bound, and none is worse than the 
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 
 
 def pairwise_kl(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
     """KL(f_a ‖ g_b) for components with batch ``(..., A)`` and ``(..., B)``: ``(..., A, B)``."""
-    theta_f, theta_g, mean = f.natural_parameter.unsqueeze(-2), g.natural_parameter.unsqueeze(-3), f.mean_parameter.unsqueeze(-2)
-    bregman = g._log_partition().unsqueeze(-2) - f._log_partition().unsqueeze(-1) - dot(mean, theta_g - theta_f)
-    return bregman.clamp_min(0)
+    rows, columns = _pairs(f, g)
+    return rows._kl(columns).clamp_min(0)
 
 
 def pairwise_overlap(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
     """Log ∫ f_a g_b, ``(..., A, B)``; infinite where it diverges or is not known."""
-    theta = f.natural_parameter.unsqueeze(-2) + g.natural_parameter.unsqueeze(-3)
+    rows, columns = _pairs(f, g)
     if not f.flat_base:
-        return torch.full_like(theta[..., 0], torch.inf)
-    return f.log_partition(theta) - f._log_partition().unsqueeze(-1) - g._log_partition().unsqueeze(-2)
+        return torch.full(torch.broadcast_shapes(rows.batch_shape, columns.batch_shape), torch.inf, dtype=f.dtype, device=f.device)
+    return rows._overlap(columns)
+
+
+def _pairs(f: ExponentialFamily, g: ExponentialFamily) -> tuple[ExponentialFamily, ExponentialFamily]:
+    """The components with batch ``(..., A, 1)`` and ``(..., 1, B)``."""
+    rows = f.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event))
+    columns = g.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event - 1) if leaf.ndim > event else leaf)
+    return rows, columns
 
 
 def expected_log_bounds(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.digamma import invert_digamma_gap
+from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -41,6 +42,7 @@ class NormalGamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
+    _statistic_size = staticmethod(lambda d: 4 * d)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -95,15 +97,17 @@ class NormalGamma(ExponentialFamily):
         rest = torch.maximum(weighted**2 / safe - square, log_precision - safe.log())
         return torch.where(precision > 0, torch.maximum(-precision, rest), -precision).amax(-1)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        one = torch.ones_like(mean.chunk(4, -1)[0])
+        return make(cls, location=one, count=one, shape=one, rate=one).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
         value = torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
         return value.sum(-1).expand(self.batch_shape)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like((self.location + self.count + self.shape + self.rate)[..., 0])
 
     @classmethod
     def _statistic(cls, x: MeanPrecision) -> Tensor:
@@ -114,7 +118,6 @@ class NormalGamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
-        draws = torch._standard_gamma(self.shape.expand(size).contiguous(), generator=generator)
-        precision = draws.clamp_min(torch.finfo(self.dtype).tiny) / self.rate
-        noise = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
+        precision = standard_gamma(self.shape.expand(size), generator) / self.rate
+        noise = standard_normal(self.location, size, generator)
         return MeanPrecision(self.location + noise / (self.count * precision).sqrt(), precision)

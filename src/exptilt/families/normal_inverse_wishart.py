@@ -31,6 +31,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
 from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.wishart import bartlett
@@ -59,6 +60,7 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
+    _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -147,6 +149,12 @@ class NormalInverseWishart(ExponentialFamily):
         definite = -eigenvalues[..., 0]
         return torch.where(definite >= 0, definite, torch.maximum(definite, rest))
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        m, matrix, one, _ = cls._split(torch.zeros_like(mean))
+        scale = matrix + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device)
+        return make(cls, location=m, count=one + 1, degrees=one + m.shape[-1], scale=scale).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & (self.count > 0) & positive_definite(self.scale)
 
@@ -154,9 +162,6 @@ class NormalInverseWishart(ExponentialFamily):
         half, size = self.degrees / 2, self.size
         wishart = half * (size * math.log(2) - log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, size)
         return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
 
     @classmethod
     def _statistic(cls, x: MeanCovariance) -> Tensor:
@@ -174,6 +179,6 @@ class NormalInverseWishart(ExponentialFamily):
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
         inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
         half = factorize(self.scale) @ inverse.mT
-        noise = torch.randn(half.shape[:-1], dtype=self.dtype, device=self.device, generator=generator)
+        noise = standard_normal(self.location, half.shape[:-1], generator)
         mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
         return MeanCovariance(mean, half @ half.mT)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_tensors
+from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
 from exptilt.families.measure import make
@@ -32,16 +33,12 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
+    counting = True
     flat_base = False
 
     def __post_init__(self) -> None:
         check_tensors("Poisson", {"rate": (self.rate, 1)})
         check_positive("Poisson", rate=self.rate)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.rate.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -65,6 +62,10 @@ class Poisson(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
     def _in_domain(self) -> Tensor:
         return (self.rate.isfinite() & (self.rate > 0)).all(-1)
 
@@ -72,19 +73,15 @@ class Poisson(ExponentialFamily):
         return self.rate.sum(-1)
 
     def _log_base(self, x: Tensor) -> Tensor:
-        return -torch.lgamma(x + 1).sum(-1)
+        count = (x >= 0) & (x == x.floor())
+        return torch.where(count, -torch.lgamma(torch.where(count, x, 0.0) + 1), -torch.inf).sum(-1)
 
     def _expected_log_base(self) -> Tensor:
         return -_expected_log_factorial(self.rate).sum(-1)
 
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, ``(..., D)``."""
-        return x
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``."""
-        return torch.poisson(self.rate.expand(*shape, *self.rate.shape), generator=generator)
+        return poisson(self.rate.expand(*shape, *self.rate.shape), generator)
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Poisson, 1)``."""

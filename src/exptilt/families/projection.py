@@ -43,6 +43,8 @@ def project(measure: Measure, family: type[Family]) -> Family:
     """
     if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
         raise ArgumentError(f"project: family must be an exponential family such as Gaussian; got {family!r}.")
+    if not isinstance(measure, Measure):
+        raise ArgumentError(f"project: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}.")
     moments = _about_the_mean(measure, family)
     if moments is not None:
         return moments

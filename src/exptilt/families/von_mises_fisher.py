@@ -9,6 +9,7 @@ respect to surface area. This is the law of keys of equal length: layer normalis
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -19,6 +20,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt.families.bessel import log_bessel
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -37,17 +39,13 @@ class VonMisesFisher(ExponentialFamily):
 
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
+    _statistic_size = staticmethod(lambda d: d + 1)
 
     def __post_init__(self) -> None:
         check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
         if self.vector.shape[-1] < 2:
             raise ArgumentError(f"VonMisesFisher: vector must have at least 2 entries; got shape {tuple(self.vector.shape)}.")
         check_finite("VonMisesFisher", vector=self.vector)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.vector.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -86,6 +84,10 @@ class VonMisesFisher(ExponentialFamily):
         """Length minus 1."""
         return torch.linalg.vector_norm(mean, dim=-1) - 1
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.zeros_like(mean)
+
     def _bessel(self) -> tuple[Tensor, Tensor, Tensor]:
         return log_bessel(self.dimension / 2 - 1, dot(self.vector, self.vector))
 
@@ -96,26 +98,21 @@ class VonMisesFisher(ExponentialFamily):
         value, _, _ = self._bessel()
         return value + self.dimension / 2 * math.log(2 * math.pi)
 
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.vector[..., 0])
-
-    @classmethod
-    def _statistic(cls, x: Tensor) -> Tensor:
-        """X itself, a unit vector ``(..., D)``."""
-        return x
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Unit vectors ``shape + batch + (D,)`` by Wood's rejection method (1994)."""
-        theta = self.vector.expand(*shape, *self.vector.shape)
-        kappa = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
-        first = torch.zeros_like(theta)
-        first[..., 0] = 1
-        direction = torch.where(kappa > 0, theta / kappa.clamp_min(torch.finfo(self.dtype).tiny), first)
-        height = _heights(kappa.squeeze(-1), self.dimension, generator).unsqueeze(-1)
-        noise = torch.randn(theta.shape, dtype=self.dtype, device=self.device, generator=generator)
-        tangent = noise - dot(noise, direction).unsqueeze(-1) * direction
-        tangent = tangent / torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
-        return height * direction + (1 - height**2).clamp_min(0).sqrt() * tangent
+        """Unit vectors ``shape + batch + (D,)``; they carry no derivative."""
+        # Around the first axis, then reflected so that this axis comes to lie along θ: x = y − 2 <r,y> r.
+        theta = self.vector.detach()
+        kappa = torch.linalg.vector_norm(theta, dim=-1)
+        unit = theta / kappa.clamp_min(torch.finfo(self.dtype).tiny).unsqueeze(-1)
+        side = torch.where(unit[..., :1] < 0, -1.0, 1.0)
+        axis = torch.cat([unit[..., :1] + side, unit[..., 1:]], -1)  # both terms have the same sign: nothing cancels
+        axis = axis / torch.linalg.vector_norm(axis, dim=-1, keepdim=True)
+        size = (*shape, *kappa.shape)
+        fall = _falls(kappa, self.dimension, size, generator).unsqueeze(-1)
+        noise = standard_normal(theta, (*size, self.dimension - 1), generator)
+        across = (fall * (2 - fall)).clamp_min(0).sqrt() / torch.linalg.vector_norm(noise, dim=-1, keepdim=True)
+        y = torch.cat([(fall - 1) * side, across * noise], -1)
+        return y.addcmul_(dot(y, axis).unsqueeze(-1), axis, value=-2)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         theta = self.vector + eta
@@ -142,21 +139,40 @@ def _start(mean: Tensor) -> Tensor:
     return torch.where(small, dimension, kappa / r).to(mean.dtype).unsqueeze(-1) * mean
 
 
-def _heights(kappa: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
-    """<x, direction> for each draw: beta-distributed proposals, again for those that were refused, until none is left."""
+def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """1 − <x, direction> for draws of this size: the small number at large κ, so that none of its digits are lost.
+
+    In three dimensions by inverting the distribution function. Else by Wood's rejection method (1994), again for those that were refused
+    until none is left.
+    """
+
+    def uniform(shape: Sequence[int]) -> Tensor:
+        return torch.rand(tuple(shape), dtype=kappa.dtype, device=kappa.device, generator=generator)
+
+    if dimension == 3:
+        k = kappa.clamp_min(torch.finfo(kappa.dtype).tiny)
+        return -torch.log1p(uniform(size) * torch.expm1(-2 * k)) / k
     d = dimension - 1
-    height = torch.zeros_like(kappa).reshape(-1)
-    waiting, flat = torch.arange(height.numel(), device=kappa.device), kappa.detach().reshape(-1)
+
+    def propose(k: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Proposals, and which of them are refused."""
+        z = _symmetric_beta(d, uniform(k.shape), uniform(k.shape))
+        proposal = 2 * b * z / (1 - (1 - b) * z)
+        ratio = (1 + b) / 2 * (1 + (1 - b) * proposal / (2 * b))
+        return proposal, k * (2 * b / (1 + b) - proposal) + d * ratio.log() < uniform(k.shape).log()
+
+    b = d / ((4 * kappa**2 + d**2).sqrt() + 2 * kappa)
+    k, b = kappa.expand(size).reshape(-1), b.expand(size).reshape(-1)
+    fall, refused = propose(k, b)
+    waiting = refused.nonzero().squeeze(-1)
     while waiting.numel():
-        k = flat[waiting]
-        b = d / ((4 * k**2 + d**2).sqrt() + 2 * k)
-        x0 = (1 - b) / (1 + b)
-        half = torch.full_like(k, d / 2)
-        one = torch._standard_gamma(half, generator=generator)
-        z = one / (one + torch._standard_gamma(half, generator=generator))
-        w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
-        uniform = torch.rand(k.shape, dtype=k.dtype, device=k.device, generator=generator)
-        accepted = k * (w - x0) + d * ((1 - x0 * w) / (4 * b / (1 + b) ** 2)).log() >= uniform.log()
-        height[waiting[accepted]] = w[accepted]
-        waiting = waiting[~accepted]
-    return height.reshape(kappa.shape)
+        fall[waiting], refused = propose(k[waiting], b[waiting])
+        waiting = waiting[refused]
+    return fall.reshape(size)
+
+
+def _symmetric_beta(d: int, u: Tensor, v: Tensor) -> Tensor:
+    """Beta(d/2, d/2) from two uniforms (Ulrich 1984): half of 1 + cos(2πv) √(1 − u^{2/(d−1)}), the shadow of a point on a sphere."""
+    if d == 1:
+        return (1 + (2 * math.pi * v).cos()) / 2
+    return (1 + (2 * math.pi * v).cos() * (-torch.expm1(u.log() * (2 / (d - 1)))).sqrt()) / 2

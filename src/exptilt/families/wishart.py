@@ -29,6 +29,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.checks import check_tensors, check_values
 from exptilt.families.digamma import invert_multivariate_gap
+from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 
@@ -38,8 +39,8 @@ def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: t
     size = (*shape, *degrees.shape, dimension)
     index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
     half = ((degrees.unsqueeze(-1) - index) / 2).expand(size)
-    diagonal = (2 * torch._standard_gamma(half.contiguous(), generator=generator)).sqrt()
-    noise = torch.randn((*size, dimension), dtype=degrees.dtype, device=degrees.device, generator=generator)
+    diagonal = (2 * standard_gamma(half, generator)).sqrt()
+    noise = standard_normal(degrees, (*size, dimension), generator)
     return noise.tril(-1) + torch.diag_embed(diagonal)
 
 
@@ -61,6 +62,7 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
+    _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -123,15 +125,18 @@ class Wishart(ExponentialFamily):
         jensen = mean[..., -1] - log_determinant(factorize(x))
         return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
 
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        zero = unpack(torch.zeros_like(mean[..., :-1]))
+        x = zero + torch.eye(zero.shape[-1], dtype=mean.dtype, device=mean.device)
+        return make(cls, degrees=torch.full_like(mean[..., 0], x.shape[-1]), scale=x).mean_parameter
+
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & positive_definite(self.scale)
 
     def _log_partition(self) -> Tensor:
         half = self.degrees / 2
         return half * (self.size * math.log(2) + log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, self.size)
-
-    def _expected_log_base(self) -> Tensor:
-        return torch.zeros_like(self.degrees)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The shell of every page: dataclasses of text, tables and figures in, one HTML file out that loads nothing from anywhere.
 
-How to write a page of your own, as `report/example.py` does:
+How to write a page of your own, as `report/switching.py` does:
 
 1. Compute. A function returns a frozen dataclass of numbers. Nothing is drawn there.
 2. Draw. A function per picture returns `figures.draw(name, paint)`, an SVG string; `paint(axes)` draws with matplotlib.
@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata, resources
@@ -26,6 +26,7 @@ from typing import Any
 
 from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt.report.files import write_files
 
 LIBRARIES = ("torch", "numpy", "numba", "scipy", "matplotlib", "transformers")
 
@@ -172,11 +173,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def render(page: Page) -> str:
+def render(page: Page, *, template: str = "page.html", assets: Sequence[str] = (), context: Mapping[str, Any] | None = None) -> str:
     """The page as one HTML string that stands alone.
 
     Args:
         page: what it says.
+        template: which file of `templates/`; one that extends `page.html`.
+        assets: names of files in `assets/` that come after `page.css` and `page.js`, styles and scripts.
+        context: more values for the template, by name.
     """
     try:
         import jinja2
@@ -191,17 +195,18 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["block_kind"] = lambda block: type(block).__name__
-    style, script = _asset("page.css"), _asset("page.js")
+    environment.globals["cell"] = _cell
+    style, script = ("\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}")) for kind in ("css", "js"))
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
-    return environment.get_template("page.html").render(
+    return environment.get_template(template).render(
         page=page,
-        cell=_cell,
         svg=lambda figure: markupsafe.Markup(figure.svg),
         style=markupsafe.Markup(style),
         script=markupsafe.Markup(script),
         policy=policy,
         versions=versions(),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **(context or {}),
     )
 
 
@@ -216,15 +221,4 @@ def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index
     Returns:
         The path of the file.
     """
-    html = render(page)
-    target = Path(folder)
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(f"{target} is a file, and a page is written into a folder. Pass the name of a folder.")
-    target.mkdir(parents=True, exist_ok=True)
-    path, draft = target / name, target / f".{name}.{os.getpid()}.tmp"
-    try:
-        draft.write_text(html, "utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    return write_files(folder, {name: render(page)})[0]

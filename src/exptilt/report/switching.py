@@ -1,8 +1,7 @@
 """A series that switches regime: fitted, smoothed, forecast, as a dataclass of numbers, a few lines of text, a page and a table.
 
 The work is `exptilt.switching.fit_ready`'s; here a CSV file is read, the regimes are described, and everything is written at the end,
-each file whole or not at
-all.
+all of it or nothing.
 """
 
 import csv
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
 from exptilt.report import figures
-from exptilt.report.page import Figure, Formula, Page, Section, Table, number, write_page
+from exptilt.report.files import write_files
+from exptilt.report.page import Figure, Formula, Page, Section, Table, number, render
 from exptilt.switching import fit_ready
 
 if TYPE_CHECKING:
@@ -357,12 +357,5 @@ def write(study: Study, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         study: the numbers.
         folder: where; made if it is not there.
     """
-    page, content = build(study), table(study)
-    html = write_page(page, folder)
-    path, draft = Path(folder) / "probabilities.csv", Path(folder) / f".probabilities.{os.getpid()}.tmp"
-    try:
-        draft.write_text(content, "utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    path, html = write_files(folder, {"probabilities.csv": table(study), "index.html": render(build(study))})
     return html, path

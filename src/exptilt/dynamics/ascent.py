@@ -1,0 +1,83 @@
+r"""One step of ascent on the log-normalizer (THEORY B1), the convention of the whole folder:
+
+    η ← η + step · g(η),      g(η) = Σ_n softmax_n(β<x_n,η>) x_n = (1/β) ∇_η log Σ_n e^{β<x_n,η>}
+
+β multiplies the scores and does not multiply the step. The log-normalizer that goes with it is
+
+    G(βη) = log Σ_n e^{β<x_n,η>}        (any measure h: log ∫ h(x) e^{β<x,η>}, and g(η) = ∇G at βη, the mean of h tilted by βη).
+
+The measure is that of the moving points themselves (self-attention), of patterns held still (cross-attention, a Hopfield memory), or any
+`Measure`. Points are streamed by `exptilt.tilting`: nothing of size N×N is made. A point that a mask lets see nothing stays where it is.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.families import Empirical
+from exptilt.families.measure import Measure
+from exptilt.tilting.arguments import prepare
+from exptilt.tilting.tilt import run
+
+
+class Slope(NamedTuple):
+    """What the measure says at every point.
+
+    Attributes:
+        log_normalizer: ``(..., N)``, G(βη); −inf where a point sees nothing.
+        gradient: ``(..., N, D)``, g(η).
+    """
+
+    log_normalizer: Tensor
+    gradient: Tensor
+
+
+def check_points(name: str, points: Tensor) -> None:
+    """Points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries; else an error says which."""
+    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
+        got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
+        raise ArgumentError(f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}.")
+    check_finite(name, points)
+
+
+def check_finite(name: str, points: Tensor) -> None:
+    """Raise where a point holds NaN or infinity, with its index."""
+    good = points.isfinite().all(-1)
+    if not bool(good.all()):
+        index = tuple((~good).nonzero()[0].tolist())
+        raise ArgumentError(f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points.")
+
+
+def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, causal: bool = False, mask: Tensor | None = None) -> Slope:
+    """G and its gradient at every point.
+
+    Args:
+        points: ``(..., N, D)``.
+        patterns: None for the points themselves, ``(..., M, D)`` for patterns held still, or a measure on D-vectors whose batch axes
+            are those in front of N.
+        beta: factor of the scores.
+        causal: point i sees patterns j ≤ i + M − N only.
+        mask: booleans that broadcast to ``(..., N, M)``, True where a point may see a pattern.
+    """
+    if isinstance(patterns, Measure) and not isinstance(patterns, Empirical):
+        batched = patterns.batch_shape != ()
+        measure = (
+            patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf) if batched else patterns
+        )
+        eta = beta * points
+        return Slope(measure.log_normalizer(eta), measure.mean(eta))
+    log_weight = None
+    if patterns is None:
+        key = points
+    elif isinstance(patterns, Empirical):
+        key, log_weight = patterns.points, patterns.log_weight.unsqueeze(-2)
+    else:
+        key = patterns
+    key = key.unsqueeze(-3)
+    call = prepare(
+        "Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, bias=None,
+        mask=None if mask is None else mask.unsqueeze(-3), causal=causal, window=None, softcap=None, sink=None, backend=None, check=False,
+    )  # fmt: skip
+    tilted = run(call, key_mass=False)
+    return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

@@ -1,0 +1,146 @@
+r"""How many clusters a cloud has, by a rule that is stated and exact:
+
+    two points belong together if a chain of points links them whose neighbours are at most r = tolerance · √(mean ‖x‖²) apart.
+
+The length √(mean ‖x‖²) is what a renormaliser holds fixed, so r does not shrink with the clusters themselves, and a cloud that has
+collapsed to one place is one cluster. A cloud that has not clustered yet counts many: at this resolution every point may stand alone.
+Besides the count there is the effective number e^{H}, H the entropy of the sizes, which stray points hardly change.
+
+Points are sorted along their widest axis. A search then goes from point to point, looks only at points not yet reached within r
+along that axis, and stops summing a distance once it is too long. Reached points are never looked at again: a collapsed cloud costs N, and
+no pair is ever stored.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+
+_LISTED = 16
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of each cloud.
+
+    Attributes:
+        count: ``(...)``, how many.
+        effective: ``(...)``, the exponential of the entropy of the shares.
+        largest: ``(...)``, the share of the largest.
+        sizes: ``(..., 16)``, how many points the largest have, in falling order; 0 where there are fewer.
+    """
+
+    count: Tensor
+    effective: Tensor
+    largest: Tensor
+    sizes: Tensor
+
+
+def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
+    """Which cluster each point belongs to.
+
+    Args:
+        points: ``(..., N, D)``.
+        tolerance: the largest gap within a cluster, relative to the root mean square length of the points.
+
+    Returns:
+        ``(..., N)`` integers from 0, by falling size.
+
+    Example:
+        >>> cluster_labels(torch.tensor([[1.0], [-1.0], [1.01], [1.04], [-1.01]]))
+        tensor([0, 1, 0, 0, 1])
+    """
+    if not (isinstance(tolerance, int | float) and tolerance >= 0):
+        raise ArgumentError(f"clusters: tolerance is {tolerance!r}. Pass a number ≥ 0, a fraction of the length of the points.")
+    clouds = points.detach().cpu().double().reshape(-1, *points.shape[-2:])
+    return torch.stack([torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]).reshape(points.shape[:-1])
+
+
+def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
+    """Count clusters and their sizes.
+
+    Args:
+        points: ``(..., N, D)``.
+        tolerance: the largest gap within a cluster, relative to the root mean square length of the points.
+
+    Example:
+        >>> clusters(torch.tensor([[1.0], [-1.0], [1.01], [1.04]])).sizes[:3]
+        tensor([3, 1, 0])
+    """
+    labels = cluster_labels(points, tolerance=tolerance)
+    batch, count = labels.shape[:-1], labels.shape[-1]
+    sizes = torch.stack([torch.bincount(row, minlength=count) for row in labels.reshape(-1, count)]).reshape(*batch, count)
+    share = sizes.double() / count
+    entropy = -torch.special.xlogy(share, share).sum(-1)
+    listed = torch.nn.functional.pad(sizes, (0, max(0, _LISTED - count)))[..., :_LISTED]
+    return Clusters((sizes > 0).sum(-1), entropy.exp(), share[..., 0], listed)
+
+
+def _labels(cloud: Any, tolerance: float) -> Any:
+    """Labels by falling size of a float64 array (N, D)."""
+    scale = np.abs(cloud).max()
+    cloud = cloud / scale if scale > 0 else cloud  # so that squares neither overflow nor vanish
+    axes = np.argsort(-cloud.var(0), kind="stable")
+    cloud = cloud[:, axes]
+    order = np.argsort(cloud[:, 0], kind="stable")
+    radius = tolerance * np.sqrt((cloud**2).sum(1).mean())
+    found = np.empty(len(cloud), dtype=np.int64)
+    found[order] = _components(np.ascontiguousarray(cloud[order]), radius)
+    sizes = np.bincount(found)
+    rank = np.empty(len(sizes), dtype=np.int64)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
+    return rank[found]
+
+
+@njit(cache=True)
+def _unreached(after, i):  # type: ignore[no-untyped-def]
+    """The first point at or after i that has not been reached; the path is shortened on the way."""
+    root = i
+    while after[root] != root:
+        root = after[root]
+    while after[i] != root:
+        after[i], i = root, after[i]
+    return root
+
+
+@njit(cache=True)
+def _components(x, radius):  # type: ignore[no-untyped-def]
+    """Connected components of points (N, D) sorted by their first coordinate, linked at distances up to the radius."""
+    count, dimension = x.shape
+    labels = np.empty(count, dtype=np.int64)
+    after = np.arange(count + 1)  # after[i] = i as long as i has not been reached
+    queue = np.empty(count, dtype=np.int64)
+    limit = radius * radius
+    current = 0
+    seed = 0
+    while True:
+        seed = _unreached(after, seed)
+        if seed == count:
+            return labels
+        labels[seed] = current
+        after[seed] = seed + 1
+        queue[0] = seed
+        head, tail = 0, 1
+        while head < tail:
+            i = queue[head]
+            head += 1
+            low = np.searchsorted(x[:, 0], x[i, 0] - radius)
+            j = _unreached(after, low)
+            while j < count and x[j, 0] - x[i, 0] <= radius:
+                distance = 0.0
+                d = 0
+                while d < dimension and distance <= limit:
+                    distance += (x[j, d] - x[i, d]) ** 2
+                    d += 1
+                if distance <= limit:
+                    labels[j] = current
+                    after[j] = j + 1
+                    queue[tail] = j
+                    tail += 1
+                j = _unreached(after, j + 1)
+        current += 1

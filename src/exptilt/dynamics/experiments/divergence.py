@@ -1,0 +1,98 @@
+r"""Without a renormaliser points run off (THEORY B2), at a rate that is known.
+
+Patterns x_n held still: once η is long, softmax picks the pattern with the largest <x_n,η>, and η ← η + step·x_n from then on. What is
+picked stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n an extreme point of the hull. So
+
+    ‖η_t‖ / t → step·‖x_n‖     along an extreme point x_n.
+
+Patterns that move along: the longest points pick themselves, x ← x + step·x, and lengths grow by the factor 1 + step at each step.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exptilt.dynamics.flow import Flow
+from exptilt.families.hull import nearest_in_hull
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class DivergenceRate:
+    """Measured growth beside its theory. N points, M patterns.
+
+    Attributes:
+        lengths: ``(steps + 1, N)``, ‖η‖ with patterns held still.
+        slope: ``(N,)``, growth of the length at each of the last steps, mean over a quarter of the run.
+        theory: ``(N,)``, step·‖x‖ of the pattern along which the point goes.
+        pattern: ``(N,)``, which pattern that is.
+        extreme: ``(N,)``, how far that pattern is from the hull of the others, 0 if it is not an extreme point.
+        moving: ``(steps + 1,)``, root mean square length when the patterns move along.
+        moving_factor: growth of that at the last step.
+        moving_theory: 1 + step.
+    """
+
+    lengths: Tensor
+    slope: Tensor
+    theory: Tensor
+    pattern: Tensor
+    extreme: Tensor
+    moving: Tensor
+    moving_factor: float
+    moving_theory: float
+
+    @property
+    def error(self) -> Tensor:
+        """Relative difference between measured and predicted slope, ``(N,)``."""
+        return (self.slope - self.theory).abs() / self.theory
+
+    def plot(self) -> "Figure":
+        """Lengths against step, and measured against predicted slope."""
+        from exptilt.dynamics import pictures
+
+        return pictures.divergence(self)
+
+
+def divergence_rate(
+    *, count: int = 200, patterns: int = 50, dimension: int = 3, beta: float = 1.0, step: float = 1.0, steps: int = 400, seed: int = 0
+) -> DivergenceRate:
+    """Let points run off and measure how fast.
+
+    Args:
+        count: how many points.
+        patterns: how many patterns, drawn from a standard Gaussian like the points.
+        dimension: of both.
+        beta: factor of the scores.
+        step: size.
+        steps: how many.
+        seed: of the draws.
+
+    Example:
+        >>> found = divergence_rate()
+        >>> bool((found.error < 1e-3).all()), bool((found.extreme > 0).all())
+        (True, True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(patterns, dimension, dtype=torch.float64, generator=generator)
+    points = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
+    flow = Flow(None, beta=beta, step=step, patterns=x)
+    states = flow.run(points, steps, measure_every=None, progress=False).states
+    lengths = states.norm(dim=-1)
+    last = max(1, steps // 4)
+    slope = (lengths[-1] - lengths[-1 - last]) / last
+    pattern = (states[-1] @ x.mT).argmax(-1)
+    distance = torch.zeros(patterns, dtype=torch.float64)
+    for place in pattern.unique().tolist():
+        others = torch.cat([x[:place], x[place + 1 :]])
+        distance[place] = (nearest_in_hull(others, x[place]) - x[place]).norm()
+    # Lengths double at each step, so a few dozen steps say it and a thousand would overflow.
+    short = min(steps, 60)
+    moving = Flow(None, beta=beta, step=step).run(points, short, measure_every=None, progress=False).states
+    size = moving.square().sum(-1).mean(-1).sqrt()
+    return DivergenceRate(
+        lengths, slope, step * x[pattern].norm(dim=-1), pattern, distance[pattern], size, float(size[-1] / size[-2]), 1 + step
+    )

@@ -1,0 +1,129 @@
+r"""Points on a sphere whose pairwise cosines are all equal: a flow that is one ordinary differential equation.
+
+Let <x_i,x_j> = γ for all i ≠ j, n points of length 1. Point i attends to itself with e^β/Z and to each other with a = e^{βγ}/Z,
+Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j and the velocity m_i − x_i<x_i,m_i>,
+
+    d<x_i,x_k>/dt = 2(<m_i,x_k> − γ<m_i,x_i>) = 2(aγ(n−2) + a + A_iiγ − γ(A_ii + (n−1)aγ)) = 2a(1 + (n−2)γ − (n−1)γ²),
+
+    γ' = 2 e^{βγ}(1 − γ)((n−1)γ + 1) / (e^β + (n−1)e^{βγ}).
+
+The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit, Polyanskiy and Rigollet, "A
+mathematical perspective on transformers" (section 6), derived here again. Random points in high dimension have cosines near 0, so they
+follow it from γ = 0 up to about 1/√dimension. `equal_cosine` holds the simulator against it: orthogonal points must agree to the solver's
+tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.dynamics.flow import Flow
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class EqualCosine:
+    """Mean cosine by time: theory, continuous flow, flow in steps, and random points.
+
+    Attributes:
+        time: ``(T,)``.
+        theory: ``(T,)``, γ of the equation.
+        continuous: ``(T,)``, of orthogonal points under `Flow.ode`.
+        stepped: ``(T,)``, of orthogonal points under `Flow.run` with small steps.
+        random: ``(len(dimensions), T)``, of random points under `Flow.ode`.
+        dimensions: of the random points.
+        step: of the flow in steps.
+    """
+
+    time: Tensor
+    theory: Tensor
+    continuous: Tensor
+    stepped: Tensor
+    random: Tensor
+    dimensions: tuple[int, ...]
+    step: float
+
+    @property
+    def continuous_error(self) -> float:
+        """Largest difference from theory of the continuous flow."""
+        return float((self.continuous - self.theory).abs().max())
+
+    @property
+    def stepped_error(self) -> float:
+        """Largest difference from theory of the flow in steps."""
+        return float((self.stepped - self.theory).abs().max())
+
+    @property
+    def random_error(self) -> tuple[float, ...]:
+        """Largest difference from theory of random points, by dimension."""
+        return tuple((self.random - self.theory).abs().amax(-1).tolist())
+
+    def plot(self) -> "Figure":
+        """Mean cosine against time."""
+        from exptilt.dynamics import pictures
+
+        return pictures.equal_cosine(self)
+
+
+def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
+    """γ' of the equation above.
+
+    Args:
+        cosine: γ.
+        count: n.
+        beta: β.
+    """
+    other = np.exp(beta * (cosine - 1))  # e^{βγ}/e^β
+    return float(2 * other * (1 - cosine) * ((count - 1) * cosine + 1) / (1 + (count - 1) * other))
+
+
+def equal_cosine(
+    *, count: int = 32, beta: float = 1.0, time: float = 8.0, samples: int = 81, substeps: int = 10,
+    dimensions: tuple[int, ...] = (64, 1024), seed: int = 0,
+) -> EqualCosine:  # fmt: skip
+    """Hold the simulator against the equation for equal cosines.
+
+    Args:
+        count: n, how many points, at least two.
+        beta: factor of the scores.
+        time: how far to go.
+        samples: at how many times to compare.
+        substeps: steps of the discrete flow between two of them.
+        dimensions: in which to draw random points.
+        seed: of the draws.
+
+    Example:
+        >>> found = equal_cosine(count=8, time=4.0, samples=21, dimensions=(16,))
+        >>> found.continuous_error < 1e-6
+        True
+    """
+    if count < 2:
+        raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
+    times = np.linspace(0.0, time, samples)
+
+    def rate(_: float, y: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
+        return [cosine_rate(float(y[0]), count=count, beta=beta)]
+
+    solved = solve_ivp(rate, (0.0, time), [0.0], method="DOP853", t_eval=times, rtol=1e-12, atol=1e-14)
+    theory = torch.from_numpy(solved.y[0])
+    flow = Flow("sphere", beta=beta)
+    orthogonal = torch.eye(count, dtype=torch.float64)
+    continuous = flow.ode(orthogonal, time, samples=samples, keep="last", rtol=1e-9, atol=1e-11, progress=False).mean_cosine
+    step = time / (samples - 1) / substeps
+    stepped = Flow("sphere", beta=beta, step=step).run(
+        orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False
+    )
+    generator = torch.Generator().manual_seed(seed)
+    random = []
+    for dimension in dimensions:
+        points = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
+        random.append(flow.ode(points, time, samples=samples, keep="last", progress=False).mean_cosine)
+    stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)
+    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped.mean_cosine, stack, tuple(dimensions), step)

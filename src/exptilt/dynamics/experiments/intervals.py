@@ -1,0 +1,47 @@
+"""Confidence intervals over seeds, at 95%."""
+
+from typing import NamedTuple
+
+import torch
+from scipy import special
+from torch import Tensor
+
+_LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean or share with its 95% confidence interval.
+
+    Attributes:
+        mean: ``(...)``.
+        low: ``(...)``.
+        high: ``(...)``.
+    """
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def mean_interval(values: Tensor) -> Interval:
+    """Student's interval of the mean over the last axis, NaN left out; of one value the interval is NaN.
+
+    Args:
+        values: ``(..., seeds)``.
+    """
+    there = ~values.isnan()
+    count = there.sum(-1)
+    x = torch.where(there, values, 0.0).double()
+    mean = x.sum(-1) / count
+    variance = torch.where(there, (x - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / (count - 1)
+    factor = torch.as_tensor(special.stdtrit((count - 1).clamp_min(1).numpy(), (1 + _LEVEL) / 2))
+    half = factor * (variance / count).sqrt()
+    return Interval(mean, mean - half, mean + half)
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float, float]:
+    """Share of hits among trials, with Clopper and Pearson's exact interval."""
+    tail = (1 - _LEVEL) / 2
+    low = float(special.betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
+    high = float(special.betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
+    return hits / count, low, high

@@ -1,0 +1,150 @@
+r"""Theorem 1 (THEORY B4), and how far it reaches.
+
+Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η + g(η) = (1 + Σ)η + μ is affine. So
+
+- a Gaussian law stays Gaussian, and a renormaliser that sets mean and covariance to Σ⁻¹μ and Σ⁻¹ makes N(Σ⁻¹μ, Σ⁻¹) of *any* Gaussian
+  start, in one step: that law is the fixed point;
+- even each point is fixed: 1 + Σ is symmetric and positive, so its inverse is the least-moving map that brings the covariance back. The
+  same holds for any other target of the renormaliser: Σ⁻¹ is not special;
+- any other law keeps its shape for ever, because skewness, kurtosis and all that no affine map changes stay as they were: no start
+  that is not Gaussian ever gets there;
+- a renormaliser that knows less than the full covariance does not lead there. Under batch norm the cloud turns to Σ's first
+  eigenvector, as in the power method, and flattens; layer norm puts it on a sphere.
+
+`theorem_one` runs all of this on samples and puts numbers to it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.dynamics.experiments.starts import start
+from exptilt.dynamics.flow import Flow
+from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.renormalizers import Whiten
+from exptilt.families import Gaussian
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class TheoremOneRow:
+    """One start under one renormaliser.
+
+    Attributes:
+        start: name of the start.
+        renormalizer: name of the renormaliser.
+        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to its length.
+        covariance_error: by step, distance of the covariance from Σ⁻¹ in Frobenius norm, relative to that of Σ⁻¹.
+        gaussian_p: by step, the least of the three p-values of Gaussianity, times three.
+        drift: by step from 1, root mean square distance the points moved, relative to their root mean square length.
+    """
+
+    start: str
+    renormalizer: str
+    mean_error: tuple[float, ...]
+    covariance_error: tuple[float, ...]
+    gaussian_p: tuple[float, ...]
+    drift: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TheoremOne:
+    """What became of every start under every renormaliser.
+
+    Attributes:
+        mean: ``(D,)``, Σ⁻¹μ.
+        covariance: ``(D, D)``, Σ⁻¹.
+        rows: one for each start and renormaliser.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    rows: tuple[TheoremOneRow, ...]
+
+    def row(self, start: str, renormalizer: str = "whiten") -> TheoremOneRow:
+        """The row of a start and a renormaliser.
+
+        Args:
+            start: its name.
+            renormalizer: its name.
+        """
+        for row in self.rows:
+            if (row.start, row.renormalizer) == (start, renormalizer):
+                return row
+        raise ArgumentError(f"there is no row {start!r}, {renormalizer!r}.")
+
+    def plot(self) -> "Figure":
+        """Distance from the fixed point's covariance, and Gaussianity, against step."""
+        from exptilt.dynamics import pictures
+
+        return pictures.theorem_one(self)
+
+
+def theorem_one(
+    mean: Tensor | None = None, covariance: Tensor | None = None, *, count: int = 2000, steps: int = 6,
+    starts: tuple[str, ...] = ("fixed point", "gaussian", "laplace", "bimodal"),
+    renormalizers: tuple[str, ...] = ("whiten", "batch", "layer"), seed: int = 0,
+) -> TheoremOne:  # fmt: skip
+    """Run Theorem 1 on samples.
+
+    Args:
+        mean: ``(D,)`` float64, μ; default (0.5, −0.5, 0.5, −0.5).
+        covariance: ``(D, D)`` float64, Σ; default one with eigenvalues 0.5, 1, 1.5, 2 in general position.
+        count: how many points.
+        steps: how many.
+        starts: "fixed point" draws from N(Σ⁻¹μ, Σ⁻¹), the others are those of `equilibrium_sweep`.
+        renormalizers: "whiten" is to the mean and covariance of the theorem, the others are as in `Flow`.
+        seed: of the draws.
+
+    Example:
+        >>> found = theorem_one()
+        >>> found.row("gaussian").covariance_error[1] < 1e-12  # one step
+        True
+        >>> found.row("laplace").gaussian_p[-1] < 1e-6  # never
+        True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if covariance is None:
+        dimension = 4 if mean is None else mean.shape[-1]
+        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator))[0]
+        covariance = basis @ torch.diag(0.5 * torch.arange(1, dimension + 1, dtype=torch.float64)) @ basis.mT
+        covariance = (covariance + covariance.mT) / 2
+    if mean is None:
+        mean = torch.tensor([0.5, -0.5] * covariance.shape[-1], dtype=torch.float64)[: covariance.shape[-1]]
+    measure = Gaussian(mean, covariance)
+    goal_covariance = torch.linalg.inv(covariance)
+    goal_covariance = (goal_covariance + goal_covariance.mT) / 2
+    goal = Gaussian(goal_covariance @ mean, goal_covariance)
+    rows = []
+    for name in starts:
+        fixed = name == "fixed point"
+        first = goal.sample((count,), generator=generator) if fixed else 2 * start(name, (count, len(mean)), generator) + 1
+        if fixed:  # a sample has its own mean and covariance: give it those of the law
+            first = Whiten(goal.mean_vector, goal.covariance_matrix)(first)
+        for kind in renormalizers:
+            renormalize = Whiten(goal.mean_vector, goal.covariance_matrix) if kind == "whiten" else kind
+            rows.append(_row(name, kind, Flow(renormalize, patterns=measure), first, goal, steps))
+    return TheoremOne(goal.mean_vector, goal.covariance_matrix, tuple(rows))
+
+
+def _row(name: str, kind: str, flow: Flow, points: Tensor, goal: Gaussian, steps: int) -> TheoremOneRow:
+    means, covariances, chances, drifts = [], [], [], []
+    for step in range(steps + 1):
+        if step:
+            points, before = flow(points), points
+            drifts.append(float((points - before).norm() / before.norm()))
+        covariance = torch.cov(points.mT, correction=0)
+        means.append(float((points.mean(0) - goal.mean_vector).norm() / goal.mean_vector.norm()))
+        covariances.append(float((covariance - goal.covariance_matrix).norm() / goal.covariance_matrix.norm()))
+        chances.append(least_p(gaussianity(points)))
+    return TheoremOneRow(name, kind, tuple(means), tuple(covariances), tuple(chances), tuple(drifts))
+
+
+def least_p(g: Gaussianity) -> float:
+    """Bonferroni's p-value of the three tests together."""
+    return min(1.0, 3 * float(torch.stack([g.skewness_p, g.kurtosis_p, g.sliced_p]).min()))

@@ -1,0 +1,187 @@
+r"""How a fixed point attracts: the spectrum of the Jacobian J of f there.
+
+- **Spectral radius** ρ(J) = max |λ|. Near the fixed point Picard's error shrinks by ρ a step; it is stable if ρ < 1.
+- **Monotone operator.** If the symmetric part of J has its largest eigenvalue m < 1 *everywhere*, then
+  <x − y, (x − f(x)) − (y − f(y))> ≥ (1 − m)‖x − y‖²: I − f is strongly monotone, and f has exactly one fixed point (THEORY B6). What is
+  checked is m at the points given; a value below 1 there proves nothing elsewhere, a value of 1 or more anywhere refutes the condition.
+
+Neither needs J written out. Samples of few numbers get it anyway; for larger ones a Krylov space (``krylov.py``) is built, and begun again
+from its best Ritz vector (real and imaginary part added, so that complex pairs are found) until the residual ‖Jy − λy‖ of that vector is
+within the tolerance. For the symmetric part the residual bounds the distance to an eigenvalue; for J that holds up to the condition number
+of the eigenvalue. The first vector is always the same: results repeat.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt.dynamics.fixed_point import _check_image, _sit
+from exptilt.dynamics.krylov import Operator, arnoldi
+from exptilt.dynamics.levels import plain
+from exptilt.dynamics.tape import Tape
+
+_DENSE = 64
+
+
+@dataclass(frozen=True)
+class SpectralRadius:
+    """Of the Jacobian, sample by sample.
+
+    Args:
+        value: ``(...)``, |λ|.
+        eigenvalue: ``(...)``, complex, the λ of largest modulus (of a complex pair the one above the real axis).
+        residual: ``(...)``, ‖Jy − λy‖ for a unit vector y: 0 up to rounding where J was written out.
+    """
+
+    value: Tensor
+    eigenvalue: Tensor
+    residual: Tensor
+
+    @property
+    def stable(self) -> Tensor:
+        """``(...)``: whether Picard's iteration is drawn in, the residual allowed for."""
+        return self.value + self.residual < 1
+
+
+@dataclass(frozen=True)
+class MonotoneOperator:
+    """The condition (J + Jᵀ)/2 < 1, checked at the points given and nowhere else.
+
+    Args:
+        largest: ``(...)``, the largest eigenvalue m of the symmetric part.
+        residual: ``(...)``, how far an eigenvalue may be from it.
+    """
+
+    largest: Tensor
+    residual: Tensor
+
+    @property
+    def margin(self) -> Tensor:
+        """``(...)``: 1 − m − residual, the strong monotonicity of I − f at the point, at worst."""
+        return 1 - self.largest - self.residual
+
+    @property
+    def holds(self) -> bool:
+        """Whether the margin is positive at every point given."""
+        return bool((self.margin > 0).all())
+
+
+def spectral_radius(
+    function: Callable[[Tensor], Tensor], point: Tensor, *, event_dims: int = 1, tolerance: float = 1e-4, max_restarts: int = 50
+) -> SpectralRadius:
+    """The largest modulus among the eigenvalues of the Jacobian of f.
+
+    Args:
+        function: f, from ``(..., *event)`` to the same shape, as in `fixed_point`.
+        point: ``(..., *event)``.
+        event_dims: how many of the last axes make up one sample.
+        tolerance: of the residual, relative to the value.
+        max_restarts: most Krylov spaces. If they do not suffice the residual says so.
+
+    Returns:
+        Shapes ``(...)``.
+
+    Example:
+        >>> import torch
+        >>> turn = torch.tensor([[0.0, -0.5], [0.5, 0.0]])
+        >>> found = spectral_radius(lambda x: x @ turn.T, torch.zeros(2))
+        >>> found.value, found.eigenvalue
+        (tensor(0.5000), tensor(0.+0.5000j))
+    """
+    with plain() as stack:
+        tape, shape = _tape(function, point, event_dims, stack)
+        n = tape.event
+        if n <= _DENSE:
+            values = torch.linalg.eigvals(tape.matrix())
+            chosen = _upper(values.gather(-1, values.abs().argmax(-1, keepdim=True)).squeeze(-1))
+            return SpectralRadius(chosen.abs().reshape(shape), chosen.reshape(shape), torch.zeros_like(chosen.real).reshape(shape))
+
+        def product(vector: Tensor) -> Tensor:
+            return tape.push(vector.reshape(1, *point.shape)).reshape(vector.shape)
+
+        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=False)
+        chosen = _upper(value)
+        return SpectralRadius(chosen.abs().reshape(shape), chosen.reshape(shape), residual.reshape(shape))
+
+
+def monotone_operator(
+    function: Callable[[Tensor], Tensor], points: Tensor, *, event_dims: int = 1, tolerance: float = 1e-4, max_restarts: int = 50
+) -> MonotoneOperator:
+    """Check at the points given whether I − f is strongly monotone.
+
+    Args:
+        function: f, from ``(..., *event)`` to the same shape, as in `fixed_point`.
+        points: ``(..., *event)``.
+        event_dims: how many of the last axes make up one sample.
+        tolerance: of the residual, relative to the eigenvalue.
+        max_restarts: most Krylov spaces. If they do not suffice the residual says so.
+
+    Returns:
+        Shapes ``(...)``.
+
+    Example:
+        >>> import torch
+        >>> found = monotone_operator(lambda x: -5 * x, torch.ones(1, 3))  # no contraction, yet one fixed point
+        >>> found.largest, found.holds
+        (tensor([-5.]), True)
+    """
+    with plain() as stack:
+        tape, shape = _tape(function, points, event_dims, stack)
+        if tape.event <= _DENSE:
+            matrix = tape.matrix()
+            largest = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)[..., -1]
+            return MonotoneOperator(largest.reshape(shape), torch.zeros_like(largest).reshape(shape))
+
+        def product(vector: Tensor) -> Tensor:
+            stacked = vector.reshape(1, *points.shape)
+            return (tape.push(stacked) + tape.pull(stacked)).reshape(vector.shape) / 2
+
+        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=True)
+        return MonotoneOperator(value.real.reshape(shape), residual.reshape(shape))
+
+
+def _tape(function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, stack: object) -> tuple[Tape, tuple[int, ...]]:
+    if stack:
+        raise ArgumentError("The spectrum of a Jacobian is looked at, not differentiated: call this outside of torch.func transforms.")
+    if not point.is_floating_point() or not 0 <= event_dims <= point.ndim:
+        raise ArgumentError(
+            f"point must be floating point with at least event_dims axes; got {point.dtype}, {tuple(point.shape)}, {event_dims}."
+        )
+    point = point.detach()
+    with torch.no_grad():
+        image = function(point)
+    _check_image(image, point)
+    if not bool(image.isfinite().all()):
+        raise ArgumentError("function returned NaN or infinity at the point: its Jacobian has no spectrum. Pass a finite point.")
+    seat, _, _ = _sit(function, point, image, event_dims, stack)
+    return Tape(seat, point), seat.samples
+
+
+def _upper(value: Tensor) -> Tensor:
+    return torch.complex(value.real, value.imag.abs())
+
+
+def _begin(tape: Tape) -> Tensor:
+    """A vector with a part in every direction, the same each time: fractions of multiples of the golden ratio, centred."""
+    place = torch.arange(1, tape.point.numel() + 1, dtype=torch.float64, device=tape.point.device)
+    return ((place * 0.6180339887498949).frac() - 0.5).to(tape.point.dtype).reshape(-1, tape.event)
+
+
+def _restarted(product: Operator, start: Tensor, tolerance: float, max_restarts: int, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The wanted eigenvalue ``(S,)``, complex, and the residual of its Ritz vector."""
+    vector = start
+    for _ in range(max_restarts):
+        basis, hessenberg = arnoldi(product, vector, min(_DENSE // 2, start.shape[-1]))
+        square = hessenberg[:, :-1]
+        values, vectors = torch.linalg.eig((square + square.mT) / 2 if symmetric else square)
+        best = (values.real if symmetric else values.abs()).argmax(-1)
+        value = values.gather(-1, best[:, None]).squeeze(-1)
+        ritz = vectors.gather(-1, best[:, None, None].expand(-1, vectors.shape[1], 1)).squeeze(-1)
+        residual = hessenberg[:, -1, -1].abs() * ritz[:, -1].abs()
+        if not bool((residual > tolerance * value.abs().clamp_min(tolerance)).any()):
+            break
+        vector = torch.bmm((ritz.real + ritz.imag).unsqueeze(1), basis[:, :-1]).squeeze(1)
+    return value, residual

@@ -1,0 +1,74 @@
+"""The same model at several moments of its training.
+
+A checkpoint is a folder that the class of the studied model can load, or a function that returns a model. Its step is the number at the
+end of the folder's name (``checkpoint-100``), or given along with it. Weights are read from safetensors only: a pickle runs code when it
+is read.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from exptilt._support.errors import ArgumentError
+
+Source = str | os.PathLike[str] | Callable[[], nn.Module]
+Checkpoint = Source | tuple[float, Source]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A checkpoint and its training step.
+
+    Attributes:
+        step: number of training steps.
+        source: a folder, or a function that returns the model.
+    """
+
+    step: float
+    source: Source
+
+    def load(self, like: nn.Module) -> nn.Module:
+        """The model at this moment.
+
+        Args:
+            like: the studied model, whose class reads the folder.
+        """
+        if callable(self.source):
+            model: Any = self.source()
+        else:
+            try:
+                model = type(like).from_pretrained(str(self.source), local_files_only=True, use_safetensors=True)  # type: ignore[attr-defined]
+            except Exception as problem:
+                reason = str(problem).strip().split("\n")[0]
+                raise ArgumentError(
+                    f"study: checkpoint {self.source} cannot be loaded as {type(like).__name__}: {reason} "
+                    "Pass folders that save_pretrained wrote, with weights in safetensors."
+                ) from problem
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"study: a checkpoint gave a {type(model).__name__}. Pass folders, or functions that return a model.")
+        return model.to(next(like.parameters()).device)
+
+
+def moments(checkpoints: Sequence[Checkpoint]) -> list[Moment]:
+    """Checkpoints in the order of their steps.
+
+    Args:
+        checkpoints: folders, functions, or pairs of a step and either.
+    """
+    found = []
+    for place, item in enumerate(checkpoints):
+        if isinstance(item, tuple):
+            step, source = float(item[0]), item[1]
+        else:
+            source = item
+            number = None if callable(item) else re.search(r"(\d+)$", Path(item).name)
+            step = float(number[1]) if number else float(place)
+        if not callable(source) and not Path(source).is_dir():
+            raise ArgumentError(f"study: checkpoint {source} is not a folder. Pass folders such as checkpoint-100.")
+        found.append(Moment(step, source))
+    return sorted(found, key=lambda moment: moment.step)

@@ -1,0 +1,128 @@
+r"""Bring the scores of heads that have grown too large back to a threshold, by their weights (QK-clip).
+
+Scores are bilinear: s = scale · ⟨W_q x, W_k y⟩, and a rotary embedding turns both sides without changing their length. So factors a on the
+query rows of a head and b on its key rows multiply every score of the head by ab. With m the largest score seen and t the threshold,
+
+    γ = t / m,          a = b = √γ    where a key head serves one query head
+                        a = γ, b = 1  where it serves several, so that the scores of the others stay as they are
+
+and biases of queries and keys are scaled along. Under a softcap, what was seen is m = c·tanh(x/c), so that γ = artanh(t/c) / artanh(m/c).
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.projections import find_projections
+from exptilt.lens.readings import read_heads
+from exptilt.lens.record import CallRecord, Record
+
+
+@dataclass(frozen=True)
+class ClippedHead:
+    """A head whose weights were rescaled.
+
+    Attributes:
+        layer: place among the attention modules of the model.
+        name: dotted name of that module.
+        head: place in the layer.
+        score_max: the largest score that had been seen.
+        factor: γ, by which the scores of this head are multiplied from now on (before a softcap).
+        scaled: "query and key", each by √γ, or "query" alone, by γ.
+    """
+
+    layer: int
+    name: str
+    head: int
+    score_max: float
+    factor: float
+    scaled: str
+
+
+def _factor(score_max: float, threshold: float, softcap: float | None, place: str) -> float:
+    """γ, and a word where a softcap hides how large the score was."""
+    if softcap is None:
+        return threshold / score_max
+    # In float32, tanh is 1 from about 9 on. The largest number below 1 stands for all beyond it; the true score is at least as large.
+    seen = min(score_max / softcap, 1 - 2.0**-24)
+    if seen < score_max / softcap:
+        warnings.warn(
+            f"clip_qk_: {place} is at its softcap {softcap:g}, which hides how large the score was. It was scaled by what can be known; "
+            "watch and clip again.",
+            ExptiltWarning,
+            stacklevel=3,
+        )
+    return math.atanh(threshold / softcap) / math.atanh(seen)
+
+
+@torch.no_grad()
+def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[ClippedHead]:
+    """Rescale, in place, the query and key weights of heads whose largest score passed a threshold, so that it becomes the threshold.
+
+    Nothing is changed if something cannot be. Where torch.distributed runs, the largest score over all processes counts, every process must
+    call this, and all do the same. Moments that an optimizer keeps are left as they are.
+
+    Args:
+        model: the model that was watched.
+        record: what the watch saw: ``seen.record``, or ``monitor.record``.
+        threshold: the largest score wanted, above 0.
+
+    Returns:
+        The heads that were changed, by layer and head; empty if none had passed.
+
+    Example:
+        >>> layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> x = 30 * torch.randn(2, 10, 16, generator=torch.Generator().manual_seed(0))
+        >>> with xt.lens.watch(layer) as seen:
+        ...     output, _ = layer(x, x, x)
+        >>> changed = xt.lens.clip_qk_(layer, seen.record, threshold=5.0)
+        >>> with xt.lens.watch(layer) as seen:
+        ...     output, _ = layer(x, x, x)
+        >>> len(changed), round(float(seen.record.by_head("score_max").max()), 3)
+        (4, 5.0)
+    """
+    if not isinstance(record, Record):
+        raise ArgumentError(
+            f"clip_qk_: record is a {type(record).__name__}. Pass the record of a watch, or a monitor's after its first reading."
+        )
+    if not (threshold > 0 and math.isfinite(threshold)):
+        raise ArgumentError(f"clip_qk_: threshold is {threshold!r}. Pass a finite number above 0.")
+    calls: dict[int, list[CallRecord]] = {}
+    for call in record.calls:
+        calls.setdefault(call.layer, []).append(call)
+    modules = dict(model.named_modules())
+    plan = []
+    for reading in read_heads(record, {layer: some[0].name for layer, some in calls.items()}):
+        if not reading.score_max > threshold:
+            continue
+        place = f"layer {reading.layer} ({reading.name}), head {reading.head}"
+        if not math.isfinite(reading.score_max):
+            raise ArgumentError(f"clip_qk_: {place} has scores that are not finite; no factor brings them back. Go back to a checkpoint.")
+        some = calls.get(reading.layer)
+        if some is None:
+            raise ArgumentError(f"clip_qk_: {place} passed the threshold in another process but was not run in this one. Run it in all.")
+        module = modules.get(reading.name)
+        if module is None:
+            raise ArgumentError(f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not.")
+        if any(call.biased for call in some):
+            raise ArgumentError(
+                f"clip_qk_: {type(module).__name__} {reading.name!r} adds a position bias or a mask with numbers to its scores, which the "
+                "weights of queries and keys do not scale."
+            )
+        projections = find_projections(module, reading.name, some[0].dim, some[0].values.shape[-1])
+        factor = _factor(reading.score_max, threshold, some[0].softcap, place)
+        plan.append((reading, projections, factor))
+    changed = []
+    for reading, projections, factor in plan:
+        alone = projections.key_heads == projections.query[0].heads
+        for rows in projections.query:
+            rows.of(reading.head).mul_(math.sqrt(factor) if alone else factor)
+        for rows in projections.key if alone else []:
+            rows.of(reading.head).mul_(math.sqrt(factor))
+        scaled = "query and key" if alone else "query"
+        changed.append(ClippedHead(reading.layer, reading.name, reading.head, reading.score_max, factor, scaled))
+    return changed

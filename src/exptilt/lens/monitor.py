@@ -1,0 +1,228 @@
+r"""Watch the heads of a model while it trains.
+
+Two things go wrong with attention in training, and both can be read off the tilted measures long before the loss shows it:
+
+    logit growth       max_ij s_ij rises without bound: the tilt outruns what its number format holds
+    entropy collapse   H → 0: a head looks at one key whatever the query, and its gradient, the covariance of the keys, vanishes with it
+
+Every k-th step runs inside a `watch`; its record becomes one reading a head (`lens.readings`), which is logged (`lens.logs`) and held
+against two thresholds. All other steps run untouched, so the cost is that of one watched step in k.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.logs import Log, open_log
+from exptilt.lens.readings import HeadReading, finite, read_heads, spans_processes
+from exptilt.lens.record import Record
+from exptilt.lens.watch import Watch, watch
+
+
+class TrainingMonitor:
+    """Log per-head maximum logit, entropy and log-normalizer every k steps of training, and warn when a head goes wrong.
+
+    In a plain loop, the block holds the forward pass and, if there is activation checkpointing, the backward pass too::
+
+        monitor = xt.lens.TrainingMonitor(model, every=50)
+        for batch in batches:
+            with monitor.step():
+                loss = model(**batch).loss
+                loss.backward()
+            optimizer.step()
+
+    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``; the first batch of a step is then what is seen.
+
+    A reading at step n is of the weights after n updates. Where torch.distributed runs, it is over the batches of all processes; all of
+    them must take part, and the first one logs and warns. A warning names layer and head, and comes once a head until it has recovered.
+
+    Args:
+        model: the model that is trained; of a DistributedDataParallel wrapper, the model inside.
+        every: k. A watched step costs about as much as an unwatched one again, at the most.
+        log: "csv", "tensorboard", "wandb", or a function of (step, list of readings).
+        folder: for the files of the log.
+        max_logit: warn when a head's largest score passes it; None never. 100 is where MuonClip clips.
+        min_entropy: warn when a head's mean entropy, in nats, falls below; None never. 0.05 is 99 % of all attention on single keys.
+
+    Attributes:
+        record: what was last seen, in this process; for `clip_qk_`. None before.
+        readings: what was last logged.
+
+    Example:
+        >>> model = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> monitor = xt.lens.TrainingMonitor(model, every=2, log=lambda step, readings: print(step, len(readings), "heads"))
+        >>> x = torch.randn(2, 10, 16)
+        >>> for _ in range(4):
+        ...     with monitor.step():
+        ...         output, _ = model(x, x, x)
+        0 4 heads
+        2 4 heads
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        log: str | Callable[[int, Sequence[HeadReading]], object] = "csv",
+        folder: str | Path = "attention-log",
+        max_logit: float | None = 100.0,
+        min_entropy: float | None = 0.05,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"TrainingMonitor: model is a {type(model).__name__}. Pass the torch.nn.Module that is trained.")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ArgumentError(f"TrainingMonitor: every is {every!r}. Pass a whole number of steps, at least 1.")
+        for name, value in (("max_logit", max_logit), ("min_entropy", min_entropy)):
+            if value is not None and not value > 0:
+                raise ArgumentError(f"TrainingMonitor: {name} is {value!r}. Pass a number above 0, or None for no warning.")
+        self.model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        self.every, self.max_logit, self.min_entropy = every, max_logit, min_entropy
+        self.record: Record | None = None
+        self.readings: list[HeadReading] = []
+        self._log: Log = open_log(log, folder)
+        self._next = 0
+        self._warned: set[tuple[str, int, int]] = set()
+        self._open: Watch | None = None
+        self._seen: Watch | None = None
+        self._hooks: list[Any] = []
+
+    @contextmanager
+    def step(self, number: int | None = None) -> Iterator[None]:
+        """One step of a plain loop; every k-th is watched.
+
+        Args:
+            number: updates made before this step, for a run that does not begin at 0; counted from the last call if None.
+        """
+        number = self._next if number is None else number
+        self._next = number + 1
+        if number % self.every:
+            yield
+            return
+        with watch(self.model, check=False) as seen:
+            yield
+        self._take(number, seen)
+
+    def _take(self, step: int, seen: Watch) -> None:
+        """Read, log, warn."""
+        self.record = seen.record
+        names = {number: seen.layers.name(module) for module, number in seen.layers.numbers.items()}
+        self.readings = read_heads(seen.record, names)
+        if spans_processes() and dist.get_rank() != 0:
+            return
+        self._log(step, self.readings)
+        for reading in self.readings:
+            self._judge(step, reading)
+
+    def _judge(self, step: int, reading: HeadReading) -> None:
+        """Warn of what passed a threshold since it was last within."""
+        place = f"TrainingMonitor: step {step}, layer {reading.layer} ({reading.name}), head {reading.head}: "
+        top, low = self.max_logit or math.inf, self.min_entropy or 0.0
+        lost = not finite(reading) and not (self.max_logit is None and self.min_entropy is None)
+        for what, bad, text in (
+            ("finite", lost, "scores are no longer finite numbers"),
+            ("logit", reading.score_max > top and not lost, f"largest logit {reading.score_max:.4g} has passed {top:g}"),
+            ("entropy", reading.entropy < low, f"entropy has collapsed to {reading.entropy:.4g} nats, below {low:g}"),
+        ):
+            key = (what, reading.layer, reading.head)
+            if bad and key not in self._warned:
+                warnings.warn(place + text, ExptiltWarning, stacklevel=2)
+            (self._warned.add if bad else self._warned.discard)(key)
+
+    def close(self) -> None:
+        """Close the log and let go of the model. The Trainer calls this at its end; a plain loop may."""
+        self._let_go()
+        close = getattr(self._log, "close", None)
+        if close is not None:
+            close()
+
+    # What follows is the protocol of a transformers TrainerCallback, met without importing transformers.
+
+    def __getattr__(self, name: str) -> Any:
+        """An event that is no concern of this callback, whatever events there are in this version of transformers: nothing is done."""
+        if name.startswith("on_"):
+            return _nothing
+        raise AttributeError(f"TrainingMonitor has no attribute {name!r}")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Of a Trainer: before a step. If it is a k-th one, the next forward pass of the model will be watched.
+
+        Args:
+            args: the Trainer's arguments.
+            state: its state, which knows the step.
+            control: its control.
+            others: model, optimizer and so on.
+        """
+        self._let_go()
+        self._next = state.global_step + 1
+        if state.global_step % self.every == 0:
+            self._hooks = [
+                self.model.register_forward_pre_hook(self._before_forward),
+                self.model.register_forward_hook(self._after_forward, always_call=True),
+            ]
+
+    def _before_forward(self, module: nn.Module, arguments: Any) -> None:
+        if self._open is None and self._seen is None:
+            self._open = watch(self.model, check=False).__enter__()
+
+    def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """Called also when forward raised; there is no output then."""
+        # Layers under activation checkpointing run again in backward and must find the same attention there: the watch stays open.
+        if output is None:
+            self._let_go()
+        elif not any(getattr(part, "gradient_checkpointing", False) for part in self.model.modules()):
+            self._finish()
+
+    def _finish(self) -> None:
+        """End a watch that went well, and keep what it saw."""
+        seen = self._open
+        if seen is not None:
+            self._open = None
+            seen.__exit__(None, None, None)
+            self._seen = seen
+        self._let_go(keep=self._seen)
+
+    def _let_go(self, keep: Watch | None = None) -> None:
+        """Leave the model as it was found, whatever happened."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        seen, self._open, self._seen = self._open, None, keep
+        if seen is not None:
+            seen.__exit__(RuntimeError, None, None)  # as after an exception: what it missed is not complained of
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Of a Trainer: after a step. What was seen is read, logged and judged.
+
+        Args:
+            args: the Trainer's arguments.
+            state: its state, which has counted the step by now.
+            control: its control.
+            others: model, optimizer and so on.
+        """
+        self._finish()
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            self._take(state.global_step - 1, seen)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Of a Trainer: the end.
+
+        Args:
+            args: the Trainer's arguments.
+            state: its state.
+            control: its control.
+            others: model, optimizer and so on.
+        """
+        self.close()
+
+
+def _nothing(*args: Any, **others: Any) -> None:
+    """Answer to an event that does not matter here."""

@@ -1,0 +1,249 @@
+"""What a study finds, as plain numbers: no model, no tensors, no pictures. Written to JSON and read back without loss.
+
+A `HeadMeasure` is one number per layer and head with its standard error over texts; a `LayerMeasure` one per place along the depth of the
+model. Each states in a sentence what it is and what it assumes; where it does not apply, it has no values but a reason. NaN stands for a
+single missing value (JSON: null). Rendering is someone else's job.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exptilt._support.errors import ArgumentError
+
+Array = NDArray[np.float64]
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class HeadMeasure:
+    """One statistic of every head.
+
+    Attributes:
+        title: what it is called on a page, such as "entropy".
+        unit: such as "nats"; empty for a pure number.
+        about: what a large or small value means, in a plain sentence.
+        assumes: what must hold for the number to mean that.
+        value: ``(layer, head)``, or None where it does not apply.
+        error: ``(layer, head)``, standard error over texts; None where it cannot be known (one text, or a property of the weights).
+        reason: why there is no value; empty if there is one.
+        baseline: ``(layer, head)``, what chance or shuffled heads give, if that was measured.
+        span: lowest and highest value that are possible, None for no bound.
+    """
+
+    title: str
+    unit: str
+    about: str
+    assumes: str
+    value: Array | None
+    error: Array | None = None
+    reason: str = ""
+    baseline: Array | None = None
+    span: tuple[float | None, float | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class LayerMeasure:
+    """One statistic along the depth of the model.
+
+    Attributes:
+        title, unit, about, assumes, reason: as for a head.
+        value: ``(place,)`` or ``(place, component)`` (a spectrum), or None where it does not apply.
+        error: of the same shape, standard error over texts, or None.
+        places: one label per place, such as "embedding", "after layer 0".
+    """
+
+    title: str
+    unit: str
+    about: str
+    assumes: str
+    value: Array | None
+    places: Sequence[str]
+    error: Array | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How a per-query statistic of one head is distributed.
+
+    Attributes:
+        edges: ``(bin + 1,)``.
+        counts: ``(bin,)``.
+    """
+
+    edges: Array
+    counts: Array
+
+
+@dataclass(frozen=True)
+class TokenMass:
+    """A token and the attention it draws.
+
+    Attributes:
+        token: its text, untrusted.
+        mass: mean attention per query that can see it, over its occurrences.
+        count: number of occurrences.
+        lift: attention it draws over what even attention would give to the same positions; 1 is average. Under a causal mask early
+            positions
+            draw more whatever stands there, and lift takes that out.
+    """
+
+    token: str
+    mass: float
+    count: int
+    lift: float = math.nan
+
+
+@dataclass(frozen=True)
+class HeadDetail:
+    """What a page shows when a head is opened.
+
+    Attributes:
+        layer, head: which.
+        histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
+        top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left out if there are enough others.
+        strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is hidden.
+    """
+
+    layer: int
+    head: int
+    histograms: Mapping[str, Histogram]
+    top_tokens: Sequence[TokenMass]
+    strip: Array
+
+
+@dataclass(frozen=True)
+class Training:
+    """The same measures over a series of checkpoints.
+
+    Attributes:
+        steps: ``(checkpoint,)`` training steps.
+        loss: ``(checkpoint,)`` mean next-token loss on the texts, nats a token; NaN where the model has none.
+        heads: by name of a head measure, ``(checkpoint, layer, head)``.
+        layers: by name of a layer measure with one number a place, ``(checkpoint, place)``.
+    """
+
+    steps: Array
+    loss: Array
+    heads: Mapping[str, Array]
+    layers: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that was measured on one model.
+
+    Attributes:
+        name: of the model, as the user gave it.
+        facts: what the model is, in words and numbers, in the order to show: architecture, layers, heads, width, parameters, ...
+        text_facts: what it was measured on: texts, tokens, chunks, context length, ...
+        heads: head measures by name, in the order to show.
+        layers: layer measures by name, in the order to show.
+        details: one per head, by layer and head.
+        strip_tokens: texts of the tokens along the strips, untrusted.
+        training: curves over checkpoints, if there were any.
+        notes: what the reader must know: chunked texts, left-out measures, warnings.
+        seed: of everything random.
+        layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that look at another sequence.
+    """
+
+    name: str
+    facts: Mapping[str, str | int | float]
+    text_facts: Mapping[str, str | int | float]
+    heads: Mapping[str, HeadMeasure]
+    layers: Mapping[str, LayerMeasure]
+    details: Sequence[HeadDetail]
+    strip_tokens: Sequence[str]
+    training: Training | None
+    notes: Sequence[str] = field(default_factory=tuple)
+    seed: int = 0
+    layer_names: Sequence[str] = ()
+
+    def to_json(self) -> str:
+        """The study as JSON text, from which `from_json` makes an equal one."""
+        return json.dumps({"format": FORMAT, **_plain(self)}, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Study":
+        """Read what `to_json` wrote.
+
+        Args:
+            text: the JSON text.
+        """
+        try:
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise ArgumentError(f"Study.from_json: this file has another format than {FORMAT}. Run the study again.")
+            training = data.pop("training")
+            return cls(
+                heads={name: _build(HeadMeasure, item) for name, item in data.pop("heads").items()},
+                layers={name: _build(LayerMeasure, item) for name, item in data.pop("layers").items()},
+                details=[_detail(item) for item in data.pop("details")],
+                training=None if training is None else _training(training),
+                **data,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            if isinstance(problem, ArgumentError):
+                raise
+            raise ArgumentError(f"Study.from_json: this is not a study that to_json wrote ({problem}).") from problem
+
+    def to_frame(self) -> Any:
+        """One row per layer and head with every head measure, its error and baseline, as a pandas DataFrame."""
+        import pandas as pd
+
+        layers, heads = next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
+        columns: dict[str, Any] = {"layer": np.repeat(np.arange(layers), heads), "head": np.tile(np.arange(heads), layers)}
+        for name, measure in self.heads.items():
+            for suffix, array in (("", measure.value), ("_error", measure.error), ("_baseline", measure.baseline)):
+                if array is not None:
+                    columns[name + suffix] = array.ravel()
+        return pd.DataFrame(columns)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, arrays and mappings to what JSON knows; what is not finite to null, or to words for infinities."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf") if math.isinf(value) else value
+    return value
+
+
+def _array(value: Any) -> Array:
+    """What `_plain` made of an array, as an array again: null is NaN, the words are infinities."""
+    return np.asarray(value, dtype=object).astype(np.float64)
+
+
+def _build(kind: Any, item: dict[str, Any]) -> Any:
+    fields = dict(item)
+    for name in ("value", "error", "baseline"):
+        if item.get(name) is not None:
+            fields[name] = _array(item[name])
+    if "span" in item:
+        fields["span"] = tuple(item["span"])
+    return kind(**fields)
+
+
+def _detail(item: dict[str, Any]) -> HeadDetail:
+    histograms = {name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()}
+    tokens = [TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]]
+    return HeadDetail(**{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])})
+
+
+def _training(item: dict[str, Any]) -> Training:
+    heads = {name: _array(value) for name, value in item["heads"].items()}
+    layers = {name: _array(value) for name, value in item["layers"].items()}
+    return Training(_array(item["steps"]), _array(item["loss"]), heads, layers)

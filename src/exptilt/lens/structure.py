@@ -1,0 +1,230 @@
+"""The parts of a transformer around an attention call, found by what flows through them and not by their names.
+
+    block         nearest module around the attention that is an element of a ``ModuleList``; its input is the residual stream
+    projection    module with a weight matrix inside the block that receives the concatenated heads: what it adds for one head alone is
+                  the head's write
+    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own
+    output) query way     the block run again on other hidden states and stopped at its attention call
+
+So pre-norm and post-norm, fused or separate projections, rotary embeddings and norms of queries need no case of their own; where a part
+cannot be found, the measures that need it say so.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exptilt.lens.call import AttentionCall
+from exptilt.lens.watch import Watch
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Stop(Exception):  # not an error, but the way out of a block that has said what we asked
+    def __init__(self, query: Tensor, key: Tensor):
+        self.query, self.key = query, key
+
+
+@dataclass
+class NormEvent:
+    """One call of a norm: what went in and came out, each ``(1, token, width)``."""
+
+    before: Tensor
+    after: Tensor
+    late: bool  # after the output projection
+
+
+@dataclass
+class Passage:
+    """What passed through one block in one forward pass.
+
+    Attributes:
+        hidden: ``(1, token, width)``, residual stream before the block.
+        arguments: of the block, as it was called.
+        calls: attention calls inside it, in order.
+        projection: what receives the heads of the first call; None if not found.
+        projected: ``(1, token, width)``, what it returned.
+        norms: calls of norms of the stream's width.
+        output: ``(1, token, width)``, residual stream after the block.
+    """
+
+    hidden: Tensor
+    arguments: Arguments
+    calls: list[AttentionCall] = field(default_factory=list)
+    projection: nn.Module | None = None
+    projected: Tensor | None = None
+    norms: list[NormEvent] = field(default_factory=list)
+    output: Tensor | None = None
+
+    def middle(self) -> Tensor | None:
+        """Residual stream after attention, ``(1, token, width)``."""
+        if self.projected is None:
+            return None
+        for event in self.norms:
+            if event.late and not torch.equal(event.before, self.projected):
+                return event.before
+        return self.hidden + self.projected
+
+    def writes(self) -> Tensor | None:
+        """``(head, token, width)``: what the projection adds for each head alone."""
+        if self.projection is None:
+            return None
+        heads = self.calls[0].tilted.output[0].detach()
+        count, _, dim = heads.shape
+        # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever kind of layer it is.
+        probe = torch.cat([torch.eye(count * dim), torch.zeros(1, count * dim)]).to(heads)
+        said = self.projection(probe[None])[0]
+        return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1)
+
+
+def stream(arguments: Arguments) -> Tensor | None:
+    """The hidden states among the arguments of a block: the first tensor ``(batch, token, width)``."""
+    args, kwargs = arguments
+    found = args[0] if args else kwargs.get("hidden_states")
+    return found if isinstance(found, Tensor) and found.dim() == 3 and found.is_floating_point() else None
+
+
+def with_stream(arguments: Arguments, hidden: Tensor) -> Arguments:
+    """The same arguments with other hidden states."""
+    args, kwargs = arguments
+    return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+
+def block_of(model: nn.Module, name: str) -> str | None:
+    """Dotted name of the block around a module; None if no ``ModuleList`` is around it."""
+    modules = dict(model.named_modules())
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if isinstance(modules.get(".".join(parts[: length - 1])), nn.ModuleList):
+            return ".".join(parts[:length])
+    return None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+
+
+def _first(output: Any) -> Tensor | None:
+    found = output[0] if isinstance(output, tuple | list) and output else output
+    return found if isinstance(found, Tensor) else None
+
+
+class Tracer:
+    """Hooks on the blocks of a model, and the observer to give to `watch`.
+
+    Args:
+        model: the model.
+        finish: called with the block's name and its `Passage` when a block has run, before the next one does.
+    """
+
+    def __init__(self, model: nn.Module, finish: Callable[[str, Passage], None]):
+        self.model = model
+        self._finish = finish
+        self._modules = dict(model.named_modules())
+        self._open: list[tuple[str, Passage]] = []
+        self._stopping = False
+        self._handles: list[Any] = []
+        self._watch: Watch | None = None
+
+    @contextmanager
+    def attached(self, watch: Watch) -> Iterator[None]:
+        """Hooks in place around the attention modules of a model.
+
+        Args:
+            watch: open on the model, with `observe` as its observer.
+        """
+        self._watch = watch
+        names = [watch.layers.name(module) for module in watch.layers.attending()]
+        blocks = {block for name in names if (block := block_of(self.model, name)) is not None}
+        try:
+            for block in blocks:
+                self._attach(block)
+            yield
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            self._open.clear()
+
+    def _attach(self, name: str) -> None:
+        block = self._modules[name]
+        add = self._handles.append
+        add(block.register_forward_pre_hook(lambda _, a, k: self._enter(name, (a, k)), with_kwargs=True))
+        add(block.register_forward_hook(lambda _, a, output: self._leave(name, output)))
+        for module in block.modules():
+            weight = getattr(module, "weight", None)
+            if _is_norm(module):
+                add(module.register_forward_hook(lambda _, a, output: self._norm(a, output)))
+            elif isinstance(weight, Tensor) and weight.dim() == 2:
+                add(module.register_forward_hook(self._project))
+
+    def _enter(self, name: str, arguments: Arguments) -> None:
+        if not self._stopping and (hidden := stream(arguments)) is not None:
+            self._open.append((name, Passage(hidden, arguments)))
+
+    def _leave(self, name: str, output: Any) -> None:
+        if self._stopping or not self._open or self._open[-1][0] != name:
+            return
+        _, passage = self._open[-1]
+        passage.output = _first(output)
+        self._finish(name, passage)
+        self._open.pop()
+
+    def _norm(self, args: tuple[Any, ...], output: Any) -> None:
+        if self._stopping or not self._open or not args:
+            return
+        passage, before = self._open[-1][1], args[0]
+        if isinstance(before, Tensor) and before.shape == passage.hidden.shape:
+            passage.norms.append(NormEvent(before, output, passage.projection is not None))
+
+    def _project(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._stopping or not self._open or not args or not isinstance(args[0], Tensor):
+            return
+        passage = self._open[-1][1]
+        if not passage.calls or passage.projection is not None or len(passage.calls) > 1:
+            return
+        heads = passage.calls[0].tilted.output.transpose(1, 2).flatten(2)
+        if args[0].shape == heads.shape and torch.equal(args[0], heads) and _first(output) is not None:
+            passage.projection, passage.projected = module, output
+
+    def observe(self, call: AttentionCall) -> None:
+        """For `watch`: notes the call in the block that is running.
+
+        Args:
+            call: what `watch` saw.
+        """
+        if self._stopping:
+            raise _Stop(call.query, call.key)
+        if self._open:
+            self._open[-1][1].calls.append(call)
+
+    def run_again(self, module: nn.Module, arguments: Arguments, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a module again on other hidden states, as far as its first attention.
+
+        Args:
+            module: a block or an attention module.
+            arguments: as it was called, on a batch of one.
+            hidden: ``(batch, token, width)``.
+
+        Returns:
+            Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)``.
+        """
+
+        def stop(module: Any, kind: Any, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+            raise _Stop(query, key)
+
+        args, kwargs = with_stream(arguments, hidden)
+        self._stopping = True
+        vars(self._watch)["attend"] = stop  # before attention is worked out, which nobody asks for
+        try:
+            module(*args, **kwargs)
+        except _Stop as seen:
+            return seen.query, seen.key
+        finally:
+            self._stopping = False
+            del vars(self._watch)["attend"]
+        raise RuntimeError(f"{type(module).__name__} attended when it first ran, and does not when it runs again")

@@ -1,0 +1,78 @@
+// The attention of one head over a short text: the words, shaded by how much the chosen one attends to them, and the whole matrix beside.
+const attention = { query: null };
+
+function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return Float32Array.from(bytes, (byte) => (byte / 255) ** 2);
+}
+
+function attentionView(detail, name) {
+  const tokens = DATA.strip, size = tokens.length;
+  if (!size) return make("p", { className: "note", textContent: "No text was kept for this head." });
+  const weights = unpack(detail.strip);
+  if (attention.query === null || attention.query >= size) attention.query = Math.min(size - 1, Math.floor(size * 0.7));
+  const words = tokens.map((token, index) => {
+    const word = make("button", { type: "button", className: "token", tabIndex: -1 }, make("span", { textContent: token }));
+    word.dataset.index = index;
+    if (token.includes("↵")) word.classList.add("break");
+    return word;
+  });
+  const told = make("p", { className: "readout" });
+  const canvas = make("canvas", { width: size, height: size, className: "matrix" });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `Attention of ${name}: rows are queries, columns keys, ${size} tokens. The same numbers are in the words beside.`);
+  const line = make("div", { className: "row-mark" });
+
+  function paintMatrix() {
+    const [red, green, blue] = getComputedStyle(canvas).color.match(/[\d.]+/g).map(Number);
+    const context = canvas.getContext("2d"), image = context.createImageData(size, size);
+    for (let index = 0; index < size * size; index += 1) image.data.set([red, green, blue, Math.round(255 * Math.sqrt(weights[index]))], 4 * index);
+    context.putImageData(image, 0, 0);
+  }
+
+  function select(query, focus = false) {
+    attention.query = query;
+    const row = weights.subarray(query * size, (query + 1) * size);
+    const most = Math.max(...row, 1e-9);
+    let best = 0;
+    words.forEach((word, index) => {
+      const share = row[index] / most;
+      if (row[index] > row[best]) best = index;
+      word.style.background = share > 0.004 ? ramp(0.12 + 0.88 * Math.sqrt(share), false) : "";
+      word.classList.toggle("deep", share > 0.004 && isDeep(0.12 + 0.88 * Math.sqrt(share), false));
+      word.classList.toggle("query", index === query);
+      word.tabIndex = index === query ? 0 : -1;
+      word.setAttribute("aria-pressed", String(index === query));
+      word.title = `${percent(row[index])} of the attention of token ${query}`;
+      word.setAttribute("aria-label", `token ${index} “${tokens[index]}”, gets ${percent(row[index])}`);
+    });
+    if (focus) words[query].focus();
+    line.style.top = `${(100 * query) / size}%`;
+    line.style.height = `${100 / size}%`;
+    told.textContent = row[best] > 0 ? `From “${tokens[query]}” (token ${query}), most goes to “${tokens[best]}” (token ${best}): ${percent(row[best])}.` : `“${tokens[query]}” (token ${query}) attends to nothing that is shown.`;
+  }
+
+  const strip = make("div", { className: "strip", role: "group", ariaLabel: "The text, shaded by attention. Choose a token to look from." }, ...words);
+  strip.addEventListener("click", (event) => {
+    const word = event.target.closest(".token");
+    if (word) select(Number(word.dataset.index), true);
+  });
+  strip.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const next = step ? attention.query + step : { Home: 0, End: size - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    if (next >= 0 && next < size) select(next, true);
+  });
+  const frame = make("div", { className: "matrix-frame" }, canvas, line);
+  const follow = (event) => {
+    const box = canvas.getBoundingClientRect();
+    select(Math.min(size - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * size))));
+  };
+  canvas.addEventListener("pointerdown", follow);
+  canvas.addEventListener("pointermove", (event) => event.buttons && follow(event));
+  requestAnimationFrame(paintMatrix);
+  attention.repaint = paintMatrix;
+  select(attention.query);
+  return make("div", { className: "attention" }, make("div", {}, strip, told), make("div", {}, frame, make("p", { className: "note", textContent: "All pairs: rows look, columns are looked at." })));
+}

@@ -1,0 +1,46 @@
+// Wires the parts together. #L2H3 opens a head, #L2H3:entropy a head and a statistic; the address follows what is open.
+function fromAddress() {
+  const found = decodeURIComponent(location.hash).match(/^#L(\d+)H(\d+)(?::(.+))?$/);
+  if (!found || Number(found[1]) >= LAYERS || Number(found[2]) >= HEADS) return false;
+  const changes = { layer: Number(found[1]), head: Number(found[2]) };
+  if (MEASURES.some((measure) => measure.id === found[3])) changes.measure = found[3];
+  choose(changes);
+  return true;
+}
+
+function start() {
+  document.body.classList.add("js");
+  if (!MEASURES.length) return;
+  const select = document.getElementById("measure");
+  buildHeatmap(document.getElementById("heatmap"));
+  buildChooser(select);
+  buildSliders();
+  const opened = fromAddress();
+  select.value = state.measure;
+  paintHeatmap();
+  paintHead();
+  paintLayers();
+  paintTraining();
+  listeners.push((changed) => {
+    select.value = state.measure;
+    paintHeatmap();
+    if (changed.has("layer") || changed.has("head")) paintHead();
+    if (changed.has("layer") || changed.has("head") || changed.has("measure")) {
+      paintTraining();
+      history.replaceState(null, "", `#L${state.layer}H${state.head}:${state.measure}`);
+    } else markTraining();
+  });
+  if (opened) document.getElementById("heads").scrollIntoView();
+  addEventListener("hashchange", () => fromAddress() && document.getElementById("heads").scrollIntoView());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => attention.repaint?.());
+  // On paper, what is folded away is shown.
+  const folded = [];
+  addEventListener("beforeprint", () => {
+    folded.push(...document.querySelectorAll("details:not([open])"));
+    for (const item of folded) item.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const item of folded.splice(0)) item.open = false;
+  });
+}
+start();

@@ -1,0 +1,234 @@
+"""The page of a study in a real browser, used with the mouse, by keyboard, on a phone, on paper, in the dark and without scripts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from browser.chromium import COLOUR, contrast, open_page
+from exptilt.lens import HeadMeasure
+from exptilt.report import write
+from report.made import HOSTILE, make_study
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make_study()
+
+
+@pytest.fixture(scope="module")
+def address(made, tmp_path_factory):
+    return write(made, tmp_path_factory.mktemp("page")).as_uri()
+
+
+@pytest.fixture
+def page(browser, address):
+    page = open_page(browser, address)
+    yield page
+    assert page.complaints == []
+    assert page.requests == [address]
+    assert page.evaluate("window.bad") is None
+    page.context.close()
+
+
+def cell(page, layer, head):
+    return page.locator(f'td[data-layer="{layer}"][data-head="{head}"]')
+
+
+def colours(page):
+    return page.locator("td[data-layer]").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).backgroundColor)")
+
+
+def test_everything_is_drawn(page, made):
+    assert page.locator("td[data-layer]").count() == 16
+    assert len(set(colours(page))) > 8
+    assert page.locator("[data-curve] svg path.line").count() == 1 + 5 + 1  # one line, a spectrum of five places, one line
+    assert page.locator("[data-curve] svg path.band").count() == 1
+    assert page.locator("#training-charts svg").count() == 3  # loss, entropy, norm
+    assert page.locator("#head .small svg rect.bar").count() == 2 * 20
+    assert page.evaluate("document.querySelector('canvas.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]") > 200
+    assert page.locator("#head .tokens tbody tr").count() == 12
+    assert "queries and keys are of different sizes" in page.locator("#head .statistics").inner_text()
+    assert page.locator(".unscripted").first.is_hidden()
+
+
+def test_values_are_the_study_s(page, made):
+    value = made.heads["entropy"].value[2, 1]
+    assert cell(page, 2, 1).inner_text() == f"{value:.2g}"
+    cell(page, 2, 1).hover()
+    assert f"Layer 2, head 1: entropy {value:.3f}" in page.locator("#heat-readout").inner_text()
+    np.testing.assert_array_less(0, [float(text) for text in page.locator("td[data-layer]").all_inner_texts()])
+
+
+def test_darkest_is_highest(page, made):
+    order = np.argsort(made.training.heads["entropy"][-1].ravel())
+    shades = [page.evaluate(COLOUR, colour) for colour in colours(page)]
+    brightness = np.array([sum(shade) for shade in shades])[order]
+    assert (np.diff(brightness) <= 3).all()
+
+
+def test_chooser_changes_the_heatmap(page, made):
+    before = colours(page)
+    page.select_option("#measure", "ascent")
+    assert colours(page) != before
+    assert "ascent cosine" in page.locator("#legend").inner_text()
+    assert "Against the baseline" in page.locator("#heat-reading").inner_text()
+    assert "What ascent cosine tells." in page.locator("#heat-about").inner_text()
+    page.select_option("#measure", "symmetry")
+    assert cell(page, 0, 1).get_attribute("aria-label") == "layer 0, head 1: no value"
+    assert page.locator("#measure option[value=definite]").is_disabled()
+    assert page.url.endswith("#L0H0:symmetry")
+
+
+def test_a_head_opens_by_click(page):
+    cell(page, 3, 2).click()
+    assert page.locator("#head h3").inner_text() == "Layer 3, head 2"
+    assert cell(page, 3, 2).get_attribute("aria-selected") == "true"
+    assert page.url.endswith("#L3H2:entropy")
+    page.get_by_role("button", name="Next head").click()
+    assert page.locator("#head h3").inner_text() == "Layer 3, head 3"
+
+
+def test_a_head_opens_by_keyboard(page):
+    page.locator("#measure").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")  # past the slider, into the grid
+    assert page.evaluate("document.activeElement.dataset.layer") == "0"
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "End"):
+        page.keyboard.press(key)
+    assert page.evaluate("[document.activeElement.dataset.layer, document.activeElement.dataset.head]") == ["0", "3"]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.locator("#head h3").inner_text() == "Layer 1, head 3"
+    assert page.evaluate("document.activeElement.tagName") == "H3"
+
+
+def test_addresses_open_heads(browser, address):
+    page = open_page(browser, address + "#L2H3:first_key_mass")
+    assert page.locator("#head h3").inner_text() == "Layer 2, head 3"
+    assert page.locator("#measure").input_value() == "first_key_mass"
+    page.locator(".findings a").nth(4).click()
+    assert page.locator("#measure").input_value() == "ascent"
+    page.evaluate("location.hash = '#L99H99'")
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_attention_follows_the_chosen_token(page, made):
+    strip = made.details[0].strip
+    page.locator(".token").nth(5).click()
+    assert page.locator(".token").nth(5).get_attribute("aria-pressed") == "true"
+    best = int(strip[5].argmax())
+    assert f"(token {best})" in page.locator(".attention .readout").inner_text()
+    labels = page.locator(".token").evaluate_all("words => words.map((word) => word.getAttribute('aria-label'))")
+    shares = np.array([float(label.split(" gets ")[1].removesuffix(" %")) / 100 for label in labels])
+    np.testing.assert_allclose(shares, strip[5], atol=0.01)
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".token.query").get_attribute("data-index") == "6"
+
+
+def test_slider_turns_heatmap_and_curves(page, made):
+    page.locator("#heat-step").focus()
+    page.keyboard.press("Home")
+    assert page.locator("#heat-step-shown").inner_text() == "0"
+    assert page.locator("#train-step").input_value() == "0"
+    shown = [float(text) for text in page.locator("td[data-layer]").all_inner_texts()]
+    np.testing.assert_allclose(shown, made.training.heads["entropy"][0].ravel(), rtol=0.05)
+    first = page.locator("#training-charts line.cursor").first.get_attribute("x1")
+    page.locator("#train-step").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#training-charts line.cursor").first.get_attribute("x1") != first
+    assert page.locator("#heat-step-shown").inner_text() == "1"
+    page.get_by_role("button", name="Play").click()
+    page.locator("#heat-step-shown", has_text="10").wait_for(timeout=10_000)
+    page.get_by_role("button", name="Stop").click()
+
+
+def test_strange_tokens_show_as_text(page):
+    assert HOSTILE in page.locator(".strip").inner_text()
+    assert HOSTILE in page.locator(".tokens").inner_text()
+    text = page.locator(".strip").inner_text()
+    for sign in ("↵", "⇥", "⟨U+202E⟩", "∅", "&lt;b&gt;"):
+        assert sign in text
+    assert page.title() == "Attention in made <b>up</b>"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_read(browser, address, scheme):
+    page = open_page(browser, address, scheme=scheme)
+    for name in ("entropy", "score_variance", "ascent"):
+        page.select_option("#measure", name)
+        pairs = page.locator("td[data-layer]").evaluate_all(
+            "cells => cells.map((c) => { const s = getComputedStyle(c); return [s.color, s.backgroundColor]; })"
+        )
+        for pair in pairs:
+            assert contrast(*(page.evaluate(COLOUR, colour) for colour in pair)) >= 4.4
+    pairs = page.locator(".token").evaluate_all(
+        "words => words.map((c) => { const s = getComputedStyle(c); return [s.color, s.backgroundColor]; })"
+    )
+    for ink, paper in pairs:
+        if paper != "rgba(0, 0, 0, 0)":
+            assert contrast(page.evaluate(COLOUR, ink), page.evaluate(COLOUR, paper)) >= 4.4
+    body = page.evaluate("(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()")
+    ink, paper = (page.evaluate(COLOUR, colour) for colour in body)
+    assert contrast(ink, paper) >= 7
+    assert (sum(paper) > 600) == (scheme == "light")
+    note = page.locator(".note:visible").first.evaluate("(n) => getComputedStyle(n).color")
+    assert contrast(page.evaluate(COLOUR, note), paper) >= 4.5
+    page.context.close()
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(4, 4), (18, 20)])
+def test_no_sideways_scroll(browser, tmp_path, layers, heads):
+    path = write(make_study(layers, heads, size=24), tmp_path)
+    for width in (360, 768, 1000):
+        page = open_page(browser, path.as_uri(), width)
+        page.locator("details").evaluate_all("(all) => { for (const details of all) details.open = true; }")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.complaints == []
+        page.context.close()
+
+
+def test_on_paper(browser, address):
+    page = open_page(browser, address, scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("nav").is_hidden()
+    assert page.locator("#heads-table").is_visible()
+    assert sum(page.evaluate(COLOUR, page.evaluate("getComputedStyle(document.body).backgroundColor"))) == 3 * 255
+    assert len(page.pdf()) > 20_000
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
+    page.context.close()
+
+
+def test_without_scripts(browser, address, made):
+    page = open_page(browser, address, script=False)
+    assert page.locator(".unscripted").first.is_visible()
+    assert page.locator("#heatmap").is_hidden()
+    page.locator("summary").first.click()
+    assert page.locator("details table").first.is_visible()
+    assert page.locator("details table tbody tr").count() >= 16
+    assert page.get_by_text(made.layers["gaussian"].reason).first.is_visible()
+    page.context.close()
+
+
+def test_one_outlier_does_not_wash_out_the_rest(browser, made, tmp_path):
+    value = np.linspace(0.1, 0.9, 16).reshape(4, 4)
+    value[3, 3] = -170.0
+    study = dataclasses.replace(make_study(steps=()), heads={"r2": HeadMeasure("R²", "", "about", "", value)})
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert len(set(colours(page))) >= 14
+    assert "≤" in page.locator("#legend .ends").inner_text()
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_a_study_with_no_head_measure(browser, made, tmp_path):
+    study = dataclasses.replace(made, heads={"x": HeadMeasure("x", "", "a", "", None, reason="none seen.")}, training=None, details=[])
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert page.complaints == []
+    assert page.get_by_text("none seen.").first.is_visible()
+    page.context.close()

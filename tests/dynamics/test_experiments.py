@@ -1,0 +1,180 @@
+"""The experiments say what theory says, small; and their intervals, starts and pictures."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from exptilt._support.errors import ArgumentError
+from exptilt.dynamics import (
+    Flow,
+    divergence_rate,
+    equal_cosine,
+    equilibrium_sweep,
+    gaussianity,
+    metastable_counts,
+    theorem_one,
+)
+from exptilt.dynamics.experiments.circle import growth_rates
+from exptilt.dynamics.experiments.equal_cosine import cosine_rate
+from exptilt.dynamics.experiments.intervals import mean_interval, share_interval
+from exptilt.dynamics.experiments.starts import STARTS, start
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_starts(name):
+    x = start(name, (40_000, 2), torch.Generator().manual_seed(0))
+    assert x.mean(0).abs().max() < 0.03
+    limit = 0.4 if name == "student" else 0.05  # no fourth moment: its variance converges slowly
+    assert (x.var(0) - 1).abs().max() < limit
+    assert x.isfinite().all()
+    assert (float(gaussianity(x).sliced_p) > 1e-3) == (name == "gaussian")
+    laws = {"laplace": scipy.stats.laplace(scale=math.sqrt(0.5)), "student": scipy.stats.t(3, scale=math.sqrt(1 / 3)),
+            "skewed": scipy.stats.expon(loc=-1), "uniform": scipy.stats.uniform(-math.sqrt(3), 2 * math.sqrt(3))}  # fmt: skip
+    if name in laws:
+        assert scipy.stats.kstest(x[:, 0].numpy(), laws[name].cdf).pvalue > 1e-3
+    with pytest.raises(ArgumentError, match="Pass one of gaussian"):
+        start("cauchy", (2,), torch.Generator())
+
+
+def test_intervals():
+    x = torch.tensor([[1.0, 2.0, 4.0, math.nan], [0.0, 0.0, 1.0, 3.0]], dtype=F64)
+    found = mean_interval(x)
+    for row, values in enumerate((x[0, :3], x[1])):
+        wanted = scipy.stats.t.interval(0.95, len(values) - 1, float(values.mean()), scipy.stats.sem(values.numpy()))
+        assert (float(found.low[row]), float(found.high[row])) == pytest.approx(wanted)
+        assert float(found.mean[row]) == pytest.approx(float(values.mean()))
+    for hits in (0, 3, 10):
+        interval = scipy.stats.binomtest(hits, 10).proportion_ci(0.95)
+        assert share_interval(hits, 10) == pytest.approx((hits / 10, interval.low, interval.high))
+
+
+def test_theorem_one_and_its_scope():
+    found = theorem_one(count=600, steps=3)
+    fixed, other, laplace = found.row("fixed point"), found.row("gaussian"), found.row("laplace")
+    assert max(fixed.drift) < 1e-12  # every point of the fixed law is fixed
+    assert other.covariance_error[0] > 1 > 1e-12 > other.covariance_error[1]  # any Gaussian arrives in one step
+    assert other.mean_error[0] > 1 > 1e-12 > other.mean_error[1]
+    assert min(other.gaussian_p) > 0.01
+    assert laplace.covariance_error[1] < 1e-12
+    assert max(laplace.gaussian_p) < 1e-6  # moments arrive, the shape never does
+    for kind in ("batch", "layer"):
+        assert min(found.row("gaussian", kind).covariance_error[1:]) > 0.1
+        assert found.row("fixed point", kind).drift[0] > 0.1
+    # batch norm keeps a Gaussian one but flattens it, layer norm does not even keep it
+    assert min(found.row("gaussian", "batch").gaussian_p) > 0.01
+    assert max(found.row("gaussian", "layer").gaussian_p[1:]) < 1e-6
+    with pytest.raises(ArgumentError, match="there is no row"):
+        found.row("gaussian", "sphere")
+    assert len(found.plot().axes) == 6
+
+
+def test_theorem_one_for_a_measure_of_ones_own():
+    mean, covariance = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=F64)
+    found = theorem_one(mean, covariance, count=200, steps=1)
+    torch.testing.assert_close(found.mean, torch.linalg.solve(covariance, mean))
+    torch.testing.assert_close(found.covariance, torch.linalg.inv(covariance))
+    assert found.row("gaussian").covariance_error[1] < 1e-12
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return equilibrium_sweep(counts=(100,), dimensions=(2, 3), starts=("laplace",), seeds=3, steps=150, measure_every=50)
+
+
+def test_equilibria_are_clusters(sweep):
+    """THEORY B5: one point on the sphere, a simplex of D + 1 under whitening; under layer and batch norm a few."""
+    assert len(sweep.settings) == 8
+    for s in sweep.settings:
+        if s.renormalizer == "sphere":
+            assert s.final == {1: 3}
+            torch.testing.assert_close(s.mean_cosine[-1], torch.ones(3, dtype=F64), rtol=1e-3, atol=1e-3)
+        elif s.renormalizer == "whiten":
+            assert s.final == {s.dimension + 1: 3}
+        else:
+            assert max(s.final) <= 4
+        assert s.clusters[0].min() > 20
+
+
+def test_a_sweep_can_be_read(sweep):
+    part = sweep.select(renormalizer="whiten", dimension=2)
+    assert [s.start for s in part.settings] == ["laplace"]
+    assert part.settings[0].label == "whiten, laplace, N=100, D=2, β=1"
+    assert sweep.select().settings == sweep.settings
+    frame = sweep.to_frame()
+    assert len(frame) == 8 * 4
+    last = frame[(frame.renormalizer == "whiten") & (frame.dimension == 3) & (frame.step == 150)]
+    assert last.clusters.tolist() == [4.0]
+    assert (last.clusters_low == 4.0).all()
+    assert (frame.sliced_low <= frame.sliced).sum() > 15
+    # the same starts for every renormaliser
+    starts = {tuple(s.sliced[0].tolist()) for s in sweep.select(start="laplace", dimension=3).settings}
+    assert len(starts) == 1
+    assert len(sweep.plot().axes) == 8
+    with pytest.raises(ArgumentError, match="no settings are left"):
+        sweep.select(beta=7.0).plot()
+
+
+def test_divergence_is_linear_along_extreme_points():
+    found = divergence_rate(count=30, patterns=20, steps=200, step=0.5, seed=3)
+    assert found.error.max() < 2e-3
+    assert found.extreme.min() > 0
+    assert len(found.pattern.unique()) > 1
+    assert found.moving_factor == pytest.approx(1.5, rel=1e-6)
+    assert len(found.plot().axes) == 3
+
+
+def test_equal_cosine_equation():
+    """The rate against the derivative of the simulator itself at a state of equal cosines."""
+    n, beta, cosine = 5, 1.7, 0.3
+    gram = torch.full((n, n), cosine, dtype=F64).fill_diagonal_(1.0)
+    x = torch.linalg.cholesky(gram)
+    g = Flow(None, beta=beta).slope(x).gradient
+    v = g - x * (x * g).sum(-1, keepdim=True)
+    rates = (v @ x.mT + x @ v.mT)[~torch.eye(n, dtype=torch.bool)]
+    torch.testing.assert_close(rates, torch.full_like(rates, cosine_rate(cosine, count=n, beta=beta)))
+    assert cosine_rate(1.0, count=n, beta=beta) == 0.0
+    assert cosine_rate(-1 / (n - 1), count=n, beta=beta) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_equal_cosine_simulation():
+    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=9, substeps=16, dimensions=(16, 200))
+    assert found.continuous_error < 1e-7
+    assert found.stepped_error < 3e-2
+    finer = equal_cosine(count=8, beta=2.0, time=4.0, samples=9, substeps=32, dimensions=())
+    assert found.stepped_error / finer.stepped_error == pytest.approx(2.0, abs=0.1)
+    assert found.random_error[1] < found.random_error[0]
+    assert 0.9 < float(found.theory[-1]) < 1.0
+    assert len(found.plot().axes[0].get_lines()) == 5
+    with pytest.raises(ArgumentError, match="one point has no cosine"):
+        equal_cosine(count=1)
+
+
+def test_ripples_on_the_circle_grow_as_predicted():
+    found = metastable_counts(count=60, seeds=2, step=0.5, time=5.0)
+    torch.testing.assert_close(found.rate, found.rate_theory, rtol=1e-4, atol=1e-4)
+    k = np.arange(1, 5)
+    wanted = k**2 * scipy.special.iv(k, 2.0) / (2.0 * scipy.special.iv(0, 2.0))
+    np.testing.assert_allclose(growth_rates(2.0, 4).numpy(), wanted)
+
+
+@pytest.mark.parametrize(("beta", "wave"), [(0.1, 1), (2.0, 2), (5.0, 3), (9.0, 4)])
+def test_predicted_counts(beta, wave):
+    assert int(growth_rates(beta, 12).argmax()) + 1 == wave
+
+
+def test_three_clusters_on_the_circle():
+    """β = 5 gives 3 from a nearly uniform law; from few random points other counts come up as well."""
+    found = metastable_counts(beta=5.0, count=300, noise=0.001, seeds=4, step=0.5, time=45.0)
+    assert (found.predicted, found.tally) == (3, {3: 4})
+    assert found.share[0] == 1.0
+    assert found.share[1] < 0.7  # four seeds do not prove much
+    gaps = found.angles[0].sort().values.diff().sort().values[-2:]
+    assert (gaps > 1.0).all()
+    assert len(found.plot().axes) == 3
+    random = metastable_counts(beta=5.0, count=60, noise=None, seeds=4, step=0.5)
+    assert set(random.tally) <= {1, 2, 3, 4}

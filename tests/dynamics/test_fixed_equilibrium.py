@@ -1,0 +1,133 @@
+"""Equilibrium: the module."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dynamics.fixed_problems import F64, close, generator, unrolled
+from exptilt._support.errors import ArgumentError, ConvergenceError
+from exptilt.dynamics import Equilibrium, Status
+
+
+class Layer(nn.Module):
+    """norm(z/4 + attention(z) + x): tokens attend to each other."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query, self.value, self.norm = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.LayerNorm(dim)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.norm(z / 4 + 0.3 * torch.softmax(self.query(z) @ z.mT / 4, -1) @ self.value(z) + x)
+
+
+def layer(dim: int = 4) -> Layer:
+    torch.manual_seed(0)
+    return Layer(dim).double()
+
+
+def inputs() -> Tensor:
+    return torch.randn(3, 5, 4, dtype=F64, generator=generator(0))
+
+
+@pytest.mark.parametrize("solver", ["anderson", "broyden"])
+def test_output_and_gradients_against_unrolling(solver: str) -> None:
+    f, x = layer(), inputs().requires_grad_()
+    z = Equilibrium(f, solver=solver, event_dims=2)(x)
+    slow = unrolled(lambda state: f(state, x), torch.zeros_like(x), 200)
+    close(z, slow, 1e-9)
+    weight = torch.randn(z.shape, dtype=F64, generator=generator(1))
+    for left, right in zip(*(torch.autograd.grad((v * weight).sum(), (x, *f.parameters())) for v in (z, slow)), strict=True):
+        close(left, right, 1e-8)
+
+
+def test_state_dict_is_the_modules() -> None:
+    f = layer()
+    model = Equilibrium(f, event_dims=2)
+    assert model.state_dict().keys() == f.state_dict().keys()
+    other = Equilibrium(layer(), event_dims=2)
+    with torch.no_grad():
+        other.module.query.weight.zero_()
+    other.load_state_dict(f.state_dict())
+    assert (other.module.query.weight == f.query.weight).all()
+    nested = nn.Sequential(nn.Linear(4, 4).double(), model)
+    names = set(nested.state_dict())
+    assert "1.query.weight" in names
+    twin = nn.Sequential(nn.Linear(4, 4).double(), Equilibrium(Layer(4).double(), event_dims=2))
+    twin.load_state_dict(nested.state_dict())
+    close(twin(inputs()), nested(inputs()), 1e-12)
+    with pytest.raises(RuntimeError, match="Missing"):
+        other.load_state_dict({})
+
+
+def test_training_learns() -> None:
+    torch.manual_seed(1)
+    teacher, student = Equilibrium(layer(), event_dims=2), Equilibrium(Layer(4).double(), event_dims=2)
+    x = inputs()
+    target = teacher(x).detach()
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.03)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = (student(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.02 * losses[0]
+
+
+def test_solution_is_told_and_holds_no_graph() -> None:
+    model = Equilibrium(layer(), event_dims=2)
+    assert model.solution is None
+    z = model(inputs())
+    assert model.solution.status is Status.CONVERGED
+    assert not model.solution.value.requires_grad
+    assert model.solution.trace.shape == (int(model.solution.steps), 3)
+    again = model(inputs(), start=z.detach())
+    assert int(model.solution.steps) == 1
+    close(again, z, 1e-12)
+    gc.collect()
+    gc.disable()
+    try:
+        seen = weakref.ref(model)
+        del model, z, again
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_copies_modes_and_transforms() -> None:
+    model = Equilibrium(layer(), event_dims=2).eval()
+    assert not model.module.training
+    x = inputs()
+    expected = model(x)
+    close(copy.deepcopy(model)(x), expected, 1e-12)
+    close(pickle.loads(pickle.dumps(model))(x), expected, 1e-12)
+    parameters = {name.removeprefix("module."): value.detach() for name, value in model.named_parameters()}
+
+    def loss(p):
+        return torch.func.functional_call(model, {f"module.{k}": v for k, v in p.items()}, (x,)).square().mean()
+
+    found = torch.func.grad(loss)(parameters)
+    slow = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    for left, right in zip(found.values(), slow, strict=True):
+        close(left, right, 1e-9)
+    assert "anderson" in repr(model)
+
+
+def test_not_converging_is_said() -> None:
+    class Twice(nn.Module):
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 2 * z.abs() + x
+
+    with pytest.raises(ConvergenceError, match="diverged"):
+        Equilibrium(Twice())(torch.ones(2, 3))
+    quiet = Equilibrium(Twice(), throw=False)
+    quiet(torch.ones(2, 3))
+    assert quiet.solution.status is Status.DIVERGED
+    with pytest.raises(ArgumentError, match=r"nn\.Module"):
+        Equilibrium(lambda z, x: z)  # type: ignore[arg-type]

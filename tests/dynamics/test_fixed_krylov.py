@@ -1,0 +1,60 @@
+"""GMRES and Arnoldi against dense linear algebra."""
+
+import pytest
+import torch
+
+from dynamics.fixed_problems import F64, close, contraction, generator
+from exptilt.dynamics.krylov import arnoldi, gmres
+
+
+def operator(matrices: torch.Tensor, calls: list[int]):
+    def apply(v: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return (matrices @ v.unsqueeze(-1)).squeeze(-1)
+
+    return apply
+
+
+def test_arnoldi_relation() -> None:
+    matrices, start = torch.randn(3, 7, 7, dtype=F64, generator=generator(0)), torch.randn(3, 7, dtype=F64, generator=generator(1))
+    basis, hessenberg = arnoldi(operator(matrices, []), start, 5)
+    close(basis @ basis.mT, torch.eye(6, dtype=F64).expand(3, 6, 6), 1e-12)
+    close(matrices @ basis[:, :5].mT, basis.mT @ hessenberg, 1e-11)
+    close(basis[:, 0], start / start.norm(dim=-1, keepdim=True), 1e-12)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-9])
+def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float) -> None:
+    """The least residual over each Krylov space, by dense least squares, says when."""
+    n = 20
+    a, b = torch.eye(n, dtype=F64) - contraction(n, 0.9, 2), torch.randn(1, n, dtype=F64, generator=generator(2))
+    powers = [b[0]]
+    for size in range(1, n + 1):  # noqa: B007
+        space = torch.linalg.qr(torch.stack(powers, 1)).Q
+        y = torch.linalg.lstsq(a @ space, b[0][:, None]).solution
+        if (a @ space @ y - b[0][:, None]).norm() <= tolerance * b.norm():
+            break
+        powers.append(a @ space[:, -1])
+    calls: list[int] = []
+    solution, missed = gmres(operator(a[None], calls), b, tolerance)
+    assert len(calls) == size + 1  # and one to see the residual with
+    assert 0 < float(missed) <= tolerance * float(b.norm())
+    close(missed, (b - solution @ a.mT).norm(dim=-1), 1e-12)
+
+
+def test_gmres_restarts_zero_rows_and_exhausted_spaces() -> None:
+    n = 24
+    matrices = torch.stack([torch.eye(n, dtype=F64) - contraction(n, 0.8, 3), torch.eye(n, dtype=F64), 3 * torch.eye(n, dtype=F64)])
+    right = torch.randn(3, n, dtype=F64, generator=generator(4))
+    right[1] = 0
+    solution, missed = gmres(operator(matrices, []), right, 1e-12, restart=5, max_restarts=60)
+    close(solution, torch.linalg.solve(matrices, right), 1e-10)
+    assert (missed <= 1e-12 * right.norm(dim=-1)).all()
+
+
+def test_gmres_says_when_there_is_no_answer() -> None:
+    calls: list[int] = []
+    solution, missed = gmres(operator(torch.zeros(1, 3, 3, dtype=F64), calls), torch.ones(1, 3, dtype=F64), 1e-9)
+    close(missed, torch.tensor([3.0], dtype=F64).sqrt(), 1e-12)
+    assert solution.isfinite().all()
+    assert len(calls) == 2

@@ -1,0 +1,318 @@
+"""What a watch leaves behind, what it refuses, and watches that meet."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.masks import RuleMask
+from oracles import tiny_models as models
+
+
+def run(model, inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+def state(model):
+    """All that a watch might leave behind."""
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    registries = (dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping))
+    return [c._attn_implementation for c in configs], hooks, registries, len(_get_current_function_mode_stack()), model.training
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "t5"])
+def test_all_is_as_before(name):
+    model = models.make(name, attention="sdpa" if name == "llama" else "eager")
+    before = state(model)
+    with xt.lens.watch(model):
+        assert state(model) != before
+        run(model, models.inputs(name)[0])
+    assert state(model) == before
+
+    def stop():
+        with xt.lens.watch(model):
+            run(model, models.inputs(name)[0])
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        stop()
+    assert state(model) == before
+
+    def fail(call):
+        raise KeyError("observed")
+
+    with pytest.raises(KeyError, match="observed"), xt.lens.watch(model, observe=fail):
+        run(model, models.inputs(name)[0])
+    assert state(model) == before
+
+
+def test_sub_configurations_with_different_implementations_are_restored_one_by_one():
+    model = models.make("t5")
+    model.encoder.config._attn_implementation_internal = "sdpa"
+    before = state(model)
+    assert {"sdpa", "eager"} <= set(before[0])
+    with xt.lens.watch(model):
+        run(model, models.inputs("t5")[0])
+    assert state(model) == before
+
+
+def test_nested_watches_both_see():
+    model, inputs = models.make("llama"), models.inputs("llama", "left")[0]
+    before = state(model)
+    with xt.lens.watch(model) as outer:
+        run(model, inputs)
+        with xt.lens.watch(model, per_token=True) as inner:
+            run(model, inputs)
+        run(model, inputs)
+    assert state(model) == before
+    assert [call.step for call in outer.record.calls] == [0, 0, 1, 1, 2, 2]
+    assert [call.step for call in inner.record.calls] == [0, 0]
+    assert torch.equal(outer.record.calls[2].values[:12], inner.record.calls[0].values[:12])
+
+
+def test_a_part_of_a_model():
+    model, inputs = models.make("bart"), models.inputs("bart")[0]
+    with xt.lens.watch(model) as whole, xt.lens.watch(model.model.decoder) as part:
+        run(model, inputs)
+    assert len(whole.record.calls) == 6
+    assert [call.name for call in part.record.calls] == [
+        "layers.0.self_attn",
+        "layers.0.encoder_attn",
+        "layers.1.self_attn",
+        "layers.1.encoder_attn",
+    ]
+    assert [call.kind for call in part.record.calls] == ["self", "cross"] * 2
+
+
+def test_two_models_with_one_configuration():
+    one = models.make("llama")
+    two = tf.LlamaForCausalLM(one.config).eval()
+    assert two.config is one.config
+    inputs = models.inputs("llama")[0]
+    expected = run(two, inputs)
+    before = state(one)
+    with xt.lens.watch(one) as seen:
+        assert torch.allclose(run(two, inputs), expected, atol=1e-5)
+        assert not seen.record.calls
+        run(one, inputs)
+        with xt.lens.watch(two) as other:
+            run(one, inputs)
+            run(two, inputs)
+    assert [call.step for call in seen.record.calls] == [0, 0, 1, 1]
+    assert [call.step for call in other.record.calls] == [0, 0]
+    assert state(one) == before
+
+
+def test_watches_of_one_configuration_that_end_in_the_other_order():
+    one = models.make("llama")
+    two = tf.LlamaForCausalLM(one.config).eval()
+    before, inputs = state(one), models.inputs("llama")[0]
+    opened, closed, records = threading.Event(), threading.Event(), []
+
+    def first():
+        with xt.lens.watch(one) as seen:
+            run(one, inputs)
+            opened.set()
+            closed.wait(60)
+        records.append(seen.record)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert opened.wait(60)
+    with xt.lens.watch(two) as seen:
+        closed.set()
+        thread.join()
+        run(two, inputs)
+    assert len(records[0].calls) == len(seen.record.calls) == 2
+    assert state(one) == before
+
+
+def test_models_in_threads_do_not_mix():
+    names = ("llama", "gpt2", "bert")
+    made = {name: (models.make(name), models.inputs(name, "left")[0]) for name in names}
+    alone, together = {}, {}
+
+    def look(name, into):
+        model, inputs = made[name]
+        with xt.lens.watch(model) as seen:
+            for _ in range(3):
+                run(model, inputs)
+        into[name] = seen.record.by_head("entropy")
+
+    for name in names:
+        look(name, alone)
+    threads = [threading.Thread(target=look, args=(name, together)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together.keys() == alone.keys()
+    for name in names:
+        assert np.array_equal(alone[name], together[name])
+
+
+class Strange(nn.Module):
+    """A model whose attention passes an option of its own."""
+
+    def __init__(self, model, **extra):
+        super().__init__()
+        self.inner, self.extra = model, extra
+
+    def forward(self, **inputs):
+        return self.inner(**inputs, **self.extra)
+
+
+@pytest.mark.parametrize("extra", [{"head_mask_of_mine": torch.ones(4)}, {"alibi": 1.0}, {"indices": torch.zeros(1)}, {"cache": object()}])
+def test_an_unknown_option_raises_and_names_it(extra):
+    model = Strange(models.make("llama"), **extra)
+    before = state(model)
+    (option,) = extra
+    with (
+        pytest.raises(ArgumentError, match=f"Strange .LlamaAttention 'inner.model.layers.0.self_attn'. passes '{option}'"),
+        xt.lens.watch(model),
+    ):
+        run(model, models.inputs("llama")[0])
+    assert state(model) == before
+
+
+def test_options_that_are_none_or_known_are_passed():
+    model = Strange(models.make("llama"), alibi=None, num_items_in_batch=3)
+    with xt.lens.watch(model) as seen:
+        run(model, models.inputs("llama")[0])
+    assert len(seen.record.calls) == 2
+
+
+def test_output_attentions_raises():
+    model = models.make("llama")
+    with pytest.raises(ArgumentError, match="output_attentions"), xt.lens.watch(model):
+        run(model, {**models.inputs("llama")[0], "output_attentions": True})
+
+
+def test_sinks_that_are_not_passed_raise():
+    model = models.make("llama")
+    model.model.layers[0].self_attn.sinks = nn.Parameter(torch.zeros(4))
+    with pytest.raises(ArgumentError, match="sinks"), xt.lens.watch(model):
+        run(model, models.inputs("llama")[0])
+
+
+def test_not_a_module():
+    with pytest.raises(ArgumentError, match="model is a str"):
+        xt.lens.watch("gpt2")
+
+
+def test_a_model_without_attention():
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(xt.lens.NothingSeenError, match="Sequential ran, but no attention"), xt.lens.watch(model):
+        model(torch.zeros(1, 3))
+    with pytest.raises(xt.lens.NothingSeenError, match="was not called"), xt.lens.watch(model):
+        pass
+
+
+class Eager(nn.Module):
+    """Names the attention function but goes its own way."""
+
+    def __init__(self):
+        super().__init__()
+        self.proper = False
+
+    def forward(self, x):
+        if self.proper:
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_attention_that_goes_its_own_way_raises():
+    model = nn.Sequential(Eager(), Eager())
+    model[0].proper = True
+    with pytest.raises(xt.lens.NothingSeenError, match=r"1 attention modules of Sequential ran.*'1'"), xt.lens.watch(model):
+        model(torch.randn(1, 2, 3, 4))
+
+
+class OwnAttention(nn.Module):
+    """Attends without any function that could be watched."""
+
+    def forward(self, x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
+    x = torch.randn(1, 2, 3, 4)
+    with pytest.raises(xt.lens.NothingSeenError, match=r"'0' .OwnAttention."), xt.lens.watch(model := nn.Sequential(OwnAttention())):
+        model(x)
+    model = nn.Sequential(OwnAttention(), Eager())
+    model[1].proper = True
+    with pytest.warns(ExptiltWarning, match="without 1 modules that attend in a way of their own: '0'"), xt.lens.watch(model) as seen:
+        model(x)
+    assert [call.name for call in seen.record.calls] == ["1"]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_that_asks_its_configuration_by_name(attention):
+    """Falcon does not use the interface. With sdpa it calls the function, which is seen; its eager attention cannot be, and raises."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": models.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = tf.FalconModel(tf.FalconConfig(**sizes, attn_implementation=attention)).eval()
+    inputs, real = models.inputs("gpt2", "right")
+    expected = run(model, inputs)
+    if attention == "eager":
+        with pytest.raises(xt.lens.NothingSeenError, match="attn_implementation='sdpa'"), xt.lens.watch(model):
+            run(model, inputs)
+        return
+    with xt.lens.watch(model) as seen:
+        found = run(model, inputs)
+    assert torch.allclose(found[real], expected[real], rtol=1e-3, atol=2e-5)
+    assert seen.record.to_frame().groupby("item").queries.first().tolist() == [7, 11, 10]
+
+
+def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True).eval()
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = compiled(x)
+        with xt.lens.watch(compiled) as seen:
+            found = compiled(x)
+        again = compiled(x)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.equal(again, expected)
+    assert [call.name for call in seen.record.calls] == ["_orig_mod.self_attn"]
+
+
+def test_a_watch_cannot_be_entered_twice():
+    model = models.make("gpt2")
+    with xt.lens.watch(model) as seen:
+        run(model, models.inputs("gpt2")[0])
+        with pytest.raises(ArgumentError, match="already open"):
+            seen.__enter__()
+
+
+def test_nan_is_reported_with_the_layer():
+    model = models.make("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ArgumentError, match="query holds NaN") as caught, xt.lens.watch(model):
+        run(model, models.inputs("llama")[0])
+    assert "model.layers.1.self_attn" in caught.value.__notes__[0]
+
+
+def test_rule_masks_are_never_made_dense_where_a_rule_is_enough(monkeypatch):
+    def refuse(self):
+        raise AssertionError("an n×n mask was made")
+
+    monkeypatch.setattr(RuleMask, "dense", refuse)
+    for name in models.ALL:
+        for side in ("left", "right"):
+            model = models.make(name)
+            with xt.lens.watch(model) as seen:
+                run(model, models.inputs(name, side)[0])
+            assert seen.record.calls
