@@ -95,6 +95,8 @@ def test_layer_is_the_obvious_one():
     """Each head by itself, with its own beta, in plain torch; three steps, the last of which reads values."""
     torch.manual_seed(0)
     layer = HopfieldLayer(12, heads=3, steps=3).double()
+    assert torch.allclose(layer.beta, torch.full((3,), 0.5, dtype=F64))  # 1/sqrt(4), the head dimension
+    assert torch.allclose(HopfieldLayer(12, heads=3, beta=7.0).beta, torch.full((3,), 7.0))
     layer.log_beta.data = torch.tensor([-1.0, 0.5, 2.0], dtype=F64)
     state, memory = drawn(2, 4, 12), drawn(2, 6, 12, seed=1)
     mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
