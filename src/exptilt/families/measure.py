@@ -136,6 +136,14 @@ class Measure(ABC):
         """
         return None
 
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """G* on the boundary of the hull, its limit from inside: ``(...)``; only used where ``mean (..., D)`` lies there.
+
+        ``reached (...)`` is <m,η> − G(η) at the η where Newton's method stopped. It climbs to the supremum, so it will do; a closed form
+        has no such η and gives its own.
+        """
+        return reached
+
     def _least_log_mass(self) -> Tensor | None:
         """Log of the least mass of a point, ``(...)``, or None if there are points without mass: ends a search outside the hull."""
         return None
@@ -260,10 +268,12 @@ class Measure(ABC):
             mean: ``(..., D)``.
 
         Returns:
-            ``(...)``, infinite outside the hull of the support.
+            ``(...)``, infinite outside the hull of the support. On its boundary the limit from inside: finite only where a face of the hull
+            has mass, as of points and counts.
         """
         solution = self.natural(mean)
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
+        value = torch.where(solution.code == Status.BOUNDARY.code, self._boundary_conjugate(mean, value), value)
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
