@@ -210,6 +210,7 @@ CASES = [
         boundary=lambda h: torch.cat([t(0.0, 1, 0.3).expand(*h.batch_shape, 3), h.mean()[..., 3:]], -1),
         extreme=lambda: [f.BernoulliProduct(t(-300.0, 0, 12, 1e-8))],
         integral=lambda: float(f.BernoulliProduct(t(0.3, -2, 1, 4)).log_prob(_corners()).exp().sum()),
+        scipy=lambda h: scipy.stats.bernoulli(h.mean_parameter.numpy()),
     ),
     Case(
         f.Categorical,

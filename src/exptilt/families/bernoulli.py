@@ -99,6 +99,9 @@ class BernoulliProduct(ExponentialFamily):
         p = mean.clamp(0, 1)
         return (softplus(self.logit) - self.logit * p - torch.special.entr(p) - torch.special.entr(1 - p)).sum(-1)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta
         return torch.diag_embed(torch.sigmoid(logit) * torch.sigmoid(-logit))

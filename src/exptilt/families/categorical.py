@@ -112,6 +112,9 @@ class Categorical(ExponentialFamily):
         p = mean.clamp(0, 1)
         return -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         p = torch.softmax(self.logit + eta, -1)
         return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)

@@ -101,7 +101,12 @@ class AnyMixture(Measure):
         return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
 
     def _scores(self, eta: Tensor) -> Tensor:
-        return self.log_weight + self.components._log_normalizer(eta.unsqueeze(-2))
+        present = self.log_weight > -torch.inf
+        return torch.where(present, self.log_weight + self.components._log_normalizer(eta.unsqueeze(-2)), -torch.inf)
+
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        diverges = self.components._diverges(eta.unsqueeze(-2))
+        return None if diverges is None else (diverges & (self.log_weight > -torch.inf)).any(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return torch.logsumexp(self._scores(eta), -1)

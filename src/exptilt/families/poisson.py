@@ -106,6 +106,9 @@ class Poisson(ExponentialFamily):
         m = mean.clamp_min(0)
         return (self.rate - m * (1 + self.rate.log()) - torch.special.entr(m)).sum(-1)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.rate * eta.exp())
 
