@@ -56,6 +56,19 @@ def bad_covariances() -> torch.Tensor:
             lambda: f.Exponential(torch.ones(2)).tilt(torch.tensor([[0.0, 0.0], [0.0, 1.5]])),
             r"theta\[1\] = \[-1.0, 0.5\] is outside the natural domain",
         ),
+        (
+            lambda: f.Gamma(torch.tensor([2.0]), torch.ones(1)).mean(torch.tensor([[0.5], [3.0]])),
+            r"Gamma: eta\[1\] must be inside the natural domain, where the integral converges; got \[3.0\]",
+        ),
+        (lambda: f.Exponential(torch.ones(1)).covariance(torch.tensor([1.0])), r"Exponential: eta must be inside the nat.*got \[1.0\]"),
+        (lambda: f.Beta(torch.ones(1), torch.ones(1)).mean(torch.tensor([0.0, -1.0])), r"Beta: eta must be inside the natural domain"),
+        (lambda: f.Dirichlet(torch.ones(2)).covariance_product(torch.ones(2), torch.tensor([0.0, -1.0])), r"Dirichlet: eta must be inside"),
+        (lambda: f.Wishart(torch.tensor(3.0), torch.eye(1)).mean(torch.tensor([0.5])), r"Wishart: eta must be inside"),
+        (lambda: f.Gamma(torch.ones(1), torch.ones(1)).bregman(torch.tensor([0.5]), torch.tensor([3.0])), r"Gamma: b must be inside"),
+        (
+            lambda: f.Mixture(torch.zeros(2), f.Gamma(torch.ones(2, 1), torch.tensor([[1.0], [4.0]]))).mean(torch.tensor([[0.5], [2.0]])),
+            r"Mixture: eta\[1\] must be inside",
+        ),
         (lambda: f.Gaussian.from_natural(torch.tensor([0.0, 1.0])), r"outside the natural domain"),
         (lambda: f.Poisson(torch.ones(2)).log_prob(torch.ones(3)), r"x must be \(..., 2\); got \(3,\)"),
         (lambda: f.Wishart(torch.tensor(3.0), torch.eye(2)).log_prob(torch.ones(3)), r"x must be \(..., 2, 2\); got \(3,\)"),
@@ -111,6 +124,19 @@ def test_checks_stand_back_inside_transforms() -> None:
     """Under vmap values cannot be looked at: the constructor still works there."""
     rates = torch.tensor([[1.0], [2.0]])
     assert torch.func.vmap(lambda rate: f.Poisson(rate).mean())(rates).tolist() == rates.tolist()
+
+
+def test_outside_the_natural_domain_inside_transforms() -> None:
+    """Where no error can be raised there is no number either; the rest of the batch is not disturbed."""
+    gamma = f.Gamma(torch.tensor([2.0]), torch.ones(1))
+    eta = torch.tensor([[0.5], [3.0]])
+    for method in (gamma.mean, lambda e: gamma.covariance(e)[..., 0], lambda e: gamma.bregman(0 * e, e).unsqueeze(-1)):
+        values = torch.func.vmap(method)(eta)
+        torch.testing.assert_close(values[0], method(eta[0]))
+        assert bool(values[1].isnan().all())
+    left_out = f.Mixture(torch.tensor([0.0, -torch.inf]), f.Gamma(torch.ones(2, 1), torch.tensor([[4.0], [1.0]])))
+    assert float(left_out.mean(torch.tensor([2.0]))) == 0.5
+    assert float(gamma.bregman(torch.tensor([3.0]), torch.tensor([0.5]))) == torch.inf
 
 
 def test_outside_the_support_the_density_is_zero() -> None:

@@ -125,3 +125,18 @@ def test_from_mean_says_where_there_is_no_member(case: Case) -> None:
     torch.testing.assert_close(found.value.mean_parameter[::2], mean[::2], rtol=1e-7, atol=1e-8)
     with pytest.raises(RuntimeError, match=r"outside of what can be attained.*batch index \(1,\)"):
         found.or_raise()
+
+
+def test_conjugate_on_the_boundary() -> None:
+    """Minus the log-mass of the face: −log P(x = corner) at a corner; infinite for a density, and outside."""
+    double = torch.float64
+    poisson, coin = f.Poisson(torch.tensor([2.0], dtype=double)), f.BernoulliProduct(torch.logit(torch.tensor([0.3, 0.6], dtype=double)))
+    third = f.Categorical(torch.tensor([0.0, 1.0, 2.0], dtype=double))
+    for h, corner in ((poisson, [0.0]), (coin, [0.0, 1.0]), (coin, [1.0, 1.0]), (third, [1.0, 0.0, 0.0])):
+        x = torch.tensor(corner, dtype=double)
+        torch.testing.assert_close(h.conjugate(x), -h.log_prob(x))
+        assert bool(h.conjugate(x - 2) == torch.inf)
+    mixed = poisson.conjugate(torch.tensor([[0.0], [3.0], [-1.0]], dtype=double))
+    torch.testing.assert_close(mixed, torch.tensor([2.0, 3 * np.log(1.5) - 1, torch.inf], dtype=double))
+    (slope,) = torch.autograd.functional.jacobian(lambda m: poisson.conjugate(m), torch.tensor([[3.0]], dtype=double))
+    assert float(slope.squeeze()) == pytest.approx(np.log(1.5))

@@ -46,12 +46,14 @@ class Case:
     """One measure under law.
 
     make: a random member with the given batch. tilt: a valid η for a member. extreme: members at the edge of what floats hold.
+    boundary: means of t on the boundary of the hull, where it has one.
     """
 
     cls: type
     make: Callable[..., f.Measure]
     tilt: Callable[[Any, Generator], Tensor] = lambda h, g: randn(g, *h.batch_shape, h.dimension) * 0.5
     extreme: Callable[[], list[f.Measure]] = list
+    boundary: Callable[[Any], Tensor] | None = None
     integral: Callable[[], float] | None = None
     scipy: Callable[[Any], Any] | None = None
     scipy_x: Callable[[Tensor], Any] = lambda x: x.numpy()
@@ -205,12 +207,15 @@ CASES = [
     Case(
         f.BernoulliProduct,
         _bernoulli,
+        boundary=lambda h: torch.cat([t(0.0, 1, 0.3).expand(*h.batch_shape, 3), h.mean()[..., 3:]], -1),
         extreme=lambda: [f.BernoulliProduct(t(-300.0, 0, 12, 1e-8))],
         integral=lambda: float(f.BernoulliProduct(t(0.3, -2, 1, 4)).log_prob(_corners()).exp().sum()),
+        scipy=lambda h: scipy.stats.bernoulli(h.mean_parameter.numpy()),
     ),
     Case(
         f.Categorical,
         _categorical,
+        boundary=lambda h: t(0.5, 0.0, 0.0, 0.25, 0.25).expand(*h.batch_shape, 5),
         extreme=lambda: [f.Categorical(t(0.0, -300, -20, 3))],
         integral=lambda: float(f.Categorical(t(0.3, -2, 1, 4)).log_prob(torch.eye(4, dtype=F64)).exp().sum()),
         scipy=lambda h: scipy.stats.multinomial(1, torch.softmax(h.logit, -1).numpy()),
@@ -218,6 +223,7 @@ CASES = [
     Case(
         f.Poisson,
         _poisson,
+        boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         extreme=lambda: [f.Poisson(t(1e-8, 1e8)), f.Poisson(t(63.9, 64.1))],
         integral=lambda: float(f.Poisson(t(7.0)).log_prob(torch.arange(200.0, dtype=F64)[:, None]).exp().sum()),
         scipy=lambda h: scipy.stats.poisson(h.rate.numpy()),
@@ -225,6 +231,7 @@ CASES = [
     Case(
         f.Exponential,
         _exponential,
+        boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         tilt=toward_another(_exponential),
         extreme=lambda: [f.Exponential(t(1e-8, 1e8))],
         integral=lambda: quadrature(f.Exponential(t(2.0)), [0.0], [math.inf]),
@@ -233,6 +240,7 @@ CASES = [
     Case(
         f.Gamma,
         _gamma,
+        boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         tilt=toward_another(_gamma),
         extreme=lambda: [f.Gamma(t(1e-3, 1e6), t(1e-6, 1e6)), f.Gamma(t(0.01, 16.0), t(1.0, 1.0))],
         integral=lambda: quadrature(f.Gamma(t(0.7), t(2.0)), [0.0], [math.inf]),
@@ -241,6 +249,7 @@ CASES = [
     Case(
         f.Beta,
         _beta,
+        boundary=lambda h: t(0.5, 0.5, 0.5, 0.5).log().expand(*h.batch_shape, 4),
         tilt=toward_another(_beta),
         extreme=lambda: [f.Beta(t(0.05, 1e4), t(0.02, 3e3))],
         integral=lambda: quadrature(f.Beta(t(0.7), t(2.0)), [0.0], [1.0]),
@@ -249,6 +258,7 @@ CASES = [
     Case(
         f.Dirichlet,
         _dirichlet,
+        boundary=lambda h: torch.full((*h.batch_shape, 4), 0.25, dtype=F64).log(),
         tilt=toward_another(_dirichlet),
         extreme=lambda: [f.Dirichlet(t(0.05, 1e3, 0.3)), f.Dirichlet(t(1e4, 3e3, 8e3))],
         integral=lambda: quadrature(f.Dirichlet(t(0.7, 2.0)), [0.0], [1.0], lambda x: torch.cat([x, 1 - x], -1).clamp_min(1e-300)),
@@ -258,6 +268,7 @@ CASES = [
     Case(
         f.VonMisesFisher,
         _vmf,
+        boundary=lambda h: t(0.0, 0, -1, 0).expand(*h.batch_shape, 4),
         extreme=lambda: [
             f.VonMisesFisher(t(0.0, 0, 0)),
             f.VonMisesFisher(t(1e4, 0, 1e4)),
@@ -269,6 +280,7 @@ CASES = [
     Case(
         f.Wishart,
         _wishart,
+        boundary=lambda h: t(1.0, 0, 0).expand(*h.batch_shape, 3),
         tilt=toward_another(_wishart),
         extreme=lambda: [f.Wishart(t(1e4)[0], torch.eye(3, dtype=F64)), f.Wishart(t(3.0)[0], torch.diag(t(1e-2, 1, 1e2)))],
         integral=lambda: quadrature(f.Wishart(t(3.0)[0], t(2.0)[:, None]), [0.0], [math.inf], lambda x: x.unsqueeze(-1)),
@@ -299,6 +311,7 @@ CASES = [
     Case(
         f.Empirical,
         _empirical,
+        boundary=lambda h: h.points.gather(-2, h.points[..., :1].argmax(-2, keepdim=True).expand(*h.batch_shape, 1, 3)).squeeze(-2),
         extreme=lambda: [f.Empirical(t(0.0, 1e-4, 1e4)[:, None]), f.Empirical(torch.eye(3, dtype=F64), t(0.0, -500, -math.inf))],
         integral=lambda: float(f.Empirical(t(0.0, 1, 3)[:, None], t(0.0, 2, 1)).log_prob(t(0.0, 1, 3)[:, None]).exp().sum()),
         tolerance=1e-7,
@@ -314,6 +327,7 @@ CASES = [
     Case(
         f.Mixture,
         _mixture,
+        boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         tilt=lambda h, g: -rand(g, *h.batch_shape, h.dimension, low=-0.2, high=1),
         integral=lambda: quadrature(f.Mixture(t(0.0, 1), f.Gamma(t(1.0, 3)[:, None], t(1.0, 2)[:, None])), [0.0], [math.inf]),
         tolerance=1e-7,

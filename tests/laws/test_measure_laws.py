@@ -137,6 +137,25 @@ def test_fenchel(case: Case, g: torch.Generator) -> None:
     close(tight, torch.zeros_like(tight), 1e-8)
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if c.boundary], ids=lambda case: case.name)
+def test_conjugate_on_the_boundary_is_the_limit_from_inside(case: Case, g: torch.Generator) -> None:
+    """G* is closed: along a segment that ends on the boundary of the hull it tends to its value there, be that infinite."""
+    assert case.boundary is not None
+    h = case.make(g, (3,))
+    edge, inside = case.boundary(h), h.mean()
+    assert h.natural(edge).code.tolist() == [f.Status.BOUNDARY.code] * 3
+    value = h.conjugate(edge)
+    finite = case.cls in (f.BernoulliProduct, f.Categorical, f.Poisson, f.Empirical)
+    near, nearer = (h.conjugate(edge + share * (inside - edge)) for share in ((1e-5, 1e-8) if finite else (1e-2, 1e-4)))
+    assert bool((near.isfinite() & nearer.isfinite()).all())
+    if finite:
+        close(nearer, value, 1e-5)
+        assert bool(((near - value).abs() > (nearer - value).abs()).all())
+    else:
+        assert value.tolist() == [math.inf] * 3
+        assert bool((nearer > near + 1).all())
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.integral], ids=lambda case: case.name)
 def test_density_integrates_to_one(case: Case) -> None:
     assert case.integral is not None

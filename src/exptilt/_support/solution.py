@@ -24,7 +24,7 @@ class Status(Enum):
     CONVERGED = "converged: the residual is within the tolerance"
     STALLED = "stalled: no step improves the objective in this precision, yet the residual is above the tolerance"
     MAX_STEPS = "stopped at max_steps before the residual reached the tolerance"
-    BOUNDARY = "the target lies on the boundary of what can be attained: no finite solution exists, the value is where the solver stopped"
+    BOUNDARY = "the target lies on the boundary of what can be attained: no finite solution exists, the value is a stand-in"
     OUTSIDE = "the target lies outside of what can be attained: no solution exists; see `distance` for how far outside"
     DIVERGED = "diverged: the iterates left every neighbourhood of the start; the value is the point with the least residual on the way"
     NOT_FINITE = "the function returned NaN or infinity; the value is the point with the least residual before that"

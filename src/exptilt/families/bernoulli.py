@@ -94,6 +94,14 @@ class BernoulliProduct(ExponentialFamily):
         """From ``Independent(Bernoulli, 1)``."""
         return cls(other.base_dist.logits)
 
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """KL of coins with this mean from these: Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ), 0 log 0 = 0."""
+        p = mean.clamp(0, 1)
+        return (softplus(self.logit) - self.logit * p - torch.special.entr(p) - torch.special.entr(1 - p)).sum(-1)
+
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta
         return torch.diag_embed(torch.sigmoid(logit) * torch.sigmoid(-logit))

@@ -107,6 +107,14 @@ class Categorical(ExponentialFamily):
         """From a `OneHotCategorical` or `Categorical` of `torch.distributions`."""
         return cls(other.logits)
 
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """KL of the mean, as probabilities, from these: Σ_k m log m − m log p, 0 log 0 = 0."""
+        p = mean.clamp(0, 1)
+        return -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
+
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         p = torch.softmax(self.logit + eta, -1)
         return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)

@@ -126,6 +126,9 @@ class DiagonalGaussian(ExponentialFamily):
     def _mean(self, eta: Tensor) -> Tensor:
         return self.mean_vector + self.variance * eta
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.variance).expand(*eta.shape, self.dimension)
 

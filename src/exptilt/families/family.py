@@ -104,6 +104,13 @@ class ExponentialFamily(Measure):
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return self._mean_excess(mean)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return ~self._from_natural(self._shifted(eta))._in_domain()
+
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """Infinite for a density, which gives no mass to a face of its hull."""
+        return torch.full_like(reached, torch.inf)
+
     def _kl(self, other: Self) -> Tensor:
         """KL(self ‖ other) within the family: the Bregman divergence of A."""
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)

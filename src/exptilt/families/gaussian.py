@@ -169,6 +169,9 @@ class Gaussian(ExponentialFamily):
     def _mean(self, eta: Tensor) -> Tensor:
         return self.mean_vector + matvec(self.covariance_matrix, eta)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         return self.covariance_matrix.expand(*eta.shape, self.dimension)
 

@@ -22,10 +22,10 @@ from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
+from exptilt._support.linalg import dot, is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.families import duality
-from exptilt.families.checks import check_finite
+from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
@@ -136,6 +136,18 @@ class Measure(ABC):
         """
         return None
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        """``(...)``: where η is outside the natural domain, so that G is infinite. None says nowhere."""
+        return None
+
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """G* on the boundary of the hull, its limit from inside: ``(...)``; only used where ``mean (..., D)`` lies there.
+
+        ``reached (...)`` is <m,η> − G(η) at the η where Newton's method stopped. It climbs to the supremum, so it will do; a closed form
+        has no such η and gives its own.
+        """
+        return reached
+
     def _least_log_mass(self) -> Tensor | None:
         """Log of the least mass of a point, ``(...)``, or None if there are points without mass: ends a search outside the hull."""
         return None
@@ -194,36 +206,36 @@ class Measure(ABC):
         """E[t] under the tilted measure, the gradient of G.
 
         Args:
-            eta: ``(..., D)``, the tilt; default 0.
+            eta: ``(..., D)``, the tilt, where G is finite; default 0.
 
         Returns:
             ``(..., D)``.
         """
-        return self._mean(self._origin() if eta is None else self._spread(eta, "eta"))
+        return self._mean(self._origin() if eta is None else self._within(eta, "eta"))
 
     def covariance(self, eta: Tensor | None = None) -> Tensor:
         """Cov[t] under the tilted measure: the Hessian of G, and the Fisher information of η.
 
         Args:
-            eta: ``(..., D)``, the tilt; default 0.
+            eta: ``(..., D)``, the tilt, where G is finite; default 0.
 
         Returns:
             ``(..., D, D)``.
         """
-        return self._covariance(self._origin() if eta is None else self._spread(eta, "eta"))
+        return self._covariance(self._origin() if eta is None else self._within(eta, "eta"))
 
     def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
         """Cov[t] times a vector, without the covariance.
 
         Args:
             vector: ``(..., D)``.
-            eta: ``(..., D)``, the tilt; default 0.
+            eta: ``(..., D)``, the tilt, where G is finite; default 0.
 
         Returns:
             ``(..., D)``.
         """
         vector = self._spread(vector, "vector")
-        eta = torch.zeros_like(vector) if eta is None else self._spread(eta, "eta")
+        eta = torch.zeros_like(vector) if eta is None else self._within(eta, "eta")
         eta, vector = torch.broadcast_tensors(eta, vector)
         return self._covariance_product(eta, vector)
 
@@ -260,10 +272,12 @@ class Measure(ABC):
             mean: ``(..., D)``.
 
         Returns:
-            ``(...)``, infinite outside the hull of the support.
+            ``(...)``, infinite outside the hull of the support. On its boundary the limit from inside: finite only where a face of the hull
+            has mass, as of points and counts.
         """
         solution = self.natural(mean)
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
+        value = torch.where(solution.code == Status.BOUNDARY.code, self._boundary_conjugate(mean, value), value)
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
@@ -271,12 +285,13 @@ class Measure(ABC):
 
         Args:
             a: ``(..., D)``.
-            b: ``(..., D)``.
+            b: ``(..., D)``, where G is finite.
 
         Returns:
-            ``(...)``.
+            ``(...)``, infinite where G(a) is.
         """
-        return self.log_normalizer(a) - self.log_normalizer(b) - dot(self.mean(b), a - b)
+        b = self._within(b, "b")
+        return self.log_normalizer(a) - self._log_normalizer(b) - dot(self._mean(b), a - b)
 
     def coordinate(self, x: Any) -> Tensor:
         """t(x), the vector that tilting pairs with η.
@@ -338,6 +353,15 @@ class Measure(ABC):
         """The checked vector, expanded so that every problem of the batch has its own."""
         vector = self._checked(vector, name)
         return vector.expand(*torch.broadcast_shapes(self.batch_shape, vector.shape[:-1]), self.dimension)
+
+    def _within(self, eta: Tensor, name: str) -> Tensor:
+        """As `_spread`, and inside the natural domain: an error outside, or NaN where values cannot be looked at."""
+        eta = self._spread(eta, name)
+        diverges = self._diverges(eta)
+        if diverges is None:
+            return eta
+        check_values(type(self).__name__, name, eta, ~diverges, "inside the natural domain, where the integral converges")
+        return eta if is_concrete(eta, diverges) else torch.where(diverges.unsqueeze(-1), torch.nan, eta)
 
     def _leaves(self) -> list[tuple[Tensor, int]]:
         """Every tensor with its number of event axes, in the order of the pytree."""

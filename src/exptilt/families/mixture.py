@@ -7,7 +7,7 @@ so once for all; `Mixture` holds components of any exponential family, `Gaussian
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.solution import Solution, Status
 from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight
 from exptilt.families.estimate import Estimate
@@ -100,7 +101,12 @@ class AnyMixture(Measure):
         return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
 
     def _scores(self, eta: Tensor) -> Tensor:
-        return self.log_weight + self.components._log_normalizer(eta.unsqueeze(-2))
+        present = self.log_weight > -torch.inf
+        return torch.where(present, self.log_weight + self.components._log_normalizer(eta.unsqueeze(-2)), -torch.inf)
+
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        diverges = self.components._diverges(eta.unsqueeze(-2))
+        return None if diverges is None else (diverges & (self.log_weight > -torch.inf)).any(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return torch.logsumexp(self._scores(eta), -1)
@@ -120,6 +126,18 @@ class AnyMixture(Measure):
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         excess = self.components._excess(mean.unsqueeze(-2), where.unsqueeze(-1))
         return None if excess is None else excess.amin(-1)
+
+    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+        """The components know their hull exactly: on its boundary the search has no end, however far it came."""
+        solution = super()._natural(mean, tolerance, max_steps)
+        excess = self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
+        if excess is None:
+            return solution
+        return replace(solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8))
+
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        excess = None if self.counting else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
+        return reached if excess is None else torch.where(excess >= 0, torch.inf, reached)
 
 
 @dataclass(frozen=True, eq=False)

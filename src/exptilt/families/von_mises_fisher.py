@@ -114,6 +114,9 @@ class VonMisesFisher(ExponentialFamily):
         y = torch.cat([(fall - 1) * side, across * noise], -1)
         return y.addcmul_(dot(y, axis).unsqueeze(-1), axis, value=-2)
 
+    def _diverges(self, eta: Tensor) -> Tensor | None:
+        return None
+
     def _covariance(self, eta: Tensor) -> Tensor:
         theta = self.vector + eta
         _, ratio, above = log_bessel(self.dimension / 2 - 1, dot(theta, theta))
