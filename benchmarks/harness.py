@@ -59,6 +59,7 @@ class Timing:
     ratio_high: float  # upper quartile
     rounds: int
     calls: int  # in one measurement
+    ratio_median: float = float("nan")  # of the ratio within a round: for differences of a few percent
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,9 @@ def compare(
     for name, times in seconds.items():
         values = list(times.values())
         ratios = [value / reference[turn] for turn, value in times.items()]
-        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
         ratio = min(values) / min(reference.values())
-        timings[name] = Timing(min(values), statistics.median(values), ratio, low, high, len(values), calls[name])
+        timings[name] = Timing(min(values), statistics.median(values), ratio, low, high, len(values), calls[name], middle)
     return timings
 
 

@@ -116,6 +116,16 @@ def test_addresses_open_heads(browser, address):
     page.context.close()
 
 
+@pytest.mark.parametrize("mark", ["#%", "#L1H1:%", "#L1H1:100%25", "#%E0%A4%A", "#L1H1:no_such_statistic"])
+def test_strange_addresses_do_no_harm(browser, address, mark):
+    page = open_page(browser, address + mark)
+    assert page.locator("td[data-layer]").count() == 16
+    assert page.locator("#head h3").inner_text() == ("Layer 1, head 1" if "L1H1" in mark else "Layer 0, head 0")
+    assert page.locator("#measure").input_value() == "entropy"
+    assert page.complaints == []
+    page.context.close()
+
+
 def test_attention_follows_the_chosen_token(page, made):
     strip = made.details[0].strip
     page.locator(".token").nth(5).click()
@@ -132,7 +142,7 @@ def test_attention_follows_the_chosen_token(page, made):
 def test_slider_turns_heatmap_and_curves(page, made):
     page.locator("#heat-step").focus()
     page.keyboard.press("Home")
-    assert page.locator("#heat-step-shown").inner_text() == "0"
+    assert page.locator("#heat-step-shown").inner_text() == "step 0"
     assert page.locator("#train-step").input_value() == "0"
     shown = [float(text) for text in page.locator("td[data-layer]").all_inner_texts()]
     np.testing.assert_allclose(shown, made.training.heads["entropy"][0].ravel(), rtol=0.05)
@@ -140,10 +150,49 @@ def test_slider_turns_heatmap_and_curves(page, made):
     page.locator("#train-step").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#training-charts line.cursor").first.get_attribute("x1") != first
-    assert page.locator("#heat-step-shown").inner_text() == "1"
+    assert page.locator("#heat-step-shown").inner_text() == "step 1"
     page.get_by_role("button", name="Play").click()
-    page.locator("#heat-step-shown", has_text="10").wait_for(timeout=10_000)
+    page.locator("#heat-step-shown", has_text="step 10").wait_for(timeout=10_000)
     page.get_by_role("button", name="Stop").click()
+
+
+def test_the_last_checkpoint_is_not_the_model_studied(browser, made, tmp_path):
+    early = dataclasses.replace(
+        made, heads={k: dataclasses.replace(m, value=None if m.value is None else 0.5 * m.value) for k, m in made.heads.items()}
+    )
+    kept = {name: values for name, values in made.training.heads.items() if name != "symmetry"}
+    early = dataclasses.replace(early, training=dataclasses.replace(made.training, heads=kept))
+    page = open_page(browser, write(early, tmp_path).as_uri())
+
+    def shown():
+        return [float(text) for text in page.locator("td[data-layer]").all_inner_texts()]
+
+    assert page.locator("#heat-step-shown").inner_text() == "the model studied"
+    assert page.locator("#heat-step").get_attribute("aria-valuetext") == "the model studied"
+    np.testing.assert_allclose(shown(), early.heads["entropy"].value.ravel(), rtol=0.05)
+    assert page.locator("#training-charts line.cursor").first.get_attribute("visibility") == "hidden"
+    assert "±" in page.locator("#heat-readout").inner_text()
+    reading = page.locator("#heat-reading").inner_text()
+
+    page.locator("#heat-step").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#heat-step-shown").inner_text() == "step 3000"
+    np.testing.assert_allclose(shown(), made.training.heads["entropy"][-1].ravel(), rtol=0.05)
+    assert page.locator("#training-charts line.cursor").first.get_attribute("visibility") == "visible"
+    assert "±" not in page.locator("#heat-readout").inner_text()
+    assert page.locator("#heat-reading").inner_text() == f"Shown: step 3000, one of 9 checkpoints. The model studied: {reading}"
+    assert "in the model studied" in page.locator("#head").inner_text()
+
+    page.select_option("#measure", "symmetry")
+    assert (
+        page.locator("#heat-reading")
+        .inner_text()
+        .startswith("Not followed over the checkpoints; shown is the model studied, not step 3000.")
+    )
+    page.get_by_role("button", name="Play").click()
+    assert page.locator("#heat-step-shown").inner_text() == "step 0"
+    assert page.complaints == []
+    page.context.close()
 
 
 def test_strange_tokens_show_as_text(page):

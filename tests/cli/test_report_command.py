@@ -51,6 +51,14 @@ def test_a_model_with_checkpoints(tiny, text, tmp_path, capsys):
     assert {path.name: path.stat().st_mtime_ns for path in (out / ".measured").iterdir()} == kept
 
 
+def test_checkpoints_alone_are_called_by_their_own_name(tiny, text, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main.main(["report", "--checkpoints", str(tiny), "--text", str(text), "--out", str(out)]) == 0
+    assert "checkpoint-50: 2 layers of 2 heads" in capsys.readouterr().out
+    assert Study.from_json((out / "study.json").read_text("utf-8")).name == "checkpoint-50"
+    assert "shakespeare" not in (out / "index.html").read_text("utf-8")
+
+
 def refuse(words, out, capsys, match):
     before = out.exists()
     capsys.readouterr()  # what making the model said

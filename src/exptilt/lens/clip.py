@@ -67,7 +67,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
     call this, and all do the same. Moments that an optimizer keeps are left as they are.
 
     Args:
-        model: the model that was watched.
+        model: the model that was watched; its DistributedDataParallel wrapper will do.
         record: what the watch saw: ``seen.record``, or ``monitor.record``.
         threshold: the largest score wanted, above 0.
 
@@ -95,6 +95,10 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
     for call in record.calls:
         calls.setdefault(call.layer, []).append(call)
     modules = dict(model.named_modules())
+    if isinstance(
+        model, nn.parallel.DistributedDataParallel
+    ):  # a monitor's names are those of the model inside, a watch's those it was given
+        modules = dict(model.module.named_modules()) | modules
     plan = []
     for reading in read_heads(record, {layer: some[0].name for layer, some in calls.items()}):
         if not reading.score_max > threshold:

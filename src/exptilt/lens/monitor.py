@@ -169,7 +169,9 @@ class TrainingMonitor:
             ]
 
     def _before_forward(self, module: nn.Module, arguments: Any) -> None:
-        if self._open is None and self._seen is None:
+        if self._open is not None:  # the next batch of the same step: the backward pass of the first is over
+            self._finish()
+        elif self._seen is None:
             self._open = watch(self.model, check=False).__enter__()
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:

@@ -103,8 +103,8 @@ function scaleOf(measure) {
   };
 }
 
-// What is chosen, and who wants to know.
-const state = { measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length - 1 : null };
+// What is chosen, and who wants to know. The checkpoint after the last one stands for the model studied, which may be none of them.
+const state = { measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
 const listeners = [];
 function choose(changes) {
   const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));
@@ -112,7 +112,9 @@ function choose(changes) {
   if (changed.size) for (const listener of listeners) listener(changed);
 }
 const chosenMeasure = () => MEASURES.find((measure) => measure.id === state.measure);
-const atLast = () => !STEPS || state.checkpoint === STEPS.length - 1;
-// The values the heatmap shows now: of the checkpoint where they were followed, else of the model itself.
-const valuesNow = (measure) => (!atLast() && measure.training ? measure.training[state.checkpoint] : measure.value);
+const atStudied = () => !STEPS || state.checkpoint === STEPS.length;
+// The values the heatmap shows now: of the checkpoint where they were followed, else of the model studied.
+const isStudied = (measure) => atStudied() || !measure.training;
+const valuesNow = (measure) => (isStudied(measure) ? measure.value : measure.training[state.checkpoint]);
+const checkpointName = () => (atStudied() ? "the model studied" : `step ${STEPS[state.checkpoint]}`);
 const headName = (layer, head) => `layer ${layer}, head ${head}`;

@@ -56,7 +56,7 @@ function trace(points) {
 }
 
 // series: [{ name, values, error, colour, strong, faint }]; xs: numbers; spread "log" draws x as log(1 + x / first), first the lowest above 0.
-// Returns the svg, with svg.mark(index) for a cursor. onPick(index) is called with the nearest x where the reader points.
+// Returns the svg, with svg.mark(index) for a cursor, hidden where there is no such x. onPick(index) is called with the nearest x where the reader points.
 function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", logarithmic = false, onPick = null, tell }) {
   const svg = frame(label);
   const first = xs.find((value) => value > 0) ?? 1;
@@ -90,8 +90,8 @@ function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", log
   const cursor = draw("line", { class: "cursor", y1: BOX.top, y2: BOX.height - BOX.bottom, visibility: "hidden" });
   svg.append(cursor);
   svg.mark = (index) => {
-    cursor.setAttribute("visibility", "visible");
-    for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(xs[index]));
+    cursor.setAttribute("visibility", index in xs ? "visible" : "hidden");
+    if (index in xs) for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(xs[index]));
   };
   const nearest = (event) => {
     const box = svg.getBoundingClientRect();

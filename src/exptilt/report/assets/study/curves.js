@@ -68,20 +68,21 @@ function markTraining() {
   for (const mark of training.marks) mark(state.checkpoint);
   for (const slider of document.querySelectorAll(".checkpoint")) {
     slider.value = state.checkpoint;
-    slider.setAttribute("aria-valuetext", `step ${STEPS[state.checkpoint]}`);
-    document.getElementById(`${slider.id}-shown`).textContent = STEPS[state.checkpoint];
+    slider.setAttribute("aria-valuetext", checkpointName());
+    document.getElementById(`${slider.id}-shown`).textContent = checkpointName();
   }
 }
 
 function buildSliders() {
   for (const slider of document.querySelectorAll(".checkpoint")) slider.addEventListener("input", () => choose({ checkpoint: Number(slider.value) }));
+  const atEnd = () => state.checkpoint >= STEPS.length - 1;
   const play = document.getElementById("play");
   let timer = null;
   const stop = () => { clearInterval(timer); timer = null; play.textContent = "Play"; };
   play?.addEventListener("click", () => {
     if (timer) return stop();
     play.textContent = "Stop";
-    if (atLast()) choose({ checkpoint: 0 });
-    timer = setInterval(() => { choose({ checkpoint: state.checkpoint + 1 }); if (atLast()) stop(); }, 600);
+    if (atEnd()) choose({ checkpoint: 0 });
+    timer = setInterval(() => { if (!atEnd()) choose({ checkpoint: state.checkpoint + 1 }); if (atEnd()) stop(); }, 600);
   });
 }

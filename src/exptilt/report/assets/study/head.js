@@ -62,7 +62,7 @@ function paintHead() {
   const parts = [bar];
   if (detail) {
     parts.push(make("p", { textContent: detail.reading }));
-    const module = DATA.names[layer] ?? "", last = STEPS ? "at the end of training" : "";
+    const module = DATA.names[layer] ?? "", last = STEPS ? "in the model studied, wherever the slider stands" : "";
     if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));
     parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the stronger the colour of another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {

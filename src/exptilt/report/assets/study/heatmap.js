@@ -60,12 +60,12 @@ function focusCell(cell) {
   cell.focus();
 }
 
-const withError = (measure, layer, head) => showError(valuesNow(measure)[layer][head], atLast() ? measure.error?.[layer][head] : null, measure.unit);
+const withError = (measure, layer, head) => showError(valuesNow(measure)[layer][head], isStudied(measure) ? measure.error?.[layer][head] : null, measure.unit);
 
 function tellCell(cell) {
   const [layer, head] = [Number(cell.dataset.layer), Number(cell.dataset.head)];
   const measure = chosenMeasure();
-  const base = atLast() && measure.baseline ? `, baseline ${show(measure.baseline[layer][head])}` : "";
+  const base = isStudied(measure) && measure.baseline ? `, baseline ${show(measure.baseline[layer][head])}` : "";
   heat.readout.textContent = `Layer ${layer}, head ${head}: ${measure.title} ${withError(measure, layer, head)}${base}`;
 }
 
@@ -84,8 +84,15 @@ function paintHeatmap() {
   }));
   paintLegend(measure, scale);
   tellCell(heat.cells[state.layer][state.head]);
-  document.getElementById("heat-reading").textContent = atLast() || !measure.training ? measure.reading : `At step ${STEPS[state.checkpoint]}, one of ${STEPS.length} checkpoints. ${measure.reading.startsWith("Not") ? "" : `At the end: ${measure.reading}`}`;
+  document.getElementById("heat-reading").textContent = `${atWhat(measure)}${measure.reading}`;
   document.getElementById("heat-about").textContent = [measure.about, measure.assumes && `Assumes: ${measure.assumes}`].filter(Boolean).join(" ");
+}
+
+// What the heatmap shows, before the reading, which is always of the model studied.
+function atWhat(measure) {
+  if (atStudied()) return "";
+  if (!measure.training) return `Not followed over the checkpoints; shown is the model studied, not ${checkpointName()}. `;
+  return `Shown: ${checkpointName()}, one of ${STEPS.length} checkpoints. The model studied: `;
 }
 
 function paintLegend(measure, scale) {

@@ -1,6 +1,6 @@
 // Wires the parts together. #L2H3 opens a head, #L2H3:entropy a head and a statistic; the address follows what is open.
 function fromAddress() {
-  const found = decodeURIComponent(location.hash).match(/^#L(\d+)H(\d+)(?::(.+))?$/);
+  const found = location.hash.match(/^#L(\d+)H(\d+)(?::(.+))?$/);
   if (!found || Number(found[1]) >= LAYERS || Number(found[2]) >= HEADS) return false;
   const changes = { layer: Number(found[1]), head: Number(found[2]) };
   if (MEASURES.some((measure) => measure.id === found[3])) changes.measure = found[3];
