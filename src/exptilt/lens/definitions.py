@@ -32,8 +32,8 @@ _CAPPED = "Scores are softcapped, so they are not linear in the query; or no tex
 _SAMPLE = "On a sample of tokens from all texts, without the first of each text."
 _NO_MATRIX = "Queries or keys are not an affine function of the module's input (they are normalised, say), so there is no such matrix."
 _NO_STREAM = (
-    "What a head writes to the residual stream was not found in this architecture: the stream itself was not, or what attention adds to it is "
-    "not a scaling of what its output projection gives."
+    "What a head writes to the residual stream was not found in this architecture: the stream itself was not, or what attention adds to it "
+    "is not a scaling of what its output projection gives."
 )
 _TOKENS = "Geometric mean over tokens without the first."
 
