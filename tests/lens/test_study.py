@@ -72,8 +72,9 @@ def test_everything_is_there(found):
 
 
 def test_values_are_means_over_units(gpt2, found):
-    chunks, was_cut = cut(Letters(), TEXTS, length=40, max_tokens=None, vocabulary=60)
-    assert was_cut
+    taken = cut(Letters(), TEXTS, length=40, max_tokens=None, vocabulary=60)
+    chunks = taken.chunks
+    assert taken.was_cut
     units = [module.measure_unit(gpt2, c, module.Options()) for c in chunks]
     sizes = [len(c.ids) for c in chunks]
     wanted = np.average([u["head:entropy"] for u in units], axis=0, weights=sizes)
@@ -213,16 +214,87 @@ def test_checkpoint_folders(gpt2, tmp_path):
 
 
 def test_chunks():
-    chunks, was_cut = cut(Letters(), ["x" * 100, "yy"], length=42, max_tokens=None, vocabulary=None)
+    taken = cut(Letters(), ["x" * 100, "yy"], length=42, max_tokens=None, vocabulary=None)
+    chunks = taken.chunks
+    assert (taken.unread, taken.silent) == (0, [])
     assert [len(c.ids) for c in chunks] == [36, 35, 35, 4]  # of nearly equal length, each with its two special tokens
-    assert was_cut
+    assert taken.was_cut
     assert all(c.ids[0] == 1 and c.ids[-1] == 2 for c in chunks)
     assert [c.text for c in chunks] == [0, 0, 0, 1]
     tokens, counts, inverse = chunks[3].distinct
     assert tokens.tolist() == [1, 2, 3 + ord("y") % 50]
     assert counts.tolist() == [1, 1, 2]
     assert inverse[0] == 0  # a special first token counts
-    assert sum(len(c.ids) for c in cut(Letters(), ["x" * 100], length=42, max_tokens=50, vocabulary=None)[0]) == 50
+    assert sum(len(c.ids) for c in cut(Letters(), ["x" * 100], length=42, max_tokens=50, vocabulary=None).chunks) == 50
+
+
+@pytest.mark.parametrize(
+    ("most", "read", "silent"), [(50, 50, [1, 2]), (106, 106, [1, 2]), (107, 106, [1, 2]), (110, 110, [2]), (999, 113, [])]
+)
+def test_what_is_left_out_is_counted(most, read, silent):
+    """x: 106 tokens in three chunks, yy: 4, z: 3, each with its special ones; a chunk of one token is not read."""
+    taken = cut(Letters(), ["x" * 100, "yy", "z"], length=42, max_tokens=most, vocabulary=None)
+    assert sum(len(c.ids) for c in taken.chunks) == read
+    assert taken.unread == 113 - read
+    assert taken.silent == silent
+
+
+def test_notes_say_what_was_not_read(gpt2):
+    found = study(gpt2, Letters(), [*TEXTS, "never read"], max_tokens=60, chunk=40)
+    whole = sum(len(cut(Letters(), [t], length=40, max_tokens=None, vocabulary=None).chunks) * 2 + len(t) for t in [*TEXTS, "never read"])
+    assert found.notes[0] == f"Only the first 60 of {whole} tokens were read (max_tokens); texts not read: 3."
+    assert found.text_facts["tokens"] == 60
+    assert found.text_facts["texts"] == 2
+    assert not any("max_tokens" in note for note in study(gpt2, Letters(), TEXTS[0]).notes)
+    named = study(gpt2, Letters(), {"a.txt": TEXTS[0], "blank.txt": " ", "b.txt": TEXTS[1], "c.txt": "never read"}, max_tokens=60, chunk=40)
+    assert named.text_facts["text"] == "a.txt, b.txt"
+    assert named.notes[0].endswith("texts not read: c.txt.")
+    assert study(gpt2, Letters(), ["one text", " ", "another", "left out"], max_tokens=19).notes[0].endswith("texts not read: 4.")
+
+
+@pytest.mark.parametrize("blanks", [0, 63, 64, 200])
+def test_special_tokens_after_blanks(blanks):
+    class Stripping(Letters):
+        """Drops blanks at both ends, as many tokenizers do."""
+
+        def __call__(self, text, add_special_tokens=True):
+            return super().__call__(text.strip(), add_special_tokens)
+
+    for tokenizer in (Letters(), Stripping()):
+        ids = cut(tokenizer, [" " * blanks + "word"], length=500, max_tokens=None, vocabulary=None).chunks[0].ids.tolist()
+        assert ids == tokenizer(" " * blanks + "word")["input_ids"]
+
+
+def test_special_tokens_that_cannot_be_told():
+    class Between(Letters):
+        def __call__(self, text, add_special_tokens=True):
+            ids = super().__call__(text, False)["input_ids"]
+            return {"input_ids": [x for i in ids for x in (1, i)] if add_special_tokens else ids}
+
+    with pytest.raises(ArgumentError, match="which special tokens"):
+        cut(Between(), ["word"], length=50, max_tokens=None, vocabulary=None)
+
+
+def test_checkpoint_of_another_model(gpt2, tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    other, deeper = (GPT2LMHeadModel(type(gpt2.config)(**(gpt2.config.to_diff_dict() | x))) for x in ({"n_embd": 16}, {"n_layer": 3}))
+    other.save_pretrained(tmp_path / "checkpoint-7")
+    for source, message in ((lambda: other, "at step 5 is of another model.*shape .60, 16."), (lambda: deeper, "no such weight")):
+        with pytest.raises(ArgumentError, match=message):
+            study(gpt2, Letters(), TEXTS[0], checkpoints=[(5, source)])
+    with pytest.raises(ArgumentError, match="checkpoint-7 is of another model"):
+        study(gpt2, Letters(), TEXTS[0], checkpoints=[tmp_path / "checkpoint-7"])
+
+
+def test_model_that_does_not_read_text():
+    from transformers import ViTConfig, ViTModel
+
+    seeing = ViTModel(
+        ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16)
+    )
+    with pytest.raises(ArgumentError, match="ViTModel reads pixel_values, not text"):
+        study(seeing, Letters(), TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +311,11 @@ def test_chunks():
         ({"model": nn.Linear(3, 3)}, "Pass a transformers model"),
         ({"model": "gpt2"}, "Pass a transformers model"),
         ({"chunk": 2}, "no room"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"chunk": 1}, "chunk is 1"),
+        ({"chunk": 40.5}, "chunk is 40.5"),
+        ({"max_tokens": 1}, "max_tokens is 1"),
+        ({"max_tokens": -5}, "max_tokens is -5"),
     ],
 )
 def test_refusals(gpt2, change, message):

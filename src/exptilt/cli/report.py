@@ -7,7 +7,7 @@ Nothing is downloaded. After Ctrl-C the same command goes on from what was measu
 """
 
 import argparse
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def measure(arguments: argparse.Namespace) -> "Study":
     from exptilt.lens.study import study
 
     default = models.default_folder()
-    texts = [models.read_text(path) for path in arguments.text or [default / "text.txt"]]
+    texts = _texts(arguments.text) if arguments.text else {"the text that comes with exptilt": models.read_text(default / "text.txt")}
     folders = arguments.checkpoints or ([default] if arguments.model is None else [])
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
@@ -104,7 +104,7 @@ def measure(arguments: argparse.Namespace) -> "Study":
         loaded = models.load_model(source, tokenizer=arguments.tokenizer, allow_pickle=arguments.allow_pickle)
     series = [(step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle)) for step, folder in checkpoints]
     with models.quiet():
-        found = study(
+        return study(
             loaded.model,
             loaded.tokenizer,
             texts,
@@ -114,5 +114,11 @@ def measure(arguments: argparse.Namespace) -> "Study":
             seed=arguments.seed,
             store=arguments.out / STORE,
         )
-    read = ", ".join(path.name for path in arguments.text) if arguments.text else "the text that comes with exptilt"
-    return replace(found, text_facts={"text": read, **found.text_facts})
+
+
+def _texts(paths: Sequence[Path]) -> dict[str, str]:
+    """Texts by the names of their files; by their paths where names repeat."""
+    from exptilt.lens import models
+
+    names = [path.name for path in paths]
+    return {str(path) if names.count(path.name) > 1 else path.name: models.read_text(path) for path in paths}

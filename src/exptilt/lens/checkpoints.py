@@ -51,7 +51,22 @@ class Moment:
                 ) from problem
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"study: a checkpoint gave a {type(model).__name__}. Pass folders, or functions that return a model.")
+        _same(self, model, like)
         return model.to(next(like.parameters()).device)
+
+
+def _same(moment: Moment, model: nn.Module, like: nn.Module) -> None:
+    """Raise unless both models have the same weights in the same shapes."""
+    theirs, ours = ({name: tuple(x.shape) for name, x in m.state_dict().items()} for m in (model, like))
+    if theirs == ours:
+        return
+    name = next(name for name in (*ours, *theirs) if theirs.get(name) != ours.get(name))
+    which = f"at step {moment.step:g}" if callable(moment.source) else str(moment.source)
+    has, wants = (f"shape {x[name]}" if name in x else "no such weight" for x in (theirs, ours))
+    raise ArgumentError(
+        f"study: checkpoint {which} is of another model: for {name} it has {has}, the studied model {wants}. "
+        "Pass checkpoints of the model that is studied."
+    )
 
 
 def moments(checkpoints: Sequence[Checkpoint]) -> list[Moment]:

@@ -31,7 +31,10 @@ _LINEAR = "Scores are inner products of query and key; position biases belong to
 _CAPPED = "Scores are softcapped, so they are not linear in the query; or no text was long enough."
 _SAMPLE = "On a sample of tokens from all texts, without the first of each text."
 _NO_MATRIX = "Queries or keys are not an affine function of the module's input (they are normalised, say), so there is no such matrix."
-_NO_STREAM = "The residual stream, or what a head writes to it, was not found in this architecture."
+_NO_STREAM = (
+    "What a head writes to the residual stream was not found in this architecture: the stream itself was not, or what attention adds to it "
+    "is not a scaling of what its output projection gives."
+)
 _TOKENS = "Geometric mean over tokens without the first."
 
 HEADS: dict[str, Definition] = {

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-VERSION = 2
+VERSION = 3
 """Of the measures: raise it whenever a number of a unit changes meaning."""
 
 Unit = dict[str, NDArray[Any]]

@@ -3,11 +3,14 @@
     block         nearest module around the attention that is an element of a ``ModuleList``; its input is the residual stream
     projection    module with a weight matrix inside the block that receives the concatenated heads: what it adds for one head alone is
                   the head's write
-    middle        residual stream after attention: what the first norm after the projection receives (other than the projection's own
-    output) query way     the block run again on other hidden states and stopped at its attention call
+    middle        residual stream after attention: what the first norm after the projection receives; but a norm of the projection's own
+                  output is added to the stream, and one of the block's input belongs to an MLP beside the attention
+    factor        what stands between projection and stream, added_ij = a_i b_j projected_ij: a norm without mean (once its root mean
+                  square is fixed, it only scales) or a constant
+    query way     the block run again on other hidden states and stopped at its attention call
 
-So pre-norm and post-norm, fused or separate projections, rotary embeddings and norms of queries need no case of their own; where a part
-cannot be found, the measures that need it say so.
+So pre-norm and post-norm, parallel and sandwiched blocks, fused or separate projections, rotary embeddings and norms of queries need no
+case of their own; where a part cannot be found, the measures that need it say so.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,20 +68,59 @@ class Passage:
         if self.projected is None:
             return None
         for event in self.norms:
-            if event.late and not torch.equal(event.before, self.projected):
-                return event.before
+            if not event.late or torch.equal(event.before, self.hidden):
+                continue
+            return self.hidden + event.after if torch.equal(event.before, self.projected) else event.before
         return self.hidden + self.projected
 
     def writes(self) -> Tensor | None:
-        """``(head, token, width)``: what the projection adds for each head alone."""
-        if self.projection is None:
+        """``(head, token, width)``: what is added to the stream for each head alone; None if that is not a scaling of what it projects to.
+
+        Together with what the projection gives for no heads at all (its bias), scaled alike, they sum to ``middle() - hidden``.
+        """
+        factor = self.factor()
+        if self.projection is None or factor is None:
             return None
         heads = self.calls[0].tilted.output[0].detach()
         count, _, dim = heads.shape
         # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever kind of layer it is.
         probe = torch.cat([torch.eye(count * dim), torch.zeros(1, count * dim)]).to(heads)
         said = self.projection(probe[None])[0]
-        return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1)
+        return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1) * factor
+
+    def factor(self) -> Tensor | None:
+        """``(token, width)`` or a scalar: what takes the projection's output to what is added to the stream; None if no scaling does."""
+        middle = self.middle()
+        if self.projected is None or middle is None:
+            return None
+        projected, precision = self.projected[0], torch.finfo(self.projected.dtype).eps
+        near = max(1e-4, 8 * precision)
+        event = next((e for e in self.norms if e.late and torch.equal(e.before, self.projected)), None)
+        if event is not None:
+            added = event.after[0]
+            factor = _scaling(projected, added)
+            slack = near * added.double().norm()
+        else:
+            added = middle[0] - self.hidden[0]
+            slack = near * added.double().norm() + 4 * precision * (middle.double().norm() + self.hidden.double().norm())
+            factor = torch.ones((), dtype=projected.dtype, device=projected.device)
+            if (projected - added).double().norm() > slack:
+                p = projected.double()
+                factor = ((p * added).sum() / p.square().sum()).to(projected.dtype)
+        return factor if (factor * projected - added).double().norm() <= slack else None
+
+
+def _scaling(x: Tensor, y: Tensor) -> Tensor:
+    """``(token, width)``: a_i b_j such that a_i b_j x_ij is nearest to y_ij, by least squares in turns."""
+    wide = x.double()
+    tiny = torch.finfo(wide.dtype).tiny
+    u = wide / wide.norm(dim=1, keepdim=True).clamp_min(tiny)  # a norm makes all tokens about equally long, so a_i starts near 1/|x_i|
+    both = u * y.double()
+    a = torch.ones_like(u[:, :1])
+    for _ in range(12):
+        b = (a * both).sum(0) / (a * u).square().sum(0).clamp_min(tiny)
+        a = (both * b).sum(1, keepdim=True) / (u * b).square().sum(1, keepdim=True).clamp_min(tiny)
+    return (a * b / wide.norm(dim=1, keepdim=True).clamp_min(tiny)).to(x.dtype)
 
 
 def stream(arguments: Arguments) -> Tensor | None:

@@ -9,7 +9,7 @@ What is measured and what each number means is in `definitions`; how, in `heads`
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from exptilt.lens.checkpoints import Checkpoint, Moment, moments
 from exptilt.lens.definitions import HEADS
 from exptilt.lens.results import Study, Training
 from exptilt.lens.store import Store, Unit, fingerprint
-from exptilt.lens.texts import Chunk, as_texts, context_length, cut, token_texts
+from exptilt.lens.texts import Chunk, Cut, as_texts, context_length, cut, token_texts
 from exptilt.lens.unit import Options, measure_unit
 from exptilt.lens.watch import NothingSeenError
 from exptilt.lens.weights import measure_weights
@@ -37,7 +37,8 @@ STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where t
 
 
 def study(
-    model: nn.Module, tokenizer: Any, texts: str | Sequence[str], *, name: str | None = None, checkpoints: Sequence[Checkpoint] = (),
+    model: nn.Module, tokenizer: Any, texts: str | Sequence[str] | Mapping[str, str], *, name: str | None = None,
+    checkpoints: Sequence[Checkpoint] = (),
     max_tokens: int | None = None, chunk: int | None = None, seed: int = 0, store: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Study:  # fmt: skip
@@ -48,11 +49,11 @@ def study(
     Args:
         model: a transformers model that reads tokens.
         tokenizer: its tokenizer.
-        texts: one text or several; longer ones than the context are cut.
+        texts: one text, several, or several by name; longer ones than the context are cut.
         name: of the model, for the report; by default what the model was loaded from.
         checkpoints: the same model in training: folders, functions that return a model, or pairs of a step and either.
-        max_tokens: stop after so many tokens of text.
-        chunk: most tokens the model reads at once; by default 512, or as many as it can.
+        max_tokens: stop after so many tokens, special ones included; notes say what was left out.
+        chunk: most tokens the model reads at once, at least 2; by default 512, or as many as it can.
         seed: of the sample of hidden states.
         store: folder where finished parts are kept: an interrupted study resumes there, a repeated one is instant.
         progress: show a bar with time left; None where standard error is a terminal.
@@ -74,9 +75,16 @@ def study(
         raise ArgumentError(
             f"study: model is a {type(model).__name__}. Pass a transformers model, such as AutoModel.from_pretrained gives."
         )
+    if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
+        raise ArgumentError(f"study: {type(model).__name__} reads {reads}, not text. Pass a model that reads tokens.")
+    for label, given in (("chunk", chunk), ("max_tokens", max_tokens)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 2):
+            raise ArgumentError(f"study: {label} is {given!r}. Pass a number of tokens, at least 2, or None.")
     context = context_length(model, tokenizer)
-    length = min(x for x in (chunk or CHUNK, context) if x is not None)
-    chunks, was_cut = cut(tokenizer, as_texts(texts), length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
+    length = min(x for x in (CHUNK if chunk is None else int(chunk), context) if x is not None)
+    read, names_of_texts = as_texts(texts)
+    taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
+    chunks = taken.chunks
     series = moments(checkpoints)
     sample = int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256))
     options = Options(seed=seed, sample=sample, strip=STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP)
@@ -88,13 +96,13 @@ def study(
     return Study(
         name=name or getattr(model.config, "_name_or_path", "") or type(model).__name__,
         facts=_facts(model, units[0], context),
-        text_facts=_text_facts(chunks, length),
+        text_facts=_text_facts(chunks, names_of_texts if isinstance(texts, Mapping) else None, length),
         heads=summary.head_measures(units, weights),
         layers=summary.layer_measures(units),
         details=summary.details(units, names),
         strip_tokens=token_texts(tokenizer, chunks[0].ids[:strip].tolist()),
         training=plan.training() if series else None,
-        notes=_notes(chunks, was_cut, length, context, units[0], len(plan.few) if series else None),
+        notes=_notes(taken, names_of_texts, length, context, units[0], len(plan.few) if series else None),
         seed=seed,
         layer_names=[f"{n} (cross)" if kind == "cross" else str(n) for n, kind in zip(units[0]["name"], units[0]["kind"], strict=True)],
     )
@@ -226,18 +234,27 @@ def _facts(model: Any, unit: Unit, context: int | None) -> dict[str, str | int |
     return found
 
 
-def _text_facts(chunks: list[Chunk], length: int) -> dict[str, str | int | float]:
+def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> dict[str, str | int | float]:
     sizes = [c.ids.shape[0] for c in chunks]
-    return {
+    named: dict[str, str | int | float] = {}
+    if names is not None:
+        named["text"] = ", ".join(names[i] for i in sorted({c.text for c in chunks}))
+    return named | {
         "texts": len({c.text for c in chunks}), "tokens": sum(sizes), "distinct tokens": int(torch.cat([c.ids for c in
         chunks]).unique().numel()),
         "chunks": len(chunks), "longest chunk": max(sizes), "most tokens in a chunk": length,
     }  # fmt: skip
 
 
-def _notes(chunks: list[Chunk], was_cut: bool, length: int, context: int | None, unit: Unit, few: int | None) -> list[str]:
-    found = []
-    if was_cut:
+def _notes(taken: Cut, names: list[str], length: int, context: int | None, unit: Unit, few: int | None) -> list[str]:
+    found, chunks = [], taken.chunks
+    if taken.unread:
+        read = sum(c.ids.shape[0] for c in chunks)
+        text = f"Only the first {read} of {read + taken.unread} tokens were read (max_tokens)"
+        silent = [names[index] for index in taken.silent]
+        shown = ", ".join(silent[:20]) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
+        found.append(f"{text}; texts not read: {shown}." if silent else f"{text}.")
+    if taken.was_cut:
         why = "the model's context" if context == length else "short enough to have several"
         found.append(f"Texts were cut into chunks of at most {length} tokens ({why}); a chunk is the unit over which errors are taken.")
     if len(chunks) == 1:

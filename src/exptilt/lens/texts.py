@@ -5,7 +5,7 @@ is no stub at its end. Each chunk gets the special tokens that the tokenizer put
 pass, nothing padded, and standard errors are over chunks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -45,16 +45,37 @@ class Chunk:
         return tokens, counts, np.concatenate([np.full(skip, -1), inverse.reshape(-1)]).astype(np.int64)
 
 
-def as_texts(texts: str | Sequence[str]) -> list[str]:
-    """A list of texts that are not empty, from one text or several."""
-    found = [texts] if isinstance(texts, str) else list(texts)
-    for index, text in enumerate(found):
+@dataclass(frozen=True)
+class Cut:
+    """Texts as chunks.
+
+    Attributes:
+        chunks: what is read.
+        was_cut: whether a text had to be cut.
+        unread: tokens left out because of max_tokens.
+        silent: places of texts of which nothing is read.
+    """
+
+    chunks: list[Chunk]
+    was_cut: bool
+    unread: int
+    silent: list[int]
+
+
+def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Texts that are not blank, and their names: those of a mapping, else their numbers from 1."""
+    named = (
+        dict(texts)
+        if isinstance(texts, Mapping)
+        else {str(i + 1): text for i, text in enumerate([texts] if isinstance(texts, str) else texts)}
+    )
+    for name, text in named.items():
         if not isinstance(text, str):
-            raise ArgumentError(f"study: texts[{index}] is a {type(text).__name__}. Pass strings.")
-    kept = [text for text in found if text.strip()]
+            raise ArgumentError(f"study: text {name} is a {type(text).__name__}. Pass strings.")
+    kept = {name: text for name, text in named.items() if text.strip()}
     if not kept:
         raise ArgumentError("study: there is no text: all of texts is empty or blank. Pass at least one text of a few words.")
-    return kept
+    return list(kept.values()), list(kept)
 
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
@@ -68,24 +89,19 @@ def context_length(model: Any, tokenizer: Any) -> int | None:
     return min(known) - offset if known else None
 
 
-def cut(
-    tokenizer: Any, texts: Sequence[str], *, length: int, max_tokens: int | None, vocabulary: int | None, least: int = 2
-) -> tuple[list[Chunk], bool]:
+def cut(tokenizer: Any, texts: Sequence[str], *, length: int, max_tokens: int | None, vocabulary: int | None, least: int = 2) -> Cut:
     """Tokenise and cut.
 
     Args:
         tokenizer: of transformers, or anything that maps a text to ``{"input_ids": [...]}``.
         texts: the texts.
         length: most tokens a chunk may have, special ones included.
-        max_tokens: tokens after which to stop, or None.
+        max_tokens: tokens after which to stop, special ones included, or None.
         vocabulary: number of tokens the model knows, or None.
         least: chunks with fewer tokens are left out.
-
-    Returns:
-        The chunks, and whether a text had to be cut.
     """
     chunks: list[Chunk] = []
-    was_cut, budget = False, max_tokens
+    was_cut, budget, unread = False, max_tokens, 0
     special = frozenset(int(i) for i in getattr(tokenizer, "all_special_ids", None) or ())
     for index, text in enumerate(texts):
         before, bare, after = _tokenise(tokenizer, text)
@@ -100,16 +116,18 @@ def cut(
         for part in np.array_split(np.array(bare, dtype=np.int64), max(pieces, 1)):
             ids = [*before, *part.tolist(), *after]
             if budget is not None:
+                unread += max(0, len(ids) - budget)
                 ids, budget = ids[:budget], budget - min(budget, len(ids))
+                if 0 < len(ids) < least and budget == 0:
+                    unread += len(ids)
             if len(ids) >= least:
                 chunks.append(Chunk(torch.tensor(ids), index, special))
-        if budget == 0:
-            break
     if not chunks:
         raise ArgumentError(
             f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}."
         )
-    return chunks, was_cut
+    read = {c.text for c in chunks}
+    return Cut(chunks, was_cut, unread, [index for index in range(len(texts)) if index not in read])
 
 
 def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int]]:
@@ -117,7 +135,7 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
     try:
         quiet = {"verbose": False} if hasattr(tokenizer, "is_fast") else {}
         bare = [int(i) for i in tokenizer(text, add_special_tokens=False, **quiet)["input_ids"]]
-        short = text[:64]
+        short = text.strip()[:64]  # a tokenizer may drop blanks, and of blanks alone nothing may be left to find
         some = [int(i) for i in tokenizer(short, add_special_tokens=False)["input_ids"]]
         full = [int(i) for i in tokenizer(short)["input_ids"]]
     except (TypeError, KeyError, AttributeError) as problem:
@@ -128,7 +146,11 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
     for start in range(len(full) - len(some) + 1):
         if full[start : start + len(some)] == some:
             return full[:start], bare, full[start + len(some) :]
-    return [], bare, []
+    raise ArgumentError(
+        f"study: it is not to be seen which special tokens the tokenizer ({type(tokenizer).__name__}) puts around a text: it gives "
+        f"{full[:6]}... with them and {some[:6]}... without, and the second is no part of the first. Pass a tokenizer that "
+        "adds them before and after only."
+    )
 
 
 def _check(ids: list[int], vocabulary: int | None, tokenizer: Any) -> None:
