@@ -12,6 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.dropout import dropped
+from exptilt.lens.interface import _without_mask
 from exptilt.lens.masks import RuleMask
 from oracles import tiny_models as models
 
@@ -316,3 +318,61 @@ def test_rule_masks_are_never_made_dense_where_a_rule_is_enough(monkeypatch):
             with xt.lens.watch(model) as seen:
                 run(model, models.inputs(name, side)[0])
             assert seen.record.calls
+
+
+def test_a_module_that_attends_in_two_ways_is_joined_whole():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x, z):
+            return self.attention(x, x, x, need_weights=False)[0] + self.attention(x, z, z, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    model, x, z = Both().double(), torch.randn(2, 5, 8).double(), torch.randn(2, 9, 8).double()
+    with torch.no_grad(), xt.lens.watch(model, per_token=True) as seen:
+        model(x, z)
+    assert [call.kind for call in seen.record.calls] == ["self", "cross"]
+    wanted = torch.stack([call.per_token["entropy"] for call in seen.record.calls]).mean((0, 1, 3))
+    np.testing.assert_allclose(seen.record.by_head("entropy")[0], wanted)
+    assert seen.record.by_head("queries").tolist() == [[20, 20]]
+    own = seen.record.calls[0].per_token["entropy"] / np.log(5)
+    frame = seen.record.to_frame()
+    relative = frame[frame.kind == "self"].sort_values(["item", "head"]).relative_entropy
+    np.testing.assert_allclose(relative, own.mean(-1).flatten(), rtol=1e-14)  # in the model's own precision
+
+
+def test_unchecked_nan_reaches_key_mass():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.full((1, 4, 8), torch.nan)
+    with torch.no_grad(), xt.lens.watch(layer, key_mass=True, check=False) as seen:
+        layer(x, x, x, need_weights=False)
+    assert len(seen.record.calls) == 1
+    with pytest.raises(ArgumentError), torch.no_grad(), xt.lens.watch(layer, key_mass=True, check=True):
+        layer(x, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_dropout_of_a_query_that_sees_nothing(sink):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    mask[..., 1, :] = False
+    options = {"scale": 0.5, "mask": mask} | ({"sink": torch.zeros(2, dtype=torch.float64)} if sink else {})
+    output = dropped(query, key, value, options, 1e-12)
+    torch.testing.assert_close(output, xt.attend(query, key, value, **options).output)
+    assert (output[:, :, 1] == 0).all()
+    output.sum().backward()
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("Q", "K"), [(6, 4), (4, 4), (3, 5)])
+def test_causal_without_a_mask_is_torch_s(Q, K):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 2, Q, 3), torch.randn(1, 2, K, 3), torch.randn(1, 2, K, 3)
+    options = {"scale": 0.7}
+    k, v, _, sight = _without_mask(None, query, key, value, None, "self", True, options)
+    wanted = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.7)
+    torch.testing.assert_close(xt.attend(query, k, v, **options).output, wanted)
+    assert sight.visible[0, 0].tolist() == [min(i + 1, K) for i in range(Q)]

@@ -109,8 +109,8 @@ HEADS: dict[str, Definition] = {
         title="key-mass concentration",
         unit="nats",
         about=(
-            "How unevenly keys draw attention: KL divergence of their shares from what even attention would give. 0 is even; log of"
-            " the number of keys if one draws all."
+            "How unevenly keys draw attention: KL divergence of their shares from what even attention would give. 0 is even. "
+            "Not the quantity of the same name in a watch's record, which is Σm²/(Σm)²."
         ),
         assumes="Shares are summed over all queries of a text; the baseline knows the mask.",
         span=(0.0, None),

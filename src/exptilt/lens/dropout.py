@@ -39,8 +39,8 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], pr
             s = s.masked_fill(j - own >= options["window"], -torch.inf)
     if options.get("sink") is not None:
         s = torch.cat([s, options["sink"].to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)], -1)
-    s = s.masked_fill(torch.isneginf(s).all(-1, keepdim=True), 0.0) if not options.get("sink") is not None else s
-    weights = torch.softmax(s, -1)[..., :K]
+    dead = torch.isneginf(s).all(-1, keepdim=True)  # sees nothing: output 0, as in `attend`
+    weights = torch.softmax(s.masked_fill(dead, 0.0), -1)[..., :K].masked_fill(dead, 0.0)
     return F.dropout(weights, probability).to(value.dtype) @ value
 
 

@@ -105,6 +105,8 @@ def _without_mask(
         options["causal"] = True
         K = Q
         key, value = key[:, :, :K], value[:, :, :K]
+    elif causal and Q > K:
+        options["mask"] = torch.ones(Q, K, dtype=torch.bool, device=query.device).tril()[None, None]
     real_query = watch.own_queries(query) if kind == "cross" else None
     return key, value, _cut(bias, K), look(options, Q, K, real_query, None, query.device)
 

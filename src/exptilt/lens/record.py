@@ -107,9 +107,10 @@ class Record:
         """
         if name not in _COLUMNS:
             raise ArgumentError(f"Record.by_head: there is no statistic {name!r}. Pass one of {', '.join(_COLUMNS)}.")
-        joined = {}
+        parts: dict[int, list[Array]] = {}
         for (layer, _, _), (_, values) in self._groups(False).items():
-            joined[layer] = _columns(_join([values[:, item : item + 1] for item in range(values.shape[1])]))[name][0]
+            parts.setdefault(layer, []).extend(values[:, item : item + 1] for item in range(values.shape[1]))
+        joined = {layer: _columns(_join(some))[name][0] for layer, some in parts.items() if some}
         if not joined:
             return np.empty((0, 0))
         table = np.full((max(joined) + 1, max(len(row) for row in joined.values())), np.nan)

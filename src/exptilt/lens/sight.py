@@ -36,7 +36,7 @@ class Sight:
         if sink not in self._relative:
             outcomes = self.visible + int(sink)
             use = outcomes > 1 if self.counted is None else (outcomes > 1) & self.counted
-            inverse = torch.where(use, 1 / outcomes.clamp(min=2).double().log(), 0.0).float()
+            inverse = torch.where(use, 1 / outcomes.clamp(min=2).double().log(), 0.0)
             self._relative[sink] = inverse, use.sum(-1)
         return self._relative[sink]
 

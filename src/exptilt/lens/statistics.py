@@ -70,14 +70,14 @@ def first_key_mass(query: Tensor, key: Tensor, options: dict[str, Any], first: T
     return p.masked_fill(hidden, 0.0)
 
 
-def mass_of_keys(query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight) -> Tensor:
+def mass_of_keys(query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight, check: bool | None = None) -> Tensor:
     """(N, Hq, K): the attention each key gets from the queries that are real."""
     bias = options.get("bias")
     if sight.real_query is not None:
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         absent = torch.zeros(sight.real_query.shape, dtype=wide, device=query.device).masked_fill(~sight.real_query, -torch.inf)
         bias = absent[:, None, :, None] if bias is None else bias + absent[:, None, :, None].to(bias.dtype)
-    mass = attend(query, key, key[..., :0], **{**options, "bias": bias}, key_mass=True).key_mass
+    mass = attend(query, key, key[..., :0], **{**options, "bias": bias}, key_mass=True, check=check).key_mass
     assert mass is not None
     return mass
 
@@ -107,7 +107,7 @@ def summarise(tilted: Tilted, first_mass: Tensor, key_mass: Tensor | None, sight
         means = rows.masked_fill(~counted, 0.0).sum(-1) / number
         spread = (G - means[3][..., None]).square().masked_fill(~counted, 0.0).sum(-1) / number
         top = top.masked_fill(~counted, -torch.inf)
-    relative = (H * inverse).sum(-1) / relative_queries
+    relative = (H * inverse.to(H.dtype)).sum(-1) / relative_queries
     highest = top.amax(-1) if Q else top.new_full((N, heads), -torch.inf)
     if key_mass is None:
         concentration = torch.full_like(number, torch.nan)

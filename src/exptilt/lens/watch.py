@@ -258,7 +258,7 @@ class Watch:
             self._last_real = sight.real_query
         still = tree_map(Tensor.detach, tilted)
         with torch.no_grad():
-            mass = mass_of_keys(query, key, options, sight) if self.key_mass else None
+            mass = mass_of_keys(query, key, options, sight, self.check) if self.key_mass else None
             first = first_key_mass(query, key, options, sight.first, still.log_normalizer)
             values = summarise(still, first, mass, sight, options.get("sink") is not None)
         step = self._steps.get(module, 0)
