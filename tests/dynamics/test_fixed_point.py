@@ -194,12 +194,47 @@ def test_empty_batch() -> None:
     assert found.converged
 
 
+def test_a_scale_ends_what_shrinks_to_zero() -> None:
+    """x/2 halves the state, and its relative residual is 1 for ever; in units of a scale it is what is left over that."""
+    start = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=F64)
+    assert not fixed_point(lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, throw=False).converged
+    for scale in (2.0, torch.tensor([2.0, 2.0]), torch.tensor(2.0)):
+        found = fixed_point(lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, scale=scale)
+        size = found.value.norm(dim=-1)
+        assert torch.allclose(found.residual, size / 2 / 2, rtol=1e-12)
+        assert bool((found.residual <= 1e-6).all())
+        assert bool((found.residual > 0.5e-6).all())  # and no farther
+    large = fixed_point(lambda x: x / 2 + 50, start, scale=1e-3, tolerance=1e-8)  # a scale below the state changes nothing
+    assert torch.equal(large.value, fixed_point(lambda x: x / 2 + 50, start, tolerance=1e-8).value)
+
+    def halved(rate, scale):
+        return fixed_point(lambda x: rate * x, start, solver="picard", tolerance=1e-6, scale=scale).residual
+
+    rates, scales = torch.tensor([0.5, 0.9], dtype=F64), torch.tensor([1.0, 7.0], dtype=F64)
+    each_one = torch.stack([halved(r, s) for r, s in zip(rates, scales, strict=True)])
+    assert torch.allclose(torch.func.vmap(halved)(rates, scales), each_one, rtol=1e-12)
+
+
+def test_strictness_apart_from_throwing() -> None:
+    """x = x + (a − x)³ has J = 1 at x = a: no derivative exists."""
+    a = torch.ones(1, dtype=F64, requires_grad=True)
+    for throw, strict, raises in ((True, None, True), (False, None, False), (False, True, True), (True, False, False)):
+        x = fixed_point(lambda x: x + (a - x) ** 3, torch.ones(1, dtype=F64), throw=throw, strict=strict).value
+        if raises:
+            with pytest.raises(ConvergenceError, match="no derivative exists"):
+                torch.autograd.grad(x.sum(), a)
+        else:
+            assert not torch.autograd.grad(x.sum(), a)[0].isfinite().all()
+
+
 def test_bad_arguments_are_named() -> None:
     start = torch.zeros(2, 3)
 
     def same(x):
         return x / 2
 
+    with pytest.raises(ArgumentError, match="start is a list"):
+        fixed_point(same, [1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="floating point"):
         fixed_point(same, torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"\(2, 3\).*\(2, 2\)"):
@@ -218,6 +253,11 @@ def test_bad_arguments_are_named() -> None:
         {"event_dims": 3},
         {"event_dims": -1},
         {"max_steps": 0},
+        {"max_steps": 2.5},
+        {"scale": -1.0},
+        {"scale": float("nan")},
+        {"scale": "1"},
+        {"scale": torch.ones(3)},
         {"tolerance": 0.0},
         {"order": 0},
         {"damping": 0.0},

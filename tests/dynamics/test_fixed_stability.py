@@ -71,6 +71,15 @@ def test_monotone_but_no_contraction_and_the_reverse() -> None:
     assert spectral_radius(lambda x: x @ shear.mT, torch.zeros(2)).stable
 
 
+@pytest.mark.parametrize("n", [3, 80])
+def test_a_constant_has_no_slope(n: int) -> None:
+    point = torch.ones(2, n, dtype=F64)
+    check = monotone_operator(lambda x: torch.zeros_like(x) + 3, point)
+    assert check.largest.tolist() == [0.0, 0.0]
+    assert check.holds
+    assert spectral_radius(lambda x: torch.zeros_like(x) + 3, point).value.tolist() == [0.0, 0.0]
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="floating point"):
         spectral_radius(lambda x: x, torch.zeros(2, dtype=torch.int64))

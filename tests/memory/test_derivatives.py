@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from exptilt._support.errors import ConvergenceError
 from exptilt.memory import Entmax, Hopfield, HopfieldLayer, HopfieldPooling, Polynomial, associate
 
 F64 = torch.float64
@@ -54,6 +55,32 @@ def test_retrieval_is_differentiated_implicitly(rule):
     assert settled(*inputs).requires_grad
     plain = Hopfield(x.detach(), 0.6, separation=rule).retrieve(s, tolerance=1e-13, max_steps=5000)
     assert torch.equal(settled(*inputs).detach(), plain.value)
+
+
+def test_a_derivative_that_does_not_exist_is_an_error():
+    """Patterns ±1 at β = 1: J = β Var = 1 at ξ = 0, where the two attractors part."""
+    x = torch.tensor([[1.0], [-1.0]], dtype=F64, requires_grad=True)
+    start = torch.zeros(1, 1, dtype=F64)
+    settled = Hopfield(x, 1.0).retrieve(start).value
+    with pytest.raises(ConvergenceError, match="no derivative exists"):
+        settled.sum().backward()
+    with pytest.raises(ConvergenceError, match="no derivative exists"):
+        torch.func.grad(lambda x: Hopfield(x, 1.0).retrieve(start).value.sum())(x.detach())
+    Hopfield(x, 1.0).retrieve(start, throw=False).value.sum().backward()
+    assert not x.grad.isfinite().all()
+
+
+def test_a_state_that_goes_to_zero_settles_under_transforms_too():
+    x = torch.tensor([[0.99, 0.0], [-0.99, 0.0]], dtype=F64)
+    start = torch.tensor([0.3, 0.1], dtype=F64)
+    plain = Hopfield(x, 1.0).retrieve(start)
+    found = torch.func.vmap(lambda x, s: Hopfield(x, 1.0).retrieve(s))(x[None], start[None])
+    assert torch.allclose(found.value[0], plain.value, atol=1e-12)
+    assert torch.allclose(found.residual[0], plain.residual, rtol=1e-6)
+    heads = torch.stack([x, 2 * x])
+    states = start.expand(2, 3, 2)
+    both = torch.func.vmap(lambda s: Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(s).value)(states[None])[0]
+    assert torch.allclose(both, Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(states).value, atol=1e-9)
 
 
 def test_functional_transforms():

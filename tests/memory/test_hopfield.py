@@ -212,3 +212,28 @@ def test_memory_mapped_patterns(tmp_path):
         assert torch.equal(other.step(s), here.step(s))
         assert torch.equal(other.retrieve(s, throw=False).value, here.retrieve(s, throw=False).value)
     assert Hopfield(mapped, 1.0).patterns.data_ptr() == mapped.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("rule", ["softmax", "sparsemax", "max"])
+def test_no_states_at_all(rule):
+    one, heads = Hopfield(torch.eye(3), separation=rule), Hopfield(torch.eye(3).expand(2, 3, 3), separation=rule)
+    for memory, shape in ((one, (0, 3)), (one, (2, 0, 3)), (heads, (2, 0, 3)), (heads, (0, 2, 4, 3))):
+        found = memory.retrieve(torch.zeros(shape))
+        assert found.value.shape == shape
+        assert found.residual.shape == shape[:-1]
+        assert found.converged
+    none = one.metastable(torch.zeros(0, 3))
+    assert (len(none.state), len(none.members), none.stable.numel(), none.residual.numel()) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 5, 1000])
+def test_the_residual_belongs_to_the_value(max_steps):
+    torch.manual_seed(0)
+    x, s = torch.randn(2, 12, 4, dtype=torch.float64), torch.randn(2, 30, 4, dtype=torch.float64)
+    memory = Hopfield(x, torch.tensor([0.3, 3.0], dtype=torch.float64))
+    found = memory.retrieve(s, max_steps=max_steps, throw=False, tolerance=1e-6)
+    moves = (memory.step(found.value) - found.value).norm(dim=-1) / memory.size[:, None]
+    assert torch.allclose(found.residual, moves, rtol=1e-6, atol=1e-14)
+    assert torch.equal(found.code == 0, moves <= 1e-6)
+    if max_steps == 1:
+        assert torch.allclose(found.value, memory.step(s), atol=1e-12)

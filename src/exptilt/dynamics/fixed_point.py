@@ -1,9 +1,9 @@
 r"""Fixed points x = f(x), each sample to its own tolerance, with their derivatives.
 
-    residual of a sample = ‖f(x) − x‖ / (‖x‖ + ε)
+    residual of a sample = ‖f(x) − x‖ / (max(‖x‖, scale) + ε)
 
-where ‖·‖ is Euclidean over the event axes and ε the smallest normal number over the precision eps, so that x = 0 is a fixed point like any
-other. A sample is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
+where ‖·‖ is Euclidean over the event axes, scale is 0 unless given, and ε the smallest normal number over the precision eps, so that x = 0
+is a fixed point like any other; but towards x = 0 the relative residual of a linear map never falls, and there a scale is wanted. A sample is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.implicit import attach
 from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
@@ -42,7 +43,9 @@ def fixed_point(
     window: int | None = None,
     regularization: float | None = None,
     order: int = 2,
+    scale: float | Tensor | None = None,
     throw: bool = True,
+    strict: bool | None = None,
 ) -> Solution[Tensor]:
     r"""Solve x = f(x) and differentiate the answer.
 
@@ -54,14 +57,16 @@ def fixed_point(
         function: f, from ``(..., *event)`` to the same shape and dtype. Samples along the leading axes must not influence each other.
         start: ``(..., *event)``, floating point.
         solver: ``"anderson"``, ``"picard"``, ``"broyden"`` or ``"newton-krylov"`` (needs second derivatives of f to be defined).
-        tolerance: of the residual ‖f(x) − x‖ / (‖x‖ + ε); default 256 eps, 6e-14 in float64 and 3e-5 in float32.
+        tolerance: of the residual ‖f(x) − x‖ / (max(‖x‖, scale) + ε); default 256 eps, 6e-14 in float64 and 3e-5 in float32.
         max_steps: most evaluations of f; those inside linear solves are not counted.
         event_dims: how many of the last axes make up one sample.
         damping: ω of Picard and Anderson, in (0, 1]; default 1.
         window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the dimension of a Krylov space (default 30).
         regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
         order: derivatives up to this order are exact, those beyond are not; each order costs one more evaluation of f.
+        scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is measured in this instead.
         throw: raise a `ConvergenceError` where a sample did not converge.
+        strict: raise one where a derivative does not exist, 1 − J being singular; False makes it NaN or huge there. Default: as throw.
 
     Returns:
         A `Solution`: value ``(..., *event)``, code and residual ``(...)``, trace ``(steps, ...)`` of residuals.
@@ -76,7 +81,7 @@ def fixed_point(
         >>> float(a.grad.round(decimals=6))
         0.739482
     """
-    options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, throw)
+    options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict)
     if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
         found: Solution[Tensor] = torch.compiler.disable(_solve)(function, start, *options)
         return found
@@ -94,9 +99,12 @@ def _solve(
     window: int | None,
     regularization: float | None,
     order: int,
+    scale: float | Tensor | None,
     throw: bool,
+    strict: bool | None,
 ) -> Solution[Tensor]:
     _check(start, solver, tolerance, max_steps, event_dims, order)
+    least = _scale(scale, start, event_dims)
     finfo = torch.finfo(start.dtype)
     tolerance = 256 * finfo.eps if tolerance is None else tolerance
     start = start.detach()
@@ -104,9 +112,9 @@ def _solve(
     _check_image(first, start)
     follow = differentiated(first)
     with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-        seat, state, image = _sit(function, start, first, event_dims, stack)
+        seat, state, image, floor = _sit(function, start, first, least, event_dims, stack)
         way = _way(seat, solver, damping, window, regularization, finfo.eps)
-        run = _iterate(seat, way, state, image, tolerance, max_steps, finfo)
+        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo)
         value, samples = run.value.reshape(seat.full), seat.samples
         code, residual = run.code.reshape(samples), run.residual.reshape(samples)
         trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
@@ -115,7 +123,7 @@ def _solve(
             Solution(value, code, residual, steps, distance).or_raise()
     if follow and value.numel():
         reuse = not stack and first.requires_grad
-        x = attach(seat, value, order=order, tolerance=tolerance, strict=throw, reuse=reuse)
+        x = attach(seat, value, order=order, tolerance=tolerance, strict=throw if strict is None else strict, reuse=reuse)
     else:
         x = seat.wrap(value)
     return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
@@ -129,8 +137,10 @@ class _Run(NamedTuple):
     steps: int
 
 
-def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float, max_steps: int, finfo: torch.finfo) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)``."""
+def _iterate(
+    seat: Seat, way: Solver, x: Tensor, image: Tensor, floor: Tensor, tolerance: float, max_steps: int, finfo: torch.finfo
+) -> _Run:
+    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
     value, least = x, torch.full_like(bound, torch.inf)
@@ -140,7 +150,7 @@ def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float
     for step in range(1, max_steps + 1):
         residual = image - x
         norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
-        now = norm / (size + tiny)
+        now = norm / (torch.maximum(size, floor) + tiny)
         trace.append(now)
         value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
         still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
@@ -160,15 +170,32 @@ def _iterate(seat: Seat, way: Solver, x: Tensor, image: Tensor, tolerance: float
     return _Run(value, code, least, torch.stack(trace), step)
 
 
-def _sit(function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, event_dims: int, stack: object) -> tuple[Seat, Tensor, Tensor]:
-    """The seat, and the flat plain start and its image."""
-    (x, levels), (y, more) = bare(start), bare(first)
-    sizes = dict(zip(levels, x.shape, strict=False)) | dict(zip(more, y.shape, strict=False))
+def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tensor:
+    """The scale of every sample ``(...)``."""
+    samples = start.shape[: start.ndim - event_dims]
+    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor | None):
+        raise ArgumentError(f"fixed_point: scale is {scale!r}. Pass a number ≥ 0, or a tensor that broadcasts to {tuple(samples)}.")
+    value = torch.as_tensor(0.0 if scale is None else scale, dtype=start.dtype, device=start.device).detach()
+    if is_concrete(value) and not bool(((value >= 0) & value.isfinite()).all()):
+        raise ArgumentError(f"fixed_point: scale is {scale}. Pass finite numbers ≥ 0.")
+    try:
+        return value.expand(samples)
+    except RuntimeError:
+        got = tuple(value.shape)
+        raise ArgumentError(f"fixed_point: scale has shape {got}, which does not broadcast to the samples {tuple(samples)}.") from None
+
+
+def _sit(
+    function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, scale: Tensor, event_dims: int, stack: object
+) -> tuple[Seat, Tensor, Tensor, Tensor]:
+    """The seat, and the flat plain start, its image and its scale."""
+    (x, levels), (y, more), (z, last) = bare(start), bare(first), bare(scale)
+    sizes = {level: size for raw, found in ((x, levels), (y, more), (z, last)) for level, size in zip(found, raw.shape, strict=False)}
     wanted = tuple(sorted(sizes))
     seat = Seat(function, start.shape, event_dims, wanted, tuple(sizes[level] for level in wanted), stack)
     samples = math.prod(seat.samples)
     x, y = (spread(raw.detach(), found, wanted, seat.sizes).reshape(samples, seat.event) for raw, found in ((x, levels), (y, more)))
-    return seat, x, y
+    return seat, x, y, spread(z.detach(), last, wanted, seat.sizes).reshape(samples)
 
 
 def _way(seat: Seat, solver: str, damping: float | None, window: int | None, regularization: float | None, eps: float) -> Solver:
@@ -203,12 +230,14 @@ def _way(seat: Seat, solver: str, damping: float | None, window: int | None, reg
 def _check(start: Tensor, solver: str, tolerance: float | None, max_steps: int, event_dims: int, order: int) -> None:
     if solver not in SOLVERS:
         raise ArgumentError(f"fixed_point: no solver is called {solver!r}. Pass one of {', '.join(SOLVERS)}.")
+    if not isinstance(start, Tensor):
+        raise ArgumentError(f"fixed_point: start is a {type(start).__name__}. Pass a tensor: torch.as_tensor(start).")
     if not start.is_floating_point():
         raise ArgumentError(f"fixed_point: start has dtype {start.dtype}, in which nothing can converge. Pass a floating point start.")
     if not 0 <= event_dims <= start.ndim:
         raise ArgumentError(f"fixed_point: event_dims is {event_dims}, start has shape {tuple(start.shape)}. Pass 0 to {start.ndim}.")
-    if max_steps < 1:
-        raise ArgumentError(f"fixed_point: max_steps must be at least 1; got {max_steps}.")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        raise ArgumentError(f"fixed_point: max_steps must be an integer of at least 1; got {max_steps!r}.")
     if tolerance is not None and not tolerance > 0:
         raise ArgumentError(f"fixed_point: tolerance must be positive; got {tolerance}.")
     if order < 1:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.dynamics.fixed_point import _check_image, _sit
+from exptilt.dynamics.fixed_point import _check_image, _scale, _sit
 from exptilt.dynamics.krylov import Operator, arnoldi
 from exptilt.dynamics.levels import plain
 from exptilt.dynamics.tape import Tape
@@ -156,7 +156,7 @@ def _tape(function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, 
     _check_image(image, point)
     if not bool(image.isfinite().all()):
         raise ArgumentError("function returned NaN or infinity at the point: its Jacobian has no spectrum. Pass a finite point.")
-    seat, _, _ = _sit(function, point, image, event_dims, stack)
+    seat = _sit(function, point, image, _scale(None, point, event_dims), event_dims, stack)[0]
     return Tape(seat, point), seat.samples
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.memory.basins import one_memory
+from exptilt.memory.checks import check_state
 from exptilt.memory.retrieval import settle
 from exptilt.memory.similarity import SIMILARITIES
 from exptilt.memory.sweep import Keys
@@ -106,6 +107,8 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
     one_memory(memory, "metastable")
     if not 0 < share <= 1 or count < 1:
         raise ArgumentError(f"metastable: share is {share}, count {count}. Pass 0 < share <= 1 and count >= 1.")
+    if starts is not None:
+        check_state(memory, starts)
     given = default_starts(memory, count, generator) if starts is None else starts
     if given.ndim != 2 or given.shape[-1] != memory.dimension:
         raise ArgumentError(f"metastable: starts has shape {tuple(given.shape)}. Pass (S, {memory.dimension}).")
@@ -123,7 +126,7 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
         reached.append(int(near.sum()))
         left = left[~near]
     order = sorted(range(len(found)), key=lambda f: -reached[f])
-    state = torch.stack([found[f] for f in order])
+    state = torch.stack([found[f] for f in order]) if order else given[:0]
     members, weight = [], []
     for point in state:
         y = weights(memory, point)
@@ -134,5 +137,5 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
     spectrum = torch.linalg.eigvals(jacobian(memory, state)).abs().amax(-1)
     return FixedPoints(
         state, torch.tensor([reached[f] for f in order]), tuple(members), tuple(weight), spectrum, memory.energy(state),
-        torch.stack([residual[f] for f in order]),
+        torch.stack([residual[f] for f in order]) if order else ends.residual,
     )  # fmt: skip
