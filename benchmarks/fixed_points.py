@@ -136,6 +136,13 @@ def abilities() -> dict[str, dict[str, str]]:
     return table
 
 
+def ability_table(abilities: dict[str, dict[str, str]]) -> tuple[list[str], list[list[str]]]:
+    """What works and what fails, for the page; a bar would end a cell."""
+    return ["", "exptilt", "torchdeq"], [
+        [name, *(row[who].replace("|", "/") for who in ("exptilt", "torchdeq"))] for name, row in abilities.items()
+    ]
+
+
 def main() -> None:
     arguments = harness.start(__doc__)
     rounds = 2 if arguments.quick else 5
@@ -162,6 +169,7 @@ def main() -> None:
             for case, row in cases.items()
         ]
         harness.write_table(PAGE, "fixed points", header, rows)
+        harness.write_table(PAGE, "abilities", *ability_table(results["abilities"]))
 
 
 def _milliseconds(times: dict[str, harness.Timing]) -> tuple[str, str, str]:

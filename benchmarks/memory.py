@@ -6,7 +6,7 @@
     memory      what one call adds to the resident set, measured in a fresh process
     classical   N = 1000, 160 patterns settled asynchronously, against the same sweeps in numpy
 
-Answers are compared before they are timed. Takes a few minutes.
+Answers are compared before they are timed. Takes a few minutes, and fills the tables of docs/memory.md.
 """
 
 import tempfile
@@ -21,6 +21,7 @@ import harness
 from exptilt.memory import ClassicalHopfield, Hopfield
 from harness import Goal
 
+PAGE = harness.FOLDER.parent / "memory.md"
 D = 64
 BETA = 0.5
 
@@ -82,8 +83,33 @@ def classical_cases(units: int, load: float) -> dict[str, Callable[[], Any]]:
     return {"exptilt": lambda: memory.retrieve(x), "numpy, unit by unit": in_numpy}
 
 
-def main() -> None:
-    arguments = harness.start(__doc__)
+def step_table(times: dict[str, Any], sizes: list[int]) -> tuple[list[str], list[list[str]]]:
+    """Times of a step by number of patterns, from saved results."""
+    header = ["patterns"] + [f"batch {batch}: {what}" for batch in (256, 1) for what in ("torch, ms", "exptilt, ms", "ratio")]
+    rows = []
+    for count in sizes:
+        row = [f"{count:,}"]
+        for batch in (256, 1):
+            found = times[f"step, batch {batch}, N = {count}"]
+            row += [f"{1e3 * found[who]['best']:.3g}" for who in ("plain torch", "exptilt")] + [f"{found['exptilt']['ratio']:.2f}"]
+        rows.append(row)
+    return header, rows
+
+
+def cost_table(times: dict[str, Any], sizes: list[int]) -> tuple[list[str], list[list[str]]]:
+    """Memory, retrieval and the classical network, from saved results."""
+    rows = [
+        [f"one step, batch 256, {count:,} patterns, {kind}", f"{times[f'memory, {kind}, N = {count}']['peak'] / 2**20:.0f} MiB"]
+        for count in (sizes[0], sizes[-1])
+        for kind in ("exptilt", "sparsemax", "plain torch")
+    ]
+    rows += [[f"retrieval of 256 states from {sizes[-1]:,}, {what}", f"{row['best']:.3g} s"] for what, row in times["retrieval"].items()]
+    rows += [[f"classical network, {what}", f"{row['best']:.3g} s"] for what, row in times["classical, N = 1000, load 0.16"].items()]
+    return ["what", "cost"], rows
+
+
+def main(argv: list[str] | None = None) -> Path:
+    arguments = harness.start(__doc__, argv)
     sizes = (512, 4096) if arguments.quick else (4096, 16384, 65536, 262144, 1_000_000)
     rounds = 2 if arguments.quick else 5
     results: dict[str, Any] = {}
@@ -130,7 +156,14 @@ def main() -> None:
     results[name] = times
     goals.append(Goal(f"{name}, over numpy", times["exptilt"].ratio, 1.0))
     harness.print_goals(goals)
-    harness.save("memory", {"times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    path = harness.save("memory", {"sizes": sizes, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    saved = harness.read(path)
+    tables = {name: make(saved["times"], saved["sizes"]) for name, make in (("memory steps", step_table), ("memory costs", cost_table))}
+    for name, table in tables.items():
+        harness.print_table(*table)
+        if not arguments.quick:
+            harness.write_table(PAGE, name, *table)
+    return path
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import mean_interval, share_interval
 from exptilt.dynamics import (
     Flow,
     divergence_rate,
@@ -19,7 +20,6 @@ from exptilt.dynamics import (
 )
 from exptilt.dynamics.experiments.circle import growth_rates
 from exptilt.dynamics.experiments.equal_cosine import cosine_rate
-from exptilt.dynamics.experiments.intervals import mean_interval, share_interval
 from exptilt.dynamics.experiments.starts import STARTS, start
 
 F64 = torch.float64
@@ -58,7 +58,12 @@ def test_theorem_one_and_its_scope():
     fixed, other, laplace = found.row("fixed point"), found.row("gaussian"), found.row("laplace")
     assert max(fixed.drift) < 1e-12  # every point of the fixed law is fixed
     assert other.covariance_error[0] > 1 > 1e-12 > other.covariance_error[1]  # any Gaussian arrives in one step
-    assert other.mean_error[0] > 1 > 1e-12 > other.mean_error[1]
+    length = (found.mean.square().sum() + found.covariance.trace()).sqrt()
+    assert other.mean_error[0] == pytest.approx(float((1 - found.mean).norm() / length), rel=0.2)  # the start is about 1
+    assert other.mean_error[0] > 0.5 > 1e-12 > other.mean_error[1]
+    centred = theorem_one(torch.zeros(2, dtype=torch.float64), count=200, steps=1, starts=("gaussian",), renormalizers=("whiten",))
+    assert 0 < centred.rows[0].mean_error[0] < 10
+    assert centred.rows[0].mean_error[1] < 1e-12
     assert min(other.gaussian_p) > 0.01
     assert laplace.covariance_error[1] < 1e-12
     assert max(laplace.gaussian_p) < 1e-6  # moments arrive, the shape never does
@@ -178,3 +183,33 @@ def test_three_clusters_on_the_circle():
     assert len(found.plot().axes) == 3
     random = metastable_counts(beta=5.0, count=60, noise=None, seeds=4, step=0.5)
     assert set(random.tally) <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: divergence_rate(steps=0), "steps 0"),
+        (lambda: divergence_rate(patterns=1), "patterns >= 2"),
+        (lambda: metastable_counts(beta=0.0), "beta > 0"),
+        (lambda: metastable_counts(seeds=0), "seeds 0"),
+        (lambda: metastable_counts(time=0.1, step=0.5), "time >= step"),
+        (lambda: metastable_counts(noise=-1.0), "noise >= 0"),
+        (lambda: equal_cosine(samples=1), "samples >= 2"),
+        (lambda: equal_cosine(time=0.0), "time > 0"),
+    ],
+)
+def test_experiments_refuse(call, words):
+    with pytest.raises(ArgumentError, match=words):
+        call()
+
+
+def test_counts_are_reported_at_the_time_they_were_taken():
+    assert metastable_counts(count=20, seeds=1, step=0.4, time=1.1).time == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("beta", [20.0, 200.0, 2000.0])
+def test_fastest_ripple_of_large_beta(beta):
+    largest = math.ceil(2 * math.sqrt(beta)) + 2
+    found = int(growth_rates(beta, 4 * largest).argmax()) + 1
+    assert found <= largest
+    assert found == pytest.approx(math.sqrt(2 * beta), rel=0.1, abs=1)

@@ -216,7 +216,7 @@ def test_a_scale_ends_what_shrinks_to_zero() -> None:
 
 
 def test_strictness_apart_from_throwing() -> None:
-    """x = x + (a − x)³ has J = 1 at x = a: no derivative exists."""
+    """X = x + (a − x)³ has J = 1 at x = a: no derivative exists."""
     a = torch.ones(1, dtype=F64, requires_grad=True)
     for throw, strict, raises in ((True, None, True), (False, None, False), (False, True, True), (True, False, False)):
         x = fixed_point(lambda x: x + (a - x) ** 3, torch.ones(1, dtype=F64), throw=throw, strict=strict).value

@@ -187,10 +187,17 @@ def test_bad_points():
             flow.kernel.init(points)
         with pytest.raises(ArgumentError, match=r"floating tensor \(..., N, D\)"):
             flow.run(points, 1)
+        with pytest.raises(ArgumentError, match=r"floating tensor \(..., N, D\)"):
+            flow(points)
     bad = cloud(2, 4, 3)
     bad[1, 2, 0] = math.nan
     with pytest.raises(ArgumentError, match=r"index \(1, 2\) holds NaN or infinity"):
         flow.run(bad, 1)
+    with pytest.raises(ArgumentError, match=r"index \(1, 2\) holds NaN or infinity"):
+        flow(bad)
+    assert torch.func.vmap(flow)(bad)[0].isfinite().all()  # here nothing can be looked at
+    with pytest.raises(ArgumentError, match="has dimension 2"):
+        Flow(patterns=cloud(4, 2))(cloud(4, 3))
     with pytest.raises(ArgumentError, match="has dimension 2"):
         Flow(patterns=cloud(4, 2)).run(cloud(4, 3), 1)
     with pytest.raises(ArgumentError, match=r"the Gaussian has dimension 3 and dtype torch\.float32"):

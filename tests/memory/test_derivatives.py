@@ -148,6 +148,7 @@ def test_beta_of_a_head_touches_that_head_only():
 
 
 def test_layers_with_implicit_gradients():
+    """`to_query` is left out: a fixed point does not depend on its start, so it has no gradient; unrolled, one that dies away."""
     torch.manual_seed(0)
     layer = HopfieldLayer(4, heads=2, stored=6, steps=None, beta=2.0).double()
     unrolled = HopfieldLayer(4, heads=2, stored=6, steps=400, beta=2.0).double()
@@ -161,6 +162,7 @@ def test_layers_with_implicit_gradients():
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, atol=5e-3 * float(1 + b.abs().max()))
     assert layer.log_beta.grad.abs().min() > 0
+    assert layer.to_query.weight.grad is None
 
 
 def test_pooling_ignores_order_and_padding():

@@ -3,13 +3,14 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
 from exptilt.memory import Hopfield, guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound, storage_capacity
 from exptilt.memory.capacity import sphere
-from exptilt.memory.intervals import student, wilson
+from exptilt.memory.cliff import classical_cliff
 from exptilt.memory.metastable import jacobian, weights
 from oracles import memory as oracle
 
@@ -182,11 +183,14 @@ def test_capacity_grows_exponentially_and_above_theory():
     assert storage_capacity([6, 9], beta=5.0, seeds=1, most=8).limited.all()
 
 
-def test_intervals():
-    assert wilson(0, 10)[0] == 0.0
-    assert wilson(10, 10)[1] == pytest.approx(1.0)
-    low, high = wilson(50, 100)
-    assert low == pytest.approx(0.4038, abs=1e-4)
-    assert high == pytest.approx(0.5962, abs=1e-4)
-    assert student(1.0, 2.0, 4) == (pytest.approx(1 - 3.182446), pytest.approx(1 + 3.182446))
-    assert student(1.0, 0.0, 1) == (-math.inf, math.inf)
+def test_one_seed_has_no_interval():
+    assert storage_capacity([4, 6], seeds=1, most=8).interval.isnan().all()
+    assert classical_cliff((0.1,), units=20, seeds=1).interval.isnan().all()
+    assert Hopfield(torch.eye(3, dtype=F64), 5.0).basin(directions=1, generator=seeded()).interval.isnan().all()
+
+
+def test_without_noise_one_trial_says_it():
+    found = Hopfield(torch.eye(3, dtype=F64), 9.0).capacity(trials=5)
+    assert found.recalled.shape == found.error.shape == (1, 3)
+    low, high = scipy.stats.binomtest(3, 3).proportion_ci(0.95)
+    assert found.interval == pytest.approx((low, high))

@@ -237,3 +237,8 @@ def test_the_residual_belongs_to_the_value(max_steps):
     assert torch.equal(found.code == 0, moves <= 1e-6)
     if max_steps == 1:
         assert torch.allclose(found.value, memory.step(s), atol=1e-12)
+
+
+def test_add_takes_one_numpy_pattern():
+    more = Hopfield(np.eye(3)).add(np.ones(3))
+    assert torch.equal(more.patterns, torch.cat([torch.eye(3), torch.ones(1, 3)]).double())

@@ -39,7 +39,8 @@ def test_heads_and_dtypes(tmp_path, dtype):
 
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
-    Hopfield(torch.randn(50, 8), 1.0).save(path)
+    memory = Hopfield(torch.randn(50, 8), 1.5, similarity="euclidean", separation=Entmax(1.5))
+    memory.save(path)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     for cut in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
@@ -53,16 +54,23 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(bytes(bad))
         with pytest.raises(ArgumentError, match="checksum"):
             Hopfield.load(path)
-    for place in range(0, begin, 7):  # and of the header: an error, or nothing changed that matters
+    for place in range(begin):  # and of the header: an error, or nothing changed that matters
         bad = bytearray(whole)
-        bad[place] ^= 1
+        bad[place] ^= 2 if place % 2 else 1
         path.write_bytes(bytes(bad))
         try:
             again = Hopfield.load(path)
         except ArgumentError:
             continue
-        path.write_bytes(whole)
-        assert torch.equal(again.patterns, Hopfield.load(path).patterns)
+        assert torch.equal(again.patterns, memory.patterns)
+        assert torch.equal(again.beta, memory.beta)
+        assert again.rule == memory.rule
+        assert again.similarity is memory.similarity
+    for old, new in ((b"1.5", b"1.7"), (b"euclidean", b"cosine   "), (b"euclidean", b"dot      "), (b"Hopfield/2", b"Hopfield/1")):
+        assert whole[:begin].count(old) == 1
+        path.write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(ArgumentError, match="load"):
+            Hopfield.load(path)
     path.write_bytes(whole + b"more")
     with pytest.raises(ArgumentError):
         Hopfield.load(path)

@@ -7,6 +7,7 @@ map, stays, and differentiates there; `Equilibrium` makes that a layer. The func
 with its theory beside it.
 """
 
+from exptilt._support.intervals import Interval
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.clusters import Clusters, cluster_labels, clusters
@@ -15,7 +16,6 @@ from exptilt.dynamics.equilibrium import Equilibrium
 from exptilt.dynamics.experiments.circle import MetastableCounts, metastable_counts
 from exptilt.dynamics.experiments.divergence import DivergenceRate, divergence_rate
 from exptilt.dynamics.experiments.equal_cosine import EqualCosine, equal_cosine
-from exptilt.dynamics.experiments.intervals import Interval
 from exptilt.dynamics.experiments.sweep import Setting, Sweep, equilibrium_sweep
 from exptilt.dynamics.experiments.theorem_one import TheoremOne, TheoremOneRow, theorem_one
 from exptilt.dynamics.fixed_point import fixed_point

@@ -3,7 +3,8 @@ r"""Fixed points x = f(x), each sample to its own tolerance, with their derivati
     residual of a sample = ‖f(x) − x‖ / (max(‖x‖, scale) + ε)
 
 where ‖·‖ is Euclidean over the event axes, scale is 0 unless given, and ε the smallest normal number over the precision eps, so that x = 0
-is a fixed point like any other; but towards x = 0 the relative residual of a linear map never falls, and there a scale is wanted. A sample is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
+is a fixed point like any other; but towards x = 0 the relative residual of a linear map never falls, and there a scale is wanted. A sample
+is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 

@@ -117,11 +117,13 @@ class Flow:
         """One update. Differentiable; a function fit for `fixed_point`.
 
         Args:
-            points: ``(..., N, D)``.
+            points: ``(..., N, D)``, finite (which cannot be checked within `torch.func` and `torch.compile`).
 
         Returns:
             ``(..., N, D)``.
         """
+        check_points("Flow", points)
+        self._check_shapes(points)
         return self._renormalized(points + self.step * self.slope(points).gradient)
 
     def _renormalized(self, points: Tensor) -> Tensor:

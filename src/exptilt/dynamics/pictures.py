@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt.dynamics.experiments.intervals import Interval
+from exptilt._support.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation

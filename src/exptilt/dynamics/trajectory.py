@@ -35,7 +35,8 @@ class Trajectory:
         mean_cosine: ``(T, ...)``, over pairs of points.
         gaussianity: Mardia's and the sliced tests, each ``(T, ...)``.
         clusters: count and sizes, each ``(T, ...)``.
-        growth: expansion by the ascent and contraction by the renormaliser in the step that led to the row, each ``(T, ...)``.
+        growth: expansion by the ascent and contraction by the renormaliser in the step that led to the row, each ``(T, ...)``; NaN
+            where no step did: in row 0, and in every row of `Flow.ode`.
     """
 
     states: Tensor

@@ -9,8 +9,15 @@ With one step this is attention with scale β_h; β is one number a head, and mu
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import is_concrete
 from exptilt.attention import attend
 from exptilt.dynamics import fixed_point
+
+
+def check_steps(what: str, steps: int | None) -> None:
+    """Steps are an integer, at least 1, or None."""
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ArgumentError(f"{what}: steps is {steps!r}. Pass an integer >= 1, or None for the fixed point.")
 
 
 def associate(
@@ -23,8 +30,9 @@ def associate(
         query: ``(..., H, Q, D)``, the states to begin with.
         key: ``(..., H, N, D)``, the stored patterns.
         value: ``(..., H, N, Dv)``, what they stand for.
-        beta: ``(..., H)``, one inverse temperature a head.
-        steps: updates in all, the last of which reads the values; None goes to the fixed point, differentiated implicitly.
+        beta: ``(..., H)``, one inverse temperature a head, > 0.
+        steps: updates in all, the last of which reads the values; None goes to the fixed point, differentiated implicitly. A fixed point
+            does not depend on where one came from, so with None **no gradient reaches query**.
         mask: booleans that broadcast to ``(..., H, Q, N)``, True where a state may see a pattern.
         tolerance: of the fixed point's residual ‖step(ξ) − ξ‖/‖ξ‖.
         max_steps: on the way to it.
@@ -38,8 +46,12 @@ def associate(
         >>> associate(x[:, :1], x, x, torch.tensor([20.0])).round(decimals=3)
         tensor([[[1., 0., 0., 0.]]])
     """
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ArgumentError(f"associate: steps is {steps!r}. Pass an integer >= 1, or None for the fixed point.")
+    check_steps("associate", steps)
+    if not isinstance(beta, Tensor) or not beta.is_floating_point():
+        got = f"of dtype {beta.dtype}" if isinstance(beta, Tensor) else f"a {type(beta).__name__}"
+        raise ArgumentError(f"associate: beta is {got}. Pass a floating tensor (..., H), one number a head: torch.full((H,), beta).")
+    if is_concrete(beta) and not bool(((beta > 0) & beta.isfinite()).all()):
+        raise ArgumentError(f"associate: beta is {beta.tolist()}. It is an inverse temperature: pass finite numbers > 0.")
     factor = beta[..., None, None]
 
     def update(state: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
-from exptilt.memory.intervals import student
 from exptilt.memory.margins import places
 from exptilt.memory.retrieval import settle
 from exptilt.memory.theory import guaranteed_radius
@@ -55,10 +55,9 @@ class Basin:
 
     @property
     def interval(self) -> Tensor:
-        """``(P, 2)``: 95 % confidence interval of the mean over directions."""
-        spread = self.low.std(-1) if self.low.shape[-1] > 1 else torch.zeros_like(self.mean)
-        pairs = [student(float(m), float(s), self.low.shape[-1]) for m, s in zip(self.mean, spread, strict=True)]
-        return torch.tensor(pairs, dtype=self.low.dtype)
+        """``(P, 2)``: 95 % confidence interval of the mean over directions; NaN for one direction."""
+        _, low, high = mean_interval(self.low)
+        return torch.stack([low, high], -1).to(self.low.dtype)
 
 
 def one_memory(memory: "Hopfield", what: str) -> None:
@@ -80,7 +79,7 @@ def measure(
     one_memory(memory, "basin")
     if directions < 1 or not 0 < precision < _FARTHEST:
         raise ArgumentError(f"basin: directions {directions}, precision {precision}. Pass directions >= 1 and 0 < precision < {_FARTHEST}.")
-    at = places(memory, index)
+    at = places(memory, index, "basin")
     x = memory.keys.chosen(at[None])[0][0]
     M = float(memory.size)
     home = _end(memory, x)

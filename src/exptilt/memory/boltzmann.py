@@ -5,9 +5,14 @@ r"""`RestrictedBoltzmann`: visible and hidden units, joined only to each other.
 
 F is the free energy, p(v) = e^{−F(v)}/Z. Given one side, units of the other are independent: a hidden unit is a coin or a unit Gaussian
 about c + W'v, a visible one a coin. Visible units are {0,1}, or ±1 (`visible="spin"`), in which case Gaussian hidden units make a
-classical Hopfield network (``equivalence.py``). Z is exact, by enumeration, where one side is small.
+classical Hopfield network (``equivalence.py``).
+
+Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖² stands for −<b,v> above, and
+given h, v is Gaussian about b + Wh with variance 1 (scale the data to that). Hidden units are then binary: Gaussian ones on both sides
+make a plain Gaussian law, and no law at all if ‖W‖ ≥ 1. Z is exact, by enumeration, where one side of coins is small.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +35,7 @@ class RestrictedBoltzmann:
         visible_bias: ``(V,)``.
         hidden_bias: ``(H,)``.
         hidden: ``binary`` ({0,1}) or ``gaussian``.
-        visible: ``binary`` ({0,1}) or ``spin`` (±1).
+        visible: ``binary`` ({0,1}), ``spin`` (±1), or with binary hidden units ``gaussian`` (real, of variance 1).
 
     Example:
         >>> machine = RestrictedBoltzmann(torch.zeros(3, 2), torch.zeros(3), torch.zeros(2))
@@ -46,9 +51,11 @@ class RestrictedBoltzmann:
 
     def __post_init__(self) -> None:
         w, b, c = self.weight, self.visible_bias, self.hidden_bias
-        if self.hidden not in ("binary", "gaussian") or self.visible not in ("binary", "spin"):
+        if self.hidden not in ("binary", "gaussian") or self.visible not in ("binary", "spin", "gaussian"):
             got = f"hidden {self.hidden!r}, visible {self.visible!r}"
-            raise ArgumentError(f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary' or 'spin'.")
+            raise ArgumentError(f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary', 'spin' or 'gaussian'.")
+        if self.hidden == self.visible == "gaussian":
+            raise ArgumentError("RestrictedBoltzmann: Gaussian units on both sides make a plain Gaussian law. Pass hidden='binary'.")
         if w.ndim != 2 or tuple(b.shape) != w.shape[:1] or tuple(c.shape) != w.shape[1:] or not w.numel():
             got = f"weight {tuple(w.shape)}, visible_bias {tuple(b.shape)}, hidden_bias {tuple(c.shape)}"
             raise ArgumentError(f"RestrictedBoltzmann: got {got}. Pass (V, H), (V,) and (H,), not empty.")
@@ -76,7 +83,9 @@ class RestrictedBoltzmann:
 
     @property
     def levels(self) -> tuple[float, float]:
-        """The two values of a visible unit."""
+        """The two values of a visible unit that is a coin."""
+        if self.visible == "gaussian":
+            raise ArgumentError("RestrictedBoltzmann: Gaussian visible units take all real values, not two. See `visible_mean`.")
         return (0.0, 1.0) if self.visible == "binary" else (-1.0, 1.0)
 
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
@@ -89,8 +98,14 @@ class RestrictedBoltzmann:
         Returns:
             ``(...)``.
         """
-        linear = -(visible @ self.visible_bias) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
+        linear = self._own_energy(visible) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
+
+    def _own_energy(self, visible: Tensor) -> Tensor:
+        """What visible units cost by themselves: −<b,v>, or ½‖v − b‖²."""
+        if self.visible == "gaussian":
+            return (visible - self.visible_bias).square().sum(-1) / 2
+        return -(visible @ self.visible_bias)
 
     def free_energy(self, visible: Tensor) -> Tensor:
         """F(v) = −log ∫ e^{−E(v,h)} dh (a sum for binary units).
@@ -107,7 +122,7 @@ class RestrictedBoltzmann:
             integral = field.square().sum(-1) / 2 + field.shape[-1] / 2 * torch.log(torch.as_tensor(2 * torch.pi, dtype=field.dtype))
         else:
             integral = F.softplus(field).sum(-1)
-        return -(visible @ self.visible_bias) - integral
+        return self._own_energy(visible) - integral
 
     def hidden_mean(self, visible: Tensor) -> Tensor:
         """E[h | v].
@@ -118,6 +133,7 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., H)``.
         """
+        self._check_size("visible", visible, 0)
         field = self.hidden_bias + visible @ self.weight
         return field if self.hidden == "gaussian" else torch.sigmoid(field)
 
@@ -131,7 +147,23 @@ class RestrictedBoltzmann:
             ``(..., V)``.
         """
         low, high = self.levels
+        self._check_size("hidden", hidden, 1)
         return torch.sigmoid((high - low) * (self.visible_bias + hidden @ self.weight.mT))
+
+    def visible_mean(self, hidden: Tensor) -> Tensor:
+        """E[v | h].
+
+        Args:
+            hidden: ``(..., H)``.
+
+        Returns:
+            ``(..., V)``.
+        """
+        if self.visible == "gaussian":
+            self._check_size("hidden", hidden, 1)
+            return self.visible_bias + hidden @ self.weight.mT
+        low, high = self.levels
+        return low + (high - low) * self.visible_probability(hidden)
 
     def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A draw of h given v.
@@ -158,6 +190,9 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., V)``.
         """
+        if self.visible == "gaussian":
+            mean = self.visible_mean(hidden)
+            return mean + torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
         p = self.visible_probability(hidden)
         low, high = self.levels
         return torch.where(torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low).to(p.dtype)
@@ -179,13 +214,13 @@ class RestrictedBoltzmann:
         return visible
 
     def log_partition(self) -> Tensor:
-        """Log Z, exactly: over all states of the smaller side (the visible one for Gaussian hidden units).
+        """Log Z, exactly: over all states of the smaller side (of the side of coins, where the other is Gaussian).
 
         Returns:
             ``()``.
         """
         V, H = self.weight.shape
-        by_hidden = self.hidden == "binary" and H < V
+        by_hidden = self.hidden == "binary" and (H < V or self.visible == "gaussian")
         units = H if by_hidden else V
         if units > _MOST_UNITS:
             raise ArgumentError(
@@ -198,7 +233,10 @@ class RestrictedBoltzmann:
             number = torch.arange(start, min(1 << units, start + _BLOCK), device=self.weight.device)
             bits = (number[:, None] >> torch.arange(units, device=number.device)) & 1
             state = torch.where(bits.bool(), high, low).to(self.weight.dtype)
-            if by_hidden:  # Σ_v e^{<b + Wh, v>} unit by unit
+            if self.visible == "gaussian":  # ∫ e^{−½‖v − b‖² + <Wh, v>} dv = (2π)^{V/2} e^{<b, Wh> + ½‖Wh‖²}
+                pull = state @ self.weight.mT
+                value = state @ self.hidden_bias + pull @ self.visible_bias + pull.square().sum(-1) / 2 + V / 2 * math.log(2 * math.pi)
+            elif by_hidden:  # Σ_v e^{<b + Wh, v>} unit by unit
                 field = self.visible_bias + state @ self.weight.mT
                 value = state @ self.hidden_bias + torch.logaddexp(field * self.levels[0], field * self.levels[1]).sum(-1)
             else:
@@ -217,11 +255,18 @@ class RestrictedBoltzmann:
         """
         return -self.free_energy(visible) - self.log_partition()
 
+    def _check_size(self, name: str, units: Tensor, side: int) -> None:
+        if units.shape[-1:] != self.weight.shape[side : side + 1] or units.dtype != self.weight.dtype:
+            got = f"{tuple(units.shape)} {units.dtype}"
+            wanted = f"(..., {self.weight.shape[side]}) {self.weight.dtype}"
+            raise ArgumentError(f"RestrictedBoltzmann: {name} is {got}. Pass {wanted}.")
+
     def _check(self, visible: Tensor) -> None:
+        self._check_size("visible", visible, 0)
+        if self.visible == "gaussian":
+            if is_concrete(visible) and not bool(visible.isfinite().all()):
+                raise ArgumentError("RestrictedBoltzmann: visible holds NaN or infinity. Pass finite numbers.")
+            return
         low, high = self.levels
-        if visible.shape[-1:] != self.weight.shape[:1] or visible.dtype != self.weight.dtype:
-            got = f"{tuple(visible.shape)} {visible.dtype}"
-            wanted = f"(..., {self.weight.shape[0]}) {self.weight.dtype}"
-            raise ArgumentError(f"RestrictedBoltzmann: visible is {got}. Pass {wanted}.")
         if is_concrete(visible) and not bool(((visible == low) | (visible == high)).all()):
             raise ArgumentError(f"RestrictedBoltzmann: visible units are '{self.visible}'. Pass values {low:g} and {high:g} only.")

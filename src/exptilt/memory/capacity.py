@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory import recall
 from exptilt.memory.hopfield import Hopfield
-from exptilt.memory.intervals import student
 from exptilt.memory.theory import StorageBound, storage_bound
 
 
@@ -48,11 +48,9 @@ class Capacity:
 
     @property
     def interval(self) -> Tensor:
-        """``(d, 2)``: 95 % interval of that mean."""
-        logs = self.count.double().log()
-        spread = logs.std(-1) if logs.shape[-1] > 1 else torch.zeros_like(logs[:, 0])
-        pairs = [student(float(m), float(s), logs.shape[-1]) for m, s in zip(logs.mean(-1), spread, strict=True)]
-        return torch.tensor(pairs, dtype=torch.float64).exp()
+        """``(d, 2)``: 95 % interval of that mean; NaN for one seed."""
+        _, low, high = mean_interval(self.count.double().log())
+        return torch.stack([low, high], -1).exp()
 
     @property
     def gap(self) -> Tensor:

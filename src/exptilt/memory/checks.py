@@ -16,14 +16,23 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def as_patterns(patterns: Any) -> Tensor:
-    """Patterns as a tensor ``(..., N, D)`` that shares their memory."""
+def as_tensor(patterns: Any) -> Tensor:
+    """A tensor, or a numpy array as a tensor that shares its memory."""
     if isinstance(patterns, np.ndarray):
         with warnings.catch_warnings():  # torch warns of arrays that may not be written to; nobody writes to them here
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            patterns = torch.from_numpy(patterns)
+            try:
+                return torch.from_numpy(patterns)
+            except (TypeError, ValueError) as problem:
+                raise ArgumentError(f"Hopfield: patterns is an array that torch cannot share ({problem}).") from None
     if not isinstance(patterns, Tensor):
         raise ArgumentError(f"Hopfield: patterns is a {type(patterns).__name__}. Pass a tensor or numpy array (..., N, D).")
+    return patterns
+
+
+def as_patterns(patterns: Any) -> Tensor:
+    """Patterns as a tensor ``(..., N, D)`` that shares their memory."""
+    patterns = as_tensor(patterns)
     if patterns.dtype not in _DTYPES:
         raise ArgumentError(f"Hopfield: patterns has dtype {patterns.dtype}. Pass float64, float32, bfloat16 or float16: patterns.float().")
     if patterns.ndim < 2:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.classical import ClassicalHopfield
-from exptilt.memory.intervals import student
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,9 @@ class Cliff:
 
     @property
     def interval(self) -> Tensor:
-        """``(loads, 2)``: 95 % interval of that mean over seeds (patterns of one network are not independent)."""
-        seeds = self.fraction.shape[-1]
-        spread = self.fraction.std(-1) if seeds > 1 else torch.zeros_like(self.mean)
-        return torch.tensor([student(float(m), float(s), seeds) for m, s in zip(self.mean, spread, strict=True)], dtype=torch.float64)
+        """``(loads, 2)``: 95 % interval of that mean over seeds (patterns of one network are not independent); NaN for one."""
+        _, low, high = mean_interval(self.fraction)
+        return torch.stack([low, high], -1)
 
 
 def classical_cliff(

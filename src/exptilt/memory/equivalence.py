@@ -68,6 +68,8 @@ def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor, *, nod
     Returns:
         ``(...)``.
     """
+    if machine.hidden != "gaussian":
+        raise ArgumentError("integrated_free_energy: the hidden units are binary, and there is nothing to integrate. Pass Gaussian ones.")
     V, H = machine.weight.shape
     reach = float(machine.hidden_bias.abs().max() + machine.weight.abs().sum(0).max() * max(abs(x) for x in machine.levels)) + 12
     grid = torch.linspace(-reach, reach, nodes, dtype=visible.dtype)
@@ -84,6 +86,15 @@ def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor, *, nod
     return total
 
 
+def _pair(what: str, patterns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Patterns ``(P, N)`` and states ``(..., N)`` of ±1, of the same N."""
+    x, s = _binary(what, "patterns", patterns), _binary(what, "state", state)
+    if x.ndim != 2 or s.shape[-1:] != x.shape[1:]:
+        got = f"patterns {tuple(x.shape)}, state {tuple(s.shape)}"
+        raise ArgumentError(f"{what}: got {got}. Pass patterns (P, N) and states (..., N) of the same N.")
+    return x, s
+
+
 def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Equivalence:
     """Numerically integrated Gaussian units (left) against the Hebbian energy (right).
 
@@ -97,10 +108,11 @@ def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Eq
         >>> boltzmann_check(x[0], x[1:], beta=0.7).gap < 1e-12
         True
     """
-    P = patterns.shape[0]
-    left = integrated_free_energy(hopfield_to_boltzmann(patterns, beta=beta), _binary("boltzmann_check", "state", state))
+    x, s = _pair("boltzmann_check", patterns, state)
+    P = len(x)
+    left = integrated_free_energy(hopfield_to_boltzmann(x, beta=beta), s)
     constant = P / 2 * torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64))
-    return Equivalence(left, beta * (ClassicalHopfield.hebbian(patterns).energy(state) - P / 2) - constant)
+    return Equivalence(left, beta * (ClassicalHopfield.hebbian(x).energy(s) - P / 2) - constant)
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -124,6 +136,6 @@ def linear_attention_check(patterns: Tensor, state: Tensor) -> Equivalence:
         patterns: ``(P, N)`` of ±1.
         state: ``(..., N)`` of ±1.
     """
-    x, s = _binary("linear_attention_check", "patterns", patterns), _binary("linear_attention_check", "state", state)
+    x, s = _pair("linear_attention_check", patterns, state)
     field = linear_attention(s[..., None, :], x, x)[..., 0, :] - len(x) * s  # whole numbers: exact
     return Equivalence(torch.where(field == 0, s, field.sign()), ClassicalHopfield.hebbian(x).step(s))

@@ -24,7 +24,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution
 from exptilt.memory import basins, margins, metastable, recall, retrieval, storage
-from exptilt.memory.checks import as_beta, as_patterns, check_state
+from exptilt.memory.checks import as_beta, as_patterns, as_tensor, check_state
 from exptilt.memory.separation import Polynomial, Separation, separation
 from exptilt.memory.similarity import Similarity, similarity
 from exptilt.memory.sweep import Keys, square_norms
@@ -221,7 +221,7 @@ class Hopfield:
         Args:
             noise: length of the random vector added to each start, in units of M.
             within: a pattern is recalled if its retrieval ends no farther away than this, in units of M, with no other pattern nearer.
-            trials: starts for each pattern.
+            trials: starts for each pattern; without noise they would all be equal, and one is made.
             max_steps: of each retrieval.
             generator: draws the noise.
         """
@@ -240,13 +240,14 @@ class Hopfield:
         """
         return metastable.find(self, starts, count=count, share=share, generator=generator)
 
-    def add(self, patterns: Tensor) -> "Hopfield":
+    def add(self, patterns: Any) -> "Hopfield":
         """A memory with more patterns, after those that are there.
 
         Args:
-            patterns: ``(..., n, D)`` or one ``(..., D)``.
+            patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array.
         """
-        new = as_patterns(patterns if patterns.ndim == self.patterns.ndim else patterns.unsqueeze(-2))
+        given = as_tensor(patterns)
+        new = as_patterns(given if given.ndim == self.patterns.ndim or not given.ndim else given.unsqueeze(-2))
         if new.shape[:-2] != self.patterns.shape[:-2] or new.shape[-1] != self.dimension or new.dtype != self.patterns.dtype:
             got, have = f"{tuple(new.shape)} {new.dtype}", f"{tuple(self.patterns.shape)} {self.patterns.dtype}"
             raise ArgumentError(f"Hopfield.add: patterns are {got}, the memory holds {have}. Only their number N may differ.")
@@ -256,14 +257,10 @@ class Hopfield:
         """A memory without some patterns; the others keep their order.
 
         Args:
-            index: one or several places of patterns, or booleans ``(N,)``, True where a pattern goes.
+            index: one or several places of patterns, or booleans ``(N,)``, True where a pattern goes. At least one.
         """
-        gone = torch.as_tensor(index, device=self.patterns.device)
-        places = torch.arange(self.count, device=self.patterns.device)
-        try:
-            keep = torch.ones_like(places, dtype=torch.bool).index_fill(0, torch.atleast_1d(places[gone]), False)
-        except IndexError:
-            raise ArgumentError(f"Hopfield.remove: index is {index}, and there are {self.count} patterns.") from None
+        gone = margins.places(self, index, "Hopfield.remove")
+        keep = torch.ones(self.count, dtype=torch.bool, device=gone.device).index_fill(0, gone, False)
         return self.replaced(self.patterns[..., keep, :])
 
     def replaced(self, patterns: Tensor) -> "Hopfield":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.memory.association import associate
+from exptilt.memory.association import associate, check_steps
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -37,7 +37,8 @@ class HopfieldLayer(nn.Module):
         dimension: features of states, memory and output.
         heads: memories side by side; divides dimension.
         stored: how many patterns the layer itself holds and learns; None: the memory is an argument of the call.
-        steps: updates in all; None goes to the fixed point, with implicit gradients.
+        steps: updates in all; None goes to the fixed point, with implicit gradients. A fixed point does not depend on where one came from,
+            so with None neither `to_query` nor the states before it are trained.
         beta: where each head's inverse temperature begins; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
         throw: with steps=None, raise where the fixed point is not reached.
@@ -54,6 +55,9 @@ class HopfieldLayer(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         _sizes("HopfieldLayer", dimension, heads)
+        check_steps("HopfieldLayer", steps)
+        if stored is not None and (isinstance(stored, bool) or not isinstance(stored, int) or stored < 1):
+            raise ArgumentError(f"HopfieldLayer: stored is {stored!r}. Pass how many patterns to learn, 1 or more, or None.")
         self.dimension, self.heads, self.steps, self.throw = dimension, heads, steps, throw
         self.log_beta = nn.Parameter(_log_beta(beta, dimension, heads, "HopfieldLayer"), requires_grad=learn_beta)
         self.to_query, self.to_key, self.to_value, self.to_output = (nn.Linear(dimension, dimension) for _ in range(4))
@@ -93,10 +97,9 @@ class HopfieldPooling(nn.Module):
         dimension: features of the set's members and of the output.
         queries: how many states, and so outputs.
         heads: memories side by side; divides dimension.
-        steps: updates in all; None goes to the fixed point, with implicit gradients.
+        steps: updates in all. Not None: what pooling learns are its states, and none of them would matter to a fixed point.
         beta: where each head's inverse temperature begins; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
-        throw: with steps=None, raise where the fixed point is not reached.
 
     Example:
         >>> HopfieldPooling(16, queries=2, heads=4)(torch.randn(3, 9, 16)).shape
@@ -104,15 +107,20 @@ class HopfieldPooling(nn.Module):
     """
 
     def __init__(
-        self, dimension: int, *, queries: int = 1, heads: int = 1, steps: int | None = 1, beta: float | None = None,
-        learn_beta: bool = True, throw: bool = True,
-    ) -> None:  # fmt: skip
+        self, dimension: int, *, queries: int = 1, heads: int = 1, steps: int = 1, beta: float | None = None, learn_beta: bool = True
+    ) -> None:
         super().__init__()
         _sizes("HopfieldPooling", dimension, heads)
         if queries < 1:
             raise ArgumentError(f"HopfieldPooling: queries is {queries}. Pass 1 or more.")
+        if steps is None:
+            raise ArgumentError(
+                "HopfieldPooling: steps is None. A fixed point does not depend on its start, so the states would never learn. "
+                "Pass an integer >= 1."
+            )
+        check_steps("HopfieldPooling", steps)
         self.query = nn.Parameter(torch.randn(queries, dimension) / math.sqrt(dimension))
-        self.lookup = HopfieldLayer(dimension, heads=heads, steps=steps, beta=beta, learn_beta=learn_beta, throw=throw)
+        self.lookup = HopfieldLayer(dimension, heads=heads, steps=steps, beta=beta, learn_beta=learn_beta)
 
     def forward(self, members: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Pool each set.

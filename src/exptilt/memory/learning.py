@@ -1,6 +1,7 @@
 r"""Learning a restricted Boltzmann machine by contrastive divergence.
 
-The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with h̄ = E[h|v]:
+The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with h̄ = E[h|v] (and v − b for v
+alone, if visible units are Gaussian):
 
     over the data, minus over the machine's own law.
 
@@ -46,7 +47,17 @@ class Learnt:
 def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means of −∂F/∂W ``(V, H)``, −∂F/∂b ``(V,)``, −∂F/∂c ``(H,)`` over visible ``(B, V)``."""
     h = machine.hidden_mean(visible)
-    return visible.mT @ h / len(visible), visible.mean(0), h.mean(0)
+    own = visible.mean(0) - machine.visible_bias if machine.visible == "gaussian" else visible.mean(0)
+    return visible.mT @ h / len(visible), own, h.mean(0)
+
+
+def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: torch.Generator) -> Tensor:
+    """Where chains begin that know nothing yet ``(chains, V)``: fair coins, or unit Gaussians about the visible bias."""
+    shape = (chains, data.shape[1])
+    if machine.visible == "gaussian":
+        return machine.visible_bias + torch.randn(shape, generator=chance, dtype=data.dtype).to(data)
+    low, high = machine.levels
+    return torch.where(torch.rand(shape, generator=chance, dtype=data.dtype) < 0.5, low, high).to(data)
 
 
 @torch.no_grad()
@@ -85,8 +96,7 @@ def learn(
         raise ArgumentError(f"learn: data has shape {tuple(data.shape)}. Pass (B, V), at least one example.")
     machine._check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
-    low, high = machine.levels
-    kept = torch.where(torch.rand(chains, data.shape[1], generator=chance, dtype=data.dtype) < 0.5, low, high).to(data)
+    kept = _anywhere(machine, data, chains, chance)
     updates = epochs * -(-len(data) // batch)
     done = 0
     rows: list[tuple[Tensor, ...]] = []
@@ -101,7 +111,7 @@ def learn(
             moved = [old + pace * (x - y) for old, x, y in zip((w, b, c), up, down, strict=True)]
             machine = replace(machine, weight=moved[0], visible_bias=moved[1], hidden_bias=moved[2])
             done += 1
-        expected = low + (high - low) * machine.visible_probability(machine.hidden_mean(data))
+        expected = machine.visible_mean(machine.hidden_mean(data))
         likelihood = machine.log_likelihood(data).mean() if exact else data.new_zeros(0).sum()
         rows.append((machine.free_energy(data).mean(), machine.free_energy(negative).mean(), (data - expected).square().mean(), likelihood))
     data_F, chain_F, error, likelihoods = (torch.stack(column) for column in zip(*rows, strict=True))

@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 _BLOCK = 1024  # patterns compared with all others at once
 
 
-def places(memory: "Hopfield", index: "Sequence[int] | Tensor | None") -> Tensor:
-    """Places of patterns ``(P,)``, checked; None is all."""
+def places(memory: "Hopfield", index: "int | Sequence[int] | Tensor | None", what: str) -> Tensor:
+    """Places of patterns ``(P,)``, checked, at least one; None is all."""
     every = torch.arange(memory.count, device=memory.patterns.device)
     if index is None:
         return every
+    given = torch.as_tensor(index, device=every.device)
+    if given.numel() and given.is_floating_point():
+        raise ArgumentError(f"{what}: index is {index}. Pass integers, the places of patterns.")
     try:
-        return torch.atleast_1d(every[torch.as_tensor(index, device=every.device)])
+        at = every[given if given.numel() else given.long()].reshape(-1)
     except IndexError:
-        raise ArgumentError(f"Hopfield: index is {index}, and there are {memory.count} patterns.") from None
+        raise ArgumentError(f"{what}: index is {index}, and there are {memory.count} patterns.") from None
+    if not at.numel():
+        raise ArgumentError(f"{what}: index is {index}, which names no pattern. Pass at least one place.")
+    return at
 
 
 def warn_of_duplicates(memory: "Hopfield", what: str) -> None:
@@ -45,7 +51,7 @@ def warn_of_duplicates(memory: "Hopfield", what: str) -> None:
 def separation(memory: "Hopfield", index: Sequence[int] | None = None) -> Tensor:
     """Δ ``(..., P)``, streamed; see `Hopfield.separation`."""
     warn_of_duplicates(memory, "separation")
-    chosen, keys = places(memory, index), memory.keys
+    chosen, keys = places(memory, index, "separation"), memory.keys
     found = []
     for begin in track(range(0, chosen.numel(), _BLOCK), "separation"):
         at = chosen[begin : begin + _BLOCK]

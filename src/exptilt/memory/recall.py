@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import share_interval
 from exptilt.memory.basins import one_memory
-from exptilt.memory.intervals import wilson
 from exptilt.memory.margins import warn_of_duplicates
 from exptilt.memory.retrieval import settle
 from exptilt.memory.separation import Maximum
@@ -28,8 +28,8 @@ class Recall:
     """Which patterns came back.
 
     Args:
-        recalled: ``(trials, N)`` booleans.
-        error: ``(trials, N)``, distance of the end from the pattern, in units of M.
+        recalled: ``(trials, N)`` booleans; ``(1, N)`` without noise, where all trials would be equal.
+        error: of the same shape, distance of the end from the pattern, in units of M.
     """
 
     recalled: Tensor
@@ -47,8 +47,8 @@ class Recall:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval (Wilson) of that share, retrievals taken as independent."""
-        return wilson(int(self.recalled.sum()), self.recalled.numel())
+        """95 % interval (Clopper and Pearson) of that share, retrievals taken as independent."""
+        return share_interval(int(self.recalled.sum()), self.recalled.numel())[1:]
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """A memory as one file.
 
 The file is in the safetensors format: a header, then the bytes of the tensors. Nothing in it can run code. The header also holds the
-similarity, the separation and a checksum (SHA-256) of the tensors' bytes, so that a file which was cut or changed is refused instead of
-retrieving something else. It is written beside its place and moved there at the end: readers see the old file or the new one, never half.
+similarity, the separation and a checksum (SHA-256) of these and of the tensors' bytes, so that a file which was cut or changed is refused
+instead of retrieving something else. It is written beside its place and moved there at the end: readers see the old file or the new one,
+never half.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from exptilt.memory.separation import Entmax, Polynomial, Separation, separation
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
-_FORMAT = "exptilt.memory.Hopfield/1"
+_FORMAT = "exptilt.memory.Hopfield/2"
 _PART_BYTES = 1 << 24
 
 
@@ -33,9 +34,11 @@ def _library() -> Any:
     return safetensors
 
 
-def checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes."""
+def checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
+    """SHA-256 of what the header says, and of the tensors' names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
+    for name, text in sorted(about.items()):
+        found.update(f"{name} {json.dumps(text)}\n".encode())
     for name, x in sorted(tensors.items()):
         found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
         for part in x.contiguous().reshape(-1).view(torch.uint8).split(_PART_BYTES):
@@ -63,10 +66,8 @@ def save(memory: "Hopfield", path: Path) -> None:
     """See `Hopfield.save`."""
     library = _library()
     tensors = {"patterns": memory.patterns.detach().cpu().contiguous(), "beta": memory.beta.detach().cpu().contiguous()}
-    about = {
-        "format": _FORMAT, "similarity": memory.similarity.name, "separation": json.dumps(_describe(memory.rule)),
-        "checksum": checksum(tensors),
-    }  # fmt: skip
+    about = {"format": _FORMAT, "similarity": memory.similarity.name, "separation": json.dumps(_describe(memory.rule))}
+    about["checksum"] = checksum(tensors, about)
     if not path.parent.is_dir():
         raise ArgumentError(f"Hopfield.save: there is no folder {path.parent}. Make it first.")
     handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -99,7 +100,8 @@ def load(path: Path, *, mapped: bool) -> dict[str, Any]:
         raise ArgumentError(
             f"Hopfield.load: {path} is not a whole safetensors file ({problem}). It was cut, or is something else."
         ) from None
-    if checksum(tensors) != about.get("checksum"):
+    said = about.pop("checksum", None)
+    if checksum(tensors, about) != said:
         raise ArgumentError(f"Hopfield.load: the contents of {path} do not match their checksum: the file was changed or damaged.")
     patterns = tensors["patterns"] if mapped else tensors["patterns"].clone()
     try:

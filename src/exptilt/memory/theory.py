@@ -75,6 +75,8 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
         beta: inverse temperature.
         size: M, the largest norm of a pattern.
     """
+    if count < 2 or not beta > 0 or not size > 0:
+        raise ArgumentError(f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0.")
     return 2 / (beta * count) + math.log(2 * (count - 1) * count * beta * size**2) / beta
 
 

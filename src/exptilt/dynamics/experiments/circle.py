@@ -25,8 +25,9 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from exptilt._support.errors import ArgumentError
+from exptilt._support.intervals import share_interval
 from exptilt.dynamics.clusters import clusters
-from exptilt.dynamics.experiments.intervals import share_interval
 from exptilt.dynamics.flow import Flow
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def metastable_counts(
         count: N, how many points.
         noise: standard deviation of the angles around an even spacing; None draws the angles at random.
         seeds: how many runs.
-        time: when to count.
+        time: when to count, rounded to whole steps.
         step: size of a step.
         tolerance: of the rule for clusters.
         seed: of the draws.
@@ -112,6 +113,12 @@ def metastable_counts(
         >>> found.predicted
         3
     """
+    if not (beta > 0 and step > 0 and time >= step) or min(count, seeds) < 1 or (noise is not None and not noise >= 0):
+        got = f"beta {beta}, count {count}, noise {noise}, seeds {seeds}, time {time}, step {step}"
+        raise ArgumentError(
+            f"metastable_counts: got {got}. Pass beta > 0, step > 0, time >= step, noise >= 0 or None, and at least one point and seed."
+        )
+    steps = round(time / step)
     generator = torch.Generator().manual_seed(seed)
     if noise is None:
         angles = 2 * math.pi * torch.rand(seeds, count, dtype=torch.float64, generator=generator)
@@ -119,13 +126,13 @@ def metastable_counts(
         even = 2 * math.pi * torch.arange(count, dtype=torch.float64) / count
         angles = even + noise * torch.randn(seeds, count, dtype=torch.float64, generator=generator)
     flow = Flow("sphere", beta=beta, step=step)
-    last = flow.run(on_circle(angles), round(time / step), keep="last", measure_every=None, progress=progress).last
-    # The maximum of k² I_k lies near √β for large β and at 1 for small.
+    last = flow.run(on_circle(angles), steps, keep="last", measure_every=None, progress=progress).last
+    # For large β, I_k falls like e^{−k²/2β} and k² I_k is largest near √(2β); for small β at 1. Both lie below 2√β + 2.
     largest = max(4, math.ceil(2 * math.sqrt(beta)) + 2)
     theory = growth_rates(beta, largest)
     found = clusters(last, tolerance=tolerance)
     return MetastableCounts(
-        beta, int(theory.argmax()) + 1, found.count, found.sizes, time, torch.atan2(last[..., 1], last[..., 0]),
+        beta, int(theory.argmax()) + 1, found.count, found.sizes, steps * step, torch.atan2(last[..., 1], last[..., 0]),
         torch.arange(1, largest + 1), _measured_rates(beta, largest), theory,
     )  # fmt: skip
 

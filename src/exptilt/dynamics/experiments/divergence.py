@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exptilt._support.errors import ArgumentError
 from exptilt.dynamics.flow import Flow
 from exptilt.families.hull import nearest_in_hull
 
@@ -64,7 +65,7 @@ def divergence_rate(
 
     Args:
         count: how many points.
-        patterns: how many patterns, drawn from a standard Gaussian like the points.
+        patterns: how many patterns, at least two, drawn from a standard Gaussian like the points.
         dimension: of both.
         beta: factor of the scores.
         step: size.
@@ -76,6 +77,9 @@ def divergence_rate(
         >>> bool((found.error < 1e-3).all()), bool((found.extreme > 0).all())
         (True, True)
     """
+    if min(count, dimension, steps) < 1 or patterns < 2:
+        got = f"count {count}, patterns {patterns}, dimension {dimension}, steps {steps}"
+        raise ArgumentError(f"divergence_rate: got {got}. Pass patterns >= 2, and 1 or more of the others.")
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(patterns, dimension, dtype=torch.float64, generator=generator)
     points = torch.randn(count, dimension, dtype=torch.float64, generator=generator)

@@ -106,6 +106,9 @@ def equal_cosine(
     """
     if count < 2:
         raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
+    if samples < 2 or substeps < 1 or not time > 0 or not beta >= 0 or not all(d >= 1 for d in dimensions):
+        got = f"beta {beta}, time {time}, samples {samples}, substeps {substeps}, dimensions {dimensions}"
+        raise ArgumentError(f"equal_cosine: got {got}. Pass beta >= 0, time > 0, samples >= 2, substeps >= 1 and dimensions >= 1.")
     times = np.linspace(0.0, time, samples)
 
     def rate(_: float, y: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import MissingExtraError
+from exptilt._support.intervals import Interval, mean_interval
 from exptilt._support.progress import track
-from exptilt.dynamics.experiments.intervals import Interval, mean_interval
 from exptilt.dynamics.experiments.starts import start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.trajectory import Trajectory

@@ -38,7 +38,8 @@ class TheoremOneRow:
     Attributes:
         start: name of the start.
         renormalizer: name of the renormaliser.
-        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to its length.
+        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to the root mean square length of N(Σ⁻¹μ, Σ⁻¹), which is
+            √(‖Σ⁻¹μ‖² + tr Σ⁻¹).
         covariance_error: by step, distance of the covariance from Σ⁻¹ in Frobenius norm, relative to that of Σ⁻¹.
         gaussian_p: by step, the least of the three p-values of Gaussianity, times three.
         drift: by step from 1, root mean square distance the points moved, relative to their root mean square length.
@@ -134,12 +135,13 @@ def theorem_one(
 
 def _row(name: str, kind: str, flow: Flow, points: Tensor, goal: Gaussian, steps: int) -> TheoremOneRow:
     means, covariances, chances, drifts = [], [], [], []
+    length = (goal.mean_vector.square().sum() + goal.covariance_matrix.trace()).sqrt()
     for step in range(steps + 1):
         if step:
             points, before = flow(points), points
             drifts.append(float((points - before).norm() / before.norm()))
         covariance = torch.cov(points.mT, correction=0)
-        means.append(float((points.mean(0) - goal.mean_vector).norm() / goal.mean_vector.norm()))
+        means.append(float((points.mean(0) - goal.mean_vector).norm() / length))
         covariances.append(float((covariance - goal.covariance_matrix).norm() / goal.covariance_matrix.norm()))
         chances.append(least_p(gaussianity(points)))
     return TheoremOneRow(name, kind, tuple(means), tuple(covariances), tuple(chances), tuple(drifts))

@@ -1,4 +1,4 @@
-"""Confidence intervals over seeds, at 95%."""
+"""Confidence intervals of what experiments average and count, at 95%."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Tensor) -> Interval:
-    """Student's interval of the mean over the last axis, NaN left out; of one value the interval is NaN.
+    """Student's interval of the mean over the last axis, NaN left out; NaN where there is one value only, which has no spread.
 
     Args:
         values: ``(..., seeds)``.
@@ -34,13 +34,22 @@ def mean_interval(values: Tensor) -> Interval:
     x = torch.where(there, values, 0.0).double()
     mean = x.sum(-1) / count
     variance = torch.where(there, (x - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / (count - 1)
-    factor = torch.as_tensor(special.stdtrit((count - 1).clamp_min(1).numpy(), (1 + _LEVEL) / 2))
+    factor = torch.as_tensor(special.stdtrit((count - 1).clamp_min(1).cpu().numpy(), (1 + _LEVEL) / 2)).to(x.device)
     half = factor * (variance / count).sqrt()
     return Interval(mean, mean - half, mean + half)
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float, float]:
-    """Share of hits among trials, with Clopper and Pearson's exact interval."""
+    """Share of hits among trials, with Clopper and Pearson's exact interval.
+
+    Args:
+        hits: how many.
+        count: out of how many, at least 1.
+
+    Example:
+        >>> [round(x, 3) for x in share_interval(8, 10)]
+        [0.8, 0.444, 0.975]
+    """
     tail = (1 - _LEVEL) / 2
     low = float(special.betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
     high = float(special.betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
