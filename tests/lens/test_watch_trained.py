@@ -17,7 +17,7 @@ TEXTS = ["Attention tilts the measure of the keys.", "The quick brown fox jumps 
 def folder(package):
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed; `make models` brings it")
+        pytest.skip(f"{package} is not installed; `make setup` brings MiniLM, `make models` SmolLM2")
     return Path(spec.submodule_search_locations[0])
 
 
