@@ -146,6 +146,38 @@ def test_outside_the_support_the_density_is_zero() -> None:
     assert f.Gamma(torch.ones(1), torch.ones(1)).log_prob(x)[0] == -torch.inf
     assert f.Exponential(torch.ones(1)).log_prob(x)[0] == -torch.inf
     assert f.Dirichlet(torch.ones(2)).log_prob(torch.tensor([[0.5, 0.5], [-0.5, 1.5]])).exp().tolist() == [1, 0]
+    assert f.BernoulliProduct(torch.zeros(2)).log_prob(torch.tensor([[0.0, 1.0], [0.5, 1.0], [2.0, 0.0]])).exp().tolist() == [0.25, 0, 0]
+    one_hot = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    assert f.Categorical(torch.zeros(3)).log_prob(one_hot).exp().tolist() == pytest.approx([1 / 3, 0, 0, 0])
+    circle = torch.tensor([[0.6, 0.8], [0.6, 0.7], [0.0, 0.0], [3.0, 4.0]])
+    assert f.VonMisesFisher(torch.zeros(2)).log_prob(circle).exp().tolist() == pytest.approx([0.5 / torch.pi, 0, 0, 0])
+    assert f.Dirichlet(torch.ones(2)).log_prob(torch.tensor([[0.5, 0.6], [0.2, 0.8 + 1e-6]])).exp().tolist() == [0, 1]
+    assert f.NormalGamma(*torch.ones(4, 1)).log_prob((torch.zeros(2, 1), torch.tensor([[-1.0], [1.0]]))).isinf().tolist() == [True, False]
+    matrices = torch.stack([torch.eye(2), -torch.eye(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]), torch.ones(2, 2)])
+    definite = [True, False, False, False]
+    assert f.Wishart(torch.tensor(3.0), torch.eye(2)).log_prob(matrices).isfinite().tolist() == definite
+    pairs = f.NormalInverseWishart(torch.zeros(2), torch.tensor(1.0), torch.tensor(3.0), torch.eye(2)).log_prob(
+        (torch.zeros(4, 2), matrices)
+    )
+    assert pairs.isfinite().tolist() == definite
+    assert not pairs.isnan().any()
+
+
+def test_off_the_support_nothing_is_disturbed() -> None:
+    """Gradients of a batch in which some x have no density are finite, and NaN is not taken for a value off the support."""
+    shape = torch.ones(1, requires_grad=True)
+    density = f.Gamma(shape, torch.ones(1)).log_prob(torch.tensor([[1.0], [-1.0]]))
+    (slope,) = torch.autograd.grad(density.exp().sum(), shape)
+    (alone,) = torch.autograd.grad(f.Gamma(shape, torch.ones(1)).log_prob(torch.tensor([1.0])).exp(), shape)
+    torch.testing.assert_close(slope, alone)
+    scale = torch.eye(2, requires_grad=True)
+    density = f.Wishart(torch.tensor(3.0), scale).log_prob(torch.stack([torch.eye(2), -torch.eye(2)]))
+    assert bool(torch.autograd.grad(density[0], scale)[0].isfinite().all())
+    nothing = torch.tensor([[torch.nan]])
+    for family in (f.Poisson(torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1)), f.BernoulliProduct(torch.zeros(1))):
+        assert bool(family.log_prob(nothing).isnan().all())
+    line = f.FromDensity.quadrature(lambda x: -x[..., 0], lower=(0.0,))
+    assert line.log_prob(torch.tensor([[-1.0], [1.0]], dtype=torch.float64)).isfinite().tolist() == [False, True]
 
 
 def test_empty_batches() -> None:

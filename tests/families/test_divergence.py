@@ -111,7 +111,7 @@ def test_points() -> None:
         f.kl(p, f.Empirical(points + 1))
     with pytest.raises(ValueError, match=r"infinite\. Project first"):
         f.kl(p, f.Gaussian(torch.zeros(1), torch.eye(1)))
-    with pytest.raises(ValueError, match=r"different spaces, Poisson \(counts on \(\(1,\),\)\) and Poisson"):
+    with pytest.raises(ValueError, match=r"different spaces, Poisson \(counts, events \(\(1,\),\)\) and Poisson"):
         f.kl(f.Poisson(torch.ones(1)), f.Poisson(torch.ones(2)))
     with pytest.raises(ValueError, match="samples must be"):
         f.kl(mixture(torch.Generator(), 2), mixture(torch.Generator(), 2), samples=1)
@@ -135,7 +135,7 @@ def test_any_density() -> None:
 
 def test_what_cannot_be_compared() -> None:
     counts, times = f.Poisson(torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1))
-    with pytest.raises(ValueError, match=r"different spaces.*Gamma \(a density on"):
+    with pytest.raises(ValueError, match=r"different spaces.*Gamma \(a density, events"):
         f.kl(counts, times)
     with pytest.raises(ValueError, match=r"different spaces"):
         f.kl(f.Mixture(torch.zeros(1), f.Poisson(torch.ones(1, 1))), times)
@@ -145,6 +145,9 @@ def test_what_cannot_be_compared() -> None:
         f.kl(f.Poisson(torch.ones(3, 1)), f.Poisson(torch.ones(2, 1)))
     with pytest.raises(ValueError, match=r"q must be a measure; got int"):
         f.kl(counts, 3)  # type: ignore[arg-type]
+    for direction in (f.Gaussian(torch.zeros(3), torch.eye(3)), f.Dirichlet(torch.ones(3)), f.Categorical(torch.zeros(3))):
+        with pytest.raises(ValueError, match=r"different spaces.*on the sphere, events"):
+            f.kl(direction, f.VonMisesFisher(torch.ones(3)))
     inside = f.kl(f.Beta(torch.ones(1), torch.ones(1)), times, generator=torch.Generator().manual_seed(0))  # (0, 1) is part of (0, ∞)
     assert abs(float(inside.value) - 0.5) < 5 * float(inside.standard_error)  # E x
 
@@ -230,3 +233,29 @@ def test_overlap_of_outcomes() -> None:
     p, q = f.Categorical(numbers(0.3, -1.0, 2.0)), f.Categorical(numbers(1.0, 0.0, -0.5))
     one_hot = torch.eye(3, dtype=F64)
     assert float(p._overlap(q)) == pytest.approx(float(torch.logsumexp(p.log_prob(one_hot) + q.log_prob(one_hot), 0)), abs=1e-12)
+
+
+def test_infinite_where_the_support_is_too_small() -> None:
+    """Infinite for certain, so without a standard error; never negative."""
+    generator = torch.Generator().manual_seed(0)
+    line = f.Gaussian(torch.zeros(2), torch.eye(2))
+    coins, outcomes = f.BernoulliProduct(torch.zeros(2)), f.Categorical(torch.tensor([0.0, 1.0]))
+    counts = f.Poisson(torch.ones(2))
+    for p, q in ((line, f.Gamma(torch.ones(2), torch.ones(2))), (coins, outcomes), (counts, coins), (counts, outcomes)):
+        found = f.kl(p, q, generator=generator)
+        assert (float(found.value), float(found.standard_error), float(found.lower)) == (math.inf, 0.0, 0.0)
+    finite = f.kl(outcomes, coins, generator=generator)  # Σ p log p + 2 log 2
+    assert abs(float(finite.value) - (2 * math.log(2) - float(outcomes.entropy()))) < 5 * float(finite.standard_error)
+    box = f.FromDensity.quadrature(lambda x: torch.zeros_like(x[..., 0]), lower=(0.0,), upper=(1.0,))
+    shifted = f.FromDensity.quadrature(lambda x: torch.zeros_like(x[..., 0]), lower=(0.5,), upper=(2.0,))
+    assert (float(f.kl(box, shifted).value), float(f.kl(box, shifted).standard_error)) == (math.inf, 0.0)
+
+
+def test_draws_on_a_sphere_are_compared_with_the_sphere() -> None:
+    uniform, tilted = f.VonMisesFisher(torch.zeros(3, dtype=F64)), f.VonMisesFisher(torch.tensor([0.0, 1.0, 2.0], dtype=F64))
+    drawn = f.FromDensity.monte_carlo(tilted.log_prob, uniform, samples=20_000, generator=torch.Generator().manual_seed(0))
+    found = f.kl(drawn, uniform)
+    assert abs(float(found.value) - float(f.kl(tilted, uniform).value)) < 5 * float(found.standard_error)
+    assert drawn.tilt(torch.ones(3, dtype=F64)).base is drawn.base is uniform.base
+    with pytest.raises(ValueError, match=r"different spaces, FromDensity \(a density on the sphere"):
+        f.kl(drawn, f.Gaussian(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64)))

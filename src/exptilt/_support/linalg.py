@@ -130,6 +130,12 @@ def factorize(matrix: Tensor) -> Tensor:
     return torch.where((info == 0)[..., None, None], factor, torch.nan)
 
 
+def symmetric(matrix: Tensor) -> Tensor:
+    """``(...)``: which matrices are symmetric but for rounding, up to the root of the dtype's precision."""
+    gap, size = ((matrix - matrix.mT).abs().amax((-2, -1)), matrix.abs().amax((-2, -1)))
+    return gap <= torch.finfo(matrix.dtype).eps ** 0.5 * size
+
+
 def positive_definite(matrix: Tensor) -> Tensor:
     """``(...)``: which matrices have a Cholesky factor."""
     _, info = torch.linalg.cholesky_ex(matrix)

@@ -16,7 +16,7 @@ from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
-from exptilt.families.measure import make
+from exptilt.families.measure import Base, make
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class BernoulliProduct(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
-    counting = True
+    base = Base.COUNTING
 
     def __post_init__(self) -> None:
         check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
@@ -75,6 +75,9 @@ class BernoulliProduct(ExponentialFamily):
         """Σ_d of the entropies of the coins."""
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return ((x == 0) | (x == 1)).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of ``x (..., D)`` of zeros and ones."""

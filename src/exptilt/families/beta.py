@@ -109,10 +109,8 @@ class Beta(ExponentialFamily):
         """From ``Independent(Beta, 1)``."""
         return cls(other.base_dist.concentration1, other.base_dist.concentration0)
 
-    def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``; −inf outside of (0, 1)."""
-        inside = (x > 0) & (x < 1)
-        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 0.5)), -torch.inf)
+    def _support(self, x: Tensor) -> Tensor:
+        return ((x > 0) & (x < 1)).all(-1)
 
     def _kl(self, other: Self) -> Tensor:
         mine, others = (torch.stack(torch.broadcast_tensors(p.alpha, p.beta), -1) for p in (self, other))

@@ -15,7 +15,7 @@ from torch import Tensor, distributions
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import make
+from exptilt.families.measure import Base, make
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Categorical(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
-    counting = True
+    base = Base.COUNTING
     minimal = False
 
     def __post_init__(self) -> None:
@@ -85,6 +85,9 @@ class Categorical(ExponentialFamily):
         """−Σ p log p, ``(...)``."""
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability of one-hot ``x (..., K)``."""

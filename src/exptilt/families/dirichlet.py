@@ -16,7 +16,7 @@ from exptilt.families.digamma import invert_dirichlet
 from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
-from exptilt.families.measure import make
+from exptilt.families.measure import Base, make
 
 
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
@@ -44,6 +44,7 @@ class Dirichlet(ExponentialFamily):
     event_dims: ClassVar = {"concentration": 1}
     _statistic_size = staticmethod(lambda d: d + 1)
     identity_coordinate = False
+    base = Base.SIMPLEX
 
     def __post_init__(self) -> None:
         check_tensors("Dirichlet", {"concentration": (self.concentration, 1)})
@@ -103,10 +104,8 @@ class Dirichlet(ExponentialFamily):
         """From a `torch.distributions.Dirichlet`."""
         return cls(other.concentration)
 
-    def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., K)``, which sums to 1; −inf where an entry is not positive."""
-        inside = x > 0
-        return torch.where(inside.all(-1), super()._log_prob(torch.where(inside, x, 1.0)), -torch.inf)
+    def _support(self, x: Tensor) -> Tensor:
+        return (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
 
     def _kl(self, other: Self) -> Tensor:
         return dirichlet_kl(self.concentration, other.concentration)

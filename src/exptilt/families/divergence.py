@@ -95,8 +95,8 @@ def _check_batches(p: Measure, q: Measure) -> None:
 
 
 def _check_events(p: Measure, q: Measure) -> None:
-    if p.counting != q.counting or p.event_shapes != q.event_shapes:
-        got = " and ".join(f"{type(m).__name__} ({'counts' if m.counting else 'a density'} on {m.event_shapes})" for m in (p, q))
+    if p.base is not q.base or p.event_shapes != q.event_shapes:
+        got = " and ".join(f"{type(m).__name__} ({m.base.value}, events {m.event_shapes})" for m in (p, q))
         raise ArgumentError(f"kl: p and q live in different spaces, {got}: neither has a density with respect to the other.")
 
 
@@ -134,7 +134,7 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
     ratio = p.log_prob(p.points) - q.log_prob(p.points) if not p.batch_shape else _batched_ratio(p, q)
     ratio = torch.where(weight > 0, ratio, 0.0)
     value = (weight * ratio).sum(-1)
-    error = p.expectation_error(ratio, -1.0)  # log p = log h − G
+    error = torch.where(value.isinf(), 0.0, p.expectation_error(ratio, -1.0))  # log p = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
 
 

@@ -31,7 +31,7 @@ class Estimate:
 
     Args:
         value: ``(...)``.
-        standard_error: ``(...)``, 0 where exact, not a number where nothing was sampled.
+        standard_error: ``(...)``, 0 where exact or infinite, not a number where nothing was sampled.
         lower: ``(...)``, holds for certain.
         upper: ``(...)``, holds for certain.
         kind: what `value` is.
@@ -61,8 +61,9 @@ class Estimate:
             lower: ``(...)``.
             upper: ``(...)``.
         """
+        value = draws.mean(0)
         error = draws.std(0) / draws.shape[0] ** 0.5
-        return cls(draws.mean(0), error, lower, upper, Kind.ESTIMATED)
+        return cls(value, torch.where(value.isinf(), 0.0, error), lower, upper, Kind.ESTIMATED)
 
     @classmethod
     def bounded(cls, lower: Tensor, upper: Tensor) -> "Estimate":

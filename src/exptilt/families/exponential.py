@@ -69,8 +69,8 @@ class Exponential(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
 
-    def _log_base(self, x: Tensor) -> Tensor:
-        return torch.where((x < 0).any(-1), -torch.inf, 0.0)
+    def _support(self, x: Tensor) -> Tensor:
+        return (x >= 0).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Waiting times, ``shape + batch + (D,)``, differentiable in the rate."""

@@ -26,7 +26,7 @@ from exptilt.families.checks import check_log_weight
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.hull import box_excess
-from exptilt.families.measure import STATIC, Measure, make
+from exptilt.families.measure import STATIC, Base, Measure, make
 
 LogDensity = Callable[[Tensor], Tensor]
 
@@ -74,6 +74,7 @@ class FromDensity(Measure):
         shift: ``(..., D)``, by how much the density has been tilted.
         log_density: the untilted log-density, ``(..., D)`` to ``(...)``; need not be normalised.
         axes: the grid, or nothing for Monte Carlo.
+        base: what the density is taken with respect to; that of the proposal for Monte Carlo.
 
     Example:
         >>> h = FromDensity.quadrature(lambda x: -(x**2).sum(-1) / 2)
@@ -86,6 +87,7 @@ class FromDensity(Measure):
     shift: Tensor
     log_density: LogDensity = dataclasses.field(metadata=STATIC)
     axes: tuple[Axis, ...] = dataclasses.field(metadata=STATIC)
+    base: Base = dataclasses.field(default=Base.VOLUME, metadata=STATIC)
     event_dims: ClassVar = {"points": 2, "log_weight": 1, "shift": 1}
 
     @classmethod
@@ -159,15 +161,17 @@ class FromDensity(Measure):
             raise ArgumentError(f"FromDensity.monte_carlo: samples must be 2 or more; got {samples}.")
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
-        return cls._checked_new(points, log_weight, log_density, ())
+        return cls._checked_new(points, log_weight, log_density, (), proposal.base)
 
     @classmethod
-    def _checked_new(cls, points: Tensor, log_weight: Tensor, log_density: LogDensity, axes: tuple[Axis, ...]) -> Self:
+    def _checked_new(
+        cls, points: Tensor, log_weight: Tensor, log_density: LogDensity, axes: tuple[Axis, ...], base: Base = Base.VOLUME
+    ) -> Self:
         if log_weight.shape != points.shape[:-1]:
             got = f"{tuple(log_weight.shape)} for {tuple(points.shape)}"
             raise ArgumentError(f"FromDensity: log_density must map (N, D) to (N,); got {got}.")
         check_log_weight("FromDensity", log_weight)
-        return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes)
+        return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes, base)
 
     @property
     def method(self) -> Literal["quadrature", "monte carlo"]:
@@ -200,6 +204,12 @@ class FromDensity(Measure):
         half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
         coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
         return (torch.logsumexp(score, -1) - coarse).abs()
+
+    def _support(self, x: Tensor) -> Tensor | None:
+        if not self.axes:
+            return None  # the density itself has to say
+        lower, upper = (x.new_tensor([axis[end] for axis in self.axes]) for end in (0, 1))
+        return ((x >= lower) & (x <= upper)).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-density of the normalised, tilted measure at ``x (..., D)``."""
@@ -260,7 +270,7 @@ class FromDensity(Measure):
 
     def _tilt(self, eta: Tensor) -> Self:
         weight = self.atoms._tilt(eta).log_weight
-        return make(type(self), points=self.points, log_weight=weight, shift=self.shift + eta, log_density=self.log_density, axes=self.axes)
+        return dataclasses.replace(self, log_weight=weight, shift=self.shift + eta)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         if not self.axes:

@@ -99,10 +99,11 @@ class Gamma(ExponentialFamily):
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-density of ``x (..., D)``; −inf off the positive orthant."""
-        positive = x > 0
-        safe = torch.where(positive, x, 1.0)
-        density = (self.shape - 1) * safe.log() - self.rate * safe + self.shape * self.rate.log() - torch.lgamma(self.shape)
-        return torch.where(positive, density, -torch.inf).sum(-1)
+        density = (self.shape - 1) * x.log() - self.rate * x + self.shape * self.rate.log() - torch.lgamma(self.shape)
+        return density.sum(-1)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return (x > 0).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""

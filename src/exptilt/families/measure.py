@@ -15,6 +15,7 @@ statistic. η and t(x) are always vectors ``(..., D)``; a matrix is laid out by 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -29,6 +30,15 @@ from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
+
+
+class Base(Enum):
+    """What a density is taken with respect to."""
+
+    COUNTING = "counts"
+    VOLUME = "a density"
+    SPHERE = "a density on the sphere"
+    SIMPLEX = "a density on the simplex"
 
 
 STATIC = {"static": True}
@@ -52,9 +62,6 @@ class Measure(ABC):
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
 
-    counting: ClassVar[bool] = False
-    """Whether densities are with respect to counting measure, and not to volume."""
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
@@ -76,7 +83,7 @@ class Measure(ABC):
 
     @abstractmethod
     def _log_prob(self, x: Any) -> Tensor:
-        """Log-density of the normalised measure at x, of checked shape."""
+        """Log-density of the normalised measure at x, of checked shape and in the support."""
 
     @abstractmethod
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
@@ -96,6 +103,15 @@ class Measure(ABC):
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each tensor that makes up one x."""
         return ((self.dimension,),)
+
+    @property
+    def base(self) -> Base:
+        """What densities are taken with respect to. Two measures have a KL divergence only where this is the same."""
+        return Base.VOLUME
+
+    def _support(self, x: Any) -> Tensor | None:
+        """``(...)``: whether x is where the measure has mass. None says everywhere."""
+        return None
 
     def _coordinate(self, x: Any) -> Tensor:
         vector: Tensor = x
@@ -311,9 +327,19 @@ class Measure(ABC):
             x: an event, or a batch of them whose leading axes broadcast with those of the measure.
 
         Returns:
-            ``(...)``.
+            ``(...)``, −inf off the support. On a sphere or a simplex x may be off by rounding, up to the root of the dtype's precision.
         """
-        return self._log_prob(self._event(x))
+        inside = self._support(self._event(x))
+        if inside is None:
+            return self._log_prob(x)
+        leaves, spec = pytree.tree_flatten(x)
+        for leaf, shape in zip(leaves, self.event_shapes, strict=True):
+            inside = inside | leaf.isnan().any(-1 if len(shape) == 1 else (-2, -1))  # no number in, no number out
+        safe = []  # where the density cannot be taken, some x at which it and its derivatives are finite
+        for leaf, shape in zip(leaves, self.event_shapes, strict=True):
+            anywhere = leaf.new_tensor(0.5) if len(shape) == 1 else torch.eye(shape[-1], dtype=leaf.dtype, device=leaf.device)
+            safe.append(torch.where(inside[(..., *[None] * len(shape))], leaf, anywhere))
+        return torch.where(inside, self._log_prob(pytree.tree_unflatten(safe, spec)), -torch.inf)
 
     def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
         """Draws from the normalised measure, ``shape + batch + event``.

@@ -20,7 +20,7 @@ from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight
 from exptilt.families.estimate import Estimate
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import Measure, make
+from exptilt.families.measure import Base, Measure, make
 
 
 class AnyMixture(Measure):
@@ -34,9 +34,9 @@ class AnyMixture(Measure):
         """The components, one family with batch axes ``(..., K)``."""
 
     @property
-    def counting(self) -> bool:  # type: ignore[override]
+    def base(self) -> Base:
         """As for the components."""
-        return self.components.counting
+        return self.components.base
 
     @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -62,7 +62,7 @@ class AnyMixture(Measure):
         """
         leaves, spec = pytree.tree_flatten(self._event(x))
         spread = [leaf.unsqueeze(leaf.ndim - len(shape)) for leaf, shape in zip(leaves, self.event_shapes, strict=True)]
-        return self.components._log_prob(pytree.tree_unflatten(spread, spec))
+        return self.components.log_prob(pytree.tree_unflatten(spread, spec))
 
     def _log_prob(self, x: Any) -> Tensor:
         """Log-density of the normalised mixture at x."""
@@ -136,7 +136,7 @@ class AnyMixture(Measure):
         return replace(solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8))
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        excess = None if self.counting else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
+        excess = None if self.base is Base.COUNTING else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
         return reached if excess is None else torch.where(excess >= 0, torch.inf, reached)
 
 

@@ -115,6 +115,10 @@ class NormalGamma(ExponentialFamily):
         mean, precision = x
         return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)
 
+    def _support(self, x: MeanPrecision) -> Tensor:
+        mean, precision = x
+        return (mean.isfinite() & (precision > 0)).all(-1)
+
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])

@@ -27,6 +27,7 @@ from exptilt._support.linalg import (
     packed_size,
     positive_definite,
     solve_cholesky,
+    symmetric,
     unpack,
 )
 from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
@@ -171,6 +172,10 @@ class NormalInverseWishart(ExponentialFamily):
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
         return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
+
+    def _support(self, x: MeanCovariance) -> Tensor:
+        mean, covariance = x
+        return mean.isfinite().all(-1) & symmetric(covariance) & positive_definite(covariance)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
         """Pairs of means ``shape + batch + (D,)`` and covariances ``shape + batch + (D, D)``."""

@@ -16,7 +16,7 @@ from exptilt.families.checks import check_positive, check_tensors
 from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
-from exptilt.families.measure import make
+from exptilt.families.measure import Base, make
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
-    counting = True
+    base = Base.COUNTING
     flat_base = False
 
     def __post_init__(self) -> None:
@@ -73,8 +73,10 @@ class Poisson(ExponentialFamily):
         return self.rate.sum(-1)
 
     def _log_base(self, x: Tensor) -> Tensor:
-        count = (x >= 0) & (x == x.floor())
-        return torch.where(count, -torch.lgamma(torch.where(count, x, 0.0) + 1), -torch.inf).sum(-1)
+        return -torch.lgamma(x + 1).sum(-1)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return ((x >= 0) & (x == x.floor())).all(-1)
 
     def _expected_log_base(self) -> Tensor:
         return -_expected_log_factorial(self.rate).sum(-1)

@@ -22,7 +22,7 @@ from exptilt.families.bessel import log_bessel
 from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import make
+from exptilt.families.measure import Base, make
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class VonMisesFisher(ExponentialFamily):
 
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
+    base = Base.SPHERE
     _statistic_size = staticmethod(lambda d: d + 1)
 
     def __post_init__(self) -> None:
@@ -97,6 +98,9 @@ class VonMisesFisher(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         value, _, _ = self._bessel()
         return value + self.dimension / 2 * math.log(2 * math.pi)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Unit vectors ``shape + batch + (D,)``; they carry no derivative."""

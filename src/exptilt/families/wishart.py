@@ -25,6 +25,7 @@ from exptilt._support.linalg import (
     pack,
     packed_size,
     positive_definite,
+    symmetric,
     unpack,
 )
 from exptilt.families.checks import check_tensors, check_values
@@ -142,6 +143,9 @@ class Wishart(ExponentialFamily):
     def _statistic(cls, x: Tensor) -> Tensor:
         """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
         return torch.cat([pack(x), log_determinant(factorize(x)).unsqueeze(-1)], -1)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return symmetric(x) & positive_definite(x)
 
     def _coordinate(self, x: Tensor) -> Tensor:
         """pack(X)."""
