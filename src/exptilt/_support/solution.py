@@ -35,7 +35,10 @@ class Status(Enum):
     @property
     def code(self) -> int:
         """Place of this member among all, 0 is best."""
-        return list(Status).index(self)
+        return _CODES[self]
+
+
+_CODES = {status: code for code, status in enumerate(Status)}
 
 
 @dataclass(frozen=True)

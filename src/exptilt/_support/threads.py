@@ -12,15 +12,13 @@ unsafe in one of the two ways asked for here: after a fork, or called from two t
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-
-Result = TypeVar("Result")
 
 _first_process = os.getpid()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -109,15 +107,3 @@ def run_chunks(work: Callable[[int, int, Any], None], total: int, scratch: Calla
 
     if not _on_team(labour, threads):
         _on_pool(labour, threads)
-
-
-def run_all(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Results of all tasks, side by side on as many threads as there are tasks; they must not themselves open threads."""
-    results: list[Any] = [None] * len(tasks)
-
-    def work(start: int, stop: int, own: None) -> None:
-        for i in range(start, stop):
-            results[i] = tasks[i]()
-
-    run_chunks(work, len(tasks), lambda: None, threads=len(tasks))
-    return results

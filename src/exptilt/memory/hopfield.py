@@ -23,7 +23,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution
-from exptilt.memory import basins, margins, metastable, recall, retrieval, storage
+from exptilt.memory import basins, few, margins, metastable, recall, retrieval, storage
 from exptilt.memory.checks import as_beta, as_patterns, as_tensor, check_state
 from exptilt.memory.separation import Polynomial, Separation, separation
 from exptilt.memory.similarity import Similarity, similarity
@@ -161,6 +161,9 @@ class Hopfield:
         Returns:
             ``(..., D)``, as state; of a norm of 1 if the similarity is cosine.
         """
+        quick = few.step(self, state) if few.suits(self, state) else None
+        if quick is not None:
+            return quick
         check_state(self, state)
         rows = self.advance(self.rows(state))
         return rows.reshape((*torch.broadcast_shapes(rows.shape, state.shape),) if self.patterns.ndim > 2 else state.shape).to(state.dtype)

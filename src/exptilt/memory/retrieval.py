@@ -20,6 +20,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics import fixed_point
+from exptilt.memory import few
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
@@ -63,6 +64,8 @@ def _attached(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: in
 @torch.no_grad()
 def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) -> Solution[Tensor]:
     """Steps in place; only states that still move in some memory are swept again."""
+    if few.suits(memory, state):
+        return few.settle(memory, state, tolerance, max_steps)
     value = memory.rows(state).clone()
     unit = _unit(memory)
     residual = value.new_full(value.shape[:-1], torch.inf)

@@ -31,7 +31,7 @@ class Call:
 
     def restore(self, x: Tensor) -> Tensor:
         """(N, ...) → (*lead, ...)."""
-        return x.reshape(*self.lead, *x.shape[1:])
+        return x if len(self.lead) == 1 else x.reshape(*self.lead, *x.shape[1:])
 
 
 def _fail(name: str, text: str) -> ArgumentError:
@@ -151,7 +151,7 @@ def prepare(
             raise _fail(name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype).")
 
     def flat(x: Tensor) -> Tensor:
-        return x.to(wide).expand(*lead, *x.shape[-3:]).reshape(N, *x.shape[-3:])
+        return x.to(wide).expand(*lead, *x.shape[-3:]).reshape(N, *x.shape[-3:]) if len(lead) != 1 or x.shape[0] != N else x.to(wide)
 
     def widened(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(wide)

@@ -89,15 +89,27 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return tracked
 
 
+def forward(inputs: Any, options: Options, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (N, Hq, Q, Dv), statistics (5, N, Hq, Q) and where the maximum is, the sink counted; no derivatives."""
+    output, statistics, best = operators.forward(*_tensors(inputs), *_numbers(options), backend, check)
+    if inputs[5] is not None:
+        output, statistics = rows.join_sink(output, statistics, inputs[5])
+    return output, statistics, best
+
+
+def derivatives_wanted(inputs: Any) -> bool:
+    """Whether anyone may ask for a derivative of what is computed from these inputs."""
+    if _in_transform() or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
 class Attend(Function):
     """inputs → output, G, entropy, mean, variance, maximum, and where the maximum is (an index, not differentiable)."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        inputs, (options, backend, check) = arguments[:_INPUTS], arguments[_INPUTS:]
-        output, statistics, best = operators.forward(*_tensors(inputs), *_numbers(options), backend, check)
-        if inputs[5] is not None:
-            output, statistics = rows.join_sink(output, statistics, inputs[5])
+        output, statistics, best = forward(arguments[:_INPUTS], *arguments[_INPUTS:])
         return output, *(x.clone() for x in statistics), best
 
     @staticmethod

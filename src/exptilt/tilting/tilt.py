@@ -14,7 +14,7 @@ from exptilt.tilting import compiled, reference
 from exptilt.tilting.arguments import Call, prepare
 from exptilt.tilting.merge import Tilted
 from exptilt.tilting.problem import Options, Tensors, per_query_head
-from exptilt.tilting.rules import Attend
+from exptilt.tilting.rules import Attend, derivatives_wanted, forward
 
 
 def _numbers(options: Options) -> tuple[float, bool, int | None, float | None]:
@@ -32,8 +32,11 @@ def run(call: Call, *, key_mass: bool) -> Tilted:
         compiling = torch.compiler.is_compiling()
         if compiling:
             found = list(compiled.attend(*call.inputs, *_numbers(call.options), call.backend, call.check)[:6])
-        else:
+        elif derivatives_wanted(call.inputs):
             found = list(Attend.apply(*call.inputs, call.options, call.backend, call.check)[:6])
+        else:
+            output, statistics, _ = forward(call.inputs, call.options, call.backend, call.check)
+            found = [output, *statistics.unbind()]
         mass_or_none = None
         if key_mass:
             zero = key.new_zeros(key.shape[0], query.shape[1], key.shape[2])

@@ -5,7 +5,7 @@ The four functions at the end are the backend's whole surface (``operators.py`` 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.announce import announce_if_slow
-from exptilt._support.threads import run_all, run_chunks
+from exptilt._support.threads import run_chunks
 from exptilt.tilting.cpu.product import THIN, padded, width_of
-from exptilt.tilting.merge import Tilted, merge
 from exptilt.tilting.problem import Gradients, Needs, Options, Tensors, has_full_bias
 
 Array = np.ndarray[Any, Any]
@@ -24,11 +23,23 @@ _CACHE_BYTES = 384 * 1024
 # Packed keys and values are kept for the next queries of the same head up to this size, per thread and kind;
 # beyond it they are packed anew.
 _SHELF_BYTES = 8 * 1024 * 1024
-# Fewer scores than this are not worth a second thread for one tile of queries, nor are fewer keys than a few tiles.
-_SPLIT_SCORES, _SPLIT_KEYS = 16384, 2048
+# Fewer products than this are not worth a second thread for one tile of queries: they take as long as it takes to wake one.
+_SPLIT_PRODUCTS = 1 << 20
 # Queries that a sweep takes at a time, at most; whole sixes, the rows that a product takes at a time.
 _MOST_ROWS = 258
 _ready: set[tuple[str, type]] = set()
+
+
+@cache
+def _nothing(number: type) -> Array:
+    return np.empty((1, 1, 0), number)
+
+
+@lru_cache(256)
+def _block_of(N: int, heads: int, n: int, h: int) -> Array:
+    """Which of n·h blocks each (batch, query head) uses, (N·heads,)."""
+    batch = np.arange(N) if n > 1 else np.zeros(N, np.int64)
+    return (batch[:, None] * h + np.arange(heads) * h // max(heads, 1)).ravel()
 
 
 class Blocks:
@@ -57,14 +68,12 @@ class Blocks:
     def blocks(self, x: Tensor | None) -> tuple[Array, Array]:
         """X (N or 1, query or key heads or 1, length, dim) as distinct blocks, and the block of each (batch, query head)."""
         if x is None:
-            return np.empty((1, 1, 0), self.number), np.zeros(self.count, np.int64)
+            return _nothing(self.number), _block_of(self.N, self.heads, 1, 1)
         for axis in (0, 1):
             if x.shape[axis] > 1 and x.stride(axis) == 0:
                 x = x.narrow(axis, 0, 1)
         n, h = x.shape[:2]
-        batch = np.arange(self.N) if n > 1 else np.zeros(self.N, np.int64)
-        head = np.arange(self.heads) * h // max(self.heads, 1)
-        return x.contiguous().numpy(force=True).reshape(n * h, *x.shape[2:]), (batch[:, None] * h + head).ravel()
+        return x.contiguous().numpy(force=True).reshape(n * h, *x.shape[2:]), _block_of(self.N, self.heads, n, h)
 
     def plain(self, x: Tensor | None, absent: tuple[int, ...]) -> Array:
         """X (N, heads, ...) as (N·heads, ...); an array of the given shape (with a 0 in it) if None."""
@@ -100,7 +109,6 @@ class Blocks:
         own: list[Any],
         after: tuple[Any, ...],
         units: int,
-        threads: int | None = None,
     ) -> None:
         """Run `sweep(start, stop, *before, *own, *after)` over all units on torch's number of threads.
 
@@ -121,52 +129,49 @@ class Blocks:
             with announce_if_slow(message):
                 work(0, 0, scratch())
             _ready.add((name, self.number))
-        run_chunks(work, units, scratch, threads=threads)
+        run_chunks(work, units, scratch)
 
 
 def _array(x: Tensor, *shape: int) -> Array:
     return x.numpy(force=True).reshape(shape)
 
 
-def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q).
-
-    A few queries on very many keys, too few to keep the threads busy, are done on parts of the keys at once, whose results
-    then join (``merge.py``).
-    """
+def _parts(b: Blocks, tiles: int, tile_k: int) -> int:
+    """In how many parts the keys are swept: one, unless there is much to do and too few tiles of queries to give each thread one."""
     threads = torch.get_num_threads()
-    (_, heads, Q), K = t.query.shape[:3], t.key.shape[2]
-    one_block = t.key.shape[0] * t.key.shape[1] == 1 and not options.causal and options.window is None
-    few = heads * Q <= THIN or heads * -(-Q // _MOST_ROWS) < threads
-    if not one_block or not few or threads == 1 or K < _SPLIT_KEYS or heads * Q * K < _SPLIT_SCORES:
-        return _forward(t, options)
-    size = -(-K // threads)
-    parts = [t.keys(j, min(j + size, K)) for j in range(0, K, size)]
-    found = run_all([partial(_forward, part, options, threads=1) for part in parts])
-    whole = merge([Tilted(output, *statistics) for output, statistics, _ in found])
-    statistics = torch.stack([whole.log_normalizer, whole.entropy, whole.score_mean, whole.score_variance, whole.score_max])
-    best = torch.zeros_like(found[0][2])
-    for i, (_, rows, at) in reversed(list(enumerate(found))):
-        best = torch.where(rows[4] == whole.score_max, at + i * size, best)
-    return whole.output, statistics, best
+    if tiles >= threads or b.count * b.Q * b.K * (b.D + b.Dv) < _SPLIT_PRODUCTS:
+        return 1
+    return min(-(-threads // max(tiles, 1)), -(-b.K // tile_k))
 
 
-def _forward(t: Tensors, options: Options, *, threads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    from exptilt.tilting.cpu.forward import forward_sweep
+def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q)."""
+    from exptilt.tilting.cpu.forward import forward_sweep, join
 
     b = Blocks(t, options)
     tile_q, tile_k = b.tiles(1)
-    wide = padded(b.Dv, b.number)
-    output, statistics = b.new(b.N, b.heads, b.Q, b.Dv), b.new(5, b.N, b.heads, b.Q)
-    best = torch.empty(b.N, b.heads, b.Q, dtype=torch.int64)
-    results = _array(output, b.count, b.Q, b.Dv), _array(statistics, 5, b.count, b.Q), _array(best, b.count, b.Q)
+    wide, packed = padded(b.Dv, b.number), tile_q > THIN
+    tiles = b.count * -(-b.Q // tile_q)
+    parts = _parts(b, tiles, tile_k)
+
+    def results(parts: int) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Array, Array, Array]]:
+        n = parts * b.N
+        made = b.new(n, b.heads, b.Q, b.Dv), b.new(5, n, b.heads, b.Q), torch.empty(n, b.heads, b.Q, dtype=torch.int64)
+        n *= b.heads
+        return made, (_array(made[0], n, b.Q, b.Dv), _array(made[1], 5, n, b.Q), _array(made[2], n, b.Q))
+
+    found, arrays = results(parts)
     own = [
         (tile_q, tile_k + b.width), (tile_q, b.D), (tile_q, wide), (7, max(tile_q, tile_k)),
-        b.shelf(tile_k, b.D), b.shelf(tile_k, wide),
+        b.shelf(tile_k, b.D, packed), b.shelf(tile_k, wide, packed),
     ]  # fmt: skip
-    before = (tile_q, tile_k, *b.numbers, *b.arrays, *b.indices)
-    b.run("forward", forward_sweep, before, own, results, b.count * -(-b.Q // tile_q), threads)
-    return output, statistics, best
+    before = (parts, tile_q, tile_k, *b.numbers, *b.arrays, *b.indices)
+    b.run("forward", forward_sweep, before, own, arrays, parts * tiles)
+    if parts == 1:
+        return found
+    whole, whole_arrays = results(1)
+    join(parts, *arrays, *whole_arrays)
+    return whole
 
 
 def _tangents(b: Blocks, tangents: Tensors) -> tuple[Array, ...]:

@@ -126,11 +126,14 @@ THIN = 8
 
 
 @njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def thin_scores(C, A, rows):
-    """C = A rowsᵀ for a few rows of A (h, D) and many of `rows` (w, D); four of them at a time, so that their sums do not wait in line."""
+def thin_scores(C, c_row, A, rows, h):
+    """C = A rowsᵀ for h rows of A (·, D) and many of `rows` (w, D); four of them at a time, so that their sums do not wait in line.
+
+    C is flat, with c_row numbers from one row to the next: rows taken from it are seen to be contiguous, and loops over them vectorise.
+    """
     whole = rows.shape[0] // 4 * 4
-    for i in range(A.shape[0]):
-        a, c = A[i], C[i]
+    for i in range(h):
+        a, c = A[i], C[i * c_row : (i + 1) * c_row]
         for j in range(0, whole, 4):
             b0, b1, b2, b3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
             t0 = C.dtype.type(0)
@@ -151,21 +154,20 @@ def thin_scores(C, A, rows):
 
 
 @njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def thin_sum(C, A, rows):
-    """C += A rows for a few rows of A (h, w) and rows (w, Dv); four of them at a time, so that C is written once for four."""
+def thin_sum(C, c_row, A, a_row, rows, h):
+    """C += A rows for h rows of A (·, w) and rows (w, Dv), both flat; four rows at a time, so that C is written once for four."""
     whole = rows.shape[0] // 4 * 4
-    for j in range(0, whole, 4):
-        b0, b1, b2, b3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        for i in range(A.shape[0]):
-            c, a0, a1, a2, a3 = C[i], A[i, j], A[i, j + 1], A[i, j + 2], A[i, j + 3]
+    for i in range(h):
+        c, a = C[i * c_row : i * c_row + rows.shape[1]], A[i * a_row : i * a_row + rows.shape[0]]
+        for j in range(0, whole, 4):
+            b0, b1, b2, b3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
+            a0, a1, a2, a3 = a[j], a[j + 1], a[j + 2], a[j + 3]
             for d in range(c.size):
                 c[d] += (a0 * b0[d] + a1 * b1[d]) + (a2 * b2[d] + a3 * b3[d])
-    for j in range(whole, rows.shape[0]):
-        b = rows[j]
-        for i in range(A.shape[0]):
-            c, a = C[i], A[i, j]
+        for j in range(whole, rows.shape[0]):
+            b, x = rows[j], a[j]
             for d in range(c.size):
-                c[d] += a * b[d]
+                c[d] += x * b[d]
 
 
 @njit(error_model="numpy")
