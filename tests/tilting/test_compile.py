@@ -33,3 +33,32 @@ def test_result_object_comes_out_of_a_compiled_function():
     assert torch.allclose(a.entropy, xt.attend(q, q, q).entropy)
     G = torch.compile(lambda x: xt.log_normalizer(x, x), fullgraph=True, backend="aot_eager")(q)
     assert torch.allclose(G, a.log_normalizer)
+
+
+def test_transforms_inside_and_around_a_compiled_function():
+    """Where the compiler would not see a rule's derivative it must get the right number, not a zero."""
+    g = torch.Generator().manual_seed(0)
+    q, v = torch.randn(3, dtype=torch.float64, generator=g), torch.randn(3, dtype=torch.float64, generator=g)
+    k = torch.randn(1, 9, 3, dtype=torch.float64, generator=g)
+
+    def output(q):
+        return xt.attend(q[None, None], k, k).output[0, 0]
+
+    def G(q):
+        return xt.log_normalizer(q[None, None], k).sum()
+
+    def dual(q):
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(output(torch.autograd.forward_ad.make_dual(q, v))).tangent
+
+    inside = {
+        "jvp": lambda q: torch.func.jvp(output, (q,), (v,))[1],
+        "per sample": lambda q: torch.func.vmap(torch.func.grad(G))(torch.stack([q, 2 * q])),
+        "dual": dual,
+    }
+    for name, f in inside.items():
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(f, backend="eager")(q), f(q), msg=lambda text, name=name: f"{name}: {text}")
+    torch._dynamo.reset()
+    around = torch.compile(G, backend="eager")
+    torch.testing.assert_close(torch.func.grad(around)(q), torch.func.grad(G)(q))

@@ -31,7 +31,7 @@ class Call:
 
     def restore(self, x: Tensor) -> Tensor:
         """(N, ...) → (*lead, ...)."""
-        return x if len(self.lead) == 1 else x.reshape(*self.lead, *x.shape[1:])
+        return x if len(self.lead) == 1 else x.unflatten(0, self.lead) if self.lead else x.squeeze(0)
 
 
 def _fail(name: str, text: str) -> ArgumentError:

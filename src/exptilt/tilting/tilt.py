@@ -21,15 +21,21 @@ def _numbers(options: Options) -> tuple[float, bool, int | None, float | None]:
     return options.scale, options.causal, options.window, options.softcap
 
 
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether a torch.func transform is being compiled: the compiler cannot see the rules' derivatives, so plain torch has to do."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
 def run(call: Call, *, key_mass: bool) -> Tilted:
     """Carry out a checked call."""
     query, key, value, bias, log_weight, sink, mask = call.inputs
-    if call.backend == "reference":
+    compiling = torch.compiler.is_compiling()
+    if call.backend == "reference" or (compiling and _transformed()):
         tensors = Tensors(query, key, value, bias, log_weight, mask)
         *found, mass = reference.attend(tensors, sink, call.options)
         mass_or_none = mass if key_mass else None
     else:
-        compiling = torch.compiler.is_compiling()
         if compiling:
             found = list(compiled.attend(*call.inputs, *_numbers(call.options), call.backend, call.check)[:6])
         elif derivatives_wanted(call.inputs):

@@ -5,7 +5,6 @@ The four functions at the end are the backend's whole surface (``operators.py`` 
 """
 
 from collections.abc import Callable
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,16 +29,18 @@ _MOST_ROWS = 258
 _ready: set[tuple[str, type]] = set()
 
 
-@cache
-def _nothing(number: type) -> Array:
-    return np.empty((1, 1, 0), number)
+_NOTHING = {number: np.empty((1, 1, 0), number) for number in (np.float32, np.float64)}
+_block_of: dict[tuple[int, int, int, int], Array] = {}
 
 
-@lru_cache(256)
-def _block_of(N: int, heads: int, n: int, h: int) -> Array:
-    """Which of n·h blocks each (batch, query head) uses, (N·heads,)."""
-    batch = np.arange(N) if n > 1 else np.zeros(N, np.int64)
-    return (batch[:, None] * h + np.arange(heads) * h // max(heads, 1)).ravel()
+def _blocks_used(N: int, heads: int, n: int, h: int) -> Array:
+    """Which of n·h blocks each (batch, query head) uses, (N·heads,); kept, since a call asks six times."""
+    if (N, heads, n, h) not in _block_of:
+        if len(_block_of) > 1000:
+            _block_of.clear()
+        batch = np.arange(N) if n > 1 else np.zeros(N, np.int64)
+        _block_of[N, heads, n, h] = (batch[:, None] * h + np.arange(heads) * h // max(heads, 1)).ravel()
+    return _block_of[N, heads, n, h]
 
 
 class Blocks:
@@ -68,12 +69,12 @@ class Blocks:
     def blocks(self, x: Tensor | None) -> tuple[Array, Array]:
         """X (N or 1, query or key heads or 1, length, dim) as distinct blocks, and the block of each (batch, query head)."""
         if x is None:
-            return _nothing(self.number), _block_of(self.N, self.heads, 1, 1)
+            return _NOTHING[self.number], _blocks_used(self.N, self.heads, 1, 1)
         for axis in (0, 1):
             if x.shape[axis] > 1 and x.stride(axis) == 0:
                 x = x.narrow(axis, 0, 1)
         n, h = x.shape[:2]
-        return x.contiguous().numpy(force=True).reshape(n * h, *x.shape[2:]), _block_of(self.N, self.heads, n, h)
+        return x.contiguous().numpy(force=True).reshape(n * h, *x.shape[2:]), _blocks_used(self.N, self.heads, n, h)
 
     def plain(self, x: Tensor | None, absent: tuple[int, ...]) -> Array:
         """X (N, heads, ...) as (N·heads, ...); an array of the given shape (with a 0 in it) if None."""
