@@ -54,6 +54,36 @@ def test_many_tiles(backend, options, monkeypatch):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(largest=150), threads=st.integers(2, 9))
+def test_keys_in_parts(problem, threads):
+    """More threads than tiles of queries: each takes a part of the keys, of which some may be hidden from all queries."""
+    query, key, value, options = problem
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exptilt.tilting.cpu.launch._SPLIT_PRODUCTS", 0)
+        patch.setattr("exptilt.tilting.cpu.launch._CACHE_BYTES", 0)
+        torch.set_num_threads(threads)
+        try:
+            found = xt.attend(query, key, value, **options)
+        finally:
+            torch.set_num_threads(before)
+    expected = xt.attend(query, key, value, backend="reference", **options)
+    for name in FIELDS[:-1]:
+        assert close(getattr(found, name), getattr(expected, name), 1e-11), name
+
+
+def test_the_first_of_equal_maxima_wins_across_parts(monkeypatch):
+    """The maximum's derivative goes to one key: that of the lowest place, wherever parts begin."""
+    monkeypatch.setattr("exptilt.tilting.cpu.launch._SPLIT_PRODUCTS", 0)
+    monkeypatch.setattr("exptilt.tilting.cpu.launch._CACHE_BYTES", 0)
+    query, key = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros(1, 100, 1, dtype=torch.float64)
+    key[0, [40, 90]] = 2.0
+    key.requires_grad_()
+    (slope,) = torch.autograd.grad(xt.attend(query, key, key.detach(), scale=1.0).score_max.sum(), key)
+    assert slope.nonzero()[:, 1].tolist() == [40]
+
+
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_a_query_that_sees_nothing(backend):
     q, k = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
