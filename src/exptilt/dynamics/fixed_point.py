@@ -28,8 +28,12 @@ from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.implicit import attach
 from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
 from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver
+from exptilt.dynamics.tape import Tape
 
 SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
+_CONVERGED, _MAX_STEPS, _DIVERGED, _NOT_FINITE = (
+    status.code for status in (Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED, Status.NOT_FINITE)
+)
 
 
 def fixed_point(
@@ -113,9 +117,11 @@ def _solve(
     _check_image(first, start)
     follow = differentiated(first)
     with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        record = follow and not stack and first.requires_grad
         seat, state, image, floor = _sit(function, start, first, least, event_dims, stack)
+        del first  # and its graph
         way = _way(seat, solver, damping, window, regularization, finfo.eps)
-        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo)
+        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo, record=record)
         value, samples = run.value.reshape(seat.full), seat.samples
         code, residual = run.code.reshape(samples), run.residual.reshape(samples)
         trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
@@ -123,8 +129,7 @@ def _solve(
         if throw:
             Solution(value, code, residual, steps, distance).or_raise()
     if follow and value.numel():
-        reuse = not stack and first.requires_grad
-        x = attach(seat, value, order=order, tolerance=tolerance, strict=throw if strict is None else strict, reuse=reuse)
+        x = attach(seat, value, run.tape, order=order, tolerance=tolerance, strict=throw if strict is None else strict)
     else:
         x = seat.wrap(value)
     return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
@@ -136,18 +141,28 @@ class _Run(NamedTuple):
     residual: Tensor
     trace: Tensor
     steps: int
+    tape: Tape | None  # of f at the value
 
 
 def _iterate(
-    seat: Seat, way: Solver, x: Tensor, image: Tensor, floor: Tensor, tolerance: float, max_steps: int, finfo: torch.finfo
+    seat: Seat,
+    way: Solver,
+    x: Tensor,
+    image: Tensor,
+    floor: Tensor,
+    tolerance: float,
+    max_steps: int,
+    finfo: torch.finfo,
+    *,
+    record: bool,
 ) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``."""
+    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``; where f is recorded, its last graph is kept."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
     value, least = x, torch.full_like(bound, torch.inf)
-    code = torch.full_like(bound, Status.MAX_STEPS.code, dtype=torch.int8)
     moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
     trace: list[Tensor] = []
+    tape: Tape | None = None
     for step in range(1, max_steps + 1):
         residual = image - x
         norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
@@ -156,19 +171,21 @@ def _iterate(
         value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
         still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
         if not torch.equal(still, moving):
-            ended = moving ^ still
-            how = torch.where(
-                now <= tolerance, Status.CONVERGED.code, torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
-            )
-            code, moving, all_move = torch.where(ended, how, code).to(torch.int8), still, False
-            if not bool(moving.any()):
-                break
-        if step == max_steps or not moving.numel():
+            moving, all_move = still, False
+        if step == max_steps or not (all_move or bool(moving.any())) or not moving.numel():
             break
         following = way.step(x, image, residual, norm)
         x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)
-        image = seat(x)
-    return _Run(value, code, least, torch.stack(trace), step)
+        if record:
+            tape = None  # one graph at a time
+            tape = Tape(seat, x.reshape(seat.full))
+            image = tape.value.reshape(x.shape)
+        else:
+            image = seat(x)
+    # A sample that has ended stands still: the last step shows how.
+    ended = torch.where(least <= tolerance, _CONVERGED, torch.where(norm.isfinite(), _DIVERGED, _NOT_FINITE))
+    code = torch.where(moving, _MAX_STEPS, ended).to(torch.int8)
+    return _Run(value, code, least, torch.stack(trace), step, tape if torch.equal(value, x) else None)
 
 
 def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tensor:
