@@ -68,7 +68,7 @@ def fixed_point(
         damping: ω of Picard and Anderson, in (0, 1]; default 1.
         window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the dimension of a Krylov space (default 30).
         regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
-        order: derivatives up to this order are exact, those beyond are not; each order costs one more evaluation of f.
+        order: derivatives up to this order are exact, those beyond are not; each order after the first costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is measured in this instead.
         throw: raise a `ConvergenceError` where a sample did not converge.
         strict: raise one where a derivative does not exist, 1 − J being singular; False makes it NaN or huge there. Default: as throw.
@@ -131,7 +131,7 @@ def _solve(
     if follow and value.numel():
         x = attach(seat, value, run.tape, order=order, tolerance=tolerance, strict=throw if strict is None else strict)
     else:
-        x = seat.wrap(value)
+        x = seat.wrap(value.clone())  # it may be the start itself, or what f keeps
     return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
 
 
@@ -156,7 +156,7 @@ def _iterate(
     *,
     record: bool,
 ) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``; where f is recorded, its last graph is kept."""
+    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``. `record` keeps the graph of the last f."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
     value, least = x, torch.full_like(bound, torch.inf)
@@ -168,7 +168,8 @@ def _iterate(
         norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
         now = norm / (torch.maximum(size, floor) + tiny)
         trace.append(now)
-        value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
+        best = now <= least
+        value, least = x if bool(best.all()) else torch.where(best.unsqueeze(-1), x, value), torch.fmin(now, least)
         still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
         if not torch.equal(still, moving):
             moving, all_move = still, False
@@ -182,18 +183,22 @@ def _iterate(
             image = tape.value.reshape(x.shape)
         else:
             image = seat(x)
-    # A sample that has ended stands still: the last step shows how.
-    ended = torch.where(least <= tolerance, _CONVERGED, torch.where(norm.isfinite(), _DIVERGED, _NOT_FINITE))
-    code = torch.where(moving, _MAX_STEPS, ended).to(torch.int8)
+    solved = least <= tolerance
+    code = torch.full_like(solved, _CONVERGED, dtype=torch.int8)
+    if not bool(solved.all()):  # a sample that has ended stands still: the last step shows how
+        lost = torch.where(moving, _MAX_STEPS, torch.where(norm.isfinite(), _DIVERGED, _NOT_FINITE))
+        code = torch.where(solved, code, lost.to(torch.int8))
     return _Run(value, code, least, torch.stack(trace), step, tape if torch.equal(value, x) else None)
 
 
 def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tensor:
     """The scale of every sample ``(...)``."""
     samples = start.shape[: start.ndim - event_dims]
-    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor | None):
+    if scale is None:
+        return torch.zeros((), dtype=start.dtype, device=start.device).expand(samples)
+    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor):
         raise ArgumentError(f"fixed_point: scale is {scale!r}. Pass a number ≥ 0, or a tensor that broadcasts to {tuple(samples)}.")
-    value = torch.as_tensor(0.0 if scale is None else scale, dtype=start.dtype, device=start.device).detach()
+    value = torch.as_tensor(scale, dtype=start.dtype, device=start.device).detach()
     if is_concrete(value) and not bool(((value >= 0) & value.isfinite()).all()):
         raise ArgumentError(f"fixed_point: scale is {scale}. Pass finite numbers ≥ 0.")
     try:

@@ -15,7 +15,10 @@ enters them linearly.
 Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its forward
 derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
 `_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f and not the
-solver's steps.
+solver's steps. The first of them is the solver's last, where it could be recorded.
+
+A gradient b comes to the last step first. That solves u = Sᵀb, sends u through f to θ, and b − u + Jᵀu to the step before: the residual of
+its solve. If this is small it is sent no further, else it is solved for in turn; so a bad solve is noticed without a product more.
 
 Products with J and Jᵀ come from ``tape.py``. Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
 """
@@ -83,9 +86,10 @@ class Jacobian:
         double the cost for digits that nobody asked for.
         """
         size = torch.linalg.vector_norm(right.reshape(right.shape[0], -1, self.event), dim=-1)
-        last = self.last
-        if last is not None and last[0].shape == size.shape and last[1] != step and last[2] == transposed:
-            if bool((size <= min(10 * self.tolerance, 1e-3) * last[0]).all()):
+        if self.last is not None:
+            before, other, way = self.last
+            comparable = other != step and way == transposed and before.shape == size.shape
+            if comparable and bool((size <= min(10 * self.tolerance, 1e-3) * before).all()):
                 return True
         self.last = (size, step, transposed)
         return False
@@ -177,7 +181,7 @@ class _Attach(Function):
         vector = _like(bar, ctx.saved_tensors[0])
         if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             found = _Inverse.apply(vector, ctx.jacobian, ctx.step, ctx.axes, True)
-        else:  # a first derivative, the common case. What a step's solve leaves over comes to the one before it, and need not be looked at twice.
+        else:  # The common case: a first derivative. A step's residual comes to the step before it, and need not be computed here too.
             found = _solve(vector, ctx.jacobian, ctx.step, ctx.axes, True, verify=ctx.step == 0)
         return found, None, None, None, None
 

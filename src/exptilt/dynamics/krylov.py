@@ -1,15 +1,18 @@
 r"""Krylov spaces of many small problems at once.
 
-Arnoldi's process builds, for every sample by itself, an orthonormal basis V of span{b, Jb, J²b, ...} and the Hessenberg matrix H̄ with
+**GMRES** solves A u = b, A = I − J, by the u in span{b, Jb, J²b, ...} with the least ‖b − A u‖. It keeps directions p_i whose images
+q_i = A p_i are orthonormal; then each step is a projection, and the residual r is at hand at any time:
+
+    u ← u + p <q, r>,       r ← r − q <q, r>.
+
+The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q, which leads out of the space for
+sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010; without this rule the method is GCR).
+
+**Arnoldi's process** builds an orthonormal basis V of the same space, and the Hessenberg matrix H̄ with
 
     J V_j = V_{j+1} H̄_j,       H̄ of size (j+1) × j.
 
-**GMRES** solves u = b + J u. The space of A = I − J is that of J, and its matrix Ā is I − H̄, with zeros below I; building it from J loses
-nothing where J is small, while A b and b would then be nearly parallel. It takes the u = V y with the least ‖b − A u‖ = ‖βe₁ − Ā y‖. This
-residual is known without y: Āᵀ has one null vector c, c₀ = 1, whose next entry is c_{j+1} = −Σ_{i≤j} c_i a_{ij} / a_{j+1,j}, and the part
-of βe₁ along it is what no y can reach, β / ‖c‖.
-
-**Ritz values**, the eigenvalues of the square H, are those of J to within |h_{j+1,j}| times the last entry of their vector.
+The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j+1,j}| times the last entry of their vector.
 
 The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space is exhausted adds zero vectors.
 """
@@ -76,33 +79,16 @@ def gmres(
     Returns:
         u ``(S, n)`` and ‖b − (I − J) u‖ ``(S,)``.
     """
-    samples, n = right.shape
     solution, residual = torch.zeros_like(right), right
     beta = torch.linalg.vector_norm(right, dim=-1)
     goal = tolerance * beta
-    dimension = min(restart, n)
     for _ in range(max_restarts):
         wanting = beta > goal
         if not bool(wanting.any()):
             break
-        basis, matrix = right.new_empty(samples, dimension + 1, n), right.new_zeros(samples, dimension + 1, dimension)
-        torch.mul(residual, torch.where(beta > 0, 1 / beta, 0.0).unsqueeze(-1), out=basis[:, 0])
-        null = right.new_zeros(samples, dimension + 1)
-        null[:, 0] = 1
-        for j in range(dimension):
-            exhausted = _extend(operator, basis, matrix, j)
-            column = matrix[:, : j + 2, j].neg_()
-            column[:, j] += 1
-            torch.div((null[:, : j + 1] * column[:, :-1]).sum(-1), -column[:, -1], out=null[:, j + 1])
-            out = bool(exhausted.any())
-            if out:  # such a sample has the exact answer, or none in this space: either way it asks for no more
-                null[:, j + 1].masked_fill_(exhausted, 0.0)
-            left = beta / torch.linalg.vector_norm(null[:, : j + 2], dim=-1)
-            far = (left > goal) & ~exhausted if out else left > goal
-            if not bool(far.any()):
-                break
-        solution = solution + _least_squares(basis[:, : j + 1], matrix[:, : j + 2, : j + 1], beta)
-        if not (verify or out or bool(far.any())):
+        update, left, sound = _space(operator, residual, beta, goal, min(restart, right.shape[1]))
+        solution = solution + update
+        if sound and not verify:
             return solution, left
         residual = right - solution + operator(solution)
         before, beta = beta, torch.linalg.vector_norm(residual, dim=-1)
@@ -111,10 +97,36 @@ def gmres(
     return solution, beta
 
 
-def _least_squares(basis: Tensor, matrix: Tensor, beta: Tensor) -> Tensor:
-    """V y with y the minimiser of ‖βe₁ − Ā y‖; a direction in which Ā is singular, or never filled by an exhausted sample, left out."""
-    q, r = torch.linalg.qr(matrix)
-    diagonal = r.diagonal(dim1=-2, dim2=-1)
-    diagonal.masked_fill_(diagonal.abs() <= torch.finfo(r.dtype).eps * r.abs().amax((-2, -1)).unsqueeze(-1), torch.inf)
-    y = torch.linalg.solve_triangular(r, (q[:, 0] * beta.unsqueeze(-1)).unsqueeze(-1), upper=True)
-    return torch.bmm(y.mT, basis).squeeze(1)
+def _space(operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int) -> tuple[Tensor, Tensor, bool]:
+    """One space from r, of norms `left`, until these reach the goal: u, what is left, and whether that is within the goal for all."""
+    samples, n = residual.shape
+    images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
+    solution, direction, exhausted = torch.zeros_like(residual), residual, torch.zeros_like(left, dtype=torch.bool)
+    for j in range(dimension):
+        image = direction - operator(direction)
+        before = size = torch.linalg.vector_norm(image, dim=-1)
+        doubtful = False
+        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off too is enough
+            if j:
+                part = torch.bmm(image.unsqueeze(1), images[:, :j].mT)
+                image = torch.baddbmm(image.unsqueeze(1), part, images[:, :j], alpha=-1).squeeze(1)
+                direction = torch.baddbmm(direction.unsqueeze(1), part, origins[:, :j], alpha=-1).squeeze(1)
+                size = torch.linalg.vector_norm(image, dim=-1)
+            doubtful = doubtful or not bool((size > 0.1 * before).all())
+            if not doubtful:
+                break
+        inverse = 1 / size
+        if doubtful:  # a sample without a new direction has its answer, or none in this space: either way it asks for no more
+            exhausted = ~(size > 8 * torch.finfo(size.dtype).eps * before)
+            inverse = inverse.masked_fill(exhausted, 0.0)
+        p = torch.mul(direction, inverse.unsqueeze(-1), out=origins[:, j])
+        q = torch.mul(image, inverse.unsqueeze(-1), out=images[:, j])
+        along = (q * residual).sum(-1, keepdim=True)
+        solution, residual = torch.addcmul(solution, p, along), torch.addcmul(residual, q, along, value=-1)
+        last, left = left, torch.linalg.vector_norm(residual, dim=-1)
+        far = left > goal
+        if not bool((far & ~exhausted if doubtful else far).any()):
+            break
+        falls = left <= 0.9 * last
+        direction = residual if bool(falls.all()) else torch.where(falls.unsqueeze(-1), residual, q)
+    return solution, left, not bool(far.any())
