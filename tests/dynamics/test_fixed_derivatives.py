@@ -284,6 +284,10 @@ def test_unconverged_samples_keep_a_derivative_and_no_memory_leaks() -> None:
     found = fixed_point(lambda x: a * x + 1, torch.zeros(1, dtype=F64), solver="picard", max_steps=3, throw=False)
     (slope,) = torch.autograd.grad(found.value.sum(), a)
     close(slope, (found.value / (1 - a)).detach()[0])  # x/(1 − a), at the x where it stopped
+    b = torch.tensor(1.0, dtype=F64, requires_grad=True)
+    found = fixed_point(lambda x: b * x * x, torch.tensor([1.5], dtype=F64), solver="picard", max_steps=3, throw=False)
+    close(found.value, torch.tensor([1.5], dtype=F64))  # it runs away: the first point was the best
+    close(torch.autograd.grad(found.value.sum(), b)[0], torch.tensor(1.5**2 / (1 - 2 * 1.5), dtype=F64))
     gc.collect()
     gc.disable()
     try:

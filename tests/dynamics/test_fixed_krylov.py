@@ -59,3 +59,15 @@ def test_gmres_says_when_there_is_no_answer() -> None:
     close(missed, torch.tensor([3.0], dtype=F64).sqrt(), 1e-12)
     assert solution.isfinite().all()
     assert len(calls) == 2
+
+
+def test_gmres_goes_on_where_no_step_helps() -> None:
+    """A cyclic shift: b − Au does not fall at all before the space is whole. And a skew matrix, for which <r, Ar> = 0."""
+    n = 12
+    skew = torch.randn(n, n, dtype=F64, generator=generator(6))
+    for a in (torch.eye(n, dtype=F64).roll(1, 0), skew - skew.mT):
+        right, calls = torch.eye(n, dtype=F64)[:1], []
+        solution, missed = gmres(operator(torch.eye(n, dtype=F64) - a, calls), right, 1e-11)
+        close(solution, torch.linalg.solve(a, right.mT).mT, 1e-10)
+        assert len(calls) == n + 1
+        assert float(missed) <= 1e-11
