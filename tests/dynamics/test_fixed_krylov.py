@@ -23,8 +23,9 @@ def test_arnoldi_relation() -> None:
     close(basis[:, 0], start / start.norm(dim=-1, keepdim=True), 1e-12)
 
 
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-9])
-def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float) -> None:
+def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float, verify: bool) -> None:
     """The least residual over each Krylov space, by dense least squares, says when."""
     n = 20
     a, b = torch.eye(n, dtype=F64) - contraction(n, 0.9, 2), torch.randn(1, n, dtype=F64, generator=generator(2))
@@ -36,8 +37,8 @@ def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float) -
             break
         powers.append(a @ space[:, -1])
     calls: list[int] = []
-    solution, missed = gmres(operator(a[None], calls), b, tolerance)
-    assert len(calls) == size + 1  # and one to see the residual with
+    solution, missed = gmres(operator(torch.eye(n, dtype=F64) - a[None], calls), b, tolerance, verify=verify)
+    assert len(calls) == size + verify  # one more to see the residual with
     assert 0 < float(missed) <= tolerance * float(b.norm())
     close(missed, (b - solution @ a.mT).norm(dim=-1), 1e-12)
 
@@ -47,14 +48,26 @@ def test_gmres_restarts_zero_rows_and_exhausted_spaces() -> None:
     matrices = torch.stack([torch.eye(n, dtype=F64) - contraction(n, 0.8, 3), torch.eye(n, dtype=F64), 3 * torch.eye(n, dtype=F64)])
     right = torch.randn(3, n, dtype=F64, generator=generator(4))
     right[1] = 0
-    solution, missed = gmres(operator(matrices, []), right, 1e-12, restart=5, max_restarts=60)
+    solution, missed = gmres(operator(torch.eye(n, dtype=F64) - matrices, []), right, 1e-12, restart=5, max_restarts=60)
     close(solution, torch.linalg.solve(matrices, right), 1e-10)
     assert (missed <= 1e-12 * right.norm(dim=-1)).all()
 
 
 def test_gmres_says_when_there_is_no_answer() -> None:
     calls: list[int] = []
-    solution, missed = gmres(operator(torch.zeros(1, 3, 3, dtype=F64), calls), torch.ones(1, 3, dtype=F64), 1e-9)
+    solution, missed = gmres(operator(torch.eye(3, dtype=F64)[None], calls), torch.ones(1, 3, dtype=F64), 1e-9, verify=False)
     close(missed, torch.tensor([3.0], dtype=F64).sqrt(), 1e-12)
     assert solution.isfinite().all()
     assert len(calls) == 2
+
+
+def test_gmres_goes_on_where_no_step_helps() -> None:
+    """A cyclic shift: b − Au does not fall at all before the space is whole. And a skew matrix, for which <r, Ar> = 0."""
+    n = 12
+    skew = torch.randn(n, n, dtype=F64, generator=generator(6))
+    for a in (torch.eye(n, dtype=F64).roll(1, 0), skew - skew.mT):
+        right, calls = torch.eye(n, dtype=F64)[:1], []
+        solution, missed = gmres(operator(torch.eye(n, dtype=F64) - a, calls), right, 1e-11)
+        close(solution, torch.linalg.solve(a, right.mT).mT, 1e-10)
+        assert len(calls) == n + 1
+        assert float(missed) <= 1e-11

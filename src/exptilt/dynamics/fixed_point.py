@@ -28,8 +28,12 @@ from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.implicit import attach
 from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
 from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver
+from exptilt.dynamics.tape import Tape
 
 SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
+_CONVERGED, _MAX_STEPS, _DIVERGED, _NOT_FINITE = (
+    status.code for status in (Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED, Status.NOT_FINITE)
+)
 
 
 def fixed_point(
@@ -64,7 +68,7 @@ def fixed_point(
         damping: ω of Picard and Anderson, in (0, 1]; default 1.
         window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the dimension of a Krylov space (default 30).
         regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
-        order: derivatives up to this order are exact, those beyond are not; each order costs one more evaluation of f.
+        order: derivatives up to this order are exact, those beyond are not; each order after the first costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is measured in this instead.
         throw: raise a `ConvergenceError` where a sample did not converge.
         strict: raise one where a derivative does not exist, 1 − J being singular; False makes it NaN or huge there. Default: as throw.
@@ -113,9 +117,11 @@ def _solve(
     _check_image(first, start)
     follow = differentiated(first)
     with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        record = follow and not stack and first.requires_grad
         seat, state, image, floor = _sit(function, start, first, least, event_dims, stack)
+        del first  # and its graph
         way = _way(seat, solver, damping, window, regularization, finfo.eps)
-        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo)
+        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo, record=record)
         value, samples = run.value.reshape(seat.full), seat.samples
         code, residual = run.code.reshape(samples), run.residual.reshape(samples)
         trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
@@ -123,10 +129,9 @@ def _solve(
         if throw:
             Solution(value, code, residual, steps, distance).or_raise()
     if follow and value.numel():
-        reuse = not stack and first.requires_grad
-        x = attach(seat, value, order=order, tolerance=tolerance, strict=throw if strict is None else strict, reuse=reuse)
+        x = attach(seat, value, run.tape, order=order, tolerance=tolerance, strict=throw if strict is None else strict)
     else:
-        x = seat.wrap(value)
+        x = seat.wrap(value.clone())  # it may be the start itself, or what f keeps
     return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
 
 
@@ -136,47 +141,64 @@ class _Run(NamedTuple):
     residual: Tensor
     trace: Tensor
     steps: int
+    tape: Tape | None  # of f at the value
 
 
 def _iterate(
-    seat: Seat, way: Solver, x: Tensor, image: Tensor, floor: Tensor, tolerance: float, max_steps: int, finfo: torch.finfo
+    seat: Seat,
+    way: Solver,
+    x: Tensor,
+    image: Tensor,
+    floor: Tensor,
+    tolerance: float,
+    max_steps: int,
+    finfo: torch.finfo,
+    *,
+    record: bool,
 ) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``."""
+    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``. `record` keeps the graph of the last f."""
     tiny = finfo.tiny / finfo.eps
     bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
     value, least = x, torch.full_like(bound, torch.inf)
-    code = torch.full_like(bound, Status.MAX_STEPS.code, dtype=torch.int8)
     moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
     trace: list[Tensor] = []
+    tape: Tape | None = None
     for step in range(1, max_steps + 1):
         residual = image - x
         norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
         now = norm / (torch.maximum(size, floor) + tiny)
         trace.append(now)
-        value, least = torch.where((now < least).unsqueeze(-1), x, value), torch.fmin(now, least)
+        best = now <= least
+        value, least = x if bool(best.all()) else torch.where(best.unsqueeze(-1), x, value), torch.fmin(now, least)
         still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
         if not torch.equal(still, moving):
-            ended = moving ^ still
-            how = torch.where(
-                now <= tolerance, Status.CONVERGED.code, torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
-            )
-            code, moving, all_move = torch.where(ended, how, code).to(torch.int8), still, False
-            if not bool(moving.any()):
-                break
-        if step == max_steps or not moving.numel():
+            moving, all_move = still, False
+        if step == max_steps or not (all_move or bool(moving.any())) or not moving.numel():
             break
         following = way.step(x, image, residual, norm)
         x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)
-        image = seat(x)
-    return _Run(value, code, least, torch.stack(trace), step)
+        if record:
+            tape = None  # one graph at a time
+            tape = Tape(seat, x.reshape(seat.full))
+            image = tape.value.reshape(x.shape)
+        else:
+            image = seat(x)
+    solved = least <= tolerance
+    code = torch.full_like(solved, _CONVERGED, dtype=torch.int8)
+    if not bool(solved.all()):  # a sample that has ended stands still: the last step shows how
+        lost = torch.where(moving, _MAX_STEPS, torch.where(norm.isfinite(), _DIVERGED, _NOT_FINITE))
+        code = torch.where(solved, code, lost.to(torch.int8))
+    return _Run(value, code, least, torch.stack(trace), step, tape if torch.equal(value, x) else None)
 
 
 def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tensor:
     """The scale of every sample ``(...)``."""
     samples = start.shape[: start.ndim - event_dims]
-    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor | None):
+    if scale is None:
+        return torch.zeros((), dtype=start.dtype, device=start.device).expand(samples)
+    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor):
         raise ArgumentError(f"fixed_point: scale is {scale!r}. Pass a number ≥ 0, or a tensor that broadcasts to {tuple(samples)}.")
-    value = torch.as_tensor(0.0 if scale is None else scale, dtype=start.dtype, device=start.device).detach()
+    value = torch.as_tensor(scale, dtype=start.dtype, device=start.device).detach()
     if is_concrete(value) and not bool(((value >= 0) & value.isfinite()).all()):
         raise ArgumentError(f"fixed_point: scale is {scale}. Pass finite numbers ≥ 0.")
     try:

@@ -15,7 +15,10 @@ enters them linearly.
 Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its forward
 derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
 `_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f and not the
-solver's steps.
+solver's steps. The first of them is the solver's last, where it could be recorded.
+
+A gradient b comes to the last step first. That solves u = Sᵀb, sends u through f to θ, and b − u + Jᵀu to the step before: the residual of
+its solve. If this is small it is sent no further, else it is solved for in turn; so a bad solve is noticed without a product more.
 
 Products with J and Jᵀ come from ``tape.py``. Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
 """
@@ -54,45 +57,42 @@ class Jacobian:
         self.factors: tuple[Tensor, Tensor] | None = None
         self.last: tuple[Tensor, int, bool] | None = None
 
-    def solve(self, right: Tensor, step: int, *, transposed: bool) -> Tensor:
-        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``, on behalf of one of the steps (∗)."""
+    def solve(self, right: Tensor, *, transposed: bool, verify: bool = True) -> Tensor:
+        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``."""
         flat = right.reshape(right.shape[0], -1, self.event)
-        size = torch.linalg.vector_norm(flat, dim=-1)
-        if self._spent(size, step, transposed):
-            return right
         if self.dense is None and (self.event <= _DENSE or self.event < right.shape[0]):
             self.dense = self.tape.matrix()
         if self.dense is None:
 
             def operator(vector: Tensor) -> Tensor:
-                return vector - self.product(vector.reshape(right.shape), transposed=transposed).reshape(vector.shape)
+                return self.product(vector.reshape(right.shape), transposed=transposed).reshape(vector.shape)
 
-            solution, missed = gmres(operator, flat.reshape(-1, self.event), self.tolerance)
-            missed = missed.reshape(size.shape)
+            solution, missed = gmres(operator, flat.reshape(-1, self.event), self.tolerance, verify=verify)
         else:
             if self.factors is None:
                 self.factors = torch.linalg.lu_factor_ex(torch.eye(self.event, dtype=right.dtype, device=right.device) - self.dense)[:2]
-            solved = torch.linalg.lu_solve(*self.factors, flat.permute(1, 2, 0), adjoint=transposed)
-            solution = solved.permute(2, 0, 1)
-            left = flat - solution + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
-            missed = torch.linalg.vector_norm(left, dim=-1)
-        if self.strict:
-            self._check(missed, size)
+            solution = torch.linalg.lu_solve(*self.factors, flat.permute(1, 2, 0), adjoint=transposed).permute(2, 0, 1)
+            if verify:
+                left = flat - solution + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
+                missed = torch.linalg.vector_norm(left, dim=-1)
+        if self.strict and verify:
+            self._check(missed.flatten(), torch.linalg.vector_norm(flat, dim=-1).flatten())
         return solution.reshape(right.shape)
 
-    def _spent(self, size: Tensor, step: int, transposed: bool) -> bool:
-        """Whether b is what another step's solve left over.
+    def spent(self, right: Tensor, step: int, *, transposed: bool) -> bool:
+        """Whether b ``(E, *seat.full)`` is what the solve of another of the steps (∗) left over.
 
-        To first order one step alone contributes: what reaches the next is its b times the tolerance, and solving for that would double the
-        cost for digits that nobody asked for.
+        To first order one step alone contributes: what reaches the next is its residual, b times the tolerance, and solving for that would
+        double the cost for digits that nobody asked for.
         """
-        last, self.last = self.last, (size, step, transposed)
-        if last is None or last[0].shape != size.shape or last[1] == step or last[2] != transposed:
-            return False
-        if bool((size > min(10 * self.tolerance, 1e-3) * last[0]).any()):
-            return False
-        self.last = None
-        return True
+        size = torch.linalg.vector_norm(right.reshape(right.shape[0], -1, self.event), dim=-1)
+        if self.last is not None:
+            before, other, way = self.last
+            comparable = other != step and way == transposed and before.shape == size.shape
+            if comparable and bool((size <= min(10 * self.tolerance, 1e-3) * before).all()):
+                return True
+        self.last = (size, step, transposed)
+        return False
 
     def _check(self, missed: Tensor, size: Tensor) -> None:
         allowed = min((100 * self.tolerance) ** 0.5, 0.1) * size  # far above what rounding may do, far below what a wrong solve does
@@ -113,19 +113,34 @@ class Jacobian:
         return self.tape.pull(vectors) if transposed else self.tape.push(vectors)
 
 
-class _Inverse(Function):
-    """S v or Sᵀ v, on behalf of one of the steps (∗).
+def _solve(vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool, *, verify: bool = True) -> Tensor | None:
+    """S v or Sᵀ v, on behalf of one of the steps (∗); None if v is but what another step left over.
 
-    `axes` names the axes that ``vmap`` has put in front of v so far: the level of the seat that each belongs to, or `_OTHER`.
+    Args:
+        vector: v, ``(*axes, *shape)``, with the axes that ``vmap`` has put in front so far.
+        jacobian: at the fixed point.
+        step: number of the step.
+        axes: names of these axes: the level of the seat that each belongs to, or `_OTHER`.
+        transposed: whether it is Sᵀ v.
+        verify: whether the residual is to be looked at.
     """
+    order = sorted(range(len(axes)), key=lambda place: axes[place])
+    back = sorted(range(len(axes)), key=lambda place: order[place])
+    stacked = vector.permute(*order, *range(len(axes), vector.ndim))
+    right = stacked.reshape(-1, *jacobian.tape.seat.full)
+    if jacobian.spent(right, step, transposed=transposed):
+        return None
+    solved = jacobian.solve(right, transposed=transposed, verify=verify)
+    return solved.reshape(stacked.shape).permute(*back, *range(len(axes), vector.ndim))
+
+
+class _Inverse(Function):
+    """`_solve`, open to derivatives."""
 
     @staticmethod
     def forward(vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Tensor:
-        order = sorted(range(len(axes)), key=lambda place: axes[place])
-        stacked = vector.permute(*order, *range(len(axes), vector.ndim))
-        solved = jacobian.solve(stacked.reshape(-1, *jacobian.tape.seat.full), step, transposed=transposed)
-        back = sorted(range(len(axes)), key=lambda place: order[place])
-        return solved.reshape(stacked.shape).permute(*back, *range(len(axes), vector.ndim))
+        solved = _solve(vector, jacobian, step, axes, transposed)
+        return vector.clone() if solved is None else solved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -163,7 +178,12 @@ class _Attach(Function):
 
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
-        return _Inverse.apply(_like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, True), None, None, None, None
+        vector = _like(bar, ctx.saved_tensors[0])
+        if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            found = _Inverse.apply(vector, ctx.jacobian, ctx.step, ctx.axes, True)
+        else:  # The common case: a first derivative. A step's residual comes to the step before it, and need not be computed here too.
+            found = _solve(vector, ctx.jacobian, ctx.step, ctx.axes, True, verify=ctx.step == 0)
+        return found, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
@@ -201,30 +221,29 @@ def _forwards(ctx: Any, dot: Tensor) -> Any:
 
 def _like(vector: Tensor, other: Tensor) -> Tensor:
     """The same numbers, with every ``vmap`` axis that `other` has."""
-    return vector + torch.zeros_like(other)
+    return vector + torch.zeros_like(other) if torch._C._functorch.is_functorch_wrapped_tensor(other) else vector
 
 
-def attach(seat: Seat, state: Tensor, *, order: int, tolerance: float, strict: bool, reuse: bool) -> Tensor:
+def attach(seat: Seat, state: Tensor, tape: Tape | None, *, order: int, tolerance: float, strict: bool) -> Tensor:
     """The solver's answer with its derivatives.
 
     Args:
         seat: the problem; called with the transforms in place.
         state: x̂, plain, ``(*seat.full)``.
+        tape: f at x̂, recorded without any transform in place, or None if there is no such.
         order: derivatives up to this order are exact.
         tolerance: relative, of the linear solves.
         strict: whether a linear solve that misses it is an error.
-        reuse: whether no transform is there and f(x̂) requires grad by itself.
 
     Returns:
         x̂ as the transforms know it.
     """
     with plain():
-        tape = Tape(seat, state)
-        jacobian = Jacobian(tape, tolerance, strict=strict)
+        jacobian = Jacobian(Tape(seat, state) if tape is None else tape, tolerance, strict=strict)
         state = state.detach()
     x = seat.wrap(state)
     for step in range(order):
-        # The tape's own evaluation will do for the first step, unless its leaf would make the answer look as if it required grad.
-        image = tape.seen if step == 0 and reuse else seat.function(x)
+        # The tape's own evaluation will do for the first step, if the answer requires grad anyway and not only because of the tape's leaf.
+        image = seat.function(x) if step or tape is None else tape.seen
         x = x + _Attach.apply(_like(image, x) - x, jacobian, step, (), False)
     return x

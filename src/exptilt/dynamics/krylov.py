@@ -1,13 +1,18 @@
 r"""Krylov spaces of many small problems at once.
 
-Arnoldi's process builds, for every sample by itself, an orthonormal basis V of span{b, Ab, A²b, ...} and the Hessenberg matrix H̄ with
+**GMRES** solves A u = b, A = I − J, by the u in span{b, Jb, J²b, ...} with the least ‖b − A u‖. It keeps directions p_i whose images
+q_i = A p_i are orthonormal; then each step is a projection, and the residual r is at hand at any time:
 
-    A V_j = V_{j+1} H̄_j,       H̄ of size (j+1) × j.
+    u ← u + p <q, r>,       r ← r − q <q, r>.
 
-**GMRES** takes the u = V y with the least ‖b − A u‖ = ‖βe₁ − H̄ y‖. Its residual is known without y: H̄ᵀ has one null vector c, c₀ = 1, whose
-next entry is c_{j+1} = −Σ_{i≤j} c_i h_{ij} / h_{j+1,j}, and the part of βe₁ along it is what no y can reach, β / ‖c‖.
+The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q, which leads out of the space for
+sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010; without this rule the method is GCR).
 
-**Ritz values**, the eigenvalues of the square H, are those of A to within |h_{j+1,j}| times the last entry of their vector.
+**Arnoldi's process** builds an orthonormal basis V of the same space, and the Hessenberg matrix H̄ with
+
+    J V_j = V_{j+1} H̄_j,       H̄ of size (j+1) × j.
+
+The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j+1,j}| times the last entry of their vector.
 
 The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space is exhausted adds zero vectors.
 """
@@ -30,27 +35,27 @@ class Arnoldi(NamedTuple):
 
 def _extend(operator: Operator, basis: Tensor, hessenberg: Tensor, j: int) -> Tensor:
     """One more vector. Returns which samples ran out of new directions ``(S,)``."""
-    known = basis[:, : j + 1]
-    image = operator(basis[:, j])
+    known, image = basis[:, : j + 1], operator(basis[:, j]).unsqueeze(1)
     before = torch.linalg.vector_norm(image, dim=-1)
-    total = torch.zeros_like(hessenberg[:, : j + 1, j])
-    for _ in range(2):  # twice is enough: the second pass takes off what rounding left in the first
-        part = torch.bmm(known, image.unsqueeze(-1)).squeeze(-1)
-        image = image - torch.bmm(part.unsqueeze(1), known).squeeze(1)
-        total = total + part
+    total = torch.bmm(image, known.mT)
+    image = torch.baddbmm(image, total, known, alpha=-1)
     size = torch.linalg.vector_norm(image, dim=-1)
+    if bool((size < 0.1 * before).any()):  # where much was taken off, rounding left some of it: take that off too, and it is enough
+        part = torch.bmm(image, known.mT)
+        image, total = torch.baddbmm(image, part, known, alpha=-1), total + part
+        size = torch.linalg.vector_norm(image, dim=-1)
     exhausted = ~(size > 8 * torch.finfo(basis.dtype).eps * before)
     size = size.masked_fill(exhausted, 0.0)
-    hessenberg[:, : j + 1, j] = total
-    hessenberg[:, j + 1, j] = size
-    basis[:, j + 1] = image * torch.where(exhausted, 0.0, 1 / size).unsqueeze(-1)
-    return exhausted
+    hessenberg[:, : j + 1, j] = total.squeeze(1)
+    hessenberg[:, j + 1 : j + 2, j] = size
+    torch.mul(image.squeeze(1), torch.where(exhausted, 0.0, 1 / size), out=basis[:, j + 1])
+    return exhausted.squeeze(1)
 
 
 def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
     """The whole space of this dimension from ``start (S, n)``."""
     samples, n = start.shape
-    basis, hessenberg = start.new_zeros(samples, dimension + 1, n), start.new_zeros(samples, dimension + 1, dimension)
+    basis, hessenberg = start.new_empty(samples, dimension + 1, n), start.new_zeros(samples, dimension + 1, dimension)
     basis[:, 0] = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True)
     for j in range(dimension):
         if bool(_extend(operator, basis, hessenberg, j).all()):
@@ -59,53 +64,69 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
 
 
 def gmres(
-    operator: Operator, right: Tensor, tolerance: float | Tensor, *, restart: int = 30, max_restarts: int = 20
+    operator: Operator, right: Tensor, tolerance: float | Tensor, *, restart: int = 30, max_restarts: int = 20, verify: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Solve to ‖b − A u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
+    """Solve u = b + J u to ‖b − (I − J) u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
 
     Args:
-        operator: A, on ``(S, n)``; samples do not interact.
+        operator: J, on ``(S, n)``; samples do not interact.
         right: b, ``(S, n)``.
         tolerance: relative, a number or ``(S,)``.
         restart: largest dimension of a space.
         max_restarts: how many spaces are built, fewer if one brings no sample nearer.
+        verify: compute the residual from u even where the recurrence says that it is small. That costs one product more.
 
     Returns:
-        u ``(S, n)`` and ‖b − A u‖ ``(S,)``, computed anew from u and not by the recurrence.
+        u ``(S, n)`` and ‖b − (I − J) u‖ ``(S,)``.
     """
-    samples, n = right.shape
     solution, residual = torch.zeros_like(right), right
     beta = torch.linalg.vector_norm(right, dim=-1)
     goal = tolerance * beta
-    dimension = min(restart, n)
     for _ in range(max_restarts):
         wanting = beta > goal
         if not bool(wanting.any()):
             break
-        basis, hessenberg = right.new_zeros(samples, dimension + 1, n), right.new_zeros(samples, dimension + 1, dimension)
-        basis[:, 0] = residual * torch.where(beta > 0, 1 / beta, 0.0).unsqueeze(-1)
-        null = right.new_zeros(samples, dimension + 1)
-        null[:, 0] = 1
-        for j in range(dimension):
-            exhausted = _extend(operator, basis, hessenberg, j)
-            along = -(null[:, : j + 1] * hessenberg[:, : j + 1, j]).sum(-1)
-            null[:, j + 1] = torch.where(exhausted, 0.0, along / hessenberg[:, j + 1, j])
-            left = beta / torch.linalg.vector_norm(null, dim=-1)
-            # An exhausted sample has the exact answer, or none in this space: either way it asks for no more.
-            if not bool((left.masked_fill(exhausted, 0.0) > goal).any()):
-                break
-        solution = solution + _least_squares(basis[:, : j + 1], hessenberg[:, : j + 2, : j + 1], beta)
-        residual = right - operator(solution)
+        update, left, sound = _space(operator, residual, beta, goal, min(restart, right.shape[1]))
+        solution = solution + update
+        if sound and not verify:
+            return solution, left
+        residual = right - solution + operator(solution)
         before, beta = beta, torch.linalg.vector_norm(residual, dim=-1)
         if not bool((wanting & (beta < 0.5 * before)).any()):
             break
     return solution, beta
 
 
-def _least_squares(basis: Tensor, hessenberg: Tensor, beta: Tensor) -> Tensor:
-    """V y with y the minimiser of ‖βe₁ − H̄ y‖; a direction in which H̄ is singular, or never filled by an exhausted sample, left out."""
-    q, r = torch.linalg.qr(hessenberg)
-    diagonal = r.diagonal(dim1=-2, dim2=-1)
-    diagonal.masked_fill_(diagonal.abs() <= torch.finfo(r.dtype).eps * r.abs().amax((-2, -1)).unsqueeze(-1), torch.inf)
-    y = torch.linalg.solve_triangular(r, (q[:, 0] * beta.unsqueeze(-1)).unsqueeze(-1), upper=True)
-    return torch.bmm(y.mT, basis).squeeze(1)
+def _space(operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int) -> tuple[Tensor, Tensor, bool]:
+    """One space from r, of norms `left`, until these reach the goal: u, what is left, and whether that is within the goal for all."""
+    samples, n = residual.shape
+    images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
+    solution, direction, exhausted = torch.zeros_like(residual), residual, torch.zeros_like(left, dtype=torch.bool)
+    for j in range(dimension):
+        image = direction - operator(direction)
+        before = size = torch.linalg.vector_norm(image, dim=-1)
+        doubtful = False
+        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off too is enough
+            if j:
+                part = torch.bmm(image.unsqueeze(1), images[:, :j].mT)
+                image = torch.baddbmm(image.unsqueeze(1), part, images[:, :j], alpha=-1).squeeze(1)
+                direction = torch.baddbmm(direction.unsqueeze(1), part, origins[:, :j], alpha=-1).squeeze(1)
+                size = torch.linalg.vector_norm(image, dim=-1)
+            doubtful = doubtful or not bool((size > 0.1 * before).all())
+            if not doubtful:
+                break
+        inverse = 1 / size
+        if doubtful:  # a sample without a new direction has its answer, or none in this space: either way it asks for no more
+            exhausted = ~(size > 8 * torch.finfo(size.dtype).eps * before)
+            inverse = inverse.masked_fill(exhausted, 0.0)
+        p = torch.mul(direction, inverse.unsqueeze(-1), out=origins[:, j])
+        q = torch.mul(image, inverse.unsqueeze(-1), out=images[:, j])
+        along = (q * residual).sum(-1, keepdim=True)
+        solution, residual = torch.addcmul(solution, p, along), torch.addcmul(residual, q, along, value=-1)
+        last, left = left, torch.linalg.vector_norm(residual, dim=-1)
+        far = left > goal
+        if not bool((far & ~exhausted if doubtful else far).any()):
+            break
+        falls = left <= 0.9 * last
+        direction = residual if bool(falls.all()) else torch.where(falls.unsqueeze(-1), residual, q)
+    return solution, left, not bool(far.any())

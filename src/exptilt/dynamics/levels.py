@@ -99,15 +99,14 @@ class Seat:
 
     def inside(self, call: Callable[..., Tensor], *raws: Tensor) -> Tensor:
         """Call from the seat within the transforms, whose tensor comes back."""
+        if not self.stack:
+            return call(*raws)
         with temporarily_restore_interpreter_stack(self.stack):
             return call(*(self.wrap(raw) for raw in raws))
 
     def __call__(self, state: Tensor) -> Tensor:
-        """f(x), for flat plain states ``(S, n)``; a constant."""
-        with _untracked():
-            if not self.stack:
-                return self.function(state.reshape(self.full)).reshape(state.shape)
-            return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
+        """f(x), for flat plain states ``(S, n)``; a constant, as long as autograd is off."""
+        return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
 
     def push(self, state: Tensor, vector: Tensor) -> Tensor:
         """J(x) v, by one forward derivative; ``(S, n)`` each."""

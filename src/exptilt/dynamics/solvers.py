@@ -116,7 +116,7 @@ class Broyden:
         """See `Solver.step`."""
         if self.count < 0:
             shape = (x.shape[0], self.window, x.shape[1])
-            self.left, self.right = x.new_zeros(shape), x.new_zeros(shape)
+            self.left, self.right = x.new_empty(shape), x.new_empty(shape)
             self.best = norm
             self.count = 0
         else:
@@ -131,12 +131,13 @@ class Broyden:
 
     def _apply(self, left: Tensor, right: Tensor, vector: Tensor) -> Tensor:
         """−v + Σ_i left_i <right_i, v>."""
-        return torch.bmm(matvec(right, vector).unsqueeze(1), left).squeeze(1) - vector
+        if self.count == 0:
+            return -vector
+        left, right, row = left[:, : self.count], right[:, : self.count], vector.unsqueeze(1)
+        return torch.baddbmm(row, torch.bmm(row, right.mT), left, beta=-1).squeeze(1)
 
     def _learn(self, move: Tensor, turn: Tensor) -> None:
         if self.count == self.window:
-            self.left.zero_()
-            self.right.zero_()
             self.count = 0
         forward, backward = self._apply(self.left, self.right, turn), self._apply(self.right, self.left, move)
         bottom = dot(backward, turn)
@@ -186,6 +187,6 @@ class NewtonKrylov:
         tape = Tape(self.seat, x.reshape(self.seat.full))
 
         def operator(vector: Tensor) -> Tensor:
-            return vector - tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
+            return tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
 
         return gmres(operator, right, force, restart=self.window, max_restarts=2)[0]

@@ -91,20 +91,9 @@ def spectral_radius(
         >>> found.value, found.eigenvalue
         (tensor(0.5000), tensor(0.+0.5000j))
     """
-    with plain() as stack:
-        tape, shape = _tape(function, point, event_dims, stack)
-        n = tape.event
-        if n <= _DENSE:
-            values = torch.linalg.eigvals(tape.matrix())
-            chosen = _upper(values.gather(-1, values.abs().argmax(-1, keepdim=True)).squeeze(-1))
-            return SpectralRadius(chosen.abs().reshape(shape), chosen.reshape(shape), torch.zeros_like(chosen.real).reshape(shape))
-
-        def product(vector: Tensor) -> Tensor:
-            return tape.push(vector.reshape(1, *point.shape)).reshape(vector.shape)
-
-        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=False)
-        chosen = _upper(value)
-        return SpectralRadius(chosen.abs().reshape(shape), chosen.reshape(shape), residual.reshape(shape))
+    value, residual = _eigenvalue(function, point, event_dims, tolerance, max_restarts, symmetric=False)
+    chosen = torch.complex(value.real, value.imag.abs())
+    return SpectralRadius(chosen.abs(), chosen, residual)
 
 
 def monotone_operator(
@@ -128,19 +117,35 @@ def monotone_operator(
         >>> found.largest, found.holds
         (tensor([-5.]), True)
     """
+    value, residual = _eigenvalue(function, points, event_dims, tolerance, max_restarts, symmetric=True)
+    return MonotoneOperator(value.real, residual)
+
+
+def _eigenvalue(
+    function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, tolerance: float, max_restarts: int, *, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """Of J the eigenvalue of largest modulus, or of its symmetric part the largest; complex, with its residual, ``(...)``."""
     with plain() as stack:
-        tape, shape = _tape(function, points, event_dims, stack)
+        tape, shape = _tape(function, point, event_dims, stack)
         if tape.event <= _DENSE:
             matrix = tape.matrix()
-            largest = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)[..., -1]
-            return MonotoneOperator(largest.reshape(shape), torch.zeros_like(largest).reshape(shape))
+            values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
+            value = _wanted(values, symmetric=symmetric)[0]
+            return value.reshape(shape), torch.zeros_like(value.real).reshape(shape)
 
         def product(vector: Tensor) -> Tensor:
-            stacked = vector.reshape(1, *points.shape)
-            return (tape.push(stacked) + tape.pull(stacked)).reshape(vector.shape) / 2
+            stacked = vector.reshape(1, *point.shape)
+            found = (tape.push(stacked) + tape.pull(stacked)) / 2 if symmetric else tape.push(stacked)
+            return found.reshape(vector.shape)
 
-        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=True)
-        return MonotoneOperator(value.real.reshape(shape), residual.reshape(shape))
+        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=symmetric)
+        return value.reshape(shape), residual.reshape(shape)
+
+
+def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The rightmost of ``(S, n)``, or the one of largest modulus, and its place ``(S, 1)``."""
+    place = (values.real if symmetric else values.abs()).argmax(-1, keepdim=True)
+    return values.gather(-1, place).squeeze(-1), place
 
 
 def _tape(function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, stack: object) -> tuple[Tape, tuple[int, ...]]:
@@ -160,10 +165,6 @@ def _tape(function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, 
     return Tape(seat, point), seat.samples
 
 
-def _upper(value: Tensor) -> Tensor:
-    return torch.complex(value.real, value.imag.abs())
-
-
 def _begin(tape: Tape) -> Tensor:
     """A vector with a part in every direction, the same each time: fractions of multiples of the golden ratio, centred."""
     place = torch.arange(1, tape.point.numel() + 1, dtype=torch.float64, device=tape.point.device)
@@ -177,9 +178,8 @@ def _restarted(product: Operator, start: Tensor, tolerance: float, max_restarts:
         basis, hessenberg = arnoldi(product, vector, min(_DENSE // 2, start.shape[-1]))
         square = hessenberg[:, :-1]
         values, vectors = torch.linalg.eig((square + square.mT) / 2 if symmetric else square)
-        best = (values.real if symmetric else values.abs()).argmax(-1)
-        value = values.gather(-1, best[:, None]).squeeze(-1)
-        ritz = vectors.gather(-1, best[:, None, None].expand(-1, vectors.shape[1], 1)).squeeze(-1)
+        value, place = _wanted(values, symmetric=symmetric)
+        ritz = vectors.gather(-1, place.unsqueeze(-1).expand(-1, vectors.shape[1], 1)).squeeze(-1)
         residual = hessenberg[:, -1, -1].abs() * ritz[:, -1].abs()
         if not bool((residual > tolerance * value.abs().clamp_min(tolerance)).any()):
             break

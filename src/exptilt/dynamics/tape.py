@@ -20,12 +20,12 @@ class Tape:
 
     Args:
         seat: the problem.
-        state: ``(*seat.full)``, plain.
+        state: ``(*seat.full)``, plain, not to be changed.
     """
 
     def __init__(self, seat: Seat, state: Tensor) -> None:
         self.seat = seat
-        self.point = state.detach().clone().requires_grad_()
+        self.point = state.detach().requires_grad_()
         with torch.enable_grad():
             self.seen = seat.inside(seat.function, self.point)  # as the transforms know it
             image = seat.unwrap(self.seen)
@@ -34,6 +34,11 @@ class Tape:
         self.image = image if image.requires_grad else None
         self.cotangent: Tensor | None = None
         self.pulled: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """f(x), ``(*seat.full)``, a constant."""
+        return self.seat.unwrap(self.seen).detach()
 
     @property
     def event(self) -> int:
