@@ -108,8 +108,9 @@ def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Ten
 def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
-    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and a look at whether that was
-    enough. A measure of many points gives a rough one at first; where two steps gain less than a factor of four, a better one is asked for.
+    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and more while each of them gains
+    a factor of eight. A measure of many points gives a rough one at first; where its steps gain less than a factor of four together, a
+    better one is asked for.
     """
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
@@ -137,7 +138,8 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
         slope = torch.linalg.vector_norm(frame.pull(mean - here.mean), dim=-1)[..., None]
         factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
         before = (here.mean - mean).abs().amax(-1)
-        for turn in range(3):
+        turn, last = 0, before
+        while True:
             move = _solve_factored(factor, frame.pull(mean - here.mean))
             small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
             candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed).all(-1)
@@ -147,12 +149,13 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
                 certain = 64 * precision * (1 + ((mean.abs() / spread.clamp_min(1e-300)) * (spread > 0)).amax(-1)) <= left
                 done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
             moving = ~(done | stalled) & move.isfinite().all(-1)
-            if turn == 2 or not bool(moving.any()):
+            now = (here.mean - mean).abs().amax(-1)
+            if not bool(moving.any()) or (turn >= 2 and bool((moving & (now > last / 8)).any())):
                 break
             step = torch.where(moving[..., None], frame.push(move), 0.0)
             here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
-            steps += 1
-            stalled = stalled | (moving & ~moved) if turn == 0 else stalled
+            turn, last, steps = turn + 1, now, steps + 1
+            stalled = stalled | (moving & ~moved) if turn == 1 else stalled
             stalled = stalled | _separated(mean, here, floor)
         if not bool(moving.any()):
             break
