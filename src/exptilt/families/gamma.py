@@ -137,6 +137,10 @@ class Gamma(ExponentialFamily):
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.shape / (self.rate - eta) ** 2)
 
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        """Newton's step for 1/mean, which is straight in η: a step for the mean itself would leave the natural domain, or crawl in it."""
+        return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
+
     def _dual(self, mean: Tensor) -> Tensor:
         return self.rate - self.shape / mean
 
