@@ -108,7 +108,7 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return standard_gamma(a, generator) / self.rate
+        return (standard_gamma(a, generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)  # a large rate could make it 0
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
