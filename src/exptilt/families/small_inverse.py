@@ -96,9 +96,9 @@ def invert(matrix: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> invert(torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
-        tensor([[ 1., -1.],
-                [-1.,  2.]])
+        >>> invert(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+        tensor([[0.2500, 0.0000],
+                [0.0000, 1.0000]])
     """
     if not _many(matrix):
         return inverse_from_cholesky(factorize(matrix))
