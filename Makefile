@@ -9,7 +9,7 @@ EXTRAS := report,hf,ode,bench,dev
 TESTS  ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models test test-all report bench lint format constraints clean-kernels clean
+.PHONY: help setup models rivals test test-all report bench lint format constraints clean-kernels clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,21 @@ test: $(STAMP) ## run the tests (all but those marked slow)
 test-all: models ## run every test, the slow ones too
 	@$(BIN)/python -m pytest $(TESTS) src README.md docs
 
-bench: models ## run all benchmarks; numbers and plots go to docs/benchmarks
+# efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
+rivals: ## set up .venv-efax for the one rival that needs a newer Python than we do
+	@if test -x .venv-efax/bin/python && .venv-efax/bin/python -c 'import efax' 2>/dev/null; then exit 0; fi; \
+	for version in 3.13 3.12; do \
+	  for python in python$$version "$$(ls -d "$$(pyenv root 2>/dev/null)/versions/$$version".*/bin/python 2>/dev/null | tail -1)"; do \
+	    if test -n "$$python" && "$$python" -c 'import venv' 2>/dev/null; then \
+	      echo "Setting up .venv-efax (once; downloads jax) ..."; \
+	      "$$python" -m venv .venv-efax && .venv-efax/bin/python -m pip install -qq efax==2.6.0 jax==0.12.0.1 && exit 0; \
+	      echo "efax could not be installed; the benchmarks go on without it."; exit 0; \
+	    fi; \
+	  done; \
+	done; \
+	echo "No python3.13 or python3.12 found: the benchmarks go on without efax."
+
+bench: models rivals ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
@@ -66,5 +80,5 @@ clean-kernels: ## forget compiled kernels, after a change in a helper that they 
 	find src tests -name '*.nb[ic]' -delete
 
 clean: ## remove .venv, caches and the report
-	rm -rf $(VENV) report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-efax report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

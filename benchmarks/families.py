@@ -6,13 +6,16 @@
     maximum entropy  10,000 outcomes × 100 constraints                           cvxpy with its default solver
                      the same, 20 of them contradictory: which?                  nobody names them
 
-efax is measured where it can be imported; where it cannot, the reason is printed and saved. (Its releases from 1.15 on need Python 3.12,
-which some of them do not say; those before need a jax that is no longer published for Python 3.11.) Everything is float64. KL and sampling
-start from the parameters in every library: constructing the distribution is part of it. Answers are compared before they are timed. Takes
-a few minutes.
+efax works in a process of its own, in the interpreter `--efax PYTHON`, by default the one that `make rivals` sets up (it needs Python 3.12,
+which exptilt does not); where there is none, that is printed and saved. Everything is float64. KL and sampling of exptilt, torch and SciPy
+start from the parameters, so that constructing the distribution is part of it; efax is given its distribution, and checks nothing. Answers
+are compared before they are timed. Takes a few minutes, and fills the table of docs/families.md.
 """
 
+import argparse
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cvxpy
@@ -26,7 +29,9 @@ from torch.distributions import kl_divergence
 import harness
 from exptilt import families as f
 from harness import Goal
+from rivals.efax_process import DEFAULT, Efax
 
+PAGE = harness.FOLDER.parent / "families.md"
 Cases = dict[str, Callable[[], Any]]
 F64 = torch.float64
 
@@ -52,31 +57,40 @@ def members(batch: int, seed: int) -> dict[str, f.ExponentialFamily]:
     }
 
 
-def efax_cases(batch: int) -> tuple[dict[str, Cases], str | None]:
-    """Round trips of efax, compiled, or why there are none."""
-    try:
-        import jax
+def natural_arrays(member: f.ExponentialFamily, name: str) -> dict[str, np.ndarray]:
+    """The natural parameter as efax lays it out: of a Gaussian a vector and a matrix."""
+    if not isinstance(member, f.Gaussian):
+        return {name: member.natural_parameter.numpy()}
+    precision = torch.linalg.inv(member.covariance_matrix)
+    return {name: (precision @ member.mean_vector[..., None])[..., 0].numpy(), f"{name} matrix": (precision / -2).numpy()}
 
-        jax.config.update("jax_enable_x64", True)
-        import efax
-        import jax.numpy as jnp
-    except Exception as error:  # whatever keeps it from being imported is what is reported
-        return {}, f"{type(error).__name__}: {error}"
 
-    def trip(natural: Any) -> Callable[[], Any]:
-        run = jax.jit(lambda p: p.to_exp().to_nat())
-        return lambda: jax.block_until_ready(run(natural))
+def open_efax(python: Path, batch: int, threads: int) -> Efax:
+    """A worker that has the members of both seeds."""
+    parameters: dict[str, np.ndarray] = {}
+    for which, seed in (("first", 0), ("second", 10)):
+        for name, member in members(batch, seed).items():
+            parameters |= natural_arrays(member, f"{which} {name}")
+    return Efax(python, parameters, threads)
 
-    ours = members(batch, 0)
-    theta = {name: jnp.asarray(member.natural_parameter.numpy()) for name, member in ours.items()}
-    made = {
-        "Gamma": efax.GammaNP(theta["Gamma"][:, 0], theta["Gamma"][:, 1]),
-        "Beta": efax.BetaNP(theta["Beta"]),
-        "Dirichlet": efax.DirichletNP(theta["Dirichlet"]),
-        "Poisson": efax.PoissonNP(theta["Poisson"][:, 0]),
-        "VonMisesFisher": efax.VonMisesFisherNP(theta["VonMisesFisher"]),
-    }
-    return {name: {"efax": trip(natural)} for name, natural in made.items()}, None
+
+def efax_cases(worker: Efax, batch: int) -> dict[str, Cases]:
+    """What efax has, by group and name, after its answers have been held against ours."""
+    first, second = members(batch, 0), members(batch, 10)
+    cases: dict[str, Cases] = {}
+    for title in worker.names:
+        group, name = title.split(": ")
+        got = worker.answer(title)
+        if group == "round trip":  # it solves to a tolerance of its own
+            wanted = np.concatenate([array.reshape(batch, -1) for array in natural_arrays(first[name], name).values()], 1)
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+        elif group == "KL":
+            np.testing.assert_allclose(got[:, 0], f.kl(first[name], second[name]).value.numpy(), atol=1e-9)
+        else:
+            mean = first[name].mean_parameter if name in ("Gamma", "Poisson", "Gaussian") else first[name].sample()
+            np.testing.assert_allclose(got.mean(0), mean.mean(0)[: got.shape[1]].numpy(), atol=10 / batch**0.5)
+        cases[title] = {"efax": worker.case(title)}
+    return cases
 
 
 def round_trip(member: f.ExponentialFamily) -> Callable[[], Any]:
@@ -176,35 +190,63 @@ def conflict_cases(outcomes: int, constraints: int, together: int) -> Cases:
     return {"exptilt": lambda: f.maximum_entropy(a, mean=mean)}
 
 
-def main() -> None:
-    arguments = harness.start(__doc__)
+SHOWN = ("exptilt", "torch", "SciPy", "efax", "cvxpy")
+
+
+def time_table(times: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Best milliseconds of everyone, and our ratio to the best of the others, from saved results."""
+    rows = []
+    for title, found in times.items():
+        by = {
+            who: min(row["best"] for name, row in found.items() if name.startswith(who))
+            for who in SHOWN
+            if any(n.startswith(who) for n in found)
+        }
+        others = [best for who, best in by.items() if who != "exptilt"]
+        ratio = f"{by['exptilt'] / min(others):.2f}" if others else ""
+        rows.append([title, *(f"{1e3 * by[who]:.3g}" if who in by else "" for who in SHOWN), ratio])
+    return ["milliseconds", *SHOWN, "ratio to the best rival"], rows
+
+
+def main(argv: list[str] | None = None) -> Path:
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--efax", type=Path, default=DEFAULT, metavar="PYTHON")
+    chosen, rest = own.parse_known_args(argv)
+    arguments = harness.start(__doc__, rest)
     batch, rounds = (1000, 2) if arguments.quick else (100_000, 7)
     results: dict[str, Any] = {}
     goals = []
 
-    def measure(group: str, name: str, cases: Cases, rounds: int = rounds) -> None:
+    def measure(title: str, cases: Cases, rounds: int = rounds) -> None:
         rivals = [other for other in cases if other != "exptilt"]
-        print(f"\n{group}: {name}", flush=True)
-        times = harness.compare(cases, rivals[0] if rivals else "exptilt", rounds=rounds, label=f"{group}, {name}")
+        print(f"\n{title}", flush=True)
+        times = harness.compare(cases, rivals[0] if rivals else "exptilt", rounds=rounds, label=title)
         harness.print_times(times)
-        results[f"{group}: {name}"] = times
-        goals.extend(Goal(f"{group}, {name}, over {other}", times["exptilt"].best / times[other].best, 1.0) for other in rivals)
+        results[title] = times
+        goals.extend(Goal(f"{title}, over {other}", times["exptilt"].best / times[other].best, 1.0) for other in rivals)
 
-    efax, reason = efax_cases(batch)
-    if reason:
-        print(f"efax is left out: {reason}")
-        results["efax"] = reason
-    for name, member in members(batch, 0).items():
-        measure("round trip", name, {"exptilt": round_trip(member)} | efax.get(name, {}))
-    for name, cases in kl_cases(batch).items():
-        measure("KL", name, cases)
-    for name, cases in sample_cases(batch).items():
-        measure("sampling", name, cases)
-    measure("Empirical", "natural", empirical_cases(*((3000, 8) if arguments.quick else (100_000, 64))))
-    measure("maximum entropy", "dense", entropy_cases(*((200, 5) if arguments.quick else (10_000, 100))), 2)
-    measure("maximum entropy", "contradictory", conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))), 2)
+    with contextlib.ExitStack() as stack:
+        theirs: dict[str, Cases] = {}
+        rival = "left out: no interpreter with efax; run `make rivals`, or pass --efax PYTHON"
+        if chosen.efax.exists():
+            worker = stack.enter_context(open_efax(chosen.efax, batch, arguments.threads))
+            theirs, rival = efax_cases(worker, batch), worker.versions.replace("\t", " ")
+        print(f"efax: {rival}")
+        ours: dict[str, Cases] = {f"round trip: {name}": {"exptilt": round_trip(member)} for name, member in members(batch, 0).items()}
+        ours |= {f"KL: {name}": cases for name, cases in kl_cases(batch).items()}
+        ours |= {f"sampling: {name}": cases for name, cases in sample_cases(batch).items()}
+        for title, cases in ours.items():
+            measure(title, cases | theirs.get(title, {}))
+    measure("Empirical: natural", empirical_cases(*((3000, 8) if arguments.quick else (100_000, 64))))
+    measure("maximum entropy: dense", entropy_cases(*((200, 5) if arguments.quick else (10_000, 100))), 2)
+    measure("maximum entropy: contradictory", conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))), 2)
     harness.print_goals(goals)
-    harness.save("families", {"times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    path = harness.save("families", {"efax": rival, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    table = time_table(harness.read(path)["times"])
+    harness.print_table(*table)
+    if not arguments.quick:
+        harness.write_table(PAGE, "families times", *table)
+    return path
 
 
 if __name__ == "__main__":

@@ -163,3 +163,16 @@ def test_shares_are_beta_distributed(a: float, b: float) -> None:
     drawn = shares(alpha.expand(20000, 2), generator(9))[:, 0]
     (slope,) = torch.autograd.grad(drawn.mean(), alpha)  # of a / (a + b), within the spread of 20000 draws
     torch.testing.assert_close(slope, torch.tensor([b, -a], dtype=F64) / (a + b) ** 2, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_of_a_tiny_shape_stay_in_the_open_support(dtype: torch.dtype) -> None:
+    """A draw that underflows must not become 0, where no density is defined: a divergence of mixtures would be NaN."""
+    shape, rate = torch.tensor([[1e-4], [1.0]], dtype=dtype), torch.tensor([[1e20], [1.0]], dtype=dtype)
+    x = f.Gamma(shape, rate).sample((500,), generator=torch.Generator().manual_seed(0))
+    assert bool((x > 0).all())
+    pair = f.NormalGamma(shape[0], shape[1], shape[0], rate[0]).sample((500,), generator=torch.Generator().manual_seed(0))
+    assert bool((pair.precision > 0).all())
+    p = f.Mixture(torch.zeros(2, dtype=dtype), f.Gamma(shape, rate))
+    q = f.Mixture(torch.zeros(2, dtype=dtype), f.Gamma(2 * shape, torch.ones_like(rate)))
+    assert bool(f.kl(p, q, generator=torch.Generator().manual_seed(0)).value.isfinite())

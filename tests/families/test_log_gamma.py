@@ -19,7 +19,7 @@ def places() -> np.ndarray:
 def test_against_many_digits() -> None:
     x = places()
     wide = torch.as_tensor(np.resize(x, kernel._MANY + 77))
-    assert kernel._suits(wide)
+    assert kernel.suits(wide)
     first, second = (found.numpy()[: len(x)] for found in kernel.log_gamma_and_digamma(wide))
     with mpmath.workdps(40):
         log_gamma = [mpmath.loggamma(mpmath.mpf(float(a))) for a in x]

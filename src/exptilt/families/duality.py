@@ -108,8 +108,9 @@ def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Ten
 def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
-    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and a look at whether that was
-    enough. A measure of many points gives a rough one at first; where two steps gain less than a factor of four, a better one is asked for.
+    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and more while each of them gains
+    a factor of eight. A measure of many points gives a rough one at first; where its steps gain less than a factor of four together, a
+    better one is asked for.
     """
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
@@ -121,6 +122,7 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
         frame = Frame.of(covariance)
     spread = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
+    unit, rounding = spread, torch.zeros_like(mean)
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
     floor = measure._least_log_mass()
@@ -129,30 +131,40 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
         far = (2 * (here.value - floor) + 16) / gain.clamp_min(precision)
         eta = eta * far.unsqueeze(-1)
         stalled = stalled | _separated(mean, Point(eta, *measure._value_and_mean(eta)), floor)
+    # Near the end of a natural domain variances grow without bound: what they are at η = 0 is no measure for them any more.
+    grows = measure._diverges(here.eta) is not None and not bool(frame.flat.any())
     steps = 0
     while steps < max_steps:
+        if grows:
+            frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+            rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, as the mean feels it
         local = frame.covariance(covariance)
         # Where one point has all the weight there is no variance to go by: then a hundredth of the slope stands in (regularised Newton). It
         # vanishes with the slope, so the last steps are Newton's own.
-        slope = torch.linalg.vector_norm(frame.pull(mean - here.mean), dim=-1)[..., None]
+        slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
         factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
         before = (here.mean - mean).abs().amax(-1)
-        for turn in range(3):
-            move = _solve_factored(factor, frame.pull(mean - here.mean))
+        turn, last = 0, before
+        while True:
+            move = _solve_factored(factor, frame.pull(measure._step_for(here.mean, mean)))
+            uphill = dot(frame.push(move), mean - here.mean) <= 0
+            if bool(uphill.any()):  # as another scale's step may be; Newton's own never is
+                move = torch.where(uphill[..., None], _solve_factored(factor, frame.pull(mean - here.mean)), move)
             small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
-            candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed).all(-1)
+            candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed + rounding).all(-1)
             if bool(candidate.any()):
                 # Rounding of the mean, divided by the least variance that is left, is how far η is uncertain: on the boundary, without end.
                 left = torch.linalg.eigvalsh(local)[..., 0]
-                certain = 64 * precision * (1 + ((mean.abs() / spread.clamp_min(1e-300)) * (spread > 0)).amax(-1)) <= left
+                certain = 64 * precision * (1 + ((mean.abs() / unit.clamp_min(1e-300)) * (unit > 0)).amax(-1)) <= left
                 done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
             moving = ~(done | stalled) & move.isfinite().all(-1)
-            if turn == 2 or not bool(moving.any()):
+            now = (here.mean - mean).abs().amax(-1)
+            if not bool(moving.any()) or (turn >= 2 and bool((moving & (now > last / 8)).any())):
                 break
             step = torch.where(moving[..., None], frame.push(move), 0.0)
             here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
-            steps += 1
-            stalled = stalled | (moving & ~moved) if turn == 0 else stalled
+            turn, last, steps = turn + 1, now, steps + 1
+            stalled = stalled | (moving & ~moved) if turn == 1 else stalled
             stalled = stalled | _separated(mean, here, floor)
         if not bool(moving.any()):
             break
@@ -185,6 +197,10 @@ class Frame(NamedTuple):
         scale = torch.where(flat, 0.0, values.clamp_min(torch.finfo(covariance.dtype).tiny).rsqrt())
         vectors = inverse.unsqueeze(-1) * vectors
         return cls(spread, vectors * scale.unsqueeze(-2), vectors * flat.unsqueeze(-2), flat)
+
+    def scaled(self, covariance: Tensor) -> "Frame":
+        """Coordinates in which each entry has variance 1 under another covariance, one without flat directions."""
+        return self._replace(basis=torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()))
 
     def covariance(self, covariance: Tensor) -> Tensor:
         """WᵀCW, with 1 for the flat directions."""
@@ -256,7 +272,7 @@ def _classify(measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, r
     slack = 64 * precision * (spread.amax(-1) + mean.abs().amax(-1))
     outside = ~done & (excess > slack)
     # On the boundary the residual has fallen to nothing while η was still on its way; anything else is an honest failure to converge.
-    boundary = ~done & ~outside & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
+    boundary = ~done & ~outside & (excess >= 0) & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
     code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(torch.int8)
     return code, torch.where(outside, excess, distance)
 

@@ -2,8 +2,9 @@ r"""Points with weights: the measure that attention tilts.
 
     h = Σ_n w_n δ(x − x_n),     G(η) = log Σ_n w_n e^{<x_n,η>},     ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n          (THEORY A1)
 
-One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points by `exptilt.tilting`; the
-covariance is summed over blocks of points. Nothing of the size of the points is made besides the points.
+One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points, for many η at once by
+`exptilt.tilting`, for one by `one_tilt`; the covariance is summed over blocks of points. Nothing of the size of the points is made besides
+the points.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +19,12 @@ from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
 from exptilt.families.hull import nearest_in_hull
 from exptilt.families.measure import Measure, make
+from exptilt.families.one_tilt import suits, tilt_once
 from exptilt.tilting import Tilted, fisher_vector_product
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.tilt import run
 
-_BLOCK = 1 << 21  # entries of a temporary in the covariance: 16 MiB of float64
+_BLOCK = 1 << 18  # entries of a temporary in the covariance: 2 MiB of float64, which a cache holds
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -127,9 +129,16 @@ class Empirical(Measure):
         return back(_sweep(query, key, key[..., :0], weight).log_normalizer)
 
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        if suits(self.points, self.log_weight, eta):
+            value, mean, _ = self._once(eta)
+            return value.expand(eta.shape[:-1]), mean.expand(eta.shape)
         query, key, weight, back = self._streamed(eta)
         tilted = _sweep(query, key, key, weight)
         return back(tilted.log_normalizer), back(tilted.output)
+
+    def _once(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """G ``()``, mean ``(D,)`` and scores ``(N,)`` of one η."""
+        return tilt_once(self.points.reshape(-1, self.dimension), self.log_weight.reshape(-1), eta.reshape(-1))
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._value_and_mean(eta)[1]
@@ -148,13 +157,12 @@ class Empirical(Measure):
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
         """Newton's method needs a covariance for its direction only; of many points, some drawn evenly from the tilted measure give it."""
         count = self.points.shape[-2]
-        part = max(4096, 64 * self.dimension) * 4**level
-        if value.numel() != 1 or 2 * part > count:
+        part = max(4096, 256 * self.dimension) * 4**level  # right to an eighth in every direction, at the next level to a sixteenth
+        if 2 * part > count or not suits(self.points, self.log_weight, eta):
             return self._covariance(eta)
-        points = self.points.reshape(count, self.dimension)
-        cumulative = torch.softmax(points @ eta.reshape(-1) + self.log_weight.reshape(-1), 0).cumsum(0)
+        cumulative = torch.softmax(self._once(eta)[2], 0).cumsum(0)
         even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
-        drawn = points[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
+        drawn = self.points.reshape(count, -1)[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
         offset = drawn - drawn.mean(0)
         return (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
 

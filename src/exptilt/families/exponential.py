@@ -97,5 +97,9 @@ class Exponential(ExponentialFamily):
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed((self.rate - eta) ** -2)
 
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        """Newton's step for 1/mean, which is straight in η: a step for the mean itself would leave the natural domain, or crawl in it."""
+        return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
+
     def _dual(self, mean: Tensor) -> Tensor:
         return self.rate - 1 / mean

@@ -159,8 +159,14 @@ class ExponentialFamily(Measure):
         """
         check_finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         excess = cls._mean_excess(mean)
-        member = cls._from_mean(torch.where(excess[..., None] < 0, mean, cls._typical_mean(mean)))
-        residual = (member.mean_parameter - mean).abs().amax(-1)
+        inside = excess.numel() > 0 and is_concrete(excess) and bool(excess.amax() < 0)
+        member = cls._from_mean(mean if inside else torch.where(excess[..., None] < 0, mean, cls._typical_mean(mean)))
+        reached = member.mean_parameter
+        if inside and reached is mean:  # the mean is the parameter: nothing was solved, and nothing can be off
+            nothing = torch.zeros_like(excess)
+            code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
+            return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
+        residual = (reached - mean).abs().amax(-1)
         scale = 1 + mean.abs().amax(-1)
         close = residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale
         code = torch.where(excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code))

@@ -108,7 +108,7 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return standard_gamma(a, generator) / self.rate
+        return (standard_gamma(a, generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)  # a large rate could make it 0
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
@@ -136,6 +136,10 @@ class Gamma(ExponentialFamily):
 
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.shape / (self.rate - eta) ** 2)
+
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        """Newton's step for 1/mean, which is straight in η: a step for the mean itself would leave the natural domain, or crawl in it."""
+        return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
 
     def _dual(self, mean: Tensor) -> Tensor:
         return self.rate - self.shape / mean

@@ -17,8 +17,6 @@ from exptilt._support.linalg import (
     check_covariance,
     dot,
     factorize,
-    indefiniteness,
-    inverse_from_cholesky,
     log_determinant,
     matvec,
     pack,
@@ -31,6 +29,7 @@ from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
+from exptilt.families.small_inverse import definite, invert
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Gaussian(ExponentialFamily):
     @property
     def natural_parameter(self) -> Tensor:
         """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
-        precision = inverse_from_cholesky(self._factor())
+        precision = invert(self.covariance_matrix)
         first = matvec(precision, self.mean_vector)
         second = pack(precision) / -2
         return torch.cat([first, second.expand(*first.shape[:-1], second.shape[-1])], -1)
@@ -84,7 +83,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second = cls._split(theta)
-        covariance = inverse_from_cholesky(factorize(-2 * second))
+        covariance = invert(-2 * second)
         return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
 
     @classmethod
@@ -95,7 +94,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
+        return definite(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
     @classmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:

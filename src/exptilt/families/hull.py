@@ -6,18 +6,30 @@ the point that lies farthest towards the target. It ends after finitely many rou
 normal of a hyperplane that separates m from every point: the certificate that no tilt has mean m.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from exptilt._support.linalg import is_concrete
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
     """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
+    above = mean if isinstance(lower, float) and lower == 0 else mean - lower
+    depth = _least(above if isinstance(upper, float) and upper == math.inf else torch.minimum(above, upper - mean))
+    if depth.numel() and is_concrete(depth) and bool(depth.amin() > 0):
+        return -depth
     outside = ((lower - mean).clamp_min(0) ** 2 + (mean - upper).clamp_min(0) ** 2).sum(-1).sqrt()
-    depth = torch.minimum(mean - lower, upper - mean).amin(-1)
     return torch.where(outside > 0, outside, -depth.clamp_min(0))
+
+
+def _least(x: Tensor) -> Tensor:
+    """Over the last axis, which is often one entry long; torch would still look for the least of it."""
+    return x.squeeze(-1) if x.shape[-1] == 1 else x.amin(-1)
 
 
 def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -> Tensor:

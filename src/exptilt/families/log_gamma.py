@@ -84,15 +84,15 @@ def log_gamma_and_digamma(a: Tensor) -> tuple[Tensor, Tensor]:
         >>> log_gamma_and_digamma(torch.tensor(4.0))  # log 6, 1 + 1/2 + 1/3 − 0.5772
         (tensor(1.7918), tensor(1.2561))
     """
-    return _swept(a) if _suits(a) else (torch.lgamma(a), torch.digamma(a))
+    return _swept(a) if suits(a) else (torch.lgamma(a), torch.digamma(a))
 
 
 def log_gamma(a: Tensor) -> Tensor:
     """Log Γ(a) at positive, finite a, entry by entry."""
-    return _swept(a)[0] if _suits(a) else torch.lgamma(a)
+    return _swept(a)[0] if suits(a) else torch.lgamma(a)
 
 
-def _suits(a: Tensor) -> bool:
+def suits(a: Tensor) -> bool:
     """Whether the kernel is used: many entries, in main memory, and nobody wants derivatives. Else torch, which has them."""
     if a.numel() < _MANY or a.device.type != "cpu" or not is_concrete(a):
         return False

@@ -152,6 +152,13 @@ class Measure(ABC):
         """
         return None
 
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        """What a Newton step should add to a mean ``reached (..., D)``: the difference, or that on a scale where the map is straighter.
+
+        To first order, where the two means are close, it must be the difference.
+        """
+        return wanted - reached
+
     def _diverges(self, eta: Tensor) -> Tensor | None:
         """``(...)``: where η is outside the natural domain, so that G is infinite. None says nowhere."""
         return None

@@ -127,6 +127,9 @@ class AnyMixture(Measure):
         excess = self.components._excess(mean.unsqueeze(-2), where.unsqueeze(-1))
         return None if excess is None else excess.amin(-1)
 
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        return self.components._step_for(reached, wanted)
+
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         """The components know their hull exactly: on its boundary the search has no end, however far it came."""
         solution = super()._natural(mean, tolerance, max_steps)

@@ -122,6 +122,6 @@ class NormalGamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
-        precision = standard_gamma(self.shape.expand(size), generator) / self.rate
+        precision = (standard_gamma(self.shape.expand(size), generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)
         noise = standard_normal(self.location, size, generator)
         return MeanPrecision(self.location + noise / (self.count * precision).sqrt(), precision)

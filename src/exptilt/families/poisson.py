@@ -95,7 +95,7 @@ class Poisson(ExponentialFamily):
         return cls(other.base_dist.rate)
 
     def _kl(self, other: Self) -> Tensor:
-        return (self.rate * (self.rate / other.rate).log() - self.rate + other.rate).sum(-1)
+        return torch.addcmul(other.rate - self.rate, self.rate, (self.rate / other.rate).log()).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return (self.rate * torch.expm1(eta)).sum(-1)
