@@ -17,6 +17,7 @@ from exptilt.families.digamma import (
     invert_multivariate_gap,
     multivariate_gap,
 )
+from exptilt.families.dirichlet import Dirichlet
 from exptilt.families.poisson import Poisson
 
 F64 = torch.float64
@@ -87,3 +88,15 @@ def test_poisson_entropy_on_both_sides_of_its_series(rate: float) -> None:
     count = np.arange(int(rate + 40 * rate**0.5 + 60))
     log_p = scipy.stats.poisson(rate).logpmf(count)
     assert float(Poisson(torch.tensor([rate], dtype=F64)).entropy()) == pytest.approx(-(np.exp(log_p) * log_p).sum(), rel=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_dirichlet_inversion_from_one_end_to_the_other(dtype: torch.dtype) -> None:
+    """Entries that differ by sixteen (eight) orders of magnitude: Newton alone went astray there and ended in NaN."""
+    reach = 8 if dtype == F64 else 4
+    power = torch.rand(1000, 2, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 2 * reach - reach
+    mean = Dirichlet(10**power).mean_parameter
+    mean = mean[torch.logsumexp(mean, -1) < 0]  # rounding puts a few on the boundary
+    found = Dirichlet(invert_dirichlet(mean))
+    error = (found.mean_parameter - mean).abs().amax(-1)
+    assert bool((error <= torch.finfo(dtype).eps ** 0.5 * (1 + mean.abs().amax(-1))).all())

@@ -86,21 +86,27 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     """The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
 
     First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows, and log (R − S)/(K − R) is
-    nearly −log τ + const at both ends. Then Newton on all entries, whose Hessian is a diagonal minus a rank-one matrix.
+    nearly −log τ + const at both ends: Newton's steps on that, kept between the totals known to be too small and too large. Then Newton on
+    all entries, whose Hessian is a diagonal minus a rank-one matrix.
     """
     count = mean.shape[-1]
     s = mean.exp().sum(-1)
-    target = ((1 - s) / (count - 1)).log()
-    total = (count - s) / (2 * (1 - s))
-    for _ in range(6):
+    left = -torch.expm1(torch.logsumexp(mean, -1))  # 1 − S, to all digits
+    target = (left / (count - 1)).log()
+    total = (count - s) / (2 * left)
+    low, high = torch.full_like(total, 1e-30), torch.full_like(total, 1e30)
+    for _ in range(60 if is_concrete(total) else 12):
         alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1), 3)
         ratio = alpha.sum(-1) / total
         slope = (_trigamma(total).unsqueeze(-1) / _trigamma(alpha)).sum(-1) - ratio
         offset = target - ((ratio - s).clamp_min(1e-300) / (count - ratio).clamp_min(1e-300)).log()
         change = offset / (slope / (ratio - s) + slope / (count - ratio))
-        change = change.nan_to_num(0.0, 0.0, 0.0).clamp(-16, 16)
-        total = total * change.exp()
-        if is_concrete(change) and bool((change.abs() < 1e-3).all()):
+        low, high = torch.where(ratio > 1, total, low), torch.where(ratio > 1, high, total)
+        new = total * change.clamp(-16, 16).exp()
+        new = torch.where((new > low) & (new < high), new, low.sqrt() * high.sqrt())
+        settled = (new - total).abs() < 1e-3 * total
+        total = new
+        if is_concrete(settled) and bool(settled.all()):
             break  # close enough for the steps below; where values cannot be looked at, all rounds are taken
     alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
     for _ in range(3):
@@ -113,4 +119,5 @@ def _dirichlet_step(alpha: Tensor, mean: Tensor) -> Tensor:
     slope = torch.digamma(alpha) - torch.digamma(total) - mean
     q = _trigamma(alpha)
     shared = (slope / q).sum(-1, keepdim=True) / ((1 / q).sum(-1, keepdim=True) - 1 / _trigamma(total))
-    return torch.maximum(alpha - (slope - shared) / q, alpha / 4)
+    new = torch.maximum(alpha - (slope - shared) / q, alpha / 4)
+    return torch.where(new.isfinite(), new, alpha)
