@@ -79,7 +79,7 @@ def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: in
 
 
 def _weighted(log_weight: Tensor, value: Tensor) -> Tensor:
-    """log ω_b + value_ab, −inf where ω_b is 0 whatever the value."""
+    """Log ω_b + value_ab, −inf where ω_b is 0 whatever the value."""
     weight = log_weight.unsqueeze(-2)
     return weight + torch.where(weight > -torch.inf, value, 0.0)
 
