@@ -165,7 +165,9 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
         log_p, log_q = _at_points(p, p), _at_points(q, p)  # every point with every other: slow, but the same for whatever values
     elif isinstance(q, Empirical):
         if p.points is not q.points and not (p.points.shape == q.points.shape and bool((p.points == q.points).all())):
-            raise ArgumentError("kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf.")
+            raise ArgumentError(
+                "kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf."
+            )
         group = _repeated(p.points)
         log_p, log_q = _merged(p.log_probability, group), _merged(q.log_probability, group)
     else:
