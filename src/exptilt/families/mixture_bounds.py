@@ -68,14 +68,16 @@ def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: in
     psi = log_p.unsqueeze(-1) + log_q.unsqueeze(-2)
     phi = psi
     for _ in range(rounds):
-        score = psi - divergence
-        # A row without any weight, or with infinite divergences alone, has no softmax: any will do, for it costs nothing or infinity.
-        alive = (score > -torch.inf).any(-1, keepdim=True)
-        phi = log_p.unsqueeze(-1) + torch.log_softmax(torch.where(alive, score, 0.0), -1)
-        column = torch.logsumexp(phi, -2, keepdim=True)
-        psi = torch.where(column > -torch.inf, log_q.unsqueeze(-2) + phi - column, -torch.inf)
+        phi = log_p.unsqueeze(-1) + _log_softmax(psi - divergence, -1)
+        psi = log_q.unsqueeze(-2) + _log_softmax(phi, -2)
     cost = torch.where(phi > -torch.inf, phi - psi + divergence, 0.0)
     return (phi.exp() * cost).sum((-2, -1))
+
+
+def _log_softmax(score: Tensor, dim: int) -> Tensor:
+    """As torch's; uniform where all are −inf: such a line has no weight and costs nothing, or lies at an infinite divergence."""
+    alive = (score > -torch.inf).any(dim, keepdim=True)
+    return torch.log_softmax(torch.where(alive, score, 0.0), dim)
 
 
 def _weighted(log_weight: Tensor, value: Tensor) -> Tensor:
