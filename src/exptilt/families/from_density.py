@@ -129,8 +129,7 @@ class FromDensity(Measure):
             got = f"center {middle}, scale {width} for {dimension} dimensions"
             raise ArgumentError(f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}.")
         count = (801 if dimension == 1 else 257) if nodes is None else nodes
-        if not isinstance(count, Integral) or count < 3:
-            raise ArgumentError(f"FromDensity.quadrature: nodes must be an integer, 3 or more; got {count!r}.")
+        _check_count("quadrature: nodes", count, 3)
         axes = []
         for a, b, c, s in zip(low, high, middle, width, strict=True):
             reach = (3.8, 4.2, 3.4)[math.isinf(a) + math.isinf(b)]
@@ -161,8 +160,7 @@ class FromDensity(Measure):
                 else type(proposal).__name__
             )
             raise ArgumentError(f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}.")
-        if not isinstance(samples, Integral) or samples < 2:
-            raise ArgumentError(f"FromDensity.monte_carlo: samples must be an integer, 2 or more; got {samples!r}.")
+        _check_count("monte_carlo: samples", samples, 2)
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, (), proposal.base)
@@ -307,6 +305,13 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
         raise ArgumentError(f"FromDensity.quadrature: {name} must be a sequence of numbers, one per dimension; got {values!r}.") from None
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if not isinstance(count, Integral):
+        raise ArgumentError(f"FromDensity.{name} must be an integer; got {count!r}.")
+    if count < least:
+        raise ArgumentError(f"FromDensity.{name} must be {least} or more; got {count}.")
 
 
 def _axis_error(log_share: Tensor) -> Tensor:
