@@ -43,7 +43,7 @@ def conflicting(points: Array, mean: Array) -> list[int]:
     if alone.size:
         return [int(j) for j in alone]
     few = set(range(0, len(offset), max(1, len(offset) // _START)))
-    noise = 32 * np.finfo(float).eps * (1 + float(np.abs(mean / scale).max()))
+    noise = 32 * np.finfo(float).eps * (offset.shape[1] + float(np.abs(mean / scale).max()))
     every = list(range(offset.shape[1]))
     return _least(every, lambda columns: _separating(offset, columns, few)) or _least(
         every, lambda columns: columns if distance_from_origin(offset[:, columns]) > noise else []

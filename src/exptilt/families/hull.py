@@ -55,13 +55,18 @@ def _wolfe(cloud: Array, max_rounds: int) -> Array:
     start = int(np.argmin((cloud**2).sum(1)))
     active = [start]
     weight: Array = np.ones(1)
+    rounding = 4 * np.finfo(float).eps * cloud.shape[1] * scale
+    before = np.inf
     for _ in range(max_rounds):
         current = weight @ cloud[active]
         size = float(np.linalg.norm(current))
+        if size <= rounding or size >= before:  # each round comes nearer, until rounding keeps it from that
+            break
+        before = size
         scores = cloud @ current
         farthest = int(np.argmin(scores))
         # No point lies on the near side of the hyperplane through the current one: it is the nearest.
-        if size <= 1e-15 * scale or scores[farthest] >= scores[active].min() - 1e-13 * scale * size or farthest in active:
+        if scores[farthest] >= scores[active].min() - 1e-13 * scale * size or farthest in active:
             break
         active, weight = [*active, farthest], np.append(weight, 0.0)
         active, weight = _corral(cloud, active, weight)
