@@ -259,3 +259,72 @@ def test_draws_on_a_sphere_are_compared_with_the_sphere() -> None:
     assert drawn.tilt(torch.ones(3, dtype=F64)).base is drawn.base is uniform.base
     with pytest.raises(ValueError, match=r"different spaces, FromDensity \(a density on the sphere"):
         f.kl(drawn, f.Gaussian(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64)))
+
+
+def test_points_that_are_listed_twice() -> None:
+    points = numbers(1.0, 1.0, 2.0)[:, None]
+    p, q = f.Empirical(points, numbers(0.0, -math.inf, 0.0)), f.Empirical(points, numbers(-math.inf, 0.0, 0.0))
+    assert float(f.kl(p, q).value) == float(f.kl(q, p).value) == 0
+    g = torch.Generator().manual_seed(0)
+    x, (a, b) = torch.randint(0, 3, (4, 6, 2), generator=g).to(F64), torch.randn(2, 4, 6, dtype=F64, generator=g)
+    a[0, 0] = -math.inf
+    found = f.kl(f.Empirical(x, a), f.Empirical(x, b))
+    for i in range(4):
+        places = x[i].unique(dim=0)
+        log_p, log_q = f.Empirical(x[i], a[i]).log_prob(places), f.Empirical(x[i], b[i]).log_prob(places)
+        expected = torch.where(log_p > -math.inf, log_p.exp() * (log_p - log_q), 0.0).sum()
+        assert float(found.value[i]) == pytest.approx(float(expected), rel=1e-12)
+    by_vmap = torch.func.vmap(lambda x, a, b: f.kl(f.Empirical(x, a), f.Empirical(x, b)).value)(x, a, b)
+    torch.testing.assert_close(by_vmap, found.value)
+    far = f.kl(f.Empirical(points, numbers(-1.0, 0.0, -900.0)), f.Empirical(points, numbers(-900.0, -901.0, 0.0)))
+    assert 890 < float(far.value) < 900  # in logarithms throughout: e^−900 is no number
+
+
+def test_points_and_counts() -> None:
+    x, weight = numbers(0.0, 3.0, 3.0, 1.0)[:, None], numbers(0.0, 1.0, 2.0, -math.inf)
+    rates = numbers(1.0, 2.0, 5.0)[:, None]
+    found = f.kl(f.Empirical(x, weight), f.Poisson(rates))
+    p = torch.softmax(weight, 0)
+    p = torch.stack([p[0], p[1] + p[2]])
+    expected = (p * (p.log() - f.Poisson(rates[:, None]).log_prob(numbers(0.0, 3.0)[:, None]))).sum(-1)
+    torch.testing.assert_close(found.value, expected)
+    assert found.kind is f.Kind.EXACT
+    assert float(f.kl(f.Empirical(x + 0.5), f.Poisson(rates[0])).value) == math.inf
+    mixture = f.Mixture(numbers(0.0, 0.0, 0.0), f.Poisson(rates))
+    assert float(f.kl(f.Empirical(x[:1]), mixture).value) == pytest.approx(-float(mixture.log_prob(x[0])))
+    drawn = f.FromDensity.monte_carlo(
+        f.Poisson(rates[1]).log_prob, f.Poisson(rates[2]), samples=2000, generator=torch.Generator().manual_seed(0)
+    )
+    estimate = f.kl(f.Empirical(x, weight), drawn)
+    assert abs(float(estimate.value - expected[1])) < 5 * float(estimate.standard_error) < 0.5
+    with pytest.raises(ValueError, match=r"KL\(Poisson ‖ Empirical\) is infinite unless the points are all the outcomes"):
+        f.kl(f.Poisson(rates[0]), f.Empirical(x))
+    with pytest.raises(ValueError, match=r"a density.*KL\(Exponential ‖ Empirical\) is infinite\. Project first"):
+        f.kl(f.Exponential(rates[0]), f.Empirical(x))
+
+
+def test_batches_of_p_and_q_broadcast() -> None:
+    g = torch.Generator().manual_seed(5)
+    one = f.Gaussian(numbers(0.5), numbers(1.5)[None])
+    others = f.Gaussian(torch.arange(3, dtype=F64).reshape(3, 1, 1), numbers(2.0)[None])
+    tilts = torch.tensor([[0.1], [0.2]], dtype=F64)
+    truth = f.kl(one.tilt(tilts), others).value
+    assert truth.shape == (3, 2)
+    rule = f.FromDensity.quadrature(one.log_prob)
+    torch.testing.assert_close(f.kl(rule.tilt(tilts), others).value, truth)
+    torch.testing.assert_close(f.kl(rule, others).value, f.kl(one, others).value)
+    assert f.kl(rule, others).standard_error.shape == (3, 1)
+    same = f.GaussianMixture(torch.zeros(2, 2, dtype=F64), one.tilt(tilts).mean_vector[:, None].expand(2, 2, 1), one.covariance_matrix)
+    for p in (same, f.FromDensity.monte_carlo(one.log_prob, one, samples=2000, generator=g).tilt(tilts)):
+        found = f.kl(p, others, generator=g)
+        assert found.value.shape == found.lower.shape == found.standard_error.shape == (3, 2)
+        assert bool(((found.value - truth).abs() < 5 * found.standard_error).all())
+    for q in (one, same):
+        assert f.kl(f.GaussianMixture(numbers(0.0), numbers(0.0)[:, None], numbers(1.0)[None]), q, generator=g).value.shape == q.batch_shape
+
+
+def test_nodes_on_the_edge_of_a_support() -> None:
+    """The last nodes of (0, 1) round to 1, where a Beta has no density: they weigh nothing."""
+    box = f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0])
+    exact = f.kl(f.Beta(numbers(1.0), numbers(1.0)), f.Beta(numbers(2.0), numbers(0.5))).value
+    assert float(f.kl(box, f.Beta(numbers(2.0), numbers(0.5))).value) == pytest.approx(float(exact), rel=1e-10)

@@ -106,3 +106,55 @@ def test_bad_arguments() -> None:
         f.maximum_entropy(torch.ones(3, 1), names=["a", "b"])
     with pytest.raises(ValueError, match="outcomes, constraints"):
         f.maximum_entropy(torch.ones(3))
+
+
+@pytest.mark.parametrize("gap", [1e-6, 1e-9, 1e-11])
+def test_small_contradictions_are_named(gap: float) -> None:
+    """Equal columns with unequal means, and a mean that two constraints together put just beyond a side of the hull."""
+    g = torch.Generator().manual_seed(3)
+    a = torch.rand(200, 4, dtype=torch.float64, generator=g)
+    a[:, 2] = a[:, 0]
+    mean = a.mean(0)
+    mean[2] += gap
+    found = f.maximum_entropy(a, mean=mean)
+    assert found.status is f.Status.OUTSIDE
+    assert found.value.conflict == {(): ("0", "2")}
+    assert float(found.distance) == pytest.approx(gap / 2**0.5, rel=1e-3)
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3)
+    turned = torch.eye(3, dtype=torch.float64)
+    turned[:2, :2] = torch.tensor([[1.0, 0.3], [0.2, 1.0]])
+    normal = torch.tensor([1.0, -0.2, 0.0], dtype=torch.float64)
+    beyond = f.maximum_entropy(corners @ turned, mean=torch.tensor([1.1, 0.8, 0.5], dtype=torch.float64) + gap * normal)
+    assert beyond.value.conflict == {(): ("0", "1")}
+
+
+def test_distance_far_from_the_origin() -> None:
+    square = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 2)
+    found = f.Empirical(square + 1e7).natural(torch.tensor([3.0, 0.5], dtype=torch.float64) + 1e7)
+    assert found.status is f.Status.OUTSIDE
+    assert float(found.distance) == pytest.approx(2, rel=1e-7)
+
+
+def test_under_vmap() -> None:
+    a = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    mean = a.mean(0) + torch.tensor([[0.0], [0.01]], dtype=torch.float64)
+    found = torch.func.vmap(lambda m: f.maximum_entropy(a, mean=m).value.probability)(mean)
+    torch.testing.assert_close(found, f.maximum_entropy(a, mean=mean).value.probability)
+
+
+def test_arguments_by_their_own_names() -> None:
+    a = torch.rand(6, 2)
+    nan = torch.full((6,), torch.nan)
+    bad = [
+        ((a.numpy(),), {}, r"A must be a tensor \(..., outcomes, constraints\); got ndarray"),
+        ((a * torch.nan,), {}, r"maximum_entropy: A\[0, 0\] must be finite"),
+        ((a, nan), {}, r"maximum_entropy: b\[0\] must be a number below \+inf; got nan"),
+        ((a, torch.zeros(5)), {}, r"b must be \(..., 6\), one per row of A; got shape \(5,\)"),
+        ((a, torch.zeros(6).double()), {}, "got A torch.float32 on cpu, b torch.float64"),
+        ((a, torch.full((2, 6), -torch.inf)), {}, r"b\[0\] must be above −inf for some outcome"),
+        ((a,), {"mean": torch.zeros(3)}, r"mean must be \(..., 2\), one per column of A; got shape \(3,\)"),
+        ((a,), {"mean": nan[:2]}, r"maximum_entropy: mean\[0\] must be finite"),
+    ]
+    for arguments, named, message in bad:
+        with pytest.raises(ValueError, match=message):
+            f.maximum_entropy(*arguments, **named)  # type: ignore[arg-type]

@@ -137,3 +137,73 @@ def test_posterior_of_gaussians() -> None:
     assert counts.concentration.tolist() == [3, 1, 2]
     with pytest.raises(ValueError, match="Known: Beta with BernoulliProduct"):
         f.posterior(f.Dirichlet(torch.ones(3)), f.Gaussian, torch.ones(3, 3))
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("points", "family", "message"),
+    [
+        (column(1.0, -2.5), f.BernoulliProduct, r"points\[1\] must be in the support of BernoulliProduct.*got \[-2.5\]"),
+        (column(5.0, -0.2), f.Exponential, r"points\[1\] must be in the support of Exponential"),
+        (column(0.5, 2.0), f.Poisson, r"points\[0\] must be in the support of Poisson"),
+        (column(2.0, -1.0), f.Gamma, r"points\[1\] must be in the support of Gamma"),
+        (column(0.5, 1.0), f.Beta, r"points\[1\] must be in the support of Beta"),
+        (torch.eye(3) * 1.1, f.VonMisesFisher, r"points\[0\] must be in the support of VonMisesFisher"),
+        (torch.eye(3), f.Wishart, "Wishart is no family of vectors"),
+        (torch.eye(3), f.NormalGamma, "NormalGamma is no family of vectors"),
+        (torch.eye(3), f.NormalInverseWishart, "NormalInverseWishart is no family of vectors"),
+    ],
+)
+def test_points_off_the_support(points: torch.Tensor, family: type[f.ExponentialFamily], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        f.project(f.Empirical(points), family)
+
+
+def test_points_that_do_not_count_may_be_anywhere() -> None:
+    points = column(2.0, -1.0, 3.0).requires_grad_()
+    weight = torch.tensor([0.0, -torch.inf, 0.0], dtype=torch.float64)
+    fit = f.project(f.Empirical(points, weight), f.Gamma)
+    torch.testing.assert_close(fit.shape, f.project(f.Empirical(points[::2]), f.Gamma).shape)
+    (slope,) = torch.autograd.grad(fit.shape.sum(), points)
+    assert bool(slope.isfinite().all())
+    assert float(slope[1]) == 0
+    with pytest.raises(ValueError, match=r"points\[1, 1\] must be"):
+        f.project(f.Empirical(points, torch.stack([weight, 0 * weight.nan_to_num()])), f.Gamma)
+    with pytest.raises(ValueError, match=r"must be in the support of Gamma"):
+        f.project(f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2)), f.Gamma)
+    box = f.project(f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]), f.Beta)  # whose last nodes round to 1
+    torch.testing.assert_close(torch.cat([box.alpha, box.beta]), torch.ones(2, dtype=torch.float64))
+
+
+def test_waiting_times_are_gammas() -> None:
+    g = torch.Generator().manual_seed(0)
+    weight, rate = torch.tensor([0.0, 1.0, -torch.inf], dtype=torch.float64), column(1.0, 4.0, 9.0)
+    times, gammas = f.Mixture(weight, f.Exponential(rate)), f.Mixture(weight, f.Gamma(2 * torch.ones_like(rate), rate))
+    same = f.Mixture(weight, f.Gamma(torch.ones_like(rate), rate))
+    torch.testing.assert_close(f.project(times, f.Gamma).shape, f.project(same, f.Gamma).shape)
+    assert float(f.project(gammas, f.Exponential).rate) == pytest.approx(1 / float(gammas.mean()))
+    single = f.project(f.Exponential(rate[1]), f.Gamma)
+    torch.testing.assert_close(torch.cat([single.shape, single.rate]), torch.tensor([1.0, 4.0], dtype=torch.float64))
+    assert float(f.project(f.Gamma(rate[1], rate[2]), f.Exponential).rate) == pytest.approx(9 / 4)
+    drawn = f.project(f.Empirical(times.sample((20_000,), generator=g)), f.Gamma)
+    assert float(drawn.shape) == pytest.approx(float(f.project(times, f.Gamma).shape), rel=0.05)
+
+
+def test_observations_off_the_support() -> None:
+    coin, rate = f.Beta(torch.ones(1), torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1))
+    bad: list[tuple[Callable[[], object], str]] = [
+        (lambda: f.posterior(rate, f.Poisson, torch.tensor([[2.0], [-1.0]])), r"x\[1\] must be in the support of Poisson; got \[-1.0\]"),
+        (lambda: f.posterior(coin, f.BernoulliProduct, torch.tensor([[3.0]])), r"x\[0\] must be in the support of BernoulliProduct"),
+        (lambda: f.posterior(coin, f.BernoulliProduct, torch.ones(2, 1), weight=torch.tensor([1.0, -1])), r"weight\[1\] must be finite"),
+        (lambda: f.posterior(rate, f.Poisson, torch.tensor([[torch.nan]])), r"x\[0, 0\] must be finite"),
+        (lambda: f.posterior(rate, f.Poisson(torch.ones(1)), torch.ones(1, 1)), "got an instance of Poisson"),  # type: ignore[arg-type]
+        (lambda: f.expected_statistic(coin, 3), "expected_statistic: family must be"),  # type: ignore[arg-type]
+    ]
+    for call, message in bad:
+        with pytest.raises(ValueError, match=message):
+            call()
+    padded = f.posterior(coin, f.BernoulliProduct, torch.tensor([[1.0], [-1.0]]), weight=torch.tensor([1.0, 0.0]))
+    assert float(padded.alpha) == 2

@@ -103,25 +103,44 @@ def check_covariance(matrix: Tensor, name: str) -> None:
 def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
     """The symmetric part of each matrix plus the least multiple of the identity that lifts its eigenvalues to a floor.
 
-    Warns with the largest amount added to any matrix.
+    Warns with the largest amount added, and to which matrix.
 
     Args:
         matrix: ``(..., D, D)``.
-        floor: relative to the largest eigenvalue; default the square root of the dtype's precision.
+        floor: relative to the largest absolute eigenvalue, or to 1 where all are 0; default the square root of the dtype's precision.
 
     Returns:
         ``(..., D, D)``.
     """
+    if not isinstance(matrix, Tensor) or not matrix.is_floating_point() or matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        got = f"{matrix.dtype} {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ArgumentError(f"repaired: matrix must be a floating-point tensor (..., D, D); got {got}.")
+    if matrix.numel() == 0:
+        raise ArgumentError(f"repaired: there is no matrix to repair; got shape {tuple(matrix.shape)}.")
+    if floor is not None and not 0 < floor < math.inf:
+        raise ArgumentError(f"repaired: floor must be positive and finite; got {floor}.")
+    if is_concrete(matrix) and not bool(matrix.isfinite().all()):
+        raise ArgumentError(f"repaired: matrix[{_worst(~matrix.isfinite())}] is NaN or infinite, which cannot be repaired.")
     symmetric = (matrix + matrix.mT) / 2
     eigenvalues = torch.linalg.eigvalsh(symmetric)
+    largest = eigenvalues.abs().amax(-1, keepdim=True)
     relative = torch.finfo(matrix.dtype).eps ** 0.5 if floor is None else floor
-    wanted = relative * eigenvalues[..., -1:].clamp_min(torch.finfo(matrix.dtype).tiny)
-    added = (wanted - eigenvalues[..., :1]).clamp_min(0)
-    asymmetry, most = float((matrix - matrix.mT).abs().max()), float(added.max())
-    if asymmetry > 0 or most > 0:
-        text = f"repaired: added up to {most:.3g} to the diagonal and averaged away an asymmetry of up to {asymmetry:.3g}."
-        warnings.warn(text, ExptiltWarning, stacklevel=2)
+    added = (relative * torch.where(largest > 0, largest, 1.0) - eigenvalues[..., :1]).clamp_min(0)
+    if is_concrete(matrix):
+        gap, most = (matrix - matrix.mT).abs().amax((-2, -1)), added[..., 0]
+        if bool((gap > 0).any() | (most > 0).any()):
+            where = f" (matrix [{_worst(most)}])" if most.ndim and bool((most > 0).any()) else ""
+            added_most, averaged = (
+                f"added up to {float(most.max()):.3g} to the diagonal{where}",
+                f"an asymmetry of up to {float(gap.max()):.3g}",
+            )
+            warnings.warn(f"repaired: {added_most} and averaged away {averaged}.", ExptiltWarning, stacklevel=2)
     return symmetric + torch.diag_embed(added.expand_as(eigenvalues))
+
+
+def _worst(size: Tensor) -> str:
+    """Index of the largest entry, as text."""
+    return ", ".join(str(int(i)) for i in torch.unravel_index(size.to(torch.float64).argmax(), size.shape))
 
 
 def factorize(matrix: Tensor) -> Tensor:

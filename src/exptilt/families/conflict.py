@@ -10,10 +10,17 @@ each other, they were not needed. What remains is a set of which none can be lef
 
 Of many points few matter. Each program is solved over some of them, and those that its answer violates most are added until it violates
 none. If already the few cannot be separated from m, all of them cannot.
+
+A contradiction of size ε needs d of size 1/ε, which the program does not find much below ε = 1e-9. Then the distance of m from the hull
+decides instead, which is known to rounding.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import linprog
+
+from exptilt.families.hull import distance_from_origin
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 _START, _ADDED = 256, 64  # points to begin with, and added at a time
@@ -30,18 +37,28 @@ def conflicting(points: Array, mean: Array) -> list[int]:
         [1]
     """
     offset = points - mean
-    offset = offset / np.maximum(np.abs(offset).max(0), np.finfo(float).tiny)
+    scale = np.maximum(np.abs(offset).max(0), np.finfo(float).tiny)
+    offset = offset / scale
     alone = np.flatnonzero((offset > 0).all(0) | (offset < 0).all(0))
     if alone.size:
         return [int(j) for j in alone]
     few = set(range(0, len(offset), max(1, len(offset) // _START)))
-    kept = _separating(offset, list(range(offset.shape[1])), few)
+    noise = 32 * np.finfo(float).eps * (offset.shape[1] + float(np.abs(mean / scale).max()))
+    every = list(range(offset.shape[1]))
+    return _least(every, lambda columns: _separating(offset, columns, few)) or _least(
+        every, lambda columns: columns if distance_from_origin(offset[:, columns]) > noise else []
+    )
+
+
+def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) -> list[int]:
+    """A part of the columns of which none can be left out: `contradictory` gives those it needs among some, or none."""
+    kept = contradictory(columns)
     block = len(kept)
     while block > 1:
         block = (block + 1) // 2
         for start in reversed(range(0, len(kept), block)):
             rest = kept[:start] + kept[start + block :]
-            kept = (_separating(offset, rest, few) if 0 < len(rest) < len(kept) else []) or kept
+            kept = (contradictory(rest) if 0 < len(rest) < len(kept) else []) or kept
     return kept
 
 

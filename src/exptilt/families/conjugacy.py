@@ -18,6 +18,7 @@ from exptilt._support.linalg import pack
 from exptilt.families.bernoulli import BernoulliProduct
 from exptilt.families.beta import Beta
 from exptilt.families.categorical import Categorical
+from exptilt.families.checks import check_finite, check_values
 from exptilt.families.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.dirichlet import Dirichlet
 from exptilt.families.exponential import Exponential
@@ -51,19 +52,27 @@ _EVIDENCE: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Callabl
 }
 
 
+def in_support(family: type[ExponentialFamily], x: Tensor) -> Tensor | None:
+    """``(...)``: which ``x (..., D)`` are where members of the family have mass, the same for all of them. None says all."""
+    some = family._from_mean(family._typical_mean(family._statistic(x[..., :1, :])))
+    return some._support(x)
+
+
 def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, weight: Tensor | None = None) -> Prior:
     """The prior updated by observations of a likelihood that it is conjugate to.
 
     Args:
         prior: over the parameter of the likelihood, batch ``(...)``.
         likelihood: the family that the observations come from.
-        x: ``(..., n, D)``, n observations.
-        weight: ``(..., n)``, how often each counts; default once.
+        x: ``(..., n, D)``, n observations, in the support of the likelihood.
+        weight: ``(..., n)``, how often each counts, at least 0; default once.
 
     Example:
         >>> posterior(Beta(torch.ones(1), torch.ones(1)), BernoulliProduct, torch.tensor([[1.0], [1.0], [0.0]]))
         Beta(alpha=tensor([3.]), beta=tensor([2.]))
     """
+    if not isinstance(likelihood, type):
+        raise ArgumentError(f"posterior: likelihood must be a family, such as Poisson; got an instance of {type(likelihood).__name__}.")
     evidence = _EVIDENCE.get((type(prior), likelihood))
     if evidence is None:
         known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _EVIDENCE)
@@ -74,9 +83,16 @@ def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, w
     if weight is not None and (not isinstance(weight, Tensor) or weight.ndim < 1 or weight.shape[-1] not in (1, x.shape[-2])):
         got = str(tuple(weight.shape)) if isinstance(weight, Tensor) else type(weight).__name__
         raise ArgumentError(f"posterior: weight must be (..., {x.shape[-2]}), one for each observation; got {got}.")
+    check_finite("posterior", x=x)
+    if weight is not None:
+        check_values("posterior", "weight", weight, (weight >= 0) & weight.isfinite(), "finite and at least 0")
     each = evidence(x)
     if each.shape[-1] != prior.natural_parameter.shape[-1]:
         raise ArgumentError(f"posterior: x is {tuple(x.shape)}; its last axis does not fit the dimension of this {type(prior).__name__}.")
+    inside = in_support(likelihood, x)
+    if inside is not None:
+        valid = inside if weight is None else inside | (weight == 0)
+        check_values("posterior", "x", x.expand(*valid.shape, x.shape[-1]), valid, f"in the support of {likelihood.__name__}")
     if weight is not None:
         each = each * weight.unsqueeze(-1)
     return prior.update(each.sum(-2))

@@ -8,14 +8,18 @@ Within one exponential family it is a Bregman divergence of A, arguments swapped
 
 Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for certain (`mixture_bounds`). The
 `Estimate` that comes back says which it is.
+
+Points are compared with points and with counts: P(x) is then the mass of all that are listed at x, so a point may be listed twice.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import is_concrete
 from exptilt.families.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
@@ -24,7 +28,7 @@ from exptilt.families.family import ExponentialFamily
 from exptilt.families.from_density import FromDensity
 from exptilt.families.gamma import Gamma
 from exptilt.families.gaussian import Gaussian
-from exptilt.families.measure import Measure, make
+from exptilt.families.measure import Base, Measure, make
 from exptilt.families.mixture import AnyMixture
 from exptilt.families.mixture_bounds import kl_bounds
 
@@ -46,8 +50,10 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
         if not isinstance(measure, Measure):
             raise ArgumentError(f"kl: {name} must be a measure; got {type(measure).__name__}.")
     _check_batches(p, q)
-    if isinstance(p, Empirical) or isinstance(q, Empirical):
-        return Estimate.exact(_empirical(p, q))
+    if isinstance(p, Empirical):
+        return _from_points(p, q)
+    if isinstance(q, Empirical):
+        raise ArgumentError(_why_not_points(p))
     p, q = _common(p, q)
     _check_events(p, q)
     if isinstance(p, ExponentialFamily) and type(p) is type(q):
@@ -59,13 +65,20 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
         return Estimate.bounded(lower, upper)
     if samples < 2:
         raise ArgumentError(f"kl: samples must be 0 (bounds alone) or at least 2; got {samples}.")
-    x = p.sample((samples,), generator=generator)
-    return Estimate.sampled(p.log_prob(x) - q.log_prob(x), lower, upper)
+    x = _aligned(p.sample((samples,), generator=generator), p, lower.ndim)
+    return Estimate.sampled((p.log_prob(x) - q.log_prob(x)).expand(samples, *lower.shape), lower, upper)
+
+
+def _aligned(x: Any, p: Measure, ndim: int) -> Any:
+    """Draws ``(S,) + batch + event`` of p with axes of length one in front of its batch, so that it has ``ndim``."""
+    leaves, spec = pytree.tree_flatten(x)
+    ones = [1] * (ndim - len(p.batch_shape))
+    return pytree.tree_unflatten([leaf.reshape(leaf.shape[0], *ones, *leaf.shape[1:]) for leaf in leaves], spec)
 
 
 def _common(p: Measure, q: Measure) -> tuple[Measure, Measure]:
     """Both in the larger family where one contains the other."""
-    for small, large, widen in ((DiagonalGaussian, Gaussian, _full), (Exponential, Gamma, _gamma)):
+    for small, large, widen in ((DiagonalGaussian, Gaussian, _full), (Exponential, Gamma, as_gamma)):
         if isinstance(p, small) and isinstance(q, large):
             return widen(p), q
         if isinstance(p, large) and isinstance(q, small):
@@ -78,7 +91,8 @@ def _full(p: Measure) -> Measure:
     return make(Gaussian, mean_vector=p.mean_vector, covariance_matrix=torch.diag_embed(p.variance))
 
 
-def _gamma(p: Measure) -> Measure:
+def as_gamma(p: Measure) -> Gamma:
+    """An `Exponential` as the `Gamma` that it is."""
     p = cast(Exponential, p)
     return make(Gamma, shape=torch.ones_like(p.rate), rate=p.rate)
 
@@ -130,28 +144,75 @@ def _common_parts(first: Parts, second: Parts) -> tuple[Parts, Parts]:
 
 def _weighted(p: FromDensity, q: Measure) -> Estimate:
     """E_p by the nodes or draws that stand for p."""
+    batch = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    points = p.points.reshape(-1, *[1] * len(batch), p.dimension)
     weight = torch.softmax(p.log_weight, -1)
-    ratio = p.log_prob(p.points) - q.log_prob(p.points) if not p.batch_shape else _batched_ratio(p, q)
-    ratio = torch.where(weight > 0, ratio, 0.0)
+    ratio = (p.log_prob(points) - q.log_prob(points)).movedim(0, -1).expand(*batch, -1)
+    # A node that rounding put on the edge of q's support has no share to speak of.
+    least = torch.where(ratio.isinf(), torch.finfo(p.dtype).eps, 0.0)
+    ratio = torch.where(weight > least, ratio, 0.0)
     value = (weight * ratio).sum(-1)
     error = torch.where(value.isinf(), 0.0, p.expectation_error(ratio, -1.0))  # log p = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
 
 
-def _batched_ratio(p: FromDensity, q: Measure) -> Tensor:
-    points = p.points.reshape(-1, *[1] * len(p.batch_shape), p.dimension)
-    return (p.log_prob(points) - q.log_prob(points)).movedim(0, -1)
+def _from_points(p: Empirical, q: Measure) -> Estimate:
+    """Σ_n p_n (log P(x_n) − log Q(x_n)), where P(x) is the mass of every point listed at x."""
+    if not isinstance(q, Empirical) and q.base is not Base.COUNTING:
+        names = f"KL({type(p).__name__} ‖ {type(q).__name__})"
+        raise ArgumentError(f"kl: points and a density are never absolutely continuous to each other, {names} is infinite. Project first.")
+    if not is_concrete(p.points, *pytree.tree_leaves(q)):
+        log_p, log_q = _at_points(p, p), _at_points(q, p)  # every point with every other: slow, but the same for whatever values
+    elif isinstance(q, Empirical):
+        if p.points is not q.points and not (p.points.shape == q.points.shape and bool((p.points == q.points).all())):
+            raise ArgumentError(
+                "kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf."
+            )
+        group = _repeated(p.points)
+        log_p, log_q = _merged(p.log_probability, group), _merged(q.log_probability, group)
+    else:
+        log_p, log_q = _merged(p.log_probability, _repeated(p.points)), _at_points(q, p)
+    weight = p.log_probability.exp()
+    ratio = torch.where(p.log_weight > -torch.inf, log_p - log_q, 0.0)
+    value = (weight * ratio).sum(-1)
+    if not isinstance(q, FromDensity):
+        return Estimate.exact(value)
+    error = q.expectation_error(torch.zeros_like(q.log_weight), 1.0).expand_as(value)  # log q = log h − G
+    return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
 
 
-def _empirical(p: Measure, q: Measure) -> Tensor:
-    if not (isinstance(p, Empirical) and isinstance(q, Empirical)):
-        names = f"{type(p).__name__} and {type(q).__name__}"
-        raise ArgumentError(
-            f"kl: points and a density are never absolutely continuous to each other, KL({names}) is infinite. Project first."
-        )
-    if p.points is not q.points and not (p.points.shape == q.points.shape and bool((p.points == q.points).all())):
-        raise ArgumentError("kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf.")
-    log_p, log_q = p.log_probability, q.log_probability
-    alive = log_p > -torch.inf
-    safe_p = torch.where(alive, log_p, 0.0)
-    return torch.where(alive, safe_p.exp() * (safe_p - torch.where(alive, log_q, 0.0)), 0.0).sum(-1)
+def _at_points(q: Measure, p: Empirical) -> Tensor:
+    """Log q at the points of p, ``(..., N)``."""
+    ndim = len(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+    points = p.points.reshape(*[1] * (ndim + 2 - p.points.ndim), *p.points.shape)
+    return q.log_prob(points.movedim(-2, 0)).movedim(0, -1)
+
+
+def _repeated(points: Tensor) -> Tensor | None:
+    """For each of ``points (..., N, D)`` the number of the place it is at, ``(..., N)``; None if no two are at the same."""
+    first = points[..., 0].sort(-1).values
+    if bool((first.diff(dim=-1) != 0).all()):
+        return None
+    clouds = points.detach().reshape(-1, *points.shape[-2:])
+    return torch.stack([torch.unique(cloud, dim=0, return_inverse=True)[1] for cloud in clouds]).reshape(points.shape[:-1])
+
+
+def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
+    """Log of the total weight at the place of each point, ``(..., N)``."""
+    if group is None:
+        return log_weight
+    log_weight, group = torch.broadcast_tensors(log_weight, group)
+    top = torch.full_like(log_weight, -torch.inf).scatter_reduce(-1, group, log_weight.detach(), "amax").gather(-1, group)
+    top = torch.where(top > -torch.inf, top, 0.0)
+    total = torch.zeros_like(log_weight).scatter_add(-1, group, (log_weight - top).exp())
+    return total.gather(-1, group).log() + top
+
+
+def _why_not_points(p: Measure) -> str:
+    name = type(p).__name__
+    if p.base is not Base.COUNTING:
+        return f"kl: points and a density are never absolutely continuous to each other, KL({name} ‖ Empirical) is infinite. Project first."
+    return (
+        f"kl: KL({name} ‖ Empirical) is infinite unless the points are all the outcomes of the {name}. "
+        "If they are, pass p as Empirical(points, p.log_prob(points))."
+    )

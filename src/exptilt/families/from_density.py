@@ -7,25 +7,28 @@ at both ends whatever the domain (line, half-line, interval), then the trapezoid
 dimension they may be draws of a proposal q with v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting
 reweights them.
 
-How far G may be off is reported, never guessed at: `log_normalizer_error` is the change of G when every second node is left out
-(quadrature), or the standard error by the delta method (Monte Carlo).
+How far G may be off is reported, never guessed at: `log_normalizer_error` is the standard error by the delta method (Monte Carlo), or the
+change of G when every second node is left out, and what lies beyond the last node of an axis if the integrand goes on falling as it does
+from the last but one (quadrature). Where it does not fall the integral may diverge, and where fewer than three nodes hold the mass it may
+be anything: the error is infinite.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
-from exptilt.families.checks import check_log_weight
+from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.solution import Solution
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
-from exptilt.families.hull import box_excess
+from exptilt.families.hull import box_excess, ended_on_boundary
 from exptilt.families.measure import STATIC, Base, Measure, make
 
 LogDensity = Callable[[Tensor], Tensor]
@@ -113,24 +116,24 @@ class FromDensity(Measure):
             nodes: per dimension, odd numbers give the best error estimate; default 801 in one dimension, 257 in two.
             dtype: of the result.
         """
-        dimension = len(lower)
-        if dimension not in (1, 2) or len(upper) != dimension or any(not low < high for low, high in zip(lower, upper, strict=True)):
-            got = f"lower {tuple(lower)}, upper {tuple(upper)}"
+        low, high = _numbers("lower", lower), _numbers("upper", upper)
+        dimension = len(low)
+        if dimension not in (1, 2) or len(high) != dimension or any(not a < b for a, b in zip(low, high, strict=True)):
+            got = f"lower {low}, upper {high}"
             raise ArgumentError(
                 f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
             )
-        middle, width = center or (0.0,) * dimension, scale or (1.0,) * dimension
+        middle = (0.0,) * dimension if center is None else _numbers("center", center)
+        width = (1.0,) * dimension if scale is None else _numbers("scale", scale)
         if len(middle) != dimension or len(width) != dimension or any(not 0 < s < math.inf for s in width):
-            got = f"center {tuple(middle)}, scale {tuple(width)} for {dimension} dimensions"
+            got = f"center {middle}, scale {width} for {dimension} dimensions"
             raise ArgumentError(f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}.")
         count = (801 if dimension == 1 else 257) if nodes is None else nodes
-        if count < 3:
-            raise ArgumentError(f"FromDensity.quadrature: nodes must be 3 or more; got {count}.")
+        _check_count("quadrature: nodes", count, 3)
         axes = []
-        for low, high, c, s in zip(lower, upper, middle, width, strict=True):
-            finite = math.isfinite(low) and math.isfinite(high)
-            reach = 3.4 if math.isinf(low) and math.isinf(high) else 3.8 if finite else 4.2
-            axes.append(Axis(low, high, c, s, reach, count))
+        for a, b, c, s in zip(low, high, middle, width, strict=True):
+            reach = (3.8, 4.2, 3.4)[math.isinf(a) + math.isinf(b)]
+            axes.append(Axis(a, b, c, s, reach, int(count)))
         places = [axis.place(axis.places()) for axis in axes]
         grid = torch.meshgrid(*(x for x, _ in places), indexing="ij")
         volume = torch.meshgrid(*(v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True)), indexing="ij")
@@ -157,8 +160,7 @@ class FromDensity(Measure):
                 else type(proposal).__name__
             )
             raise ArgumentError(f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}.")
-        if samples < 2:
-            raise ArgumentError(f"FromDensity.monte_carlo: samples must be 2 or more; got {samples}.")
+        _check_count("monte_carlo: samples", samples, 2)
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, (), proposal.base)
@@ -170,7 +172,13 @@ class FromDensity(Measure):
         if log_weight.shape != points.shape[:-1]:
             got = f"{tuple(log_weight.shape)} for {tuple(points.shape)}"
             raise ArgumentError(f"FromDensity: log_density must map (N, D) to (N,); got {got}.")
-        check_log_weight("FromDensity", log_weight)
+        if is_concrete(log_weight):
+            bad = log_weight.isnan() | (log_weight == torch.inf)
+            if bool(bad.any()):
+                got = f"{float(log_weight[bad][0])} at x = {points[bad][0].tolist()}"
+                raise ArgumentError(f"FromDensity: log_density must be a number below +inf, −inf where there is no mass; got {got}.")
+            if not bool((log_weight > -torch.inf).any()):
+                raise ArgumentError("FromDensity: log_density is −inf at all nodes or draws: no mass was found. Move them to where it is.")
         return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes, base)
 
     @property
@@ -195,7 +203,7 @@ class FromDensity(Measure):
             eta: ``(..., D)``.
 
         Returns:
-            ``(...)``.
+            ``(...)``, infinite where the integral may diverge or too few nodes hold the mass.
         """
         score = (self._checked(eta, "eta").unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
@@ -203,7 +211,11 @@ class FromDensity(Measure):
         grid = score.unflatten(-1, tuple(axis.nodes for axis in self.axes))
         half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
         coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
-        return (torch.logsumexp(score, -1) - coarse).abs()
+        total = torch.logsumexp(score, -1)
+        error = (total - coarse).abs()
+        for marginal in [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]:
+            error = error + _axis_error(marginal - total.unsqueeze(-1))
+        return error
 
     def _support(self, x: Tensor) -> Tensor | None:
         if not self.axes:
@@ -272,11 +284,50 @@ class FromDensity(Measure):
         weight = self.atoms._tilt(eta).log_weight
         return dataclasses.replace(self, log_weight=weight, shift=self.shift + eta)
 
+    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
+        """A box is known exactly: on its boundary the search has no end, however far it came."""
+        solution = super()._natural(mean, tolerance, max_steps)
+        return ended_on_boundary(solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)) if self.axes else None)
+
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """Infinite for a density, which gives no mass to the sides of its box."""
+        return torch.full_like(reached, torch.inf) if self.axes else reached
+
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         if not self.axes:
             return self.atoms._excess(mean, where)
         lower, upper = (mean.new_tensor([axis[end] for axis in self.axes]) for end in (0, 1))
         return box_excess(mean, lower, upper)
+
+
+def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"FromDensity.quadrature: {name} must be a sequence of numbers, one per dimension; got {values!r}.") from None
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if not isinstance(count, Integral):
+        raise ArgumentError(f"FromDensity.{name} must be an integer; got {count!r}.")
+    if count < least:
+        raise ArgumentError(f"FromDensity.{name} must be {least} or more; got {count}.")
+
+
+def _axis_error(log_share: Tensor) -> Tensor:
+    """How far the log of a sum may be off for what one axis misses, by the log-shares ``(..., nodes)`` of its nodes: ``(...)``.
+
+    Beyond either end a share s that falls by the ratio r from node to node leaves s r / (1 − r). Below rounding a share is nothing.
+    """
+    precision = torch.finfo(log_share.dtype).eps
+    beyond = torch.zeros_like(log_share[..., 0])
+    for last, before in ((log_share[..., 0], log_share[..., 1]), (log_share[..., -1], log_share[..., -2])):
+        ratio = (last - before).exp()
+        rest = torch.where(ratio < 1, last.exp() * ratio / (1 - ratio), torch.inf)
+        beyond = beyond + torch.where(last > math.log(precision), rest, 0.0)
+    # A Gaussian bump that two nodes hold may be off by a hundredth without a difference between every second node; for three it is 1e-6.
+    held = 1 / (2 * log_share).exp().sum(-1)
+    return torch.where(held < 3, torch.inf, torch.log1p(beyond))
 
 
 def _delta_error(weight: Tensor, values: Tensor, share: float) -> Tensor:

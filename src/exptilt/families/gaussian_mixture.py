@@ -65,7 +65,7 @@ class GaussianMixture(AnyMixture):
         return self.mean_vector.shape[-1]
 
     def _tilt(self, eta: Tensor) -> Self:
-        mean = self.components._mean(eta.unsqueeze(-2))
+        mean = self.components._mean(self._each(eta))
         return make(type(self), log_weight=self._scores(eta), mean_vector=mean, covariance_matrix=self.covariance_matrix)
 
     def _to_torch(self) -> distributions.MixtureSameFamily:

@@ -7,12 +7,14 @@ normal of a hyperplane that separates m from every point: the certificate that n
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.linalg import is_concrete
+from exptilt._support.solution import Solution, Status
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -32,6 +34,13 @@ def _least(x: Tensor) -> Tensor:
     return x.squeeze(-1) if x.shape[-1] == 1 else x.amin(-1)
 
 
+def ended_on_boundary(solution: Solution[Tensor], excess: Tensor | None) -> Solution[Tensor]:
+    """The solution, which on the boundary of the hull is none however far the search came: ``excess (...)`` is exactly 0 there."""
+    if excess is None:
+        return solution
+    return replace(solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8))
+
+
 def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -> Tensor:
     """The point of the hull of ``points (N, D)`` nearest to ``target (D)``.
 
@@ -40,33 +49,44 @@ def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -
         >>> nearest_in_hull(square, torch.tensor([3.0, 0.5]))
         tensor([1.0000, 0.5000])
     """
-    cloud = points.detach().cpu().double().numpy()
     goal = target.detach().cpu().double().numpy()
-    nearest = _wolfe(cloud, goal, max_rounds)
-    return torch.as_tensor(nearest).to(target)
+    cloud = points.detach().cpu().double().numpy() - goal  # first of all: far from the origin products would lose what tells points apart
+    return torch.as_tensor(goal + _wolfe(cloud, max_rounds)).to(target)
 
 
-def _wolfe(cloud: Array, goal: Array, max_rounds: int) -> Array:
-    scale = float(np.abs(cloud).max() + np.abs(goal).max()) or 1.0
-    start = int(np.argmin(((cloud - goal) ** 2).sum(1)))
+def distance_from_origin(cloud: Array, *, max_rounds: int = 1000) -> float:
+    """Distance of the hull of ``cloud (N, D)`` from the origin."""
+    return float(np.linalg.norm(_wolfe(cloud, max_rounds)))
+
+
+def _wolfe(cloud: Array, max_rounds: int) -> Array:
+    """The point of the hull nearest to the origin."""
+    scale = float(np.abs(cloud).max()) or 1.0
+    start = int(np.argmin((cloud**2).sum(1)))
     active = [start]
     weight: Array = np.ones(1)
+    rounding = 4 * np.finfo(float).eps * cloud.shape[1] * scale
+    before = np.inf
     for _ in range(max_rounds):
-        current = weight @ cloud[active] - goal
+        current = weight @ cloud[active]
+        size = float(np.linalg.norm(current))
+        if size <= rounding or size >= before:  # each round comes nearer, until rounding keeps it from that
+            break
+        before = size
         scores = cloud @ current
         farthest = int(np.argmin(scores))
         # No point lies on the near side of the hyperplane through the current one: it is the nearest.
-        if scores[farthest] >= scores[active].min() - 1e-13 * scale * scale or farthest in active:
+        if scores[farthest] >= scores[active].min() - 1e-13 * scale * size or farthest in active:
             break
         active, weight = [*active, farthest], np.append(weight, 0.0)
-        active, weight = _corral(cloud, goal, active, weight)
+        active, weight = _corral(cloud, active, weight)
     return np.asarray(weight @ cloud[active])
 
 
-def _corral(cloud: Array, goal: Array, active: list[int], weight: Array) -> tuple[list[int], Array]:
+def _corral(cloud: Array, active: list[int], weight: Array) -> tuple[list[int], Array]:
     """Move to the nearest point of the affine hull of the active set, dropping points until it lies within their hull."""
     while True:
-        wanted = _affine_weights(cloud[active] - goal)
+        wanted = _affine_weights(cloud[active])
         if (wanted > 1e-14).all() or len(active) == 1:
             return active, wanted
         falling = wanted <= 1e-14

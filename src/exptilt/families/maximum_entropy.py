@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
+from exptilt._support.linalg import dot, is_concrete
 from exptilt._support.solution import Solution, Status
+from exptilt.families.checks import check_finite, check_tensors, check_values
 from exptilt.families.conflict import conflicting
 from exptilt.families.empirical import Empirical
 
@@ -33,7 +34,8 @@ class MaximumEntropy:
         primal: ``(...)``, log Σ e^{Ax+b} − <c,x>.
         dual: ``(...)``, <b,ν> + H(ν).
         gap: ``(...)``, primal − dual.
-        conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that contradict each other.
+        conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that contradict each other; empty
+            under `torch.func`, where nobody can look.
     """
 
     log_probability: Tensor
@@ -78,12 +80,7 @@ def maximum_entropy(
         >>> found.status.name, [round(p, 4) for p in found.value.probability.tolist()]
         ('CONVERGED', [0.0544, 0.0788, 0.1142, 0.1654, 0.2398, 0.3475])
     """
-    if not isinstance(A, Tensor) or A.ndim < 2:
-        raise ArgumentError(
-            f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {getattr(A, 'shape', type(A).__name__)}."
-        )
-    if 0 in A.shape[-2:]:
-        raise ArgumentError(f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}.")
+    _check(A, b, mean)
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
         raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")
@@ -102,8 +99,31 @@ def maximum_entropy(
     return Solution(value, solution.code, solution.residual, solution.steps, solution.distance)
 
 
+def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
+    """Raise unless the arguments are what they should be, by the names they have here."""
+    if not isinstance(A, Tensor) or A.ndim < 2:
+        got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else type(A).__name__
+        raise ArgumentError(f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {got}.")
+    if 0 in A.shape[-2:]:
+        raise ArgumentError(f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}.")
+    given = {"b": (b, 1), "mean": (mean, 1)}
+    check_tensors("maximum_entropy", {"A": (A, 2), **{name: (x, axes) for name, (x, axes) in given.items() if x is not None}})
+    check_finite("maximum_entropy", A=A)
+    if mean is not None:
+        if mean.shape[-1] != A.shape[-1]:
+            raise ArgumentError(f"maximum_entropy: mean must be (..., {A.shape[-1]}), one per column of A; got shape {tuple(mean.shape)}.")
+        check_finite("maximum_entropy", mean=mean)
+    if b is not None:
+        if b.shape[-1] != A.shape[-2]:
+            raise ArgumentError(f"maximum_entropy: b must be (..., {A.shape[-2]}), one per row of A; got shape {tuple(b.shape)}.")
+        check_values("maximum_entropy", "b", b, ~b.isnan() & (b < torch.inf), "a number below +inf")
+        check_values("maximum_entropy", "b", b, (b > -torch.inf).any(-1), "above −inf for some outcome")
+
+
 def _conflicts(base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str, ...]) -> dict[tuple[int, ...], tuple[str, ...]]:
-    found = {}
+    found: dict[tuple[int, ...], tuple[str, ...]] = {}
+    if not is_concrete(outside):
+        return found
     for index in map(tuple, outside.nonzero().tolist()):
         points = base.points.expand(*outside.shape, *base.points.shape[-2:])[index]
         alive = base.log_weight.expand(*outside.shape, -1)[index] > -torch.inf

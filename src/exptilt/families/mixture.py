@@ -7,7 +7,7 @@ so once for all; `Mixture` holds components of any exponential family, `Gaussian
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.solution import Solution, Status
+from exptilt._support.linalg import is_concrete
+from exptilt._support.solution import Solution
 from exptilt.families import mixture_bounds
-from exptilt.families.checks import check_log_weight
+from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.estimate import Estimate
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.hull import ended_on_boundary
 from exptilt.families.measure import Base, Measure, make
 
 
@@ -70,7 +72,7 @@ class AnyMixture(Measure):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
         """Draws ``shape + batch + event``: a component by weight, then one draw of it."""
-        draws = self.components._sample(shape, generator)
+        draws = self._own_components()._sample(shape, generator)
         batch = (*shape, *self.batch_shape)
         cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1)
         uniform = torch.rand((*batch, 1), dtype=torch.float64, device=self.device, generator=generator) * cumulative[..., -1:]
@@ -79,7 +81,7 @@ class AnyMixture(Measure):
         def pick(leaf: Tensor) -> Tensor:
             event = leaf.shape[len(batch) + 1 :]
             chosen = index.reshape(*batch, *[1] * (len(event) + 1))
-            return torch.take_along_dim(leaf.expand(*batch, leaf.shape[len(batch)], *event), chosen, len(batch)).squeeze(len(batch))
+            return torch.take_along_dim(leaf, chosen, len(batch)).squeeze(len(batch))
 
         return pytree.tree_map(pick, draws)
 
@@ -100,24 +102,37 @@ class AnyMixture(Measure):
             raise ArgumentError(f"entropy: samples must be 0 (bounds alone) or at least 2; got {samples}.")
         return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
 
-    def _scores(self, eta: Tensor) -> Tensor:
+    def _own_components(self) -> ExponentialFamily:
+        """The components with the whole batch ``(..., K)``: none is shared by two mixtures, so none of their draws is."""
+        parts, batch = self.components, (*self.batch_shape, self.log_weight.shape[-1])
+        if tuple(parts.batch_shape) == batch:
+            return parts
+        return parts.map(lambda leaf, event: leaf.expand(*batch, *leaf.shape[leaf.ndim - event :]))
+
+    def _each(self, eta: Tensor) -> Tensor:
+        """η for every component, ``(..., K, D)`` or ``(..., 1, D)``: 0 for those without weight, whose integrals need not converge."""
         present = self.log_weight > -torch.inf
-        return torch.where(present, self.log_weight + self.components._log_normalizer(eta.unsqueeze(-2)), -torch.inf)
+        if is_concrete(present) and bool(present.all()):
+            return eta.unsqueeze(-2)
+        return torch.where(present.unsqueeze(-1), eta.unsqueeze(-2), 0.0)
+
+    def _scores(self, eta: Tensor) -> Tensor:
+        return self.log_weight + self.components._log_normalizer(self._each(eta))
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
-        diverges = self.components._diverges(eta.unsqueeze(-2))
-        return None if diverges is None else (diverges & (self.log_weight > -torch.inf)).any(-1)
+        diverges = self.components._diverges(self._each(eta))
+        return None if diverges is None else diverges.any(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return torch.logsumexp(self._scores(eta), -1)
 
     def _mean(self, eta: Tensor) -> Tensor:
         weight = torch.softmax(self._scores(eta), -1)
-        return (weight.unsqueeze(-1) * self.components._mean(eta.unsqueeze(-2))).sum(-2)
+        return (weight.unsqueeze(-1) * self.components._mean(self._each(eta))).sum(-2)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         weight = torch.softmax(self._scores(eta), -1)
-        spread = eta.unsqueeze(-2).expand(*weight.shape, eta.shape[-1])
+        spread = self._each(eta).expand(*weight.shape, eta.shape[-1])
         means = self.components._mean(spread)
         offset = means - (weight.unsqueeze(-1) * means).sum(-2, keepdim=True)
         within = (weight[..., None, None] * self.components._covariance(spread)).sum(-3)
@@ -133,10 +148,7 @@ class AnyMixture(Measure):
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         """The components know their hull exactly: on its boundary the search has no end, however far it came."""
         solution = super()._natural(mean, tolerance, max_steps)
-        excess = self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
-        if excess is None:
-            return solution
-        return replace(solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8))
+        return ended_on_boundary(solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)))
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         excess = None if self.base is Base.COUNTING else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
@@ -164,11 +176,17 @@ class Mixture(AnyMixture):
     def __post_init__(self) -> None:
         if not isinstance(self.family, ExponentialFamily):
             raise ArgumentError(f"Mixture: family must be an ExponentialFamily with batch (..., K); got {type(self.family).__name__}.")
+        # A field that all components share gets an axis for them, so that it is never mistaken for batch.
+        shared = self.family.map(lambda leaf, event: leaf if leaf.ndim > event else leaf.unsqueeze(0))
+        names = [f"{type(shared).__name__}.{name}" for name in shared.event_dims]
+        parts = {name: (leaf, event + 1) for name, (leaf, event) in zip(names, shared._leaves(), strict=True)}
+        check_tensors("Mixture", {"log_weight": (self.log_weight, 1), **parts})
         batch = self.family.batch_shape
-        if not isinstance(self.log_weight, Tensor) or not batch or self.log_weight.shape[-1] != batch[-1]:
-            got = tuple(self.log_weight.shape) if isinstance(self.log_weight, Tensor) else type(self.log_weight).__name__
-            raise ArgumentError(f"Mixture: log_weight must be (..., K) for components with batch (..., K); got {got} and {tuple(batch)}.")
+        if not batch or self.log_weight.shape[-1] != batch[-1]:
+            got = f"{tuple(self.log_weight.shape)} and {tuple(batch)}"
+            raise ArgumentError(f"Mixture: log_weight must be (..., K) for components with batch (..., K); got {got}.")
         check_log_weight("Mixture", self.log_weight)
+        object.__setattr__(self, "family", shared)
 
     @property
     def components(self) -> ExponentialFamily:
@@ -184,9 +202,20 @@ class Mixture(AnyMixture):
         return [(self.log_weight, 1), *((leaf, event + 1) for leaf, event in self.family._leaves())]
 
     def _tilt(self, eta: Tensor) -> Self:
-        spread = eta.unsqueeze(-2)
-        return make(type(self), log_weight=self._scores(eta), family=self.family._tilt(spread))
+        return make(type(self), log_weight=self._scores(eta), family=self.family._tilt(self._each(eta)))
 
     def _to_torch(self) -> distributions.MixtureSameFamily:
         """The same as a `torch.distributions.MixtureSameFamily`, where the components exist there."""
-        return distributions.MixtureSameFamily(distributions.Categorical(logits=self.log_weight), self.family.to_torch())
+        weight = distributions.Categorical(logits=self.log_weight.expand(*self.batch_shape, -1))
+        return distributions.MixtureSameFamily(weight, self._own_components().to_torch())
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From a `MixtureSameFamily` whose components are of a family that is known here."""
+        for family in ExponentialFamily.__subclasses__():
+            try:
+                parts = family.from_torch(other.component_distribution)
+            except ArgumentError:
+                continue
+            return cls(torch.as_tensor(other.mixture_distribution.logits), parts)
+        raise ArgumentError(f"Mixture.from_torch: no family here is a {type(other.component_distribution).__name__}.")

@@ -23,10 +23,8 @@ def pairwise_kl(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
 
 
 def pairwise_overlap(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
-    """Log ∫ f_a g_b, ``(..., A, B)``; infinite where it diverges or is not known."""
+    """Log ∫ f_a g_b, ``(..., A, B)``, for families whose base measure is 1; infinite where it diverges."""
     rows, columns = _pairs(f, g)
-    if not f.flat_base:
-        return torch.full(torch.broadcast_shapes(rows.batch_shape, columns.batch_shape), torch.inf, dtype=f.dtype, device=f.device)
     return rows._overlap(columns)
 
 
@@ -37,29 +35,32 @@ def _pairs(f: ExponentialFamily, g: ExponentialFamily) -> tuple[ExponentialFamil
     return rows, columns
 
 
-def expected_log_bounds(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)`` each."""
-    weight = log_weight.unsqueeze(-2)
-    lower = torch.logsumexp(weight - pairwise_kl(f, g), -1) - f.entropy()
-    return lower, torch.logsumexp(weight + pairwise_overlap(f, g), -1)
+def log_lower(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> Tensor:
+    """The variational lower bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``."""
+    return torch.logsumexp(_weighted(log_weight, -pairwise_kl(f, g)), -1) - f.entropy()
+
+
+def log_upper(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> Tensor | None:
+    """Jensen's upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``; None where the overlaps are not known."""
+    return torch.logsumexp(_weighted(log_weight, pairwise_overlap(f, g)), -1) if f.flat_base else None
 
 
 def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Tensor]:
     """Lower and upper bound on the entropy of a mixture with normalised log-weights ``(..., K)``: ``(...)`` each."""
-    low, high = expected_log_bounds(f, log_weight, f)
     weight = log_weight.exp()
-    # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `low` includes the right side.
-    within = _expect(weight, f.entropy())
-    return torch.maximum(within, -_expect(weight, high)), -_expect(weight, low)
+    # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `log_lower` includes the right side.
+    within, high = _expect(weight, f.entropy()), log_upper(f, log_weight, f)
+    lower = within if high is None else torch.maximum(within, -_expect(weight, high))
+    return lower, -_expect(weight, log_lower(f, log_weight, f))
 
 
 def kl_bounds(log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: ExponentialFamily, rounds: int = 30) -> tuple[Tensor, Tensor]:
     """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), log-weights normalised ``(..., A)`` and ``(..., B)``: ``(...)`` each."""
-    weight = log_p.exp()
-    own, _ = expected_log_bounds(f, log_p, f)
-    _, other = expected_log_bounds(f, log_q, g)
-    lower = _expect(weight, own - other).clamp_min(0)
-    return lower, _coupling_bound(log_p, log_q, pairwise_kl(f, g), rounds)
+    upper = _coupling_bound(log_p, log_q, pairwise_kl(f, g), rounds)
+    other = log_upper(f, log_q, g)
+    if other is None:
+        return torch.zeros_like(upper), upper
+    return _expect(log_p.exp(), log_lower(f, log_p, f) - other).clamp_min(0), upper
 
 
 def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: int) -> Tensor:
@@ -67,13 +68,24 @@ def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: in
     psi = log_p.unsqueeze(-1) + log_q.unsqueeze(-2)
     phi = psi
     for _ in range(rounds):
-        phi = log_p.unsqueeze(-1) + torch.log_softmax(psi - divergence, -1)
-        column = torch.logsumexp(phi, -2, keepdim=True)
-        psi = torch.where(column > -torch.inf, log_q.unsqueeze(-2) + phi - column, -torch.inf)
-    cost = phi - psi + divergence
-    return torch.where(phi > -torch.inf, phi.exp() * cost, 0.0).sum((-2, -1))
+        phi = log_p.unsqueeze(-1) + _log_softmax(psi - divergence, -1)
+        psi = log_q.unsqueeze(-2) + _log_softmax(phi, -2)
+    cost = torch.where(phi > -torch.inf, phi - psi + divergence, 0.0)
+    return (phi.exp() * cost).sum((-2, -1))
+
+
+def _log_softmax(score: Tensor, dim: int) -> Tensor:
+    """As torch's; uniform where all are −inf: such a line has no weight and costs nothing, or lies at an infinite divergence."""
+    alive = (score > -torch.inf).any(dim, keepdim=True)
+    return torch.log_softmax(torch.where(alive, score, 0.0), dim)
+
+
+def _weighted(log_weight: Tensor, value: Tensor) -> Tensor:
+    """Log ω_b + value_ab, −inf where ω_b is 0 whatever the value."""
+    weight = log_weight.unsqueeze(-2)
+    return weight + torch.where(weight > -torch.inf, value, 0.0)
 
 
 def _expect(weight: Tensor, value: Tensor) -> Tensor:
     """Σ weight · value, where nothing times infinity is nothing."""
-    return torch.where(weight > 0, weight * value, 0.0).sum(-1)
+    return (weight * torch.where(weight > 0, value, 0.0)).sum(-1)

@@ -4,7 +4,7 @@ r"""M-projection: the member of a family nearest to a measure.
 
 so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are weighted averages of the
 components' mean parameters; for points it is the maximum-likelihood fit. Gaussian targets take mean and covariance, computed about the
-mean.
+mean. A measure with mass where the family has none is at an infinite distance from every member, and has no projection.
 """
 
 from typing import TypeVar
@@ -14,10 +14,15 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
+from exptilt.families.checks import check_values
+from exptilt.families.conjugacy import in_support
 from exptilt.families.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.divergence import as_gamma
 from exptilt.families.empirical import Empirical
+from exptilt.families.exponential import Exponential
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.from_density import FromDensity
+from exptilt.families.gamma import Gamma
 from exptilt.families.gaussian import Gaussian
 from exptilt.families.measure import Measure, make
 from exptilt.families.mixture import AnyMixture
@@ -33,7 +38,8 @@ def project(measure: Measure, family: type[Family]) -> Family:
         family: a class, such as `Gaussian` or `Gamma`.
 
     Returns:
-        A member with the batch of the measure. A `ConvergenceError` says if there is none (points on a line have no full Gaussian).
+        A member with the batch of the measure. Where there is none, an `ArgumentError` says why (a point off the support; points on a line,
+        whose covariance no Gaussian has), or a `ConvergenceError` (equal points, which no Gamma comes nearest to).
 
     Example:
         >>> from exptilt.families import GaussianMixture
@@ -41,10 +47,7 @@ def project(measure: Measure, family: type[Family]) -> Family:
         >>> g.mean_vector, g.covariance_matrix
         (tensor([0.]), tensor([[3.]]))
     """
-    if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
-        raise ArgumentError(f"project: family must be an exponential family such as Gaussian; got {family!r}.")
-    if not isinstance(measure, Measure):
-        raise ArgumentError(f"project: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}.")
+    _check("project", measure, family)
     moments = _about_the_mean(measure, family)
     if moments is not None:
         return moments
@@ -62,18 +65,54 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
     Returns:
         ``(..., K)``.
     """
-    if isinstance(measure, family):
-        return measure.mean_parameter
-    if isinstance(measure, AnyMixture) and isinstance(measure.components, family):
-        weight = measure.log_probability.exp().unsqueeze(-1)
-        return torch.where(weight > 0, weight * measure.components.mean_parameter, 0.0).sum(-2)
+    _check("expected_statistic", measure, family)
     if isinstance(measure, Empirical | FromDensity):
-        weight = torch.softmax(measure.log_weight, -1).unsqueeze(-1)
-        return torch.where(weight > 0, weight * family._statistic(measure.points), 0.0).sum(-2)
+        return _statistic_of_points(measure, family)
+    mean = _mean_parameter(measure.components if isinstance(measure, AnyMixture) else measure, family)
+    if mean is not None and isinstance(measure, AnyMixture):
+        weight = measure.log_probability.exp().unsqueeze(-1)
+        return (weight * torch.where(weight > 0, mean, 0.0)).sum(-2)
+    if mean is not None:
+        return mean
     kind = type(measure.components).__name__ + " mixture" if isinstance(measure, AnyMixture) else type(measure).__name__
     raise ArgumentError(
         f"project: the expected {family.__name__} statistic of a {kind} is not known. Sample it and project Empirical(draws)."
     )
+
+
+def _mean_parameter(member: Measure, family: type[ExponentialFamily]) -> Tensor | None:
+    """E[u] of a member of the family, or of one that is contained in it or contains it; None if it is not known."""
+    if isinstance(member, family):
+        return member.mean_parameter
+    if isinstance(member, Exponential) and family is Gamma:
+        return as_gamma(member).mean_parameter
+    if isinstance(member, Gamma) and family is Exponential:
+        return member.mean()
+    return None
+
+
+def _statistic_of_points(measure: Empirical | FromDensity, family: type[ExponentialFamily]) -> Tensor:
+    """Σ_n p_n u(x_n); an error if a point that counts is off the support."""
+    points, weight = measure.points, torch.softmax(measure.log_weight, -1)
+    shapes = family._from_mean(family._typical_mean(points.new_zeros(family._statistic_size(1)))).event_shapes
+    if [len(shape) for shape in shapes] != [1]:
+        raise ArgumentError(f"project: {family.__name__} is no family of vectors, but the points of {type(measure).__name__} are vectors.")
+    inside = in_support(family, points)
+    if inside is not None:
+        # Quadrature may round a node onto the edge of the support: there its share is below rounding.
+        counts = measure.log_weight > -torch.inf if isinstance(measure, Empirical) else weight > torch.finfo(weight.dtype).eps
+        valid = inside | ~counts
+        wanted = f"in the support of {family.__name__}, or else KL is infinite (log_weight −inf leaves it out)"
+        check_values("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
+        points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
+    return (weight.unsqueeze(-1) * family._statistic(points)).sum(-2)
+
+
+def _check(name: str, measure: Measure, family: type[ExponentialFamily]) -> None:
+    if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
+        raise ArgumentError(f"{name}: family must be an exponential family such as Gaussian; got {family!r}.")
+    if not isinstance(measure, Measure):
+        raise ArgumentError(f"{name}: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}.")
 
 
 def _about_the_mean(measure: Measure, family: type[Family]) -> Family | None:
