@@ -12,23 +12,46 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from exptilt.families.log_gamma import Array, remainder, remainders, run, suits
+from exptilt.families.log_gamma import Array, both_remainders, log_of_ratio, remainder, remainders, run, suits
 from exptilt.tilting.cpu.elementary import STRICT
 
 _NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it the difference loses four bits
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))
 
 
+@njit(fastmath=STRICT, error_model="numpy")
+def _deviance(x: float, gap: float, log_ratio: float) -> float:
+    v = gap / (2.0 * x + gap)
+    q = v * v
+    series = _SERIES[8]
+    for k in range(7, -1, -1):
+        series = series * q + _SERIES[k]
+    near = v * (gap - x * q * series)
+    return near if abs(gap) < _NEAR * x else gap - x * log_ratio
+
+
 @njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
 def _sweep(x: Array, gap: Array, log_ratio: Array, result: Array) -> None:
     for i in range(x.size):
-        v = gap[i] / (2.0 * x[i] + gap[i])
-        q = v * v
-        series = _SERIES[8]
-        for k in range(7, -1, -1):
-            series = series * q + _SERIES[k]
-        near = v * (gap[i] - x[i] * q * series)
-        result[i] = near if abs(gap[i]) < _NEAR * x[i] else gap[i] - x[i] * log_ratio[i]
+        result[i] = _deviance(x[i], gap[i], log_ratio[i])
+
+
+@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+def _sweep_pairs(x: Array, m: Array, result: Array) -> None:
+    for i in range(x.size):
+        result[i] = _deviance(x[i], m[i] - x[i], log_of_ratio(m[i], x[i]))
+
+
+@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+def _sweep_gammas(a: Array, b: Array, change: Array, log_rate: Array, result: Array) -> None:
+    for i in range(a.size):
+        gap = b[i] - a[i]
+        log_ratio = log_of_ratio(b[i], a[i])
+        means = _deviance(b[i], a[i] * change[i] - gap, log_rate[i] - log_ratio)
+        first, slope = both_remainders(a[i])
+        other, _ = both_remainders(b[i])
+        shapes = 0.5 * _deviance(1.0, gap / a[i], log_ratio) + (other - first) + gap * slope
+        result[i] = means + (shapes if shapes > 0.0 else 0.0)
 
 
 def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
@@ -50,16 +73,28 @@ def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
     return torch.where(near, v * (small - x * q * (series + _SERIES[0])), gap - x * log_ratio)
 
 
+def deviance_of(x: Tensor, m: Tensor) -> Tensor:
+    """D(x, m) of positive x and m, entry by entry."""
+    return run(_sweep_pairs, 1, x, m)[0] if suits(x, m) else deviance(x, m - x, m.log() - x.log())
+
+
 def log_excess(a: Tensor, b: Tensor) -> Tensor:
     """R − 1 − log r of r = a/b, entry by entry."""
     gap = (a - b) / b
     return deviance(torch.ones_like(gap), gap, a.log() - b.log())
 
 
-def shape_kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(Gamma(a, a) ‖ Gamma(b, b)), two of the same mean, entry by entry: log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)."""
+def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
+    r"""KL(Gamma(a, 1) ‖ Gamma(b, ρ)), entry by entry, from ρ − 1 and log ρ: of the means, and of the shapes at equal means.
+
+    D(b, aρ) + [log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)]
+    """
+    if suits(a, b, change, log_rate):
+        return run(_sweep_gammas, 1, a, b, change, log_rate)[0]
+    gap, log_ratio = b - a, b.log() - a.log()
     first, slope = remainders(a)
-    return not_negative(log_excess(b, a) / 2 + (remainder(b) - first) + (b - a) * slope)
+    shapes = deviance(torch.ones_like(gap), gap / a, log_ratio) / 2 + (remainder(b) - first) + gap * slope
+    return deviance(b, a * change - gap, log_rate - log_ratio) + not_negative(shapes)
 
 
 def not_negative(value: Tensor) -> Tensor:

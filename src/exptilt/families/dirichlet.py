@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
-from exptilt.families.deviance import deviance, not_negative, shape_kl
+from exptilt.families.deviance import gamma_kl, not_negative
 from exptilt.families.digamma import invert_dirichlet
 from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
@@ -23,15 +23,13 @@ from exptilt.families.measure import Base, make
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
     r"""KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis.
 
-    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>, with D of `deviance` and S of `shape_kl`, A = Σa, B = Σb:
+    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>: that of its gammas, at rates where their sums have the same mean, less that of the sums.
 
-        Σ_k [D(b_k, a_k B/A) + S(a_k, b_k)] − S(A, B)
+        Σ_k KL(Gamma(a_k, 1) ‖ Gamma(b_k, B/A)) − KL(Gamma(A, 1) ‖ Gamma(B, B/A)),     A = Σa,  B = Σb
     """
     total, others = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    gap = (a - b) + a * ((others - total) / total)
-    log_ratio = (a.log() - b.log()) + (others.log() - total.log())
-    each = deviance(b, gap, log_ratio) + shape_kl(a, b)
-    return not_negative(each.sum(-1) - shape_kl(total, others).squeeze(-1))
+    change, log_rate = (others - total) / total, others.log() - total.log()
+    return not_negative(gamma_kl(a, b, change, log_rate).sum(-1) - gamma_kl(total, others, change, log_rate).squeeze(-1))
 
 
 def dirichlet_entropy(a: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors, check_values
-from exptilt.families.deviance import deviance, shape_kl
+from exptilt.families.deviance import deviance, gamma_kl
 from exptilt.families.digamma import invert_digamma_gap
 from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
@@ -120,11 +120,8 @@ class Gamma(ExponentialFamily):
         return cls(other.base_dist.concentration, other.base_dist.rate)
 
     def _kl(self, other: Self) -> Tensor:
-        """Σ_d D(a', a b'/b) + KL of the same shapes at equal means."""
-        a, b = self.shape, self.rate
-        gap = a * ((other.rate - b) / b) + (a - other.shape)
-        log_ratio = (other.rate.log() - b.log()) + (a.log() - other.shape.log())
-        return (deviance(other.shape, gap, log_ratio) + shape_kl(a, other.shape)).sum(-1)
+        change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
+        return gamma_kl(self.shape, other.shape, change, log_rate).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate

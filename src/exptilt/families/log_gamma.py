@@ -60,29 +60,41 @@ def _log(x: float) -> float:
     return n * _LOG2_HIGH - ((half - (s * (half + (odd + even)) + n * _LOG2_LOW)) - f)
 
 
+@njit(fastmath=STRICT, error_model="numpy")
+def log_of_ratio(x: float, y: float) -> float:
+    """Log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large or too small."""
+    one, two = _bits_of_float64(x), _bits_of_float64(y)  # type: ignore[call-arg]
+    n = _float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - _float64_from_bits(((two & _EXPONENT) >> 52) | _TWO_52)
+    quotient = _float64_from_bits((one & _FRACTION) | _ONE) / _float64_from_bits((two & _FRACTION) | _ONE)
+    return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
+
+
+@njit(inline="always", fastmath=STRICT, error_model="numpy")  # as text: a call that gives back two numbers would not become vector code
+def both_remainders(x: float) -> tuple[float, float]:
+    """R and r of one number."""
+    p, slope = 1.0, 0.0  # without the factor a, which may be tiny
+    for k in range(1, 8):
+        slope = slope * (x + k) + p
+        p = p * (x + k)
+    small = x < 8.0
+    z = x + 8.0 if small else x
+    r = 1.0 / z
+    q = r * r
+    first, second = _STIRLING[9], _SLOPE[9]
+    for k in range(8, -1, -1):
+        first = first * q + _STIRLING[k]
+        second = second * q + _SLOPE[k]
+    safe = x if small else 1.0
+    log_z, log_x = _log(z), _log(safe)
+    more = ((x - 0.5) * (log_z - log_x) - log_x) - (8.0 + _log(p * q * q * q * q if small else 1.0))
+    steeper = (log_x - log_z) + (0.5 * r + 0.5 / safe) + slope / p
+    return first * r + (more if small else 0.0), second * q + (steeper if small else 0.0)
+
+
 @njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
 def _sweep(a: Array, remainder: Array, slope_remainder: Array) -> None:
     for i in range(a.size):
-        x = a[i]
-        p, slope = 1.0, 0.0  # without the factor a, which may be tiny
-        for k in range(1, 8):
-            slope = slope * (x + k) + p
-            p = p * (x + k)
-        small = x < 8.0
-        z = x + 8.0 if small else x
-        r = 1.0 / z
-        q = r * r
-        first, second = _STIRLING[9], _SLOPE[9]
-        for k in range(8, -1, -1):
-            first = first * q + _STIRLING[k]
-            second = second * q + _SLOPE[k]
-        first, second = first * r, second * q
-        safe = x if small else 1.0
-        log_z, log_x = _log(z), _log(safe)
-        more = ((x - 0.5) * (log_z - log_x) - log_x) - (8.0 + _log(p * q * q * q * q if small else 1.0))
-        steeper = (log_x - log_z) + (0.5 * r + 0.5 / safe) + slope / p
-        remainder[i] = first + (more if small else 0.0)
-        slope_remainder[i] = second + (steeper if small else 0.0)
+        remainder[i], slope_remainder[i] = both_remainders(a[i])
 
 
 def remainders(a: Tensor) -> tuple[Tensor, Tensor]:

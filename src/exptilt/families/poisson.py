@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_tensors, check_values
-from exptilt.families.deviance import deviance
+from exptilt.families.deviance import deviance, deviance_of
 from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
@@ -105,7 +105,7 @@ class Poisson(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d λ log(λ/λ') − λ + λ'."""
-        return deviance(self.rate, other.rate - self.rate, other.rate.log() - self.rate.log()).sum(-1)
+        return deviance_of(self.rate, other.rate).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return (self.rate * torch.expm1(eta)).sum(-1)

@@ -134,7 +134,7 @@ class VonMisesFisher(ExponentialFamily):
             noise, length = torch.where(noise < 0, -1.0, 1.0).to(noise.dtype), torch.ones_like(length)
         across = (fall * (2 - fall)).clamp_min(0).sqrt() / length
         y = torch.cat([(fall - 1) * side, across * noise], -1)
-        return y - 2 * dot(y, axis).unsqueeze(-1) * axis
+        return torch.addcmul(y, dot(y, axis).unsqueeze(-1), axis, value=-2)
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
         return None

@@ -29,7 +29,7 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_tensors, check_values
-from exptilt.families.deviance import deviance, shape_kl
+from exptilt.families.deviance import deviance, gamma_kl
 from exptilt.families.digamma import invert_multivariate_gap
 from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
@@ -50,17 +50,16 @@ def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: t
 def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_factor: Tensor) -> Tensor:
     r"""KL of Wishart(ν, LL') from Wishart(ν', L'L'') by Bartlett's decomposition, ``(...)`` and ``(..., D, D)`` twice to ``(...)``.
 
-    With W = L'⁻¹L, s_i = W_ii², a_i = (ν − i)/2, D of `deviance` and S of `shape_kl`, every term at least 0:
+    With W = L'⁻¹L, s_i = W_ii² and a_i = (ν − i)/2, every term at least 0:
 
-        Σ_i [D(a'_i, a_i s_i) + i/2 (s_i − 1 − log s_i) + S(a_i, a'_i)] + ν/2 Σ_{i>j} W_ij²
+        Σ_i [KL(Gamma(a_i, 1) ‖ Gamma(a'_i, s_i)) + i/2 (s_i − 1 − log s_i)] + ν/2 Σ_{i>j} W_ij²
     """
     white = torch.linalg.solve_triangular(other_factor, factor, upper=False)
     diagonal = white.diagonal(dim1=-2, dim2=-1)
     gap, log_ratio = (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()
     index = torch.arange(diagonal.shape[-1], dtype=degrees.dtype, device=degrees.device)
     a, b = ((nu.unsqueeze(-1) - index) / 2 for nu in (degrees, other_degrees))
-    each = deviance(b, a * gap + (a - b), log_ratio + (a.log() - b.log())) + shape_kl(a, b)
-    each = each + index / 2 * deviance(torch.ones_like(gap), gap, log_ratio)
+    each = gamma_kl(a, b, gap, log_ratio) + index / 2 * deviance(torch.ones_like(gap), gap, log_ratio)
     return each.sum(-1) + degrees / 2 * (white.tril(-1) ** 2).sum((-2, -1))
 
 
