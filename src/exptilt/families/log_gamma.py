@@ -63,7 +63,8 @@ def _log(x: float) -> float:
 @njit(fastmath=STRICT, error_model="numpy")
 def log_of_ratio(x: float, y: float) -> float:
     """Log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large or too small."""
-    one, two = _bits_of_float64(x), _bits_of_float64(y)  # type: ignore[call-arg]
+    one: int = _bits_of_float64(x)  # type: ignore[call-arg]
+    two: int = _bits_of_float64(y)
     n = _float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - _float64_from_bits(((two & _EXPONENT) >> 52) | _TWO_52)
     quotient = _float64_from_bits((one & _FRACTION) | _ONE) / _float64_from_bits((two & _FRACTION) | _ONE)
     return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
