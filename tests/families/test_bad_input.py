@@ -54,7 +54,7 @@ def bad_covariances() -> torch.Tensor:
         (lambda: f.Poisson(torch.ones(2)).natural(1.0), r"mean must be a tensor \(..., 2\); got float"),  # type: ignore[arg-type]
         (
             lambda: f.Exponential(torch.ones(2)).tilt(torch.tensor([[0.0, 0.0], [0.0, 1.5]])),
-            r"theta\[1\] = \[-1.0, 0.5\] is outside the natural domain",
+            r"Exponential: eta\[1, 1\] must be below the rate; got 1.5",
         ),
         (
             lambda: f.Gamma(torch.tensor([2.0]), torch.ones(1)).mean(torch.tensor([[0.5], [3.0]])),

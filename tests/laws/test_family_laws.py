@@ -53,6 +53,18 @@ def test_kl_property(case: Case, seed: int) -> None:
 
 
 @every
+def test_float32_follows_float64(case: Case, g: torch.Generator) -> None:
+    p, q = (case.make(g, (3,)).to(torch.float32) for _ in range(2))
+    x = p.sample((4,), generator=g)
+    exact, other = p.to(torch.float64), q.to(torch.float64)
+    double = pytree.tree_map(lambda leaf: leaf.double(), x)
+    pairs = ((p.log_prob(x), exact.log_prob(double)), (p.entropy(), exact.entropy()), (f.kl(p, q).value, f.kl(exact, other).value))
+    for rounded, value in pairs:
+        assert rounded.dtype == torch.float32
+        assert float((rounded - value).abs().max()) <= 2e-5 * (1 + float(value.abs().max()))
+
+
+@every
 def test_kl_against_samples(case: Case, g: torch.Generator) -> None:
     p, q = case.make(g, (2,)), case.make(g, (2,))
     x = p.sample((20000,), generator=g)

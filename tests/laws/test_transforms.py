@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from laws.registry import CASES, Case, f
+from laws.registry import CASES, FAMILIES, Case, f
 
 NOT_IN_TORCH = {f.VonMisesFisher, f.NormalGamma, f.NormalInverseWishart, f.Empirical, f.FromDensity}
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -44,6 +44,20 @@ def test_vmap_over_members(case: Case, g: torch.Generator) -> None:
     expected = (h.log_normalizer(eta), mean, h.covariance(eta), mean, h.natural(mean).value, h.bregman(eta, 0 * eta))
     for left, right in zip(got, expected, strict=True):
         close(left, right, 1e-7)
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+def test_vmap_of_densities(case: Case, g: torch.Generator) -> None:
+    p, q = case.make(g, (3,)), case.make(g, (3,))
+    x = p.sample(generator=g)
+
+    def everything(mine: f.ExponentialFamily, other: f.ExponentialFamily, event: object) -> tuple[torch.Tensor, ...]:
+        return mine.log_prob(event), mine.entropy(), f.kl(mine, other).value
+
+    got = torch.func.vmap(everything, in_dims=(axes(p), axes(q), 0))(p, q, x)
+    for left, right in zip(got, everything(p, q, x), strict=True):
+        assert left.shape == (3,)
+        close(left, right, 1e-12)
 
 
 @every

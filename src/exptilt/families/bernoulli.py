@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.deviance import deviance
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
 from exptilt.families.measure import Base, make
@@ -96,6 +97,13 @@ class BernoulliProduct(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From ``Independent(Bernoulli, 1)``."""
         return cls(other.base_dist.logits)
+
+    def _kl(self, other: Self) -> Tensor:
+        """Σ_d D(p, p') + D(q, q'): of the ones and of the zeros."""
+        gap = torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
+        ones = deviance(torch.sigmoid(self.logit), gap, softplus(-self.logit) - softplus(-other.logit))
+        zeros = deviance(torch.sigmoid(-self.logit), -gap, softplus(self.logit) - softplus(other.logit))
+        return (ones + zeros).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of coins with this mean from these: Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ), 0 log 0 = 0."""

@@ -14,6 +14,7 @@ order.
 
 import math
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +58,17 @@ def _horner(coefficients: list[float], p: Tensor) -> Tensor:
     return value
 
 
+class Bessel(NamedTuple):
+    """ρ_ν and ρ_{ν+1}; F_ν and sρ_ν by the part that they share at large s, c = root − n, root = √(s + n²), n fixed: F − c and c − sρ."""
+
+    ratio: Tensor
+    above: Tensor
+    root: Tensor
+    large: Tensor
+    value: Tensor
+    product: Tensor
+
+
 def log_bessel(order: float, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """F_ν(s), ρ_ν(s) and ρ_{ν+1}(s) at s = κ² ≥ 0, entry by entry, for order ν > −1.
 
@@ -67,18 +79,30 @@ def log_bessel(order: float, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> abs(float(value) - math.log(math.sinh(2) / math.sqrt(2 * math.pi))) < 1e-13
         True
     """
-    dtype, s = s.dtype, s.double()
+    found = bessel(order, s.double(), product=False)
+    return (found.value + found.large).to(s.dtype), found.ratio.to(s.dtype), found.above.to(s.dtype)
+
+
+def bessel(order: float, s: Tensor, *, product: bool) -> Bessel:
+    """`Bessel` at s = κ² ≥ 0 in float64, entry by entry, for order ν > −1; c − sρ only if asked for."""
     up = max(1, math.ceil(_START - order))
     v = order + up
     w = (1 + s / v**2).sqrt()
     p = 1 / w
     coefficients, slopes = _debye_coefficients(v)
     series = _horner(coefficients, p)
-    value = v * (w - (v * (1 + w)).log()) - (math.log(2 * math.pi * v) + w.log()) / 2 + series.log()
+    root = v * w
     # ρ = 2 dF/ds with dw/ds = p/(2v²), dp/ds = −p³/(2v²)
-    ratio = 1 / (v * (1 + w)) - p**2 / (2 * v**2) - p**3 / v**2 * _horner(slopes, p) / series
-    above = ratio
+    bend = _horner(slopes, p) / series
+    ratio = 1 / (v * (1 + w)) - p**2 / (2 * v**2) - p**3 / v**2 * bend
+    above, scaled = ratio, series
+    rest = v + (1 - p**2) / 2 + (p - p**3) * bend  # vw − sρ, by s = v²(w² − 1)
     for step in range(up):
-        above, ratio = ratio, 1 / (2 * (v - step) + s * ratio)
-        value = value - ratio.log()
-    return value.to(dtype), ratio.to(dtype), above.to(dtype)
+        twice = 2 * (v - step)
+        above, ratio = ratio, 1 / (twice + s * ratio)
+        scaled = scaled / (ratio * root)  # one logarithm for all of them; the factors are near 1 at large s
+        if product:
+            rest = (root * (twice - rest) + v**2) / (twice + root - rest)  # vw − s/(2ν + vw − rest), by (vw)² − s = v²
+    # −v log(v(1 + w)) of Debye's and log(root) of each factor, order = v − up
+    value = v - order * (v * (1 + w)).log() - up * (1 + p).log() - (math.log(2 * math.pi * v) + w.log()) / 2 + scaled.log()
+    return Bessel(ratio, above, root, s / (v * (1 + w)), value, rest - v)

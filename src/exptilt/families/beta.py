@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
+from exptilt.families.deviance import deviance
 from exptilt.families.digamma import invert_dirichlet
-from exptilt.families.dirichlet import dirichlet_kl
+from exptilt.families.dirichlet import dirichlet_entropy, dirichlet_kl
 from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.log_gamma import HALF_LOG_2PI, remainder
 from exptilt.families.measure import make
 
 
@@ -112,9 +114,24 @@ class Beta(ExponentialFamily):
     def _support(self, x: Tensor) -> Tensor:
         return ((x > 0) & (x < 1)).all(-1)
 
+    def _both(self) -> Tensor:
+        """(α, β), ``(..., D, 2)``."""
+        return torch.stack(torch.broadcast_tensors(self.alpha, self.beta), -1)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of ``x (..., D)``, as a distance from the mean: −D(α, nx) − D(β, n(1−x)) with n = α + β, and Stirling's factors."""
+        a, b = self.alpha, self.beta
+        total = a + b
+        gap, log_x, log_rest = total * x - a, x.log(), torch.log1p(-x)
+        away = deviance(a, gap, log_x + (total / a).log()) + deviance(b, -gap, log_rest + (total / b).log())
+        peak = (a.log() + b.log() - total.log()) / 2 - HALF_LOG_2PI + remainder(total) - remainder(a) - remainder(b)
+        return (peak - away - log_x - log_rest).sum(-1)
+
+    def _entropy(self) -> Tensor:
+        return dirichlet_entropy(self._both()).sum(-1)
+
     def _kl(self, other: Self) -> Tensor:
-        mine, others = (torch.stack(torch.broadcast_tensors(p.alpha, p.beta), -1) for p in (self, other))
-        return dirichlet_kl(mine, others).sum(-1)
+        return dirichlet_kl(self._both(), other._both()).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         first, second = eta.chunk(2, -1)

@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.deviance import deviance
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 
@@ -109,6 +110,12 @@ class Categorical(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From a `OneHotCategorical` or `Categorical` of `torch.distributions`."""
         return cls(other.logits)
+
+    def _kl(self, other: Self) -> Tensor:
+        """Σ_k D(p_k, p'_k)."""
+        log_p, log_q = torch.log_softmax(self.logit, -1), torch.log_softmax(other.logit, -1)
+        p = log_p.exp()
+        return deviance(p, log_q.exp() - p, log_q - log_p).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of the mean, as probabilities, from these: Σ_k m log m − m log p, 0 log 0 = 0."""

@@ -19,8 +19,13 @@ def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             got = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ArgumentError(f"{family}: {name} must be a floating-point tensor; got {got}.")
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(f"{family}: {name} is {tensor.dtype}; measures compute in float32 or float64. Convert it with .float().")
         if tensor.ndim < event:
             raise ArgumentError(f"{family}: {name} needs at least {event} axes, leading ones are batch; got shape {tuple(tensor.shape)}.")
+        if event and tensor.shape[-1] == 0:
+            got = f"{name} has shape {tuple(tensor.shape)}"
+            raise ArgumentError(f"{family}: {got}, no entries. A measure needs at least one point, in at least one dimension.")
         if tensor.dtype != first.dtype or tensor.device != first.device:
             got = f"{first_name} {first.dtype} on {first.device}, {name} {tensor.dtype} on {tensor.device}"
             raise ArgumentError(f"{family}: fields must share dtype and device; got {got}.")

@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.deviance import log_excess
 from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
@@ -112,9 +113,9 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         """½ Σ (r − 1 − log r + δ²/σ'²) with r = σ²/σ'²."""
-        excess = (self.variance - other.variance) / other.variance
+        excess = log_excess(self.variance, other.variance)
         offset = (other.mean_vector - self.mean_vector) ** 2 / other.variance
-        return (excess - torch.log1p(excess) + offset).sum(-1) / 2
+        return (excess + offset).sum(-1) / 2
 
     def _overlap(self, other: Self) -> Tensor:
         """Log N(μ | μ', diag(σ² + σ'²))."""

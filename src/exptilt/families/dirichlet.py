@@ -12,20 +12,30 @@ from torch import Tensor, distributions
 
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
+from exptilt.families.deviance import gamma_kl, not_negative
 from exptilt.families.digamma import invert_dirichlet
 from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
+from exptilt.families.log_gamma import gamma_entropy
 from exptilt.families.measure import Base, make
 
 
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis: log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>."""
+    r"""KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis.
+
+    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>: that of its gammas, at rates where their sums have the same mean, less that of the sums.
+
+        Σ_k KL(Gamma(a_k, 1) ‖ Gamma(b_k, B/A)) − KL(Gamma(A, 1) ‖ Gamma(B, B/A)),     A = Σa,  B = Σb
+    """
+    total, others = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    change, log_rate = (others - total) / total, others.log() - total.log()
+    return not_negative(gamma_kl(a, b, change, log_rate).sum(-1) - gamma_kl(total, others, change, log_rate).squeeze(-1))
+
+
+def dirichlet_entropy(a: Tensor) -> Tensor:
+    """Entropy of Dirichlet(a) along the last axis: log B(a) + (A − K) ψ(A) − Σ_k (a_k − 1) ψ(a_k), by the entropies of its gammas."""
     total = a.sum(-1)
-    log_each, psi = log_gamma_and_digamma(a)
-    log_total, psi_total = log_gamma_and_digamma(total)
-    other = log_gamma(b) - log_each + (a - b) * (psi - psi_total.unsqueeze(-1))
-    return other.sum(-1) + log_total - log_gamma(b.sum(-1))
+    return gamma_entropy(a).sum(-1) - gamma_entropy(total) - (a.shape[-1] - 1) * torch.digamma(total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +116,9 @@ class Dirichlet(ExponentialFamily):
 
     def _support(self, x: Tensor) -> Tensor:
         return (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
+
+    def _entropy(self) -> Tensor:
+        return dirichlet_entropy(self.concentration)
 
     def _kl(self, other: Self) -> Tensor:
         return dirichlet_kl(self.concentration, other.concentration)

@@ -86,9 +86,16 @@ def _counts(rng: np.random.Generator, rate: Array) -> Array:
     return drawn
 
 
+def functorch_active() -> bool:
+    """Whether a `torch.func` transform is under way: under `vmap` what is drawn belongs to a batch, even if the parameters do not."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _on_cpu(tensor: Tensor) -> bool:
-    """Whether NumPy may draw: values can be looked at, are in main memory, and no forward derivative is being taken."""
-    return is_concrete(tensor) and tensor.device.type == "cpu" and torch.autograd.forward_ad.unpack_dual(tensor).tangent is None
+    """Whether NumPy may draw: values can be looked at, are in main memory, and no derivative by `torch.func` is being taken."""
+    if not is_concrete(tensor) or functorch_active() or tensor.device.type != "cpu":
+        return False
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is None
 
 
 def _fill(result: Tensor, generator: torch.Generator | None, draw: Callable[[np.random.Generator, int, int], Array]) -> None:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_tensors
+from exptilt.families.checks import check_positive, check_tensors, check_values
+from exptilt.families.deviance import log_excess
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
 from exptilt.families.measure import make
@@ -88,8 +89,21 @@ class Exponential(ExponentialFamily):
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate
-        inside = (ratio < 1).all(-1, keepdim=True)
+        inside = ((ratio < 1) | ratio.isnan()).all(-1, keepdim=True)
         return torch.where(inside, -torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf).sum(-1)
+
+    def _kl(self, other: Self) -> Tensor:
+        """Σ_d r − 1 − log r with r = λ'/λ."""
+        return log_excess(other.rate, self.rate).sum(-1)
+
+    def _entropy(self) -> Tensor:
+        """Σ_d 1 − log λ."""
+        return (1 - self.rate.log()).sum(-1)
+
+    def _tilt(self, eta: Tensor) -> Self:
+        rate = self.rate - eta
+        check_values("Exponential", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
+        return make(type(self), rate=rate)
 
     def _mean(self, eta: Tensor) -> Tensor:
         return 1 / (self.rate - eta)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot, is_concrete
@@ -33,6 +34,9 @@ class ExponentialFamily(Measure):
 
     _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
     """A function: K, the length of u(x), of the smallest, the second smallest, ... members, for d = 1, 2, ..."""
+
+    _event_ranks: ClassVar[tuple[int, ...]] = (1,)
+    """How many axes each tensor of an event has, all of one length D."""
 
     flat_base: ClassVar[bool] = True
     """Whether the base measure b is constant on the support."""
@@ -88,10 +92,6 @@ class ExponentialFamily(Measure):
     def _log_base(self, x: Any) -> Tensor | float:
         return 0.0
 
-    def _expected_log_base(self) -> Tensor:
-        """E[log b(x)], 0 for the families whose b is 1."""
-        return torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
-
     @property
     def mean_parameter(self) -> Tensor:
         """E[u], ``(..., K)``."""
@@ -112,7 +112,7 @@ class ExponentialFamily(Measure):
         return torch.full_like(reached, torch.inf)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL(self ‖ other) within the family: the Bregman divergence of A."""
+        """KL(self ‖ other) within the family: the Bregman divergence of A. Large terms cancel; a family that can says it better."""
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
 
     def _overlap(self, other: Self) -> Tensor:
@@ -120,7 +120,8 @@ class ExponentialFamily(Measure):
         return self.log_partition(self.natural_parameter + other.natural_parameter) - self._log_partition() - other._log_partition()
 
     def _entropy(self) -> Tensor:
-        return self._log_partition() - dot(self.natural_parameter, self.mean_parameter) - self._expected_log_base()
+        """A(θ) − <θ, E u>, where b is 1."""
+        return self._log_partition() - dot(self.natural_parameter, self.mean_parameter)
 
     def _log_prob(self, x: Any) -> Tensor:
         return dot(self._statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
@@ -137,13 +138,18 @@ class ExponentialFamily(Measure):
         Args:
             theta: ``(..., K)``.
         """
-        member = cls._from_natural(cls._checked_statistic(theta, "theta"))
+        return cls._in_place(cls._checked_statistic(theta, "theta"), theta, "theta")
+
+    @classmethod
+    def _in_place(cls, theta: Tensor, given: Tensor, name: str) -> Self:
+        """The member at θ; outside the natural domain an error that names what was given."""
+        member = cls._from_natural(theta)
         if is_concrete(theta):
             valid = member._in_domain() & theta.isfinite().all(-1)
             if not bool(valid.all()):
                 index = tuple((~valid).nonzero()[0].tolist())
-                where = f"theta[{', '.join(map(str, index))}]" if index else "theta"
-                got = theta[index].tolist()
+                where = f"{name}[{', '.join(map(str, index))}]" if index else name
+                got = given.expand(*valid.shape, given.shape[-1])[index].tolist()
                 raise ArgumentError(f"{cls.__name__}: {where} = {got} is outside the natural domain, where the integral converges.")
         return member
 
@@ -152,23 +158,29 @@ class ExponentialFamily(Measure):
         """The member with this expected statistic, and whether there is one.
 
         Each problem of the batch has its own status. Where the mean is on or outside the boundary of the attainable set there is no member:
-        the status says BOUNDARY or OUTSIDE, the distance how far outside, and some other member of the family stands in its place.
+        the status says BOUNDARY or OUTSIDE, the distance how far outside, and some other member of the family stands in its place. So it
+        does where the mean is so near to the boundary that no member of this precision has it; there the status says STALLED.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
         """
         check_finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         excess = cls._mean_excess(mean)
-        inside = excess.numel() > 0 and is_concrete(excess) and bool(excess.amax() < 0)
-        member = cls._from_mean(mean if inside else torch.where(excess[..., None] < 0, mean, cls._typical_mean(mean)))
+        inside = excess < 0
+        all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
+        member = cls._from_mean(mean if all_inside else torch.where(inside[..., None], mean, cls._typical_mean(mean)))
         reached = member.mean_parameter
-        if inside and reached is mean:  # the mean is the parameter: nothing was solved, and nothing can be off
+        if all_inside and reached is mean:  # the mean is the parameter: nothing was solved, and nothing can be off
             nothing = torch.zeros_like(excess)
             code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
             return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
+        sound = member._sound()
+        if not is_concrete(sound) or not bool(sound.all()):  # so close to the boundary that rounding took the member across
+            member = cls._from_mean(torch.where((inside & sound)[..., None], mean, cls._typical_mean(mean)))
+            reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
         scale = 1 + mean.abs().amax(-1)
-        close = residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale
+        close = sound & (residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale)
         code = torch.where(excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code))
         code = torch.where(excess == 0, Status.BOUNDARY.code, code).to(torch.int8)
         return Solution(member, code, residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
@@ -183,8 +195,8 @@ class ExponentialFamily(Measure):
         Returns:
             ``(...)``, infinite outside the natural domain.
         """
-        member = cls._from_natural(theta)
-        return torch.where(member._in_domain(), member._log_partition(), torch.inf)
+        member = cls._from_natural(cls._checked_statistic(theta, "theta"))
+        return torch.where(member._in_domain() | theta.isnan().any(-1), member._log_partition(), torch.inf)
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
         """∇²A(θ), the covariance of u, or in mean coordinates its inverse (pseudo-inverse where u is not minimal).
@@ -224,6 +236,13 @@ class ExponentialFamily(Measure):
         Returns:
             ``(..., K)``; its first D entries are t(x).
         """
+        leaves = pytree.tree_leaves(x)
+        ranks = cls._event_ranks
+        good = len(leaves) == len(ranks) and all(isinstance(leaf, Tensor) and leaf.ndim >= r for leaf, r in zip(leaves, ranks, strict=True))
+        if not good or len({size for leaf, rank in zip(leaves, ranks, strict=True) for size in leaf.shape[leaf.ndim - rank :]}) != 1:
+            got = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+            wanted = " and ".join(f"(..., {', '.join(['D'] * rank)})" for rank in ranks)
+            raise ArgumentError(f"{cls.__name__}.statistic: x must be {wanted}; got {got}.")
         return cls._statistic(x)
 
     def entropy(self) -> Tensor:
@@ -246,6 +265,11 @@ class ExponentialFamily(Measure):
             raise ArgumentError(f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}.")
         return vector
 
+    def _sound(self) -> Tensor:
+        """``(...)``: whether an unchecked member is finite and in the domain."""
+        finite = [leaf.isfinite().flatten(leaf.ndim - event).all(-1) if event else leaf.isfinite() for leaf, event in self._leaves()]
+        return torch.stack(torch.broadcast_tensors(self._in_domain(), *finite)).all(0)
+
     def _shifted(self, eta: Tensor) -> Tensor:
         """θ + (η, 0)."""
         theta = self.natural_parameter
@@ -256,7 +280,7 @@ class ExponentialFamily(Measure):
         return self.log_partition(self._shifted(eta)) - self._log_partition()
 
     def _tilt(self, eta: Tensor) -> Self:
-        return self.from_natural(self._shifted(eta))
+        return self._in_place(self._shifted(eta), eta, "eta")
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._from_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
@@ -267,7 +291,7 @@ class ExponentialFamily(Measure):
         excess = torch.zeros_like(mean[..., 0]) if excess is None else excess
         origin = self._mean(torch.zeros_like(mean))
         eta = self._dual(torch.where(inside[..., None], mean, origin))
-        eta = torch.where(inside[..., None], eta, 0.0)
+        eta = torch.where((inside & eta.isfinite().all(-1))[..., None], eta, 0.0)
         error = (self._mean(eta) - mean).abs()
         residual = error.amax(-1)
         spread, precision = mean.abs() + origin.abs(), torch.finfo(mean.dtype).eps

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
-from exptilt.families.digamma import digamma_gap, invert_digamma_gap
+from exptilt.families.checks import check_positive, check_same_dimension, check_tensors, check_values
+from exptilt.families.deviance import deviance, gamma_kl
+from exptilt.families.digamma import invert_digamma_gap
 from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
-from exptilt.families.log_gamma import log_gamma, log_gamma_and_digamma
+from exptilt.families.log_gamma import HALF_LOG_2PI, gamma_entropy, remainder
 from exptilt.families.measure import make
 
 
@@ -85,9 +86,7 @@ class Gamma(ExponentialFamily):
 
     def _entropy(self) -> Tensor:
         """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""
-        a = self.shape
-        psi = a.log() - digamma_gap(a)
-        return (a - self.rate.log() + torch.lgamma(a) + (1 - a) * psi).sum(-1)
+        return (gamma_entropy(self.shape) - self.rate.log()).sum(-1)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -98,9 +97,10 @@ class Gamma(ExponentialFamily):
         return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``; −inf off the positive orthant."""
-        density = (self.shape - 1) * x.log() - self.rate * x + self.shape * self.rate.log() - torch.lgamma(self.shape)
-        return density.sum(-1)
+        """Log-density of ``x (..., D)``, as a distance from the mean: −D(a, bx) − log x + ½ log a/2π − R(a)."""
+        a, log_x, log_a = self.shape, x.log(), self.shape.log()
+        away = deviance(a, self.rate * x - a, log_x + (self.rate.log() - log_a))
+        return (log_a / 2 - HALF_LOG_2PI - remainder(a) - away - log_x).sum(-1)
 
     def _support(self, x: Tensor) -> Tensor:
         return (x > 0).all(-1)
@@ -120,16 +120,18 @@ class Gamma(ExponentialFamily):
         return cls(other.base_dist.concentration, other.base_dist.rate)
 
     def _kl(self, other: Self) -> Tensor:
-        a, b = self.shape, self.rate
-        ratio = b / other.rate
-        log_own, psi = log_gamma_and_digamma(a)
-        gap = (a - other.shape) * psi + log_gamma(other.shape) - log_own
-        return (gap + other.shape * ratio.log() + a * (1 / ratio - 1)).sum(-1)
+        change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
+        return gamma_kl(self.shape, other.shape, change, log_rate).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate
-        inside = (ratio < 1).all(-1, keepdim=True)
+        inside = ((ratio < 1) | ratio.isnan()).all(-1, keepdim=True)
         return torch.where(inside, -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf).sum(-1)
+
+    def _tilt(self, eta: Tensor) -> Self:
+        rate = self.rate - eta
+        check_values("Gamma", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
+        return make(type(self), shape=self.shape, rate=rate)
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self.shape / (self.rate - eta)

@@ -26,6 +26,7 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_finite, check_tensors
+from exptilt.families.deviance import deviance
 from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
@@ -150,9 +151,9 @@ class Gaussian(ExponentialFamily):
         """½ (tr(Σ'⁻¹Σ) − D − log|Σ|/|Σ'| + δ'Σ'⁻¹δ), from the Cholesky factors."""
         factor = other._factor()
         white = torch.linalg.solve_triangular(factor, self._factor(), upper=False)
-        ratio = white @ white.mT
-        eye = torch.eye(self.dimension, dtype=self.dtype, device=self.device)
-        excess = (ratio - eye).diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * white.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        diagonal = white.diagonal(dim1=-2, dim2=-1)
+        excess = deviance(torch.ones_like(diagonal), (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()).sum(-1)
+        excess = excess + (white.tril(-1) ** 2).sum((-2, -1))
         offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
         return (excess + dot(whitened, whitened)) / 2

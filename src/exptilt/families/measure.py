@@ -266,9 +266,10 @@ class Measure(ABC):
         """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
 
         Args:
-            eta: ``(..., D)``; its batch axes broadcast with those of the measure.
+            eta: ``(..., D)``, finite; its batch axes broadcast with those of the measure.
         """
-        return self._tilt(self._checked(eta, "eta"))
+        check_finite(type(self).__name__, eta=self._checked(eta, "eta"))
+        return self._tilt(eta)
 
     def natural(self, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 100) -> Solution[Tensor]:
         """The η whose tilted measure has this mean: the inverse of `mean`.
@@ -286,6 +287,9 @@ class Measure(ABC):
         """
         mean = self._spread(mean, "mean")
         check_finite(type(self).__name__, mean=mean)
+        if max_steps < 1 or (tolerance is not None and not tolerance >= 0):
+            name = f"{type(self).__name__}.natural"
+            raise ArgumentError(f"{name}: tolerance must be at least 0 and max_steps at least 1; got {tolerance} and {max_steps}.")
         return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
@@ -336,7 +340,8 @@ class Measure(ABC):
         Returns:
             ``(...)``, −inf off the support. On a sphere or a simplex x may be off by rounding, up to the root of the dtype's precision.
         """
-        inside = self._support(self._event(x))
+        x = self._event(x)
+        inside = self._support(x)
         if inside is None:
             return self._log_prob(x)
         leaves, spec = pytree.tree_flatten(x)
@@ -377,6 +382,12 @@ class Measure(ABC):
             same = False
         if not same:
             raise ArgumentError(f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family.")
+        if member.batch_shape != other.batch_shape:
+            got = f"batch {tuple(other.batch_shape)} and events {tuple(other.event_shape)}"
+            wanted = f"batch {tuple(member.batch_shape)} and events {', '.join(map(str, member.event_shapes))}"
+            raise ArgumentError(
+                f"{cls.__name__}.from_torch: got {got}, where this family has {wanted}. Pass Independent(..., 1), reshaped if need be."
+            )
         return member
 
     def _origin(self) -> Tensor:
@@ -401,7 +412,7 @@ class Measure(ABC):
         return [(getattr(self, name), event) for name, event in self.event_dims.items()]
 
     def _event(self, x: Any) -> Any:
-        """x, if each of its tensors ends in the shape of an event."""
+        """An x in the dtype of the measure, if each of its tensors ends in the shape of an event."""
         leaves = pytree.tree_leaves(x)
         got = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
         wanted = self.event_shapes
@@ -409,7 +420,7 @@ class Measure(ABC):
         if not good or any(leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)):
             shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
             raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {', '.join(map(str, got))}.")
-        return x
+        return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
         if not isinstance(vector, Tensor):

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.deviance import log_excess
 from exptilt.families.digamma import invert_digamma_gap
 from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.gamma import Gamma
 from exptilt.families.measure import make
 
 
@@ -43,6 +45,7 @@ class NormalGamma(ExponentialFamily):
     rate: Tensor
     event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
     _statistic_size = staticmethod(lambda d: 4 * d)
+    _event_ranks = (1, 1)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -115,6 +118,27 @@ class NormalGamma(ExponentialFamily):
         mean, precision = x
         return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)
 
+    def _precision(self) -> Gamma:
+        """The law of τ."""
+        return make(Gamma, shape=self.shape, rate=self.rate)
+
+    def _log_prob(self, x: MeanPrecision) -> Tensor:
+        """Log-density of τ and of μ given τ, about the location: ``(..., D)`` twice to ``(...)``."""
+        mean, precision = x
+        each = precision.log() + (self.count / (2 * math.pi)).log() - self.count * precision * (mean - self.location) ** 2
+        return self._precision()._log_prob(precision) + each.sum(-1) / 2
+
+    def _entropy(self) -> Tensor:
+        """Entropy of τ, and the expected one of μ given τ: ½ (log 2πe/κ − E log τ)."""
+        spread = math.log(2 * math.pi * math.e) - self.count.log() - torch.digamma(self.shape) + self.rate.log()
+        return (self._precision()._entropy() + spread.sum(-1) / 2).expand(self.batch_shape)
+
+    def _kl(self, other: Self) -> Tensor:
+        """KL of τ, and the expected one of μ given τ: ½ (r − 1 − log r) + ½ κ' E τ (m − m')² with r = κ'/κ."""
+        excess = log_excess(other.count, self.count)
+        offset = other.count * (self.shape / self.rate) * (self.location - other.location) ** 2
+        return self._precision()._kl(other._precision()) + (excess + offset).sum(-1) / 2
+
     def _support(self, x: MeanPrecision) -> Tensor:
         mean, precision = x
         return (mean.isfinite() & (precision > 0)).all(-1)
@@ -124,4 +148,4 @@ class NormalGamma(ExponentialFamily):
         size = (*shape, *self.batch_shape, self.location.shape[-1])
         precision = (standard_gamma(self.shape.expand(size), generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)
         noise = standard_normal(self.location, size, generator)
-        return MeanPrecision(self.location + noise / (self.count * precision).sqrt(), precision)
+        return MeanPrecision(self.location + noise / (self.count.sqrt() * precision.sqrt()), precision)

@@ -31,11 +31,12 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
+from exptilt.families.deviance import log_excess
 from exptilt.families.digamma import invert_multivariate_gap
 from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.wishart import bartlett
+from exptilt.families.wishart import bartlett, wishart_entropy, wishart_kl
 
 
 class MeanCovariance(NamedTuple):
@@ -62,6 +63,7 @@ class NormalInverseWishart(ExponentialFamily):
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
     _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
+    _event_ranks = (1, 2)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -172,6 +174,34 @@ class NormalInverseWishart(ExponentialFamily):
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
         return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
+
+    def _log_prob(self, x: MeanCovariance) -> Tensor:
+        """Log-density of Σ and of μ given Σ, about the location: ``(..., D)`` and ``(..., D, D)`` to ``(...)``."""
+        mean, covariance = x
+        factor = factorize(covariance)
+        white = torch.linalg.solve_triangular(factor, (mean - self.location).unsqueeze(-1), upper=False).squeeze(-1)
+        half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
+        trace = (half**2).sum((-2, -1)) + self.count * dot(white, white)
+        return -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
+
+    def _precision_factor(self) -> Tensor:
+        """Cholesky factor of Ψ⁻¹, the scale of the Wishart law of Σ⁻¹."""
+        return factorize(inverse_from_cholesky(factorize(self.scale)))
+
+    def _entropy(self) -> Tensor:
+        """Entropy of Σ⁻¹, carried over to Σ by E (D+1) log|Σ|, and the expected one of μ given Σ: ½ (D log 2πe/κ + E log|Σ|)."""
+        factor, size = factorize(self.scale), self.size
+        log_size = log_determinant(factor) - size * math.log(2) - multivariate_digamma(self.degrees / 2, size)
+        precision = wishart_entropy(self.degrees, self._precision_factor())
+        spread = size * (math.log(2 * math.pi * math.e) - self.count.log())
+        return (precision + (size + 1.5) * log_size + spread / 2).expand(self.batch_shape)
+
+    def _kl(self, other: Self) -> Tensor:
+        """KL of Σ⁻¹, and the expected one of μ given Σ: ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m') with r = κ'/κ."""
+        precision = wishart_kl(self.degrees, self._precision_factor(), other.degrees, other._precision_factor())
+        offset = (self.location - other.location).unsqueeze(-1)
+        white = torch.linalg.solve_triangular(factorize(self.scale), offset, upper=False).squeeze(-1)
+        return precision + (self.size * log_excess(other.count, self.count) + other.count * self.degrees * dot(white, white)) / 2
 
     def _support(self, x: MeanCovariance) -> Tensor:
         mean, covariance = x

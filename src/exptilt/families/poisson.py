@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_tensors
+from exptilt.families.checks import check_positive, check_tensors, check_values
+from exptilt.families.deviance import deviance, deviance_of
 from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.hull import box_excess
+from exptilt.families.log_gamma import HALF_LOG_2PI, remainder
 from exptilt.families.measure import Base, make
 
 
@@ -78,8 +80,15 @@ class Poisson(ExponentialFamily):
     def _support(self, x: Tensor) -> Tensor:
         return ((x >= 0) & (x == x.floor())).all(-1)
 
-    def _expected_log_base(self) -> Tensor:
-        return -_expected_log_factorial(self.rate).sum(-1)
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-probability of counts ``x (..., D)``, as a distance from the mean: −D(x, λ) − ½ log 2πx − R(x), and −λ of x = 0."""
+        some = x.clamp_min(1.0)
+        factor = some.log() / 2 + HALF_LOG_2PI + remainder(some)
+        away = deviance(x, self.rate - x, self.rate.log() - some.log())
+        return -(away + torch.where(x > 0, factor, 0.0)).sum(-1)
+
+    def _entropy(self) -> Tensor:
+        return _entropy_of_counts(self.rate).sum(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``."""
@@ -95,7 +104,8 @@ class Poisson(ExponentialFamily):
         return cls(other.base_dist.rate)
 
     def _kl(self, other: Self) -> Tensor:
-        return torch.addcmul(other.rate - self.rate, self.rate, (self.rate / other.rate).log()).sum(-1)
+        """Σ_d λ log(λ/λ') − λ + λ'."""
+        return deviance_of(self.rate, other.rate).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return (self.rate * torch.expm1(eta)).sum(-1)
@@ -115,23 +125,25 @@ class Poisson(ExponentialFamily):
         return torch.diag_embed(self.rate * eta.exp())
 
     def _tilt(self, eta: Tensor) -> Self:
-        return make(type(self), rate=self.rate * eta.exp())
+        rate = self.rate * eta.exp()
+        valid = (rate > 0) & rate.isfinite()
+        check_values("Poisson", "eta", eta.expand(rate.shape), valid, f"such that the rate λe^η is a positive number of {rate.dtype}")
+        return make(type(self), rate=rate)
 
     def _dual(self, mean: Tensor) -> Tensor:
         return (mean / self.rate).log()
 
 
-def _expected_log_factorial(rate: Tensor) -> Tensor:
-    """E[log x!] for Poisson counts: the series up to 60 below rate 12, beyond that λ log λ − λ + ½ log 2πeλ minus a series in 1/λ."""
+def _entropy_of_counts(rate: Tensor) -> Tensor:
+    """Entropy of each count: −Σ p log p over the first 220 counts below rate 64, ½ log 2πeλ minus a series in 1/λ from there on."""
     few = rate.clamp_max(_MANY)
     count = torch.arange(_TERMS, dtype=rate.dtype, device=rate.device)
-    log_factorial = torch.lgamma(count + 1)
-    log_probability = count * few.log().unsqueeze(-1) - few.unsqueeze(-1) - log_factorial
-    series = (log_probability.exp() * log_factorial).sum(-1)
+    log_probability = count * few.log().unsqueeze(-1) - few.unsqueeze(-1) - torch.lgamma(count + 1)
+    series = -(log_probability.exp() * log_probability).sum(-1)
     many = rate.clamp_min(_MANY)
     r = 1 / many
-    entropy = (2 * math.pi * math.e * many).log() / 2 - r * (1 / 12 + r * (1 / 24 + r * (19 / 360 + r * (9 / 80 + r * (863 / 2520)))))
-    return torch.where(rate < _MANY, series, entropy - many + many * many.log())
+    tail = r * (1 / 12 + r * (1 / 24 + r * (19 / 360 + r * (9 / 80 + r * (863 / 2520)))))
+    return torch.where(rate < _MANY, series, (math.log(2 * math.pi * math.e) + many.log()) / 2 - tail)
 
 
 _MANY = 64.0  # the asymptotic series with five terms is right to 1e-10 there

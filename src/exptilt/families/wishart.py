@@ -29,9 +29,11 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_tensors, check_values
+from exptilt.families.deviance import deviance, gamma_kl
 from exptilt.families.digamma import invert_multivariate_gap
 from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.log_gamma import gamma_entropy
 from exptilt.families.measure import make
 
 
@@ -43,6 +45,37 @@ def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: t
     diagonal = (2 * standard_gamma(half, generator)).sqrt()
     noise = standard_normal(degrees, (*size, dimension), generator)
     return noise.tril(-1) + torch.diag_embed(diagonal)
+
+
+def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_factor: Tensor) -> Tensor:
+    r"""KL of Wishart(ν, LL') from Wishart(ν', L'L'') by Bartlett's decomposition, ``(...)`` and ``(..., D, D)`` twice to ``(...)``.
+
+    With W = L'⁻¹L, s_i = W_ii² and a_i = (ν − i)/2, every term at least 0:
+
+        Σ_i [KL(Gamma(a_i, 1) ‖ Gamma(a'_i, s_i)) + i/2 (s_i − 1 − log s_i)] + ν/2 Σ_{i>j} W_ij²
+    """
+    white = torch.linalg.solve_triangular(other_factor, factor, upper=False)
+    diagonal = white.diagonal(dim1=-2, dim2=-1)
+    gap, log_ratio = (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()
+    index = torch.arange(diagonal.shape[-1], dtype=degrees.dtype, device=degrees.device)
+    a, b = ((nu.unsqueeze(-1) - index) / 2 for nu in (degrees, other_degrees))
+    each = gamma_kl(a, b, gap, log_ratio) + index / 2 * deviance(torch.ones_like(gap), gap, log_ratio)
+    return each.sum(-1) + degrees / 2 * (white.tril(-1) ** 2).sum((-2, -1))
+
+
+def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
+    r"""Entropy of Wishart(ν, LL'), ``(...)`` and ``(..., D, D)`` to ``(...)``.
+
+    With a_i = (ν − i)/2 and H the entropy of Gamma(a_i, 1):
+
+        (D+1)/2 log|V| + D(D+1)/2 log 2 + D(D−1)/4 log πe + Σ_i [H(a_i) + (D−1−i)/2 ψ(a_i)]
+    """
+    size = factor.shape[-1]
+    index = torch.arange(size, dtype=degrees.dtype, device=degrees.device)
+    a = (degrees.unsqueeze(-1) - index) / 2
+    each = gamma_entropy(a) + (size - 1 - index) / 2 * torch.digamma(a)
+    constant = size * (size + 1) / 2 * math.log(2) + size * (size - 1) / 4 * math.log(math.pi * math.e)
+    return (size + 1) / 2 * log_determinant(factor) + each.sum(-1) + constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +97,7 @@ class Wishart(ExponentialFamily):
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
+    _event_ranks = (2,)
     identity_coordinate = False
 
     def __post_init__(self) -> None:
@@ -164,6 +198,12 @@ class Wishart(ExponentialFamily):
     def _from_torch(cls, other: Any) -> Self:
         """From a `torch.distributions.Wishart`."""
         return cls(other.df, other.covariance_matrix)
+
+    def _entropy(self) -> Tensor:
+        return wishart_entropy(self.degrees, factorize(self.scale))
+
+    def _kl(self, other: Self) -> Tensor:
+        return wishart_kl(self.degrees, factorize(self.scale), other.degrees, factorize(other.scale))
 
     def _dual(self, mean: Tensor) -> Tensor:
         wanted = unpack(mean) / self.degrees[..., None, None]
