@@ -61,7 +61,7 @@ def as_beta(beta: Any, measure: Tensor) -> Tensor:
         got = tuple(value.shape)
         raise ArgumentError(f"Hopfield: beta has shape {got}, patterns have leading axes {tuple(lead)}. Pass one beta a memory.") from None
     if is_concrete(value) and not bool(((value > 0) & value.isfinite()).all()):
-        exact = torch.as_tensor(beta).double()
+        exact = torch.as_tensor(beta, dtype=torch.float64)
         if bool(((exact > 0) & exact.isfinite()).all()):
             raise ArgumentError(f"Hopfield: beta is {beta}, which is 0 or infinity in {value.dtype}. Pass patterns in float64.")
         raise ArgumentError(f"Hopfield: beta is {beta}. It is an inverse temperature: pass a finite number > 0.")

@@ -11,6 +11,7 @@ once (synchronous) no step raises −<σ(t), Wσ(t−1)>, and the network ends i
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,6 +81,11 @@ class ClassicalHopfield:
         """N, how many units."""
         return self.weight.shape[-1]
 
+    @cached_property
+    def _tie(self) -> float:
+        """A field no larger than this moves nothing."""
+        return _TIE * float(self.weight.abs().max())
+
     def energy(self, state: Tensor) -> Tensor:
         """E of each state.
 
@@ -103,7 +109,7 @@ class ClassicalHopfield:
         """
         s = self._state(state)
         field = s @ self.weight
-        return torch.where(field.abs() <= _TIE * self.weight.abs().max(), s, field.sign())
+        return torch.where(field.abs() <= self._tie, s, field.sign())
 
     def retrieve(
         self, state: Tensor, *, update: str = "asynchronous", max_steps: int = 200, throw: bool = True,
@@ -163,7 +169,7 @@ class ClassicalHopfield:
         from exptilt.memory.classical_kernel import sweep
 
         new, field = value.clone(), (value @ self.weight).numpy()
-        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), _TIE * float(self.weight.abs().max()))
+        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)
         return new
 
     def _state(self, state: Tensor) -> Tensor:

@@ -68,12 +68,12 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) 
     from exptilt.memory.few_kernel import settle as run
 
     patterns, weight, beta = _arguments(memory)
-    value = np.array(state.detach().numpy(), order="C")
-    residual = np.empty(state.shape[:-1], value.dtype)
-    ended = np.empty(residual.shape, np.int8)
+    rows = np.array(state.detach().numpy(), order="C").reshape(-1, patterns.shape[1])
+    residual, ended = np.empty(len(rows), rows.dtype), np.empty(len(rows), np.int8)
     unit = memory.measure.max().item() ** 0.5 or 1.0  # `memory.size`, for the similarities that come here
-    rows = value.reshape(-1, patterns.shape[1])
-    trace = run(patterns, weight, beta, tolerance * unit, max_steps, rows, residual.reshape(-1), ended.reshape(-1))
-    made = (value, _CODES[ended], residual / unit, np.zeros_like(residual), (trace / unit).reshape(-1, *residual.shape))
-    found, code, residuals, distance, by_step = (torch.from_numpy(x) for x in made)
-    return Solution(found, code, residuals, torch.tensor(len(trace)), distance, by_step)
+    trace = run(patterns, weight, beta, tolerance * unit, max_steps, rows, residual, ended)
+    shape = state.shape[:-1]
+    made = (_CODES[ended], residual / unit, np.zeros_like(residual))
+    code, residuals, distance = (torch.from_numpy(x).reshape(shape) for x in made)
+    by_step = torch.from_numpy(trace / unit).reshape(-1, *shape)
+    return Solution(torch.from_numpy(rows).reshape(state.shape), code, residuals, torch.tensor(len(trace)), distance, by_step)
