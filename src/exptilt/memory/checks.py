@@ -1,5 +1,6 @@
 """What a memory asks of patterns, beta and states, and how it says what is wrong."""
 
+import math
 import warnings
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,8 @@ def check_state(memory: "Hopfield", state: Any) -> None:
         )
     if not is_concrete(state):
         return
-    finite = state.isfinite().all(-1)
-    if not bool(finite.all()):
+    # A sum is one quick look; one that is not finite may be an overflow, and then every number is looked at.
+    if not math.isfinite(state.detach().sum().item()) and not bool((finite := state.isfinite().all(-1)).all()):
         index = tuple((~finite).nonzero()[0].tolist())
         raise ArgumentError(f"Hopfield: state{list(index) if index else ''} holds NaN or infinity. Pass finite states.")
     if memory.similarity.sphere and not bool((state != 0).any(-1).all()):

@@ -73,7 +73,8 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) 
     unit = memory.measure.max().item() ** 0.5 or 1.0  # `memory.size`, for the similarities that come here
     trace = run(patterns, weight, beta, tolerance * unit, max_steps, rows, residual, ended)
     shape = state.shape[:-1]
-    made = (_CODES[ended], residual / unit, np.zeros_like(residual))
-    code, residuals, distance = (torch.from_numpy(x).reshape(shape) for x in made)
-    by_step = torch.from_numpy(trace / unit).reshape(-1, *shape)
-    return Solution(torch.from_numpy(rows).reshape(state.shape), code, residuals, torch.tensor(len(trace)), distance, by_step)
+    made = (rows.reshape(state.shape), _CODES[ended].reshape(shape), (residual / unit).reshape(shape))
+    value, code, residuals, distance, by_step = map(
+        torch.from_numpy, (*made, np.zeros(shape, rows.dtype), (trace / unit).reshape(len(trace), *shape))
+    )
+    return Solution(value, code, residuals, torch.tensor(len(trace)), distance, by_step)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from exptilt.memory.capacity import Capacity
     from exptilt.memory.cliff import Cliff
 
-_JUMP = {"hebbian": (0.138, "N → ∞: lost beyond 0.138"), "pseudo_inverse": (1.0, "rank: nothing is bound from 1 on")}
+_RULES = {  # the rule's name, the load theory speaks of, and what it says
+    "hebbian": ("Hebbian", 0.138, "theory, N → ∞: forgotten beyond 0.138"),
+    "pseudo_inverse": ("pseudo-inverse", 1.0, "theory: no weights left from 1 on, every state stays"),
+}
 
 
 def _bars(axes: Any, x: Tensor, mean: Tensor, interval: Tensor, label: str) -> None:
@@ -57,16 +60,16 @@ def cliff(found: "Cliff") -> "Figure":
     loads = torch.tensor(found.loads, dtype=torch.float64)
     order = loads.argsort()
     loads = loads[order]
-    at, words = _JUMP[found.rule]
+    name, at, words = _RULES[found.rule]
     with _figure(5.6, 3.4) as figure:
         axes: Any = figure.subplots()
         for seed in found.fraction[order].unbind(-1):
             axes.plot(loads, seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
         many = f"mean of {found.fraction.shape[1]} networks, 95 % interval"
-        _bars(axes, loads, found.mean[order], found.interval[order], f"recalled (overlap > {found.threshold:g}): {many}")
+        _bars(axes, loads, found.mean[order], found.interval[order].clamp(0, 1), f"recalled (overlap > {found.threshold:g}): {many}")
         axes.plot(loads, found.overlap.mean(-1)[order], color=COLOURS[2], linewidth=1.2, linestyle=":", marker="^", label="mean overlap")
         axes.axvline(at, color=COLOURS[1], linewidth=1.2, linestyle="--", label=words)
         axes.set_ylim(-0.03, 1.03)
-        _label(axes, f"Recall of random patterns, {found.rule.replace('_', '-')}, {found.units} units", "load P/N", "share")
-        axes.legend(loc="lower left")
+        _label(axes, f"Recall of random patterns, {name}, {found.units} units", "load P/N", "share")
+        axes.legend(loc="lower left", frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
     return figure
