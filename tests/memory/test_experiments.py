@@ -221,11 +221,10 @@ def test_pictures(tmp_path):
         theory = next(y for label, y in lines.items() if "theory" in label)
         assert list(theory) == pytest.approx([bound.count for bound in bounds], rel=1e-6)
         assert any("more" in label for label in lines) == (seeds == 3)
-        figure.savefig(tmp_path / "capacity.png")
         cliff = Cliff((0.2, 0.1), torch.rand(2, seeds), torch.rand(2, seeds), 100, 0.9, "hebbian")
         figure = cliff.plot()
         assert any(list(line.get_xdata()) == [0.138, 0.138] for line in figure.axes[0].get_lines())
         bars = [c for c in figure.axes[0].containers if c.get_label().startswith("recalled")]
         assert list(bars[0][0].get_xdata()) == [0.1, 0.2]
         assert list(bars[0][0].get_ydata()) == pytest.approx(cliff.mean.flip(0).tolist())
-        figure.savefig(tmp_path / "cliff.png")
+    figure.savefig(tmp_path / "cliff.png")

@@ -50,7 +50,7 @@ def threshold(keys: Keys, query: Tensor, top: Tensor, slope: Tensor, p: float) -
     slack = 4 * torch.finfo(tau.dtype).eps
     for _ in range(_MOST_STEPS if concrete else _BLIND_STEPS):
         new = _newton(_depths(keys, query, top, slope), tau, p)
-        if concrete and bool(((new - tau) <= slack).all()):
+        if concrete and not bool(((new - tau) > slack).any()):  # NaN, of scores that overflow, moves no more
             return torch.maximum(new, tau)
         tau = torch.maximum(new, tau)  # rounding may step back; the root does not
     return tau
