@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
+from exptilt._support.solution import Status
 from exptilt.memory import (
     ClassicalHopfield,
     RestrictedBoltzmann,
@@ -92,15 +93,31 @@ def test_pseudo_inverse_stores_what_hebb_does_not():
     assert torch.allclose(twice.weight, ClassicalHopfield.pseudo_inverse(x).weight, atol=1e-8)
 
 
+@pytest.mark.parametrize("count", [30, 45])
+def test_patterns_that_span_everything_bind_nothing(count):
+    """From N independent patterns on the projection is 1, all weights are 0, and every state stays."""
+    x = spins(count, 30)
+    memory = ClassicalHopfield.pseudo_inverse(x)
+    assert (memory.weight == 0).all()
+    for update in ("asynchronous", "synchronous"):
+        assert torch.equal(memory.retrieve(x, update=update).value, x)
+    assert classical_cliff([1.0], units=30, seeds=1, rule="pseudo_inverse").mean.tolist() == [1.0]
+
+
 def test_synchronous_updates_may_cycle():
     memory = ClassicalHopfield(torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
     state = torch.tensor([1.0, 1.0])
-    with pytest.raises(ConvergenceError, match="max_steps"):
+    with pytest.raises(ConvergenceError, match="stalled"):
         memory.retrieve(state, update="synchronous")
-    found = memory.retrieve(state, update="synchronous", throw=False)
-    assert found.status.name == "MAX_STEPS"
-    assert float(found.residual) == 1.0
+    found = memory.retrieve(torch.stack([state, state * torch.tensor([1, -1])]), update="synchronous", throw=False)
+    assert found.code.tolist() == [Status.STALLED.code, Status.CONVERGED.code]
+    assert found.residual.tolist() == [1.0, 0.0]
+    assert int(found.steps) == 2
+    assert memory.retrieve(state, update="synchronous", throw=False, max_steps=1).status is Status.MAX_STEPS
     assert memory.retrieve(state).converged
+    some = ClassicalHopfield.hebbian(spins(30, 40)).retrieve(spins(50, 40, seed=1), update="synchronous", throw=False)
+    assert set(some.code.tolist()) == {Status.CONVERGED.code, Status.STALLED.code}  # fixed or a cycle of two, nothing else
+    assert int(some.steps) < 40
 
 
 def test_classical_cliff():

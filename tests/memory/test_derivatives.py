@@ -1,5 +1,6 @@
 """Derivatives of steps, energies and retrievals; `torch.func` and `torch.compile`."""
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -145,6 +146,31 @@ def test_beta_of_a_head_touches_that_head_only():
     b = associate(q, k, v, torch.tensor([1.0, 5.0, 1.0], dtype=F64), steps=2)
     assert torch.equal(a[[0, 2]], b[[0, 2]])
     assert (a[1] - b[1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("steps", [1, 3, None])
+def test_layers_under_autocast(steps):
+    torch.manual_seed(0)
+    layer, x, m = HopfieldLayer(8, heads=2, steps=steps), torch.randn(2, 3, 8), torch.randn(2, 9, 8)
+    exact = layer(x, m)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x, m)
+        pooled = HopfieldPooling(8, heads=2, beta=3.0)(m)
+    assert found.dtype == pooled.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), exact, atol=0.05)
+    gradient, *_ = torch.autograd.grad(exact.sum(), [layer.log_beta])
+    (found.float().sum() + pooled.float().sum()).backward()
+    assert torch.allclose(layer.log_beta.grad, gradient, atol=0.1 * float(gradient.abs().max()) + 0.02)
+
+
+def test_heads_begin_with_a_beta_each():
+    for make in (HopfieldLayer, lambda *a, **b: HopfieldPooling(*a, **b).lookup):
+        for beta in (torch.tensor([1.0, 2, 3, 4]), [1, 2, 3, 4], np.array([1.0, 2.0, 3.0, 4.0])):
+            layer = make(8, heads=4, beta=beta)
+            assert torch.allclose(layer.beta, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+            assert layer.log_beta.is_leaf
+        assert torch.allclose(make(8, heads=4, beta=np.float32(3)).beta, torch.full((4,), 3.0))
+        assert torch.allclose(make(8, heads=2).beta, torch.full((2,), 0.5))
 
 
 def test_layers_with_implicit_gradients():

@@ -9,8 +9,8 @@ from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
 from exptilt.memory import Hopfield, guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound, storage_capacity
-from exptilt.memory.capacity import sphere
-from exptilt.memory.cliff import classical_cliff
+from exptilt.memory.capacity import Capacity, sphere
+from exptilt.memory.cliff import Cliff, classical_cliff
 from exptilt.memory.metastable import jacobian, weights
 from oracles import memory as oracle
 
@@ -37,6 +37,18 @@ def test_constants_of_the_modern_theory():
         assert w == pytest.approx(lambertw(math.exp(bound.log_argument)).real)
         assert bound.count == pytest.approx(math.sqrt(0.001) * bound.base ** ((d - 1) / 4))
     assert not storage_bound(4).holds
+
+
+def test_the_bound_of_large_and_tiny_numbers():
+    """Logarithms on the way: nothing overflows but what is returned."""
+    large = storage_bound(4096, radius=3.0)
+    assert large.count == math.inf
+    assert large.log_count == pytest.approx(0.5 * math.log(0.001) + 4095 / 4 * math.log(large.base))
+    assert storage_bound(20, beta=1e300).log_count > storage_bound(20, beta=1e299).log_count
+    a, b = 2 / 19 * (1 + math.log(2e-3 * 19) - 300 * math.log(10)), 0.4e-300
+    assert storage_bound(20, beta=1e-300).base == pytest.approx(math.exp(-a))  # W₀(x) = x for small x: c = b / (e^a b)
+    assert storage_bound(20, beta=1e-300).log_argument == pytest.approx(a + math.log(b))
+    assert separation_needed(10, beta=1e-300, size=1e200) > 0
 
 
 def test_separation_of_each_pattern():
@@ -194,3 +206,25 @@ def test_without_noise_one_trial_says_it():
     assert found.recalled.shape == found.error.shape == (1, 3)
     low, high = scipy.stats.binomtest(3, 3).proportion_ci(0.95)
     assert found.interval == pytest.approx((low, high))
+
+
+def test_pictures(tmp_path):
+    pytest.importorskip("matplotlib")
+    bounds = (storage_bound(4), storage_bound(20, radius=3.0))
+    for seeds in (1, 3):  # one has no interval
+        count = torch.tensor([[2, 3, 4], [900, 1000, 1024]])[:, :seeds]
+        found = Capacity((4, 20), count, bounds, count == 1024)
+        figure = found.plot()
+        (axes,) = figure.axes
+        assert axes.get_yscale() == "log"
+        lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+        theory = next(y for label, y in lines.items() if "theory" in label)
+        assert list(theory) == pytest.approx([bound.count for bound in bounds], rel=1e-6)
+        assert any("more" in label for label in lines) == (seeds == 3)
+        cliff = Cliff((0.2, 0.1), torch.rand(2, seeds), torch.rand(2, seeds), 100, 0.9, "hebbian")
+        figure = cliff.plot()
+        assert any(list(line.get_xdata()) == [0.138, 0.138] for line in figure.axes[0].get_lines())
+        bars = [c for c in figure.axes[0].containers if c.get_label().startswith("recalled")]
+        assert list(bars[0][0].get_xdata()) == [0.1, 0.2]
+        assert list(bars[0][0].get_ydata()) == pytest.approx(cliff.mean.flip(0).tolist())
+    figure.savefig(tmp_path / "cliff.png")

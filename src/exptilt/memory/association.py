@@ -6,18 +6,35 @@ r"""Association: states settle among keys, then read values. One function, which
 With one step this is attention with scale β_h; β is one number a head, and multiplies that head's queries and no others.
 """
 
+from functools import partial
+
+import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
 from exptilt.attention import attend
 from exptilt.dynamics import fixed_point
+from exptilt.memory.sweep import wide
 
 
 def check_steps(what: str, steps: int | None) -> None:
     """Steps are an integer, at least 1, or None."""
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise ArgumentError(f"{what}: steps is {steps!r}. Pass an integer >= 1, or None for the fixed point.")
+
+
+def _check_heads(query: Tensor, beta: Tensor) -> None:
+    """Beta ``(..., H)`` goes with the heads of the query ``(..., H, Q, D)``."""
+    if query.ndim < 3:
+        raise ArgumentError(f"associate: query has shape {tuple(query.shape)}. Pass (..., H, Q, D).")
+    try:
+        fits = torch.broadcast_shapes(beta.shape, query.shape[:-2])[-1] == query.shape[-3]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        got = f"beta has shape {tuple(beta.shape)}, query {tuple(query.shape)}"
+        raise ArgumentError(f"associate: {got}, which has {query.shape[-3]} heads. Pass one beta a head: (..., {query.shape[-3]}).")
 
 
 def associate(
@@ -52,15 +69,24 @@ def associate(
         raise ArgumentError(f"associate: beta is {got}. Pass a floating tensor (..., H), one number a head: torch.full((H,), beta).")
     if is_concrete(beta) and not bool(((beta > 0) & beta.isfinite()).all()):
         raise ArgumentError(f"associate: beta is {beta.tolist()}. It is an inverse temperature: pass finite numbers > 0.")
+    _check_heads(query, beta)
     factor = beta[..., None, None]
 
-    def update(state: Tensor) -> Tensor:
-        return attend(state * factor, key, key, scale=1.0, mask=mask).output
+    def sharpened(state: Tensor) -> Tensor:
+        return (state * factor).to(state.dtype)  # under autocast states are narrower than β
+
+    def update(state: Tensor, key: Tensor = key) -> Tensor:
+        return attend(sharpened(state), key, key, scale=1.0, mask=mask).output
 
     state = query
     if steps is None:
-        state = fixed_point(update, query, solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw).value
+        exact = wide(query.dtype)  # no half precision comes within the tolerance
+        with torch.autocast(query.device.type, enabled=False):
+            found = fixed_point(
+                partial(update, key=key.to(exact)), query.to(exact), solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw
+            )
+        state = found.value.to(query.dtype)
     else:
         for _ in range(steps - 1):
             state = update(state)
-    return attend(state * factor, key, value, scale=1.0, mask=mask).output
+    return attend(sharpened(state), key, value, scale=1.0, mask=mask).output

@@ -16,6 +16,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
+from exptilt.memory.checks import check_count
 from exptilt.memory.margins import places
 from exptilt.memory.retrieval import settle
 from exptilt.memory.theory import guaranteed_radius
@@ -77,8 +78,9 @@ def measure(
     from exptilt.memory.separation import Softmax
 
     one_memory(memory, "basin")
-    if directions < 1 or not 0 < precision < _FARTHEST:
-        raise ArgumentError(f"basin: directions {directions}, precision {precision}. Pass directions >= 1 and 0 < precision < {_FARTHEST}.")
+    check_count("basin", "directions", directions)
+    if not 0 < precision < _FARTHEST:
+        raise ArgumentError(f"basin: precision is {precision}. Pass a number between 0 and {_FARTHEST}.")
     at = places(memory, index, "basin")
     x = memory.keys.chosen(at[None])[0][0]
     M = float(memory.size)
@@ -105,4 +107,4 @@ def measure(
 
 def _end(memory: "Hopfield", state: Tensor) -> Tensor:
     """Where retrieval ends; a ray on the border of two basins may take long, and then counts by where it stands."""
-    return settle(memory, state, 1e-6, 1000).value
+    return settle(memory, state, 1e-6, 1000, show=False).value

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import is_concrete
+from exptilt._support.progress import track
+from exptilt.memory.checks import check_count
 
 _MOST_UNITS = 24  # enumerated: 2^24 states, block after block
 _BLOCK = 1 << 14
@@ -56,6 +58,9 @@ class RestrictedBoltzmann:
             raise ArgumentError(f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary', 'spin' or 'gaussian'.")
         if self.hidden == self.visible == "gaussian":
             raise ArgumentError("RestrictedBoltzmann: Gaussian units on both sides make a plain Gaussian law. Pass hidden='binary'.")
+        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.dtype == w.dtype and x.device == w.device for x in (w, b, c)):
+            got = ", ".join(f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in (w, b, c))
+            raise ArgumentError(f"RestrictedBoltzmann: weight, visible_bias, hidden_bias are {got}. Pass floating tensors of one dtype.")
         if w.ndim != 2 or tuple(b.shape) != w.shape[:1] or tuple(c.shape) != w.shape[1:] or not w.numel():
             got = f"weight {tuple(w.shape)}, visible_bias {tuple(b.shape)}, hidden_bias {tuple(c.shape)}"
             raise ArgumentError(f"RestrictedBoltzmann: got {got}. Pass (V, H), (V,) and (H,), not empty.")
@@ -78,6 +83,8 @@ class RestrictedBoltzmann:
             generator: draws them.
             dtype: of the parameters.
         """
+        check_count("RestrictedBoltzmann.random", "visible_units", visible_units)
+        check_count("RestrictedBoltzmann.random", "hidden_units", hidden_units)
         w = size * torch.randn(visible_units, hidden_units, dtype=dtype, generator=generator)
         return cls(w, w.new_zeros(visible_units), w.new_zeros(hidden_units), hidden, visible)
 
@@ -98,6 +105,8 @@ class RestrictedBoltzmann:
         Returns:
             ``(...)``.
         """
+        self._check_size("visible", visible, 0)
+        self._check_size("hidden", hidden, 1)
         linear = self._own_energy(visible) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
 
@@ -229,7 +238,7 @@ class RestrictedBoltzmann:
             )
         low, high = (0.0, 1.0) if by_hidden else self.levels
         total = torch.full((), -torch.inf, dtype=self.weight.dtype, device=self.weight.device)
-        for start in range(0, 1 << units, _BLOCK):
+        for start in track(range(0, 1 << units, _BLOCK), "log Z"):
             number = torch.arange(start, min(1 << units, start + _BLOCK), device=self.weight.device)
             bits = (number[:, None] >> torch.arange(units, device=number.device)) & 1
             state = torch.where(bits.bool(), high, low).to(self.weight.dtype)
@@ -256,8 +265,9 @@ class RestrictedBoltzmann:
         return -self.free_energy(visible) - self.log_partition()
 
     def _check_size(self, name: str, units: Tensor, side: int) -> None:
-        if units.shape[-1:] != self.weight.shape[side : side + 1] or units.dtype != self.weight.dtype:
-            got = f"{tuple(units.shape)} {units.dtype}"
+        known = isinstance(units, Tensor)
+        if not known or units.shape[-1:] != self.weight.shape[side : side + 1] or units.dtype != self.weight.dtype:
+            got = f"{tuple(units.shape)} {units.dtype}" if known else f"a {type(units).__name__}"
             wanted = f"(..., {self.weight.shape[side]}) {self.weight.dtype}"
             raise ArgumentError(f"RestrictedBoltzmann: {name} is {got}. Pass {wanted}.")
 

@@ -13,6 +13,7 @@ like e^{βK²d(1 − βK²/2)} (K²β < 1): for β = K = 1 about e^{d/2}.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,8 +22,12 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory import recall
+from exptilt.memory.checks import check_count
 from exptilt.memory.hopfield import Hopfield
 from exptilt.memory.theory import StorageBound, storage_bound
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Capacity:
         d = d - d.mean()
         return float((d * self.mean.log()).sum() / (d * d).sum())
 
+    def plot(self) -> "Figure":
+        """Patterns recalled against dimension, with intervals, beside what theory promises."""
+        from exptilt.memory import pictures
+
+        return pictures.capacity(self)
+
 
 def sphere(count: int, dimension: int, radius: float, generator: torch.Generator) -> Tensor:
     """``(count, dimension)`` float64 points drawn evenly from a sphere."""
@@ -93,9 +104,12 @@ def storage_capacity(
         >>> bool(found.mean[1] > found.mean[0]), bool((found.gap > 1).all())
         (True, True)
     """
-    if len(dimensions) < 2 or min(dimensions) < 2 or seeds < 1 or most < 2:
-        got = f"dimensions {list(dimensions)}, seeds {seeds}, most {most}"
-        raise ArgumentError(f"storage_capacity: got {got}. Pass two or more dimensions >= 2, seeds >= 1, most >= 2.")
+    check_count("storage_capacity", "seeds", seeds)
+    for d in dimensions:
+        check_count("storage_capacity", "a dimension", d)
+    if len(dimensions) < 2 or min(dimensions) < 2 or most < 2:
+        got = f"dimensions {list(dimensions)}, most {most}"
+        raise ArgumentError(f"storage_capacity: got {got}. Pass two or more dimensions >= 2, and most >= 2.")
     counts = torch.zeros(len(dimensions), seeds, dtype=torch.int64)
     for i, j in track([(i, j) for i in range(len(dimensions)) for j in range(seeds)], "capacity"):
         d = dimensions[i]
@@ -103,7 +117,7 @@ def storage_capacity(
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
             memory = Hopfield(patterns[:N], beta, separation=separation)
-            found = recall.measure(memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, warn=False)
+            found = recall.measure(memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, quiet=True)
             return found.count == N
 
         low, high = 1, 2

@@ -1,6 +1,8 @@
 """What a memory asks of patterns, beta and states, and how it says what is wrong."""
 
+import math
 import warnings
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_count(what: str, name: str, value: Any, *, hint: str = "Pass an integer >= 1.") -> None:
+    """A number of things is an integer, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ArgumentError(f"{what}: {name} is {value!r}. {hint}")
 
 
 def as_tensor(patterns: Any) -> Tensor:
@@ -42,18 +50,21 @@ def as_patterns(patterns: Any) -> Tensor:
     return patterns
 
 
-def as_beta(beta: Any, square: Tensor) -> Tensor:
-    """Beta as ``(...)``, one for each leading index of patterns with squared norms ``(..., N)``."""
-    lead = square.shape[:-1]
-    if isinstance(beta, bool) or not isinstance(beta, int | float | Tensor):
+def as_beta(beta: Any, measure: Tensor) -> Tensor:
+    """Beta as ``(...)``, one for each leading index of patterns of which ``(..., N)`` numbers are kept, in their dtype."""
+    lead = measure.shape[:-1]
+    if isinstance(beta, bool) or not isinstance(beta, Real | np.ndarray | Tensor):
         raise ArgumentError(f"Hopfield: beta is {beta!r}. Pass a number, or a tensor {tuple(lead)}, one for each memory.")
-    value = torch.as_tensor(beta, dtype=square.dtype, device=square.device)
+    value = torch.as_tensor(beta, dtype=measure.dtype, device=measure.device)
     try:
-        value = value.expand(lead)
+        value = value if value.shape == lead else value.expand(lead)
     except RuntimeError:
         got = tuple(value.shape)
         raise ArgumentError(f"Hopfield: beta has shape {got}, patterns have leading axes {tuple(lead)}. Pass one beta a memory.") from None
     if is_concrete(value) and not bool(((value > 0) & value.isfinite()).all()):
+        exact = torch.as_tensor(beta, dtype=torch.float64)
+        if bool(((exact > 0) & exact.isfinite()).all()):
+            raise ArgumentError(f"Hopfield: beta is {beta}, which is 0 or infinity in {value.dtype}. Pass patterns in float64.")
         raise ArgumentError(f"Hopfield: beta is {beta}. It is an inverse temperature: pass a finite number > 0.")
     return value
 
@@ -63,7 +74,7 @@ def check_state(memory: "Hopfield", state: Any) -> None:
     if not isinstance(state, Tensor):
         raise ArgumentError(f"Hopfield: state is a {type(state).__name__}. Pass a torch tensor: torch.as_tensor(state).")
     lead, D = tuple(memory.patterns.shape[:-2]), memory.dimension
-    if state.dtype not in (memory.patterns.dtype, memory.square_norm.dtype) or state.device != memory.patterns.device:
+    if state.dtype not in (memory.patterns.dtype, memory.measure.dtype) or state.device != memory.patterns.device:
         got = f"{state.dtype} on {state.device}, patterns are {memory.patterns.dtype} on {memory.patterns.device}"
         raise ArgumentError(f"Hopfield: state is {got}. Convert it: state.to(patterns).")
     if state.ndim < 1 or state.shape[-1] != D:
@@ -76,8 +87,8 @@ def check_state(memory: "Hopfield", state: Any) -> None:
         )
     if not is_concrete(state):
         return
-    finite = state.isfinite().all(-1)
-    if not bool(finite.all()):
+    # A sum is one quick look; one that is not finite may be an overflow, and then every number is looked at.
+    if not math.isfinite(state.detach().sum().item()) and not bool((finite := state.isfinite().all(-1)).all()):
         index = tuple((~finite).nonzero()[0].tolist())
         raise ArgumentError(f"Hopfield: state{list(index) if index else ''} holds NaN or infinity. Pass finite states.")
     if memory.similarity.sphere and not bool((state != 0).any(-1).all()):

@@ -6,19 +6,25 @@ r"""`ClassicalHopfield`: binary units, one weight for each pair, patterns as min
     pseudo-inverse   W = X' (X X')⁺ X, the projection on the patterns' span     every pattern is a fixed point while they are independent
 
 The diagonal is 0 in both. Unit by unit in any order (asynchronous), no flip raises E, since W is symmetric with zero diagonal. All at
-once (synchronous) the network may end in a cycle of two states.
+once (synchronous) no step raises −<σ(t), Wσ(t−1)>, and the network ends in a fixed state or in a cycle of two.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
+from exptilt.memory.checks import check_count
 
 # A field this small relative to the largest weight is a tie: sums of ±1/N that cancel exactly on paper do not in floating point.
 _TIE = 1e-9
+# A weight of a projection, whose norm is 1, that is no larger than this is 0: N independent patterns span everything and bind nothing.
+_NO_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -65,13 +71,20 @@ class ClassicalHopfield:
             patterns: ``(P, N)`` of ±1.
         """
         x = _binary("pseudo_inverse", "patterns", patterns)
-        w = torch.linalg.pinv(x, rtol=1e-10) @ x
-        return cls(((w + w.mT) / 2).fill_diagonal_(0))
+        _, size, basis = torch.linalg.svd(x, full_matrices=False)
+        basis = basis[size > 1e-10 * size[0]]
+        w = (basis.mT @ basis).fill_diagonal_(0)  # from an orthonormal basis: exact to rounding, however alike the patterns are
+        return cls(torch.where(w.abs() > _NO_WEIGHT, w, 0.0))
 
     @property
     def dimension(self) -> int:
         """N, how many units."""
         return self.weight.shape[-1]
+
+    @cached_property
+    def _tie(self) -> float:
+        """A field no larger than this moves nothing."""
+        return _TIE * float(self.weight.abs().max())
 
     def energy(self, state: Tensor) -> Tensor:
         """E of each state.
@@ -96,7 +109,7 @@ class ClassicalHopfield:
         """
         s = self._state(state)
         field = s @ self.weight
-        return torch.where(field.abs() <= _TIE * self.weight.abs().max(), s, field.sign())
+        return torch.where(field.abs() <= self._tie, s, field.sign())
 
     def retrieve(
         self, state: Tensor, *, update: str = "asynchronous", max_steps: int = 200, throw: bool = True,
@@ -106,7 +119,8 @@ class ClassicalHopfield:
 
         Args:
             state: ``(..., N)`` of ±1.
-            update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all at once, which may cycle.
+            update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all at once, which may end in a
+                cycle of two: it stops there, and the status is ``STALLED``.
             max_steps: sweeps over all units at most.
             throw: raise a `ConvergenceError` where a state still changes; False leaves that to `Solution.status`.
             generator: draws the orders; None is seeded with 0, so that a call repeats itself.
@@ -115,20 +129,33 @@ class ClassicalHopfield:
             `Solution`: value ``(..., N)``, residual ``(...)`` the share of units that would still flip.
         """
         s = self._state(state)
-        if update not in ("asynchronous", "synchronous") or max_steps < 1:
-            got = f"update {update!r}, max_steps {max_steps}"
-            raise ArgumentError(f"ClassicalHopfield.retrieve: got {got}. Pass 'asynchronous' or 'synchronous', and max_steps >= 1.")
+        check_count("ClassicalHopfield.retrieve", "max_steps", max_steps)
+        if update not in ("asynchronous", "synchronous"):
+            raise ArgumentError(f"ClassicalHopfield.retrieve: update is {update!r}. Pass 'asynchronous' or 'synchronous'.")
         value, steps = s.reshape(-1, self.dimension).clone(), 0
         chance = torch.Generator().manual_seed(0) if generator is None else generator
-        moving = torch.arange(len(value))
-        while steps < max_steps and moving.numel():
-            now = value[moving]
-            new = self.step(now) if update == "synchronous" else self._sweep(now, torch.randperm(self.dimension, generator=chance))
-            value[moving] = new
-            moving = moving[(new != now).any(-1)]
-            steps += 1
+        cycles = torch.zeros(len(value), dtype=torch.bool)
+
+        def sweeps() -> Iterator[int]:
+            """Sweep until all have ended; yields the number of each state as it ends."""
+            nonlocal steps
+            moving, before = torch.arange(len(value)), torch.zeros_like(value)
+            while steps < max_steps and moving.numel():
+                now = value[moving]
+                new = self.step(now) if update == "synchronous" else self._sweep(now, torch.randperm(self.dimension, generator=chance))
+                value[moving] = new
+                go = (new != now).any(-1)
+                if update == "synchronous":
+                    cycles[moving] = go & (new == before).all(-1)
+                    go &= ~cycles[moving]
+                yield from moving[~go].tolist()
+                moving, before, steps = moving[go], now[go], steps + 1
+
+        for _ in track(sweeps(), "states settled", total=len(value)):
+            pass
         residual = (self.step(value) != value).double().mean(-1)
-        code = torch.where(residual == 0, Status.CONVERGED.code, Status.MAX_STEPS.code).to(torch.int8)
+        ended = torch.where(cycles, Status.STALLED.code, Status.MAX_STEPS.code)
+        code = torch.where(residual == 0, Status.CONVERGED.code, ended).to(torch.int8)
         shape = s.shape[:-1]
         solution = Solution(
             value.reshape(s.shape), code.reshape(shape), residual.reshape(shape), torch.tensor(steps), torch.zeros(shape, dtype=s.dtype)
@@ -142,7 +169,7 @@ class ClassicalHopfield:
         from exptilt.memory.classical_kernel import sweep
 
         new, field = value.clone(), (value @ self.weight).numpy()
-        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), _TIE * float(self.weight.abs().max()))
+        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)
         return new
 
     def _state(self, state: Tensor) -> Tensor:
@@ -154,9 +181,9 @@ class ClassicalHopfield:
 
 def _binary(name: str, label: str, x: Tensor) -> Tensor:
     """``(..., N)`` of ±1 as float64."""
-    if not isinstance(x, Tensor) or x.ndim < (2 if label == "patterns" else 1) or not x.numel():
+    if not isinstance(x, Tensor) or not (x.ndim == 2 if label == "patterns" else x.ndim >= 1) or not x.numel():
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ArgumentError(f"{name}: {label} is {got}. Pass a tensor {'(P, N)' if label == 'patterns' else '(..., N)'} of ±1, not empty.")
-    if not bool((x.abs() == 1).all()):
+    if x.dtype == torch.bool or x.is_complex() or not bool((x.abs() == 1).all()):
         raise ArgumentError(f"{name}: {label} holds something other than −1 and +1. Pass 2 * bits − 1, or x.sign().")
     return x.double()

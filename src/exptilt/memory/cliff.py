@@ -6,8 +6,10 @@ pattern exceeds a threshold. At α_c theory has m ≈ 0.967 just before the jump
 default is 0.9. In a finite network the jump is smeared out: some patterns stay above α_c, some go below it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +17,11 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
+from exptilt.memory.checks import check_count
 from exptilt.memory.classical import ClassicalHopfield
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,17 @@ class Cliff:
         loads: P/N.
         fraction: ``(loads, seeds)``, the share of patterns recalled.
         overlap: ``(loads, seeds)``, the mean overlap.
+        units: N.
+        threshold: of the overlap, above which a pattern counts as recalled.
+        rule: by which the networks learnt.
     """
 
     loads: tuple[float, ...]
     fraction: Tensor
     overlap: Tensor
+    units: int
+    threshold: float
+    rule: str
 
     @property
     def mean(self) -> Tensor:
@@ -42,6 +54,12 @@ class Cliff:
         """``(loads, 2)``: 95 % interval of that mean over seeds (patterns of one network are not independent); NaN for one."""
         _, low, high = mean_interval(self.fraction)
         return torch.stack([low, high], -1)
+
+    def plot(self) -> "Figure":
+        """Share recalled and overlap against the load, with intervals, beside the load at which an infinite network forgets."""
+        from exptilt.memory import pictures
+
+        return pictures.cliff(self)
 
 
 def classical_cliff(
@@ -59,9 +77,11 @@ def classical_cliff(
         update: ``asynchronous`` or ``synchronous``.
         seed: of the first network.
     """
-    if rule not in ("hebbian", "pseudo_inverse") or units < 1 or seeds < 1 or not all(load > 0 for load in loads):
-        got = f"rule {rule!r}, units {units}, seeds {seeds}, loads {list(loads)}"
-        raise ArgumentError(f"classical_cliff: got {got}. Pass positive numbers, and rule 'hebbian' or 'pseudo_inverse'.")
+    check_count("classical_cliff", "units", units)
+    check_count("classical_cliff", "seeds", seeds)
+    if rule not in ("hebbian", "pseudo_inverse") or not len(loads) or not all(0 < load < math.inf for load in loads):
+        got = f"rule {rule!r}, loads {list(loads)}"
+        raise ArgumentError(f"classical_cliff: got {got}. Pass finite loads > 0, and rule 'hebbian' or 'pseudo_inverse'.")
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):
@@ -71,4 +91,4 @@ def classical_cliff(
         end = network.retrieve(x, update=update, throw=False, generator=generator).value
         m = (end * x).mean(-1)
         fraction[i, j], overlap[i, j] = (m > threshold).double().mean(), m.mean()
-    return Cliff(tuple(loads), fraction, overlap)
+    return Cliff(tuple(loads), fraction, overlap, units, threshold, rule)

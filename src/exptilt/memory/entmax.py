@@ -24,9 +24,9 @@ _BLIND_STEPS = 24  # where values cannot be looked at
 
 
 def _depths(keys: Keys, query: Tensor, top: Tensor, slope: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Keys and d ``(..., H, Q, n)``, tile by tile."""
+    """Keys and d ``(..., H, Q, n)``, tile by tile; not below −2, where weights are 0 long since, lest a large β makes it −∞ times 0."""
     for key, score, _ in keys.tiles(query):
-        yield key, slope * (score - top[..., None])
+        yield key, (slope * (score - top[..., None])).clamp_min(-2)
 
 
 def _newton(depths: Iterator[tuple[Tensor, Tensor]], tau: Tensor, p: float) -> Tensor:
@@ -50,7 +50,7 @@ def threshold(keys: Keys, query: Tensor, top: Tensor, slope: Tensor, p: float) -
     slack = 4 * torch.finfo(tau.dtype).eps
     for _ in range(_MOST_STEPS if concrete else _BLIND_STEPS):
         new = _newton(_depths(keys, query, top, slope), tau, p)
-        if concrete and bool(((new - tau) <= slack).all()):
+        if concrete and not bool(((new - tau) > slack).any()):  # NaN, of scores that overflow, moves no more
             return torch.maximum(new, tau)
         tau = torch.maximum(new, tau)  # rounding may step back; the root does not
     return tau

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
 from exptilt.memory.boltzmann import RestrictedBoltzmann
 from exptilt.memory.classical import ClassicalHopfield, _binary
 
@@ -78,7 +79,7 @@ def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor, *, nod
         raise ArgumentError(f"integrated_free_energy: {nodes} nodes are too few over ±{reach:.3g}. Pass at least {int(3 * reach) + 1}.")
     rest = machine.energy(visible, visible.new_zeros(*visible.shape[:-1], H))
     total = rest.clone()
-    for j in range(H):  # given v the units are independent: the integral is a product, one factor a unit
+    for j in track(range(H), "integrals"):  # given v the units are independent: the integral is a product, one factor a unit
         at = torch.zeros(nodes, H, dtype=visible.dtype)
         at[:, j] = grid
         energy = machine.energy(visible[..., None, :].expand(*visible.shape[:-1], nodes, V), at)

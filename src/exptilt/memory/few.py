@@ -18,6 +18,7 @@ from exptilt.tilting.rules import derivatives_wanted
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
+_CODES = np.array([Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NOT_FINITE.code], np.int8)  # as ``few_kernel.py`` numbers them
 _STATES = 8
 _PRODUCTS = 1 << 21  # beyond, two threads are faster
 
@@ -32,7 +33,7 @@ def suits(memory: "Hopfield", state: Any) -> bool:
         and patterns.ndim == 2
         and state.shape[-1] == patterns.shape[1]
         and 0 < state.numel() <= _STATES * patterns.shape[1]
-        and patterns.dtype == state.dtype == memory.square_norm.dtype
+        and patterns.dtype == state.dtype == memory.measure.dtype
         and state.numel() * patterns.shape[0] <= _PRODUCTS
         and isinstance(memory.rule, Softmax)
         and not memory.similarity.sphere
@@ -47,7 +48,7 @@ def _arguments(memory: "Hopfield") -> tuple[np.ndarray, np.ndarray, Any]:
     """Patterns, β times the offsets of their scores, β."""
     patterns, beta = memory.patterns.detach().numpy(), memory.beta.item()
     offset = memory.similarity.offset
-    weight = np.empty(0, patterns.dtype) if offset is None else (beta * offset(memory.square_norm.detach())).numpy()
+    weight = np.empty(0, patterns.dtype) if offset is None else (beta * offset(memory.measure.detach())).numpy()
     return patterns, weight, patterns.dtype.type(beta)
 
 
@@ -67,12 +68,13 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) 
     from exptilt.memory.few_kernel import settle as run
 
     patterns, weight, beta = _arguments(memory)
-    value = np.array(state.detach().numpy(), order="C")
-    residual = np.empty(state.shape[:-1], value.dtype)
-    unit = memory.square_norm.max().item() ** 0.5 or 1.0  # `memory.size`, for the similarities that come here
-    rows = value.reshape(-1, patterns.shape[1])
-    steps = run(patterns, weight, beta, tolerance * unit, max_steps, rows, residual.reshape(-1))
-    residual /= unit
-    code = np.where(residual <= tolerance, Status.CONVERGED.code, Status.MAX_STEPS.code).astype(np.int8)
-    made = [torch.from_numpy(x) for x in (value, code, residual, np.zeros_like(residual))]
-    return Solution(made[0], made[1], made[2], torch.tensor(steps), made[3])
+    rows = np.array(state.detach().numpy(), order="C").reshape(-1, patterns.shape[1])
+    residual, ended = np.empty(len(rows), rows.dtype), np.empty(len(rows), np.int8)
+    unit = memory.measure.max().item() ** 0.5 or 1.0  # `memory.size`, for the similarities that come here
+    trace = run(patterns, weight, beta, tolerance * unit, max_steps, rows, residual, ended)
+    shape = state.shape[:-1]
+    made = (rows.reshape(state.shape), _CODES[ended].reshape(shape), (residual / unit).reshape(shape))
+    value, code, residuals, distance, by_step = map(
+        torch.from_numpy, (*made, np.zeros(shape, rows.dtype), (trace / unit).reshape(len(trace), *shape))
+    )
+    return Solution(value, code, residuals, torch.tensor(len(trace)), distance, by_step)

@@ -27,7 +27,7 @@ from exptilt.memory import basins, few, margins, metastable, recall, retrieval, 
 from exptilt.memory.checks import as_beta, as_patterns, as_tensor, check_state
 from exptilt.memory.separation import Polynomial, Separation, separation
 from exptilt.memory.similarity import Similarity, similarity
-from exptilt.memory.sweep import Keys, square_norms
+from exptilt.memory.sweep import Keys, measures
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -52,29 +52,29 @@ class Hopfield:
     beta: Tensor
     similarity: Similarity
     rule: Separation
-    square_norm: Tensor
+    measure: Tensor
 
     def __init__(
         self, patterns: Any, beta: "float | Tensor" = 1.0, *, similarity: str = "dot", separation: "str | Separation" = "softmax"
     ) -> None:
-        x = as_patterns(patterns)
-        square = square_norms(x)
+        x, kind = as_patterns(patterns), _similarity(similarity)
+        measure = measures(x, kind)
         object.__setattr__(self, "patterns", x)
-        object.__setattr__(self, "square_norm", square)
-        object.__setattr__(self, "beta", as_beta(beta, square))
-        object.__setattr__(self, "similarity", _similarity(similarity))
+        object.__setattr__(self, "similarity", kind)
+        object.__setattr__(self, "measure", measure)
+        object.__setattr__(self, "beta", as_beta(beta, measure))
         object.__setattr__(self, "rule", _separation(separation))
         if isinstance(self.rule, Polynomial) and similarity == "euclidean":
             raise ArgumentError(
                 "Hopfield: with similarity 'euclidean' no score is positive, and 'polynomial' weighs positive scores. "
                 "Pass another separation, or similarity 'dot' or 'cosine'."
             )
-        if is_concrete(square):
-            if not bool(square.isfinite().all()):
-                index = tuple((~square.isfinite()).nonzero()[0].tolist())
+        if is_concrete(measure):
+            if not bool(measure.isfinite().all()):
+                index = tuple((~measure.isfinite()).nonzero()[0].tolist())
                 raise ArgumentError(f"Hopfield: patterns[{', '.join(map(str, index))}] holds NaN or infinity, or its norm overflows.")
-            if self.similarity.sphere and bool((square == 0).any()):
-                index = tuple((square == 0).nonzero()[0].tolist())
+            if kind.sphere and bool((measure == 0).any()):
+                index = tuple((measure == 0).nonzero()[0].tolist())
                 raise ArgumentError(
                     f"Hopfield: patterns[{', '.join(map(str, index))}] is 0 and has no direction. "
                     "Leave it out, or pass similarity 'dot' or 'euclidean'."
@@ -93,7 +93,7 @@ class Hopfield:
     @property
     def size(self) -> Tensor:
         """M ``(...)``: the largest norm of a key, 1 on the sphere. Residuals are measured in it."""
-        largest = self.square_norm.amax(-1)
+        largest = self.measure.amax(-1)
         size = torch.ones_like(largest) if self.similarity.sphere else largest.sqrt()
         return torch.where(size > 0, size, 1.0)
 
@@ -101,8 +101,8 @@ class Hopfield:
     def keys(self) -> Keys:
         """The patterns as a sweep sees them, with an axis of heads."""
         if self.patterns.ndim > 2:
-            return Keys(self.patterns, self.square_norm, self.similarity)
-        return Keys(self.patterns[None], self.square_norm[None], self.similarity)
+            return Keys(self.patterns, self.measure, self.similarity)
+        return Keys(self.patterns[None], self.measure[None], self.similarity)
 
     def rows(self, state: Tensor) -> Tensor:
         """States laid out for a sweep, in the dtype that sums are taken in.
@@ -113,13 +113,14 @@ class Hopfield:
         Returns:
             ``(..., heads, Q, D)``.
         """
-        state = state.to(self.square_norm.dtype)
+        state = state.to(self.measure.dtype)
         return state if self.patterns.ndim > 2 else state.reshape(1, -1, self.dimension)
 
     def energy(self, state: Tensor) -> Tensor:
         """The energy of each state, constants included: between 0 and 2M² on the hull of the patterns.
 
-        Near β = 0 it is a small difference of terms of size β⁻¹ log N: expect an error of that size times the precision.
+        Near β = 0 it is a small difference of terms of size β⁻¹ log N: expect an error of that size times the precision. It is infinite
+        where ½<ξ,ξ> overflows, and NaN where β times a score alone does (softmax).
 
         Args:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
@@ -131,8 +132,10 @@ class Hopfield:
         query = self.similarity.query(self.rows(state))
         beta = self.head_beta
         potential = self.rule.read(self.keys, query, beta).potential
-        constant = self.similarity.reach(self.square_norm.amax(-1)) / 2 - self.rule.uniform(self.count) / beta
-        energy = query.square().sum(-1) / 2 - potential + (constant if self.patterns.ndim > 2 else constant.reshape(1))[..., None]
+        constant = self.similarity.reach(self.measure.amax(-1)) / 2 - self.rule.uniform(self.count) / beta
+        own = query.square().sum(-1) / 2
+        energy = own - potential + (constant if self.patterns.ndim > 2 else constant.reshape(1))[..., None]
+        energy = torch.where(own.isinf(), own, energy)  # E >= ½(‖ξ‖ − M)²: what overflows as well does not outweigh it
         return energy.reshape(state.shape[:-1])
 
     @property
@@ -159,7 +162,7 @@ class Hopfield:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
 
         Returns:
-            ``(..., D)``, as state; of a norm of 1 if the similarity is cosine.
+            ``(..., D)``, as state; of a norm of 1 if the similarity is cosine; NaN where β times a score overflows.
         """
         quick = few.step(self, state) if few.suits(self, state) else None
         if quick is not None:
@@ -181,7 +184,8 @@ class Hopfield:
             throw: raise a `ConvergenceError` where some state has not settled; False leaves that to `Solution.status`.
 
         Returns:
-            `Solution` with value as state and residual ``(...)``.
+            `Solution` with value as state, residual ``(...)`` and trace ``(steps, ...)``: how far each step led. A state whose step is not
+            finite (β times a score overflows) stays where it is, and its status says so.
         """
         check_state(self, state)
         return retrieval.retrieve(self, state, tolerance=tolerance, max_steps=max_steps, throw=throw)
@@ -262,6 +266,8 @@ class Hopfield:
         Args:
             index: one or several places of patterns, or booleans ``(N,)``, True where a pattern goes. At least one.
         """
+        if index is None:
+            raise ArgumentError("Hopfield.remove: index is None. Pass the places of the patterns that go.")
         gone = margins.places(self, index, "Hopfield.remove")
         keep = torch.ones(self.count, dtype=torch.bool, device=gone.device).index_fill(0, gone, False)
         return self.replaced(self.patterns[..., keep, :])
@@ -273,6 +279,9 @@ class Hopfield:
             patterns: ``(..., N, D)``.
         """
         return Hopfield(patterns, self.beta, similarity=self.similarity.name, separation=self.rule)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.patterns, self.beta, self.similarity.name, self.rule)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the memory to one file (safetensors), whole or not at all.
@@ -291,6 +300,11 @@ class Hopfield:
             mapped: leave the patterns in the file and read them from there, for memories larger than one's memory.
         """
         return cls(**storage.load(Path(path), mapped=mapped))
+
+
+def _again(patterns: Tensor, beta: Tensor, similarity: str, separation: Separation) -> Hopfield:
+    """A memory from its parts, for `pickle` and `copy`."""
+    return Hopfield(patterns, beta, similarity=similarity, separation=separation)
 
 
 _similarity, _separation = similarity, separation

@@ -5,12 +5,15 @@ summarise a set of any length. β is a parameter with one entry a head, kept as 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt.memory.association import associate, check_steps
+
+Beta = float | Sequence[float] | Tensor
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -23,11 +26,16 @@ def _sizes(name: str, dimension: int, heads: int) -> None:
         raise ArgumentError(f"{name}: dimension {dimension} must be a positive multiple of heads {heads}.")
 
 
-def _log_beta(beta: float | None, dimension: int, heads: int, name: str) -> Tensor:
-    beta = 1 / math.sqrt(dimension / heads) if beta is None else beta
-    if not (beta > 0 and math.isfinite(beta)):
-        raise ArgumentError(f"{name}: beta is {beta}. Pass a finite number > 0, or None for 1/sqrt(head dimension).")
-    return torch.full((heads,), math.log(beta))
+def _log_beta(beta: Beta | None, dimension: int, heads: int, name: str) -> Tensor:
+    """``(heads,)``."""
+    wanted = f"Pass a finite number > 0, {heads} of them (one a head), or None for 1/sqrt(head dimension)."
+    try:
+        given = torch.as_tensor(math.sqrt(heads / dimension) if beta is None else beta, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name}: beta is {beta!r}. {wanted}") from None
+    if given.shape not in ((), (heads,)) or isinstance(beta, bool) or not bool(((given > 0) & given.isfinite()).all()):
+        raise ArgumentError(f"{name}: beta is {beta!r}. {wanted}")
+    return given.log().float().expand(heads).clone()
 
 
 class HopfieldLayer(nn.Module):
@@ -39,7 +47,7 @@ class HopfieldLayer(nn.Module):
         stored: how many patterns the layer itself holds and learns; None: the memory is an argument of the call.
         steps: updates in all; None goes to the fixed point, with implicit gradients. A fixed point does not depend on where one came from,
             so with None neither `to_query` nor the states before it are trained.
-        beta: where each head's inverse temperature begins; None is 1/sqrt(head dimension).
+        beta: where each head's inverse temperature begins, one number or ``(heads,)``; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
         throw: with steps=None, raise where the fixed point is not reached.
 
@@ -50,7 +58,7 @@ class HopfieldLayer(nn.Module):
     """
 
     def __init__(
-        self, dimension: int, *, heads: int = 1, stored: int | None = None, steps: int | None = 1, beta: float | None = None,
+        self, dimension: int, *, heads: int = 1, stored: int | None = None, steps: int | None = 1, beta: Beta | None = None,
         learn_beta: bool = True, throw: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -98,7 +106,7 @@ class HopfieldPooling(nn.Module):
         queries: how many states, and so outputs.
         heads: memories side by side; divides dimension.
         steps: updates in all. Not None: what pooling learns are its states, and none of them would matter to a fixed point.
-        beta: where each head's inverse temperature begins; None is 1/sqrt(head dimension).
+        beta: where each head's inverse temperature begins, one number or ``(heads,)``; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
 
     Example:
@@ -107,7 +115,7 @@ class HopfieldPooling(nn.Module):
     """
 
     def __init__(
-        self, dimension: int, *, queries: int = 1, heads: int = 1, steps: int = 1, beta: float | None = None, learn_beta: bool = True
+        self, dimension: int, *, queries: int = 1, heads: int = 1, steps: int = 1, beta: Beta | None = None, learn_beta: bool = True
     ) -> None:
         super().__init__()
         _sizes("HopfieldPooling", dimension, heads)

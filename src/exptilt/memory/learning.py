@@ -92,8 +92,9 @@ def learn(
             f"learn: method {method!r}, steps {steps}, epochs {epochs}, batch {batch}, chains {chains}, rate {rate}, decay {decay}. "
             "Pass 'cd' or 'pcd', positive numbers, and decay >= 0."
         )
-    if data.ndim != 2 or not len(data):
-        raise ArgumentError(f"learn: data has shape {tuple(data.shape)}. Pass (B, V), at least one example.")
+    if not isinstance(data, Tensor) or data.ndim != 2 or not len(data):
+        got = f"has shape {tuple(data.shape)}" if isinstance(data, Tensor) else f"is a {type(data).__name__}"
+        raise ArgumentError(f"learn: data {got}. Pass a tensor (B, V), at least one example.")
     machine._check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
     kept = _anywhere(machine, data, chains, chance)

@@ -27,9 +27,12 @@ def places(memory: "Hopfield", index: "int | Sequence[int] | Tensor | None", wha
     every = torch.arange(memory.count, device=memory.patterns.device)
     if index is None:
         return every
-    given = torch.as_tensor(index, device=every.device)
-    if given.numel() and given.is_floating_point():
-        raise ArgumentError(f"{what}: index is {index}. Pass integers, the places of patterns.")
+    try:
+        given = torch.as_tensor(index, device=every.device)
+    except (TypeError, ValueError, RuntimeError):
+        given = torch.full((1,), torch.nan)
+    if given.numel() and (given.is_floating_point() or given.is_complex() or (given.dtype == torch.bool and given.shape != every.shape)):
+        raise ArgumentError(f"{what}: index is {index!r}. Pass integers, the places of patterns, or {memory.count} booleans.")
     try:
         at = every[given if given.numel() else given.long()].reshape(-1)
     except IndexError:
@@ -55,7 +58,7 @@ def separation(memory: "Hopfield", index: Sequence[int] | None = None) -> Tensor
     found = []
     for begin in track(range(0, chosen.numel(), _BLOCK), "separation"):
         at = chosen[begin : begin + _BLOCK]
-        rows = at.expand(*keys.square.shape[:-1], -1)
+        rows = at.expand(*keys.measure.shape[:-1], -1)
         query, offset = keys.chosen(rows)
         own = (query * query).sum(-1) + (0.0 if offset is None else offset)
         top = torch.full_like(own, -torch.inf)

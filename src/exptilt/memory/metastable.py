@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
 from exptilt.memory.basins import one_memory
-from exptilt.memory.checks import check_state
+from exptilt.memory.checks import check_count, check_state
 from exptilt.memory.retrieval import settle
 from exptilt.memory.similarity import SIMILARITIES
 from exptilt.memory.sweep import Keys
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
 _SAME = 1e-3  # in units of M
-_JACOBIANS = 1 << 22  # numbers of the states that Jacobians are pushed through at once
+_JACOBIANS = 1 << 18  # numbers of the states that Jacobians are pushed through at once
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def jacobian(memory: "Hopfield", state: Tensor) -> Tensor:
     """``(F, D, D)``: the derivative of a step at ``(F, D)``; entry [f, i, j] is that of coordinate i along j."""
     F, D = state.shape
     parts = []
-    for group in state.split(max(1, _JACOBIANS // (D * D))):
+    for group in track(state.split(max(1, _JACOBIANS // (D * D))), "Jacobians"):
         points = group.repeat_interleave(D, 0)
         along = torch.eye(D, dtype=state.dtype, device=state.device).repeat(len(group), 1)
         pushed = torch.func.jvp(lambda z: memory.advance(z[None])[0], (points,), (along,))[1]
@@ -105,15 +106,16 @@ def weights(memory: "Hopfield", state: Tensor) -> Tensor:
 def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float, generator: torch.Generator | None) -> FixedPoints:
     """See `Hopfield.metastable`."""
     one_memory(memory, "metastable")
-    if not 0 < share <= 1 or count < 1:
-        raise ArgumentError(f"metastable: share is {share}, count {count}. Pass 0 < share <= 1 and count >= 1.")
+    check_count("metastable", "count", count)
+    if not 0 < share <= 1:
+        raise ArgumentError(f"metastable: share is {share}. Pass 0 < share <= 1.")
     if starts is not None:
         check_state(memory, starts)
     given = default_starts(memory, count, generator) if starts is None else starts
     if given.ndim != 2 or given.shape[-1] != memory.dimension:
         raise ArgumentError(f"metastable: starts has shape {tuple(given.shape)}. Pass (S, {memory.dimension}).")
     if memory.similarity.sphere:
-        given = given[given.norm(dim=-1) > 0]
+        given = given[(given != 0).any(-1)]
     ends = settle(memory, given, 1e-10 if given.dtype == torch.float64 else 1e-6, 2000)
     found: list[Tensor] = []
     residual, reached = [], []
@@ -128,7 +130,7 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
     order = sorted(range(len(found)), key=lambda f: -reached[f])
     state = torch.stack([found[f] for f in order]) if order else given[:0]
     members, weight = [], []
-    for point in state:
+    for point in track(state, "fixed points"):
         y = weights(memory, point)
         ranked, at = y.sort(descending=True)
         enough = int((ranked.cumsum(0) < share * y.sum() * (1 - 1e-12)).sum()) + 1

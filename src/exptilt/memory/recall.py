@@ -4,6 +4,7 @@ The rule, which every number of this kind depends on: pattern i is *recalled* if
 within a stated distance of x_i, and no other pattern is nearer to the end.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
+from exptilt._support.progress import track
 from exptilt.memory.basins import one_memory
+from exptilt.memory.checks import check_count
 from exptilt.memory.margins import warn_of_duplicates
 from exptilt.memory.retrieval import settle
 from exptilt.memory.separation import Maximum
@@ -21,6 +24,8 @@ from exptilt.memory.sweep import Keys
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
+
+_BLOCK = 1024  # patterns recalled at once, and so how often the bar moves
 
 
 @dataclass(frozen=True)
@@ -53,26 +58,29 @@ class Recall:
 
 @torch.no_grad()
 def measure(
-    memory: "Hopfield", *, noise: float, within: float, trials: int, max_steps: int, generator: torch.Generator | None, warn: bool = True
+    memory: "Hopfield", *, noise: float, within: float, trials: int, max_steps: int, generator: torch.Generator | None, quiet: bool = False
 ) -> Recall:
-    """See `Hopfield.capacity`."""
+    """See `Hopfield.capacity`; `quiet` neither warns nor shows a bar."""
     one_memory(memory, "capacity")
-    if trials < 1 or noise < 0 or not within > 0:
-        raise ArgumentError(f"capacity: trials {trials}, noise {noise}, within {within}. Pass trials >= 1, noise >= 0, within > 0.")
-    if warn:
+    check_count("capacity", "trials", trials)
+    check_count("capacity", "max_steps", max_steps)
+    if not (0 <= noise < math.inf and 0 < within < math.inf):
+        raise ArgumentError(f"capacity: noise is {noise}, within {within}. Pass finite numbers, noise >= 0 and within > 0.")
+    if not quiet:
         warn_of_duplicates(memory, "capacity")
     keys = memory.keys.part(0, memory.count)[0][0]
     M = float(memory.size)
-    recalled, errors = [], []
+    rounds = trials if noise > 0 else 1
     near = Keys(keys[None], keys.square().sum(-1)[None], SIMILARITIES["euclidean"])
-    for _ in range(trials if noise > 0 else 1):
-        start = keys
+    recalled, errors = [], []
+    for part in track(keys.split(_BLOCK) * rounds, "recall", show=False if quiet else None):
+        start = part
         if noise > 0:
-            kick = torch.randn(keys.shape, dtype=keys.dtype, device=keys.device, generator=generator)
-            start = keys + noise * M * kick / kick.norm(dim=-1, keepdim=True)
-        end = settle(memory, start, 1e-6, max_steps).value
-        error = (end - keys).norm(dim=-1)
+            kick = torch.randn(part.shape, dtype=part.dtype, device=part.device, generator=generator)
+            start = part + noise * M * kick / kick.norm(dim=-1, keepdim=True)
+        end = settle(memory, start, 1e-6, max_steps, show=False).value
+        error = (end - part).norm(dim=-1)
         nearest = (end - Maximum().read(near, end[None], memory.head_beta).average[0]).norm(dim=-1)
         recalled.append((error <= within * M) & (error <= nearest * (1 + 1e-6)))
         errors.append(error / M)
-    return Recall(torch.stack(recalled), torch.stack(errors))
+    return Recall(torch.cat(recalled).reshape(rounds, -1), torch.cat(errors).reshape(rounds, -1))

@@ -118,6 +118,7 @@ class Maximum:
                 best = torch.where(high > top, at + start, best)
                 top = torch.maximum(high, top)
         key, offset = keys.chosen(best)
+        key = torch.where(top.isfinite()[..., None], key, torch.nan)  # of scores that overflow none is the largest
         score = (key * query).sum(-1)
         return Read(key, score if offset is None else score + offset)
 
@@ -163,7 +164,7 @@ class Polynomial:
             total = total * rebase**n + (r**n).sum(-1)
             average = average * (rebase ** (n - 1))[..., None] + r ** (n - 1) @ key
             top = m
-        alive = total > 0
+        alive = total != 0  # NaN, of scores that overflow, stays NaN
         z = torch.where(alive, total, 1.0)
         norm = z ** (1 / n)
         return Read(torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0), torch.where(alive, top * norm, 0.0))

@@ -28,36 +28,67 @@ class Similarity:
     Args:
         name: dot, cosine or euclidean.
         sphere: whether patterns and states are scaled to unit norm.
-        offset: b from the squared norms of the patterns ``(..., N)``; None stands for 0.
-        reach: M² from the largest squared norm ``(...)``.
+        measure: what is kept of each pattern ``(..., N)``: its squared norm; on the sphere its norm, which overflows later.
+        offset: b from what is kept ``(..., N)``; None stands for 0.
+        reach: M² from the largest of what is kept ``(...)``.
     """
 
     name: str
     sphere: bool
+    measure: Callable[[Tensor], Tensor]
     offset: Callable[[Tensor], Tensor] | None
     reach: Callable[[Tensor], Tensor]
 
-    def keys(self, patterns: Tensor, square: Tensor) -> Tensor:
-        """K ``(..., N, D)`` from patterns ``(..., N, D)`` and their squared norms ``(..., N)``."""
-        return patterns / square.sqrt()[..., None] if self.sphere else patterns
+    def keys(self, patterns: Tensor, measure: Tensor) -> Tensor:
+        """K ``(..., N, D)`` from patterns ``(..., N, D)`` and what is kept of them ``(..., N)``."""
+        return patterns / measure[..., None] if self.sphere else patterns
 
     def query(self, state: Tensor) -> Tensor:
         """Q ``(..., D)`` from states ``(..., D)``."""
-        return torch.nn.functional.normalize(state, dim=-1, eps=torch.finfo(state.dtype).tiny) if self.sphere else state
+        return unit(state) if self.sphere else state
 
     def settle(self, average: Tensor, query: Tensor) -> Tensor:
         """Where a step ends, from Σ y_i k_i ``(..., D)``; on the sphere, a state on which nothing pulls stays."""
         if not self.sphere:
             return average
-        size = average.detach().norm(dim=-1, keepdim=True)
-        pulled = size > 0
-        return torch.where(pulled, torch.nn.functional.normalize(torch.where(pulled, average, 1.0), dim=-1, eps=1e-300), query)
+        pulled = (average.detach() != 0).any(-1, keepdim=True)
+        return torch.where(pulled, unit(torch.where(pulled, average, 1.0)), query)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest coordinate in size ``(..., 1)``, 1 for 0: divided by it, squares neither overflow nor vanish."""
+    top = x.detach().abs().amax(-1, keepdim=True)
+    return torch.where(top > 0, top, 1.0)
+
+
+def unit(x: Tensor) -> Tensor:
+    """``(..., D)`` scaled to a norm of 1; 0 stays."""
+    return torch.nn.functional.normalize(x / _largest(x), dim=-1, eps=torch.finfo(x.dtype).tiny)
+
+
+def length(x: Tensor) -> Tensor:
+    """Norms ``(...)`` of ``(..., D)``, where they are numbers of this dtype; 0 of nothing but 0."""
+    top = _largest(x)
+    return (x / top).norm(dim=-1) * top[..., 0]
+
+
+def square_norm(x: Tensor) -> Tensor:
+    """Squared norms ``(...)`` of ``(..., D)``."""
+    return x.square().sum(-1)
+
+
+def _half_less(square: Tensor) -> Tensor:
+    return -square / 2
+
+
+def _same(largest: Tensor) -> Tensor:
+    return largest
 
 
 SIMILARITIES = {
-    "dot": Similarity("dot", False, None, lambda largest: largest),
-    "cosine": Similarity("cosine", True, None, torch.ones_like),
-    "euclidean": Similarity("euclidean", False, lambda square: -square / 2, torch.zeros_like),
+    "dot": Similarity("dot", False, square_norm, None, _same),
+    "cosine": Similarity("cosine", True, length, None, torch.ones_like),
+    "euclidean": Similarity("euclidean", False, square_norm, _half_less, torch.zeros_like),
 }
 
 

@@ -68,6 +68,8 @@ def save(memory: "Hopfield", path: Path) -> None:
     tensors = {"patterns": memory.patterns.detach().cpu().contiguous(), "beta": memory.beta.detach().cpu().contiguous()}
     about = {"format": _FORMAT, "similarity": memory.similarity.name, "separation": json.dumps(_describe(memory.rule))}
     about["checksum"] = checksum(tensors, about)
+    if path.is_dir():
+        raise ArgumentError(f"Hopfield.save: {path} is a folder. Pass the name of a file in it.")
     if not path.parent.is_dir():
         raise ArgumentError(f"Hopfield.save: there is no folder {path.parent}. Make it first.")
     handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)

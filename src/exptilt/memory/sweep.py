@@ -22,21 +22,21 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def square_norms(patterns: Tensor) -> Tensor:
-    """``(..., N)``: <x,x>, summed in part after part."""
+def measures(patterns: Tensor, similarity: Similarity) -> Tensor:
+    """``(..., N)``: what the similarity keeps of each pattern, taken in part after part."""
     N, D = patterns.shape[-2:]
     length = max(1, _TILE_CELLS // max(1, D * patterns.shape[:-2].numel()))
     if length >= N or not is_concrete(patterns):
-        return patterns.to(wide(patterns.dtype)).square().sum(-1)
-    return torch.cat([square_norms(patterns[..., j : j + length, :]) for j in range(0, N, length)], -1)
+        return similarity.measure(patterns.to(wide(patterns.dtype)))
+    return torch.cat([measures(patterns[..., j : j + length, :], similarity) for j in range(0, N, length)], -1)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Patterns ``(..., H, N, D)``, their squared norms ``(..., H, N)`` and the similarity that makes keys of them."""
+    """Patterns ``(..., H, N, D)``, the similarity that makes keys of them, and what it keeps of each ``(..., H, N)``."""
 
     patterns: Tensor
-    square: Tensor
+    measure: Tensor
     similarity: Similarity
 
     @property
@@ -46,13 +46,13 @@ class Keys:
 
     def part(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """Keys ``(..., H, n, D)`` and offsets ``(..., H, n)`` or None of the patterns start..stop."""
-        square = self.square[..., start:stop]
-        key = self.similarity.keys(self.patterns[..., start:stop, :].to(self.square.dtype), square)
-        return key, None if self.similarity.offset is None else self.similarity.offset(square)
+        measure = self.measure[..., start:stop]
+        key = self.similarity.keys(self.patterns[..., start:stop, :].to(self.measure.dtype), measure)
+        return key, None if self.similarity.offset is None else self.similarity.offset(measure)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """All keys, in one part where no copy of them has to be made."""
-        as_they_are = not self.similarity.sphere and self.patterns.dtype == self.square.dtype
+        as_they_are = not self.similarity.sphere and self.patterns.dtype == self.measure.dtype
         numbers = max(1, self.patterns[..., :1, :].numel())
         length = self.count if as_they_are else max(1, _PART_NUMBERS // numbers)
         for start in range(0, self.count, length):
@@ -69,7 +69,7 @@ class Keys:
     def chosen(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys ``(..., H, Q, D)`` and offsets ``(..., H, Q)`` of the patterns of that index ``(..., H, Q)``."""
         shape = index.shape[:-1]
-        square = torch.take_along_dim(self.square.expand(*shape, -1), index, -1)
+        measure = torch.take_along_dim(self.measure.expand(*shape, -1), index, -1)
         patterns = self.patterns.expand(*shape, *self.patterns.shape[-2:])
-        key = self.similarity.keys(torch.take_along_dim(patterns, index[..., None], -2).to(square.dtype), square)
-        return key, None if self.similarity.offset is None else self.similarity.offset(square)
+        key = self.similarity.keys(torch.take_along_dim(patterns, index[..., None], -2).to(measure.dtype), measure)
+        return key, None if self.similarity.offset is None else self.similarity.offset(measure)

@@ -13,10 +13,11 @@ with W₀ the upper branch of Lambert's function. For p = 0.001 this gives c = 3
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
-from scipy.special import lambertw
+from scipy.special import wrightomega
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
@@ -30,13 +31,18 @@ class StorageBound:
         base: c.
         needed: what c must be at least for the theorem to hold.
         log_argument: a + log b, the logarithm of the argument of W₀.
-        count: √p c^{(d−1)/4}, how many patterns can be stored.
+        log_count: the logarithm of √p c^{(d−1)/4}, which is how many patterns can be stored.
     """
 
     base: float
     needed: float
     log_argument: float
-    count: float
+    log_count: float
+
+    @property
+    def count(self) -> float:
+        """√p c^{(d−1)/4}; inf beyond 10³⁰⁸, where `log_count` still tells."""
+        return _exp(self.log_count)
 
     @property
     def holds(self) -> bool:
@@ -57,14 +63,19 @@ def storage_bound(dimension: int, *, beta: float = 1.0, radius: float = 1.0, fai
         >>> round(storage_bound(20, radius=3.0).base, 4)
         3.1546
     """
-    if dimension < 2 or not beta > 0 or not radius > 0 or not 0 < failure <= 1:
+    if not (2 <= dimension < math.inf and 0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
         got = f"dimension {dimension}, beta {beta}, radius {radius}, failure {failure}"
-        raise ArgumentError(f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, 0 < failure <= 1.")
-    d, K, p = dimension, radius, failure
-    a = 2 / (d - 1) * (1 + math.log(2 * beta * K**2 * p * (d - 1)))
-    b = 2 * K**2 * beta / 5
-    c = b / float(lambertw(math.exp(a + math.log(b))).real)
-    return StorageBound(c, (2 / math.sqrt(p)) ** (4 / (d - 1)), a + math.log(b), math.sqrt(p) * c ** ((d - 1) / 4))
+        raise ArgumentError(f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, all finite, and 0 < failure <= 1.")
+    power, log_p, log_energy = (dimension - 1) / 4, math.log(failure), math.log(beta) + 2 * math.log(radius)  # log βK²
+    a = (1 + math.log(2 * (dimension - 1)) + log_energy + log_p) / (2 * power)
+    argument = a + math.log(2 / 5) + log_energy
+    log_c = float(wrightomega(argument)) - a  # ω(z) = W₀(e^z) and log W₀(e^z) = z − W₀(e^z): nothing overflows on the way
+    return StorageBound(_exp(log_c), _exp((math.log(2) - log_p / 2) / power), argument, log_p / 2 + power * log_c)
+
+
+def _exp(x: float) -> float:
+    """e^x, or inf."""
+    return math.exp(x) if x < math.log(sys.float_info.max) else math.inf
 
 
 def separation_needed(count: int, *, beta: float, size: float) -> float:
@@ -75,9 +86,9 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
         beta: inverse temperature.
         size: M, the largest norm of a pattern.
     """
-    if count < 2 or not beta > 0 or not size > 0:
-        raise ArgumentError(f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0.")
-    return 2 / (beta * count) + math.log(2 * (count - 1) * count * beta * size**2) / beta
+    if not (2 <= count < math.inf and 0 < beta < math.inf and 0 < size < math.inf):
+        raise ArgumentError(f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0, finite.")
+    return (2 / count + math.log(2 * (count - 1) * count) + math.log(beta) + 2 * math.log(size)) / beta
 
 
 def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:
