@@ -225,6 +225,15 @@ def test_large_events_use_gmres_and_agree() -> None:
     close(torch.autograd.grad(value.sum(), a)[0], torch.autograd.grad(slow.sum(), a)[0], 1e-9)
 
 
+def test_slow_rotations_have_derivatives() -> None:
+    n = 80
+    turn = 0.99 * torch.linalg.qr(torch.randn(n, n, dtype=F64, generator=generator(9))).Q
+    inverse = torch.linalg.inv(torch.eye(n, dtype=F64) - turn)
+    b = torch.randn(n, dtype=F64, generator=generator(10), requires_grad=True)
+    value = fixed_point(lambda x: turn @ x + b, inverse @ b.detach()).value
+    close(torch.autograd.grad(value.sum(), b)[0], inverse.sum(0), 1e-8)
+
+
 def test_coupled_samples_are_found_out() -> None:
     """Tokens that attend to each other, passed as if they were independent."""
     x = torch.randn(4, 5, dtype=F64, generator=generator(6), requires_grad=True)

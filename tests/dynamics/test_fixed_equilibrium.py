@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from dynamics.fixed_problems import F64, close, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.dynamics import Equilibrium, Status
+from exptilt.dynamics import Equilibrium, Status, equilibrium, fixed_point
 
 
 class Layer(nn.Module):
@@ -117,6 +118,50 @@ def test_copies_modes_and_transforms() -> None:
     for left, right in zip(found.values(), slow, strict=True):
         close(left, right, 1e-9)
     assert "anderson" in repr(model)
+
+
+def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {}
+    monkeypatch.setattr(equilibrium, "fixed_point", lambda f, start, **options: passed.update(options) or fixed_point(f, start, **options))
+    options = {
+        "solver": "anderson",
+        "tolerance": 1e-9,
+        "max_steps": 321,
+        "event_dims": 2,
+        "damping": 0.9,
+        "window": 3,
+        "regularization": 1e-10,
+        "order": 3,
+        "scale": 0.5,
+        "throw": False,
+        "strict": True,
+    }
+    model = Equilibrium(layer(), **options)
+    model(inputs())
+    assert passed == options
+    assert set(options) == set(inspect.signature(fixed_point).parameters) - {"function", "start"}
+    assert "damping=0.9" in repr(model)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"solver": "foo"},
+        {"tolerance": "a"},
+        {"max_steps": 0},
+        {"event_dims": 1.0},
+        {"solver": "picard", "window": 3},
+        {"window": 2.5},
+        {"damping": 2.0},
+        {"regularization": -1.0},
+        {"order": 1.5},
+        {"scale": -1.0},
+        {"scale": torch.tensor([-1.0])},
+    ],
+)
+def test_options_are_checked_at_construction(wrong: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=rf"Equilibrium: .*{list(wrong)[-1]}"):
+        Equilibrium(layer(), **wrong)  # type: ignore[arg-type]
 
 
 def test_not_converging_is_said() -> None:

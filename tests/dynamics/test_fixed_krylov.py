@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dynamics.fixed_problems import F64, close, contraction, generator
+from exptilt.dynamics import krylov
 from exptilt.dynamics.krylov import arnoldi, gmres
 
 
@@ -71,3 +72,34 @@ def test_gmres_goes_on_where_no_step_helps() -> None:
         close(solution, torch.linalg.solve(a, right.mT).mT, 1e-10)
         assert len(calls) == n + 1
         assert float(missed) <= 1e-11
+
+
+@pytest.mark.parametrize("memory", [2**28, 1])
+def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.99 times a rotation: 30 vectors hardly help, and a space begun anew forgets them; it has to grow. An easy sample is no bar."""
+    monkeypatch.setattr(krylov, "_MEMORY", memory)
+    n = 80
+    turn = torch.linalg.qr(torch.randn(n, n, dtype=F64, generator=generator(7))).Q
+    matrices = torch.stack([0.99 * turn, contraction(n, 0.95, 7)])
+    right, calls = torch.randn(2, n, dtype=F64, generator=generator(8)), []
+    solution, missed = gmres(operator(matrices, calls), right, 1e-10)
+    easy = torch.linalg.solve(torch.eye(n, dtype=F64) - matrices[1], right[1])
+    close(solution[1], easy, 1e-8)
+    if memory > 1:
+        close(solution[0], torch.linalg.solve(torch.eye(n, dtype=F64) - matrices[0], right[0]), 1e-7)
+        assert (missed <= 1e-10 * right.norm(dim=-1)).all()
+        assert len(calls) <= n + 1
+        assert gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0] > 0.01
+    else:  # restarts go on as long as they bring something
+        assert missed[0] < 0.5 * right[0].norm()
+        assert missed[0] < gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0]
+
+
+def test_gmres_gives_up_in_time() -> None:
+    """J has the eigenvalue 1, and b a part along it: nothing helps, and the space does not grow to all 400 dimensions."""
+    n = 400
+    spectrum = torch.linspace(-1, 1, n, dtype=F64)
+    calls: list[int] = []
+    _, missed = gmres(operator(torch.diag(spectrum), calls), torch.ones(1, n, dtype=F64), 1e-10)
+    assert float(missed) >= 1 - 1e-9
+    assert len(calls) < n

@@ -1,5 +1,7 @@
 """fixed_point: the answers, how samples end, and what is refused."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -112,6 +114,42 @@ def test_start_at_the_fixed_point_takes_one_step(solver: str) -> None:
 def test_zero_as_a_fixed_point_is_reached_from_afar() -> None:
     found = fixed_point(lambda x: x / 2, torch.ones(1, 3, dtype=F64), solver="anderson")
     assert found.value.abs().max() < 1e-12
+
+
+@each
+@pytest.mark.parametrize("scale", [None, 0.0])
+def test_a_contraction_to_zero_ends(solver: str, scale: float | None) -> None:
+    """The default scale is eps (‖x₀‖ + ‖f(x₀)‖). Without any, squares of what is left underflow, which is not the function's fault."""
+    weights, start = contraction(10, 0.9, 8), torch.ones(3, 10, dtype=F64)
+    found = fixed_point(lambda z: torch.tanh(z @ weights), start, solver=solver, scale=scale, max_steps=3000)
+    assert found.converged
+    size, eps = found.value.norm(dim=-1), torch.finfo(F64).eps
+    if scale is None:
+        assert int(found.steps) < 200
+        image = torch.tanh(found.value @ weights)
+        unit = eps * (start.norm(dim=-1) + torch.tanh(start @ weights).norm(dim=-1))
+        assert bool((size < unit).all())
+        close(found.residual, (image - found.value).norm(dim=-1) / unit)
+    else:
+        assert bool((size < 1e-150).all())
+
+
+def test_the_default_scale_leaves_small_fixed_points_relative() -> None:
+    found = fixed_point(lambda x: x / 2 + 1e-9, torch.ones(1, dtype=F64), solver="picard")
+    close(found.value / 2e-9, torch.ones(1, dtype=F64), 1e-12)
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.5])
+def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
+    """In one dimension and without a ridge, the Gram matrix of two differences is singular."""
+    seen = []
+    found = fixed_point(
+        lambda x: (seen.append(x), x.cos())[1], torch.zeros(1, dtype=F64), regularization=0.0, window=2, damping=damping, tolerance=1e-12
+    )
+    close(found.value, torch.tensor([0.7390851332151607], dtype=F64))
+    assert torch.stack(seen).isfinite().all()
+    if damping == 0.5:
+        assert any(torch.equal(new, torch.lerp(old, old.cos(), 0.5)) for old, new in itertools.pairwise(seen[2:]))
 
 
 @each
@@ -257,6 +295,22 @@ def test_bad_arguments_are_named() -> None:
         {"scale": -1.0},
         {"scale": float("nan")},
         {"scale": "1"},
+        {"scale": True},
+        {"scale": torch.tensor([1.0, -1.0])},
+        {"tolerance": "a"},
+        {"tolerance": True},
+        {"tolerance": float("nan")},
+        {"tolerance": float("inf")},
+        {"event_dims": 1.0},
+        {"event_dims": True},
+        {"window": 2.5},
+        {"window": True},
+        {"order": 1.5},
+        {"order": True},
+        {"max_steps": True},
+        {"damping": "half"},
+        {"regularization": "none"},
+        {"solver": 3},
         {"scale": torch.ones(3)},
         {"tolerance": 0.0},
         {"order": 0},

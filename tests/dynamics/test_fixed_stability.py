@@ -87,5 +87,8 @@ def test_bad_arguments() -> None:
         spectral_radius(lambda x: x[:1], torch.zeros(2))
     with pytest.raises(ArgumentError, match="NaN"):
         monotone_operator(lambda x: x / 0, torch.zeros(2))
+    for wrong in ({"event_dims": 1.0}, {"event_dims": 2}, {"tolerance": "a"}, {"max_restarts": 0}):
+        with pytest.raises(ArgumentError, match=f"spectral_radius: .*{next(iter(wrong))}"):
+            spectral_radius(lambda x: x, torch.zeros(2), **wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="transforms"):
         torch.func.vmap(lambda x: spectral_radius(torch.cos, x).value)(torch.zeros(2, 2))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt.dynamics.fixed_point import fixed_point
+from exptilt.dynamics.options import Options
 
 
 class Equilibrium(nn.Module):
@@ -25,11 +26,17 @@ class Equilibrium(nn.Module):
 
     Args:
         module: called as ``module(z, x)``; returns the shape of z.
-        solver: as in `fixed_point`.
-        tolerance: as in `fixed_point`.
-        max_steps: as in `fixed_point`.
+        solver: as in `fixed_point`, like all that is not explained here.
+        tolerance: of the residual.
+        max_steps: most evaluations of `module`.
         event_dims: how many of the last axes of z make up one sample, whose parts may influence each other; 2 for ``(batch, token, dim)``.
+        damping: of Picard and Anderson.
+        window: of all solvers but Picard.
+        regularization: of Anderson.
+        order: of the derivatives that are exact.
+        scale: a number, or a tensor that broadcasts to ``(...)``, in which small states are measured.
         throw: raise where a sample does not converge. If False, `solution` tells, and gradients belong to the point where it stopped.
+        strict: raise where a derivative does not exist. Default: as throw.
 
     Example:
         >>> import torch
@@ -50,13 +57,21 @@ class Equilibrium(nn.Module):
         tolerance: float | None = None,
         max_steps: int = 500,
         event_dims: int = 1,
+        damping: float | None = None,
+        window: int | None = None,
+        regularization: float | None = None,
+        order: int = 2,
+        scale: float | Tensor | None = None,
         throw: bool = True,
+        strict: bool | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ArgumentError(f"Equilibrium: module is a {type(module).__name__}. Pass an nn.Module that is called as module(z, x).")
         super().__init__()
         self.module = module
-        self.solver, self.tolerance, self.max_steps, self.event_dims, self.throw = solver, tolerance, max_steps, event_dims, throw
+        self.options = Options(
+            "Equilibrium", solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict
+        )
         self._solution: Solution[Tensor] | None = None
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
@@ -78,15 +93,8 @@ class Equilibrium(nn.Module):
             z ``(..., *event)``, like `start`.
         """
         begin = torch.zeros_like(x) if start is None else start
-        found = fixed_point(
-            lambda z: self.module(z, x),
-            begin,
-            solver=self.solver,
-            tolerance=self.tolerance,
-            max_steps=self.max_steps,
-            event_dims=self.event_dims,
-            throw=self.throw,
-        )
+        given = {name: value for name, value in vars(self.options).items() if name != "caller"}
+        found = fixed_point(lambda z: self.module(z, x), begin, **given)
         # Under a transform there is nothing to look at once it has ended.
         inside = torch._C._functorch.peek_interpreter_stack() is not None
         self._solution = (
@@ -96,7 +104,8 @@ class Equilibrium(nn.Module):
 
     def extra_repr(self) -> str:
         """What ``print`` shows beside the module."""
-        return f"solver={self.solver!r}, tolerance={self.tolerance}, max_steps={self.max_steps}, event_dims={self.event_dims}"
+        shown = {name: value for name, value in vars(self.options).items() if name != "caller" and value is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
 def _without_prefix(self: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -2,14 +2,17 @@ r"""Fixed points x = f(x), each sample to its own tolerance, with their derivati
 
     residual of a sample = ‖f(x) − x‖ / (max(‖x‖, scale) + ε)
 
-where ‖·‖ is Euclidean over the event axes, scale is 0 unless given, and ε the smallest normal number over the precision eps, so that x = 0
-is a fixed point like any other; but towards x = 0 the relative residual of a linear map never falls, and there a scale is wanted. A sample
+where ‖·‖ is Euclidean over the event axes, scale is eps (‖x₀‖ + ‖f(x₀)‖) unless given, and ε the smallest normal number over eps. The scale
+is there for fixed points at 0: towards them ‖x‖ falls along with ‖f(x) − x‖, and without it their ratio never would. A sample
 is solved once its residual is within the tolerance; from then on it stands still while others go on. It has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
 and then, as after NaN or at max_steps, it returns the point on its way with the least residual. (A relative residual cannot tell a fixed
-point from infinity: x + 1/x has one of 1e-10 at x = 1e5. Look at the size of the answer where f may have none.)
+point from infinity: x + 1/x has one of 1e-10 at x = 1e5. Look at the size of the answer where f may have none.) A solver whose own step is
+not finite, though f was, takes Picard's step instead.
+
+Half precision and autocast are for f; the solver keeps its state in float32 (``precision.py``). eps above is that of the solver's state.
 
 The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
 """
@@ -23,14 +26,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.implicit import attach
 from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
-from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver
+from exptilt.dynamics.options import Options
+from exptilt.dynamics.precision import DTYPES, Precision, exact
+from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver, damped
 from exptilt.dynamics.tape import Tape
 
-SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
 _CONVERGED, _MAX_STEPS, _DIVERGED, _NOT_FINITE = (
     status.code for status in (Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED, Status.NOT_FINITE)
 )
@@ -60,16 +63,18 @@ def fixed_point(
 
     Args:
         function: f, from ``(..., *event)`` to the same shape and dtype. Samples along the leading axes must not influence each other.
-        start: ``(..., *event)``, floating point.
+        start: ``(..., *event)``, floating point. In half precision f is given that and so is the answer; the solver works in float32.
         solver: ``"anderson"``, ``"picard"``, ``"broyden"`` or ``"newton-krylov"`` (needs second derivatives of f to be defined).
-        tolerance: of the residual ‖f(x) − x‖ / (max(‖x‖, scale) + ε); default 256 eps, 6e-14 in float64 and 3e-5 in float32.
+        tolerance: of the residual ‖f(x) − x‖ / (max(‖x‖, scale) + ε); default 256 eps of float64 (6e-14) or float32 (3e-5),
+            and 4 eps of half precision, be it the dtype of `start` or of autocast: 0.03 for bfloat16, 0.004 for float16.
         max_steps: most evaluations of f; those inside linear solves are not counted.
         event_dims: how many of the last axes make up one sample.
         damping: ω of Picard and Anderson, in (0, 1]; default 1.
-        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the dimension of a Krylov space (default 30).
+        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the size of Newton's Krylov space (default 30).
         regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
         order: derivatives up to this order are exact, those beyond are not; each order after the first costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is measured in this instead.
+            Default: eps (‖x₀‖ + ‖f(x₀)‖), so that fixed points at 0 are found. A larger one ends sooner there.
         throw: raise a `ConvergenceError` where a sample did not converge.
         strict: raise one where a derivative does not exist, 1 − J being singular; False makes it NaN or huge there. Default: as throw.
 
@@ -86,53 +91,41 @@ def fixed_point(
         >>> float(a.grad.round(decimals=6))
         0.739482
     """
-    options = (solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict)
+    options = Options("fixed_point", solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict)
     if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
-        found: Solution[Tensor] = torch.compiler.disable(_solve)(function, start, *options)
+        found: Solution[Tensor] = torch.compiler.disable(_solve)(function, start, options)
         return found
-    return _solve(function, start, *options)
+    return _solve(function, start, options)
 
 
-def _solve(
-    function: Callable[[Tensor], Tensor],
-    start: Tensor,
-    solver: str,
-    tolerance: float | None,
-    max_steps: int,
-    event_dims: int,
-    damping: float | None,
-    window: int | None,
-    regularization: float | None,
-    order: int,
-    scale: float | Tensor | None,
-    throw: bool,
-    strict: bool | None,
-) -> Solution[Tensor]:
-    _check(start, solver, tolerance, max_steps, event_dims, order)
-    least = _scale(scale, start, event_dims)
-    finfo = torch.finfo(start.dtype)
-    tolerance = 256 * finfo.eps if tolerance is None else tolerance
-    start = start.detach()
-    first = function(start)
-    _check_image(first, start)
-    follow = differentiated(first)
-    with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-        record = follow and not stack and first.requires_grad
-        seat, state, image, floor = _sit(function, start, first, least, event_dims, stack)
-        del first  # and its graph
-        way = _way(seat, solver, damping, window, regularization, finfo.eps)
-        run = _iterate(seat, way, state, image, floor, tolerance, max_steps, finfo, record=record)
-        value, samples = run.value.reshape(seat.full), seat.samples
-        code, residual = run.code.reshape(samples), run.residual.reshape(samples)
-        trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
-        steps, distance = torch.tensor(run.steps), torch.zeros_like(residual)
-        if throw:
-            Solution(value, code, residual, steps, distance).or_raise()
-    if follow and value.numel():
-        x = attach(seat, value, run.tape, order=order, tolerance=tolerance, strict=throw if strict is None else strict)
-    else:
-        x = seat.wrap(value.clone())  # it may be the start itself, or what f keeps
-    return Solution(x, seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
+def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options) -> Solution[Tensor]:
+    check_state("fixed_point", "start", start, options.event_dims)
+    precision = Precision.of(start)
+    first = function(start := start.detach())
+    check_image("fixed_point", first, start, precision)
+    function, start, first = precision.lift(function), start.to(precision.own), first.to(precision.own)
+    tolerance = precision.tolerance if options.tolerance is None else options.tolerance
+    with exact(start.device):
+        scale = None if options.scale is None else _scale(options.scale, start, options.event_dims)
+        follow = differentiated(first)
+        with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+            record = follow and not stack and first.requires_grad
+            seat, state, image, floor = _sit(function, start, first, scale, options.event_dims, stack)
+            del first  # and its graph
+            way = _way(seat, options, torch.finfo(state.dtype).eps)
+            run = _iterate(seat, way, state, image, floor, tolerance, options.max_steps, record=record)
+            value, samples = run.value.reshape(seat.full), seat.samples
+            code, residual = run.code.reshape(samples), run.residual.reshape(samples)
+            trace = run.trace.reshape(run.steps, *samples).movedim(0, len(seat.sizes))
+            steps, distance = torch.tensor(run.steps), torch.zeros_like(residual)
+            if options.throw:
+                Solution(value, code, residual, steps, distance).or_raise()
+        if follow and value.numel():
+            strict = options.throw if options.strict is None else options.strict
+            x = attach(seat, value, run.tape, order=options.order, tolerance=tolerance, strict=strict)
+        else:
+            x = seat.wrap(value.clone())  # it may be the start itself, or what f keeps
+    return Solution(x.to(precision.given), seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
 
 
 class _Run(NamedTuple):
@@ -149,34 +142,42 @@ def _iterate(
     way: Solver,
     x: Tensor,
     image: Tensor,
-    floor: Tensor,
+    floor: Tensor | None,
     tolerance: float,
     max_steps: int,
-    finfo: torch.finfo,
     *,
     record: bool,
 ) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)`` with scales ``(S,)``. `record` keeps the graph of the last f."""
-    tiny = finfo.tiny / finfo.eps
-    bound = finfo.eps**-0.5 * (1 + torch.linalg.vector_norm(x, dim=-1) + torch.linalg.vector_norm(image, dim=-1))
+    """Step until every sample has ended, on flat plain states ``(S, n)`` and scales ``(S,)``. `record` keeps the graph of the last f."""
+    finfo = torch.finfo(x.dtype)
+    tiny, size = finfo.tiny / finfo.eps, torch.linalg.vector_norm(x, dim=-1)
+    extent = size + torch.linalg.vector_norm(image, dim=-1)
+    bound, floor = finfo.eps**-0.5 * (1 + extent), finfo.eps * extent if floor is None else floor
     value, least = x, torch.full_like(bound, torch.inf)
     moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
     trace: list[Tensor] = []
     tape: Tape | None = None
     for step in range(1, max_steps + 1):
         residual = image - x
-        norm, size = torch.linalg.vector_norm(residual, dim=-1), torch.linalg.vector_norm(x, dim=-1)
+        norm = torch.linalg.vector_norm(residual, dim=-1)
         now = norm / (torch.maximum(size, floor) + tiny)
         trace.append(now)
-        best = now <= least
-        value, least = x if bool(best.all()) else torch.where(best.unsqueeze(-1), x, value), torch.fmin(now, least)
-        still = moving & (now > tolerance) & (size <= bound)  # NaN is neither
-        if not torch.equal(still, moving):
+        last, least = least, torch.fmin(now, least)
+        value = x if torch.equal(now, least) else torch.where((now <= last).unsqueeze(-1), x, value)
+        still = (now > tolerance) & (size <= bound)  # NaN is neither
+        if not all_move:
+            moving = moving & still
+        elif not torch.equal(still, moving):
             moving, all_move = still, False
         if step == max_steps or not (all_move or bool(moving.any())) or not moving.numel():
             break
         following = way.step(x, image, residual, norm)
-        x = following if all_move else torch.where(moving.unsqueeze(-1), following, x)
+        before, x = x, following if all_move else torch.where(moving.unsqueeze(-1), following, x)
+        size = torch.linalg.vector_norm(x, dim=-1)
+        if not math.isfinite(float(size.sum())):
+            lost = moving & ~size.isfinite()  # by the solver: f was finite where a sample moves
+            x = torch.where(lost.unsqueeze(-1), damped(before, image, way.damping), x)
+            size = torch.linalg.vector_norm(x, dim=-1)
         if record:
             tape = None  # one graph at a time
             tape = Tape(seat, x.reshape(seat.full))
@@ -191,16 +192,10 @@ def _iterate(
     return _Run(value, code, least, torch.stack(trace), step, tape if torch.equal(value, x) else None)
 
 
-def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tensor:
+def _scale(scale: float | Tensor, start: Tensor, event_dims: int) -> Tensor:
     """The scale of every sample ``(...)``."""
     samples = start.shape[: start.ndim - event_dims]
-    if scale is None:
-        return torch.zeros((), dtype=start.dtype, device=start.device).expand(samples)
-    if isinstance(scale, bool) or not isinstance(scale, int | float | Tensor):
-        raise ArgumentError(f"fixed_point: scale is {scale!r}. Pass a number ≥ 0, or a tensor that broadcasts to {tuple(samples)}.")
     value = torch.as_tensor(scale, dtype=start.dtype, device=start.device).detach()
-    if is_concrete(value) and not bool(((value >= 0) & value.isfinite()).all()):
-        raise ArgumentError(f"fixed_point: scale is {scale}. Pass finite numbers ≥ 0.")
     try:
         return value.expand(samples)
     except RuntimeError:
@@ -209,69 +204,47 @@ def _scale(scale: float | Tensor | None, start: Tensor, event_dims: int) -> Tens
 
 
 def _sit(
-    function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, scale: Tensor, event_dims: int, stack: object
-) -> tuple[Seat, Tensor, Tensor, Tensor]:
+    function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, scale: Tensor | None, event_dims: int, stack: object
+) -> tuple[Seat, Tensor, Tensor, Tensor | None]:
     """The seat, and the flat plain start, its image and its scale."""
-    (x, levels), (y, more), (z, last) = bare(start), bare(first), bare(scale)
-    sizes = {level: size for raw, found in ((x, levels), (y, more), (z, last)) for level, size in zip(found, raw.shape, strict=False)}
+    found = [bare(tensor) for tensor in (start, first, scale) if tensor is not None]
+    sizes = {level: size for raw, levels in found for level, size in zip(levels, raw.shape, strict=False)}
     wanted = tuple(sorted(sizes))
     seat = Seat(function, start.shape, event_dims, wanted, tuple(sizes[level] for level in wanted), stack)
     samples = math.prod(seat.samples)
-    x, y = (spread(raw.detach(), found, wanted, seat.sizes).reshape(samples, seat.event) for raw, found in ((x, levels), (y, more)))
-    return seat, x, y, spread(z.detach(), last, wanted, seat.sizes).reshape(samples)
+    x, y, *floors = (spread(raw.detach(), levels, wanted, seat.sizes) for raw, levels in found)
+    floor = floors[0].reshape(samples) if floors else None
+    return seat, x.reshape(samples, seat.event), y.reshape(samples, seat.event), floor
 
 
-def _way(seat: Seat, solver: str, damping: float | None, window: int | None, regularization: float | None, eps: float) -> Solver:
-    given = {"damping": damping, "window": window, "regularization": regularization}
-    known = {
-        "anderson": ("damping", "window", "regularization"),
-        "picard": ("damping",),
-        "broyden": ("window",),
-        "newton-krylov": ("window",),
-    }
-    for name, value in given.items():
-        if value is not None and name not in known[solver]:
-            raise ArgumentError(
-                f"fixed_point: {name} means nothing to the solver {solver!r}, which takes {', '.join(known[solver])}. Leave it out."
-            )
-    if damping is not None and not 0 < damping <= 1:
-        raise ArgumentError(f"fixed_point: damping must be in (0, 1]; got {damping}. 1 takes the full step.")
-    if window is not None and window < 1:
-        raise ArgumentError(f"fixed_point: window must be at least 1; got {window}.")
-    if regularization is not None and regularization < 0:
-        raise ArgumentError(f"fixed_point: regularization must not be negative; got {regularization}.")
-    omega = 1.0 if damping is None else damping
-    if solver == "picard":
-        return Picard(omega)
-    if solver == "anderson":
-        return Anderson(6 if window is None else window, omega, 10 * eps if regularization is None else regularization)
-    if solver == "broyden":
-        return Broyden(30 if window is None else window)
-    return NewtonKrylov(seat, 30 if window is None else window)
+def _way(seat: Seat, options: Options, eps: float) -> Solver:
+    damping = 1.0 if options.damping is None else options.damping
+    window = (6 if options.solver == "anderson" else 30) if options.window is None else options.window
+    if options.solver == "picard":
+        return Picard(damping)
+    if options.solver == "anderson":
+        return Anderson(window, damping, 10 * eps if options.regularization is None else options.regularization)
+    return Broyden(window) if options.solver == "broyden" else NewtonKrylov(seat, window)
 
 
-def _check(start: Tensor, solver: str, tolerance: float | None, max_steps: int, event_dims: int, order: int) -> None:
-    if solver not in SOLVERS:
-        raise ArgumentError(f"fixed_point: no solver is called {solver!r}. Pass one of {', '.join(SOLVERS)}.")
-    if not isinstance(start, Tensor):
-        raise ArgumentError(f"fixed_point: start is a {type(start).__name__}. Pass a tensor: torch.as_tensor(start).")
-    if not start.is_floating_point():
-        raise ArgumentError(f"fixed_point: start has dtype {start.dtype}, in which nothing can converge. Pass a floating point start.")
-    if not 0 <= event_dims <= start.ndim:
-        raise ArgumentError(f"fixed_point: event_dims is {event_dims}, start has shape {tuple(start.shape)}. Pass 0 to {start.ndim}.")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise ArgumentError(f"fixed_point: max_steps must be an integer of at least 1; got {max_steps!r}.")
-    if tolerance is not None and not tolerance > 0:
-        raise ArgumentError(f"fixed_point: tolerance must be positive; got {tolerance}.")
-    if order < 1:
-        raise ArgumentError(f"fixed_point: order must be at least 1; got {order}. Within torch.no_grad no derivative is prepared at all.")
+def check_state(caller: str, name: str, state: Tensor, event_dims: int) -> None:
+    """Refuse what is no point to begin from."""
+    if not isinstance(state, Tensor):
+        raise ArgumentError(f"{caller}: {name} is a {type(state).__name__}. Pass a tensor: torch.as_tensor({name}).")
+    if state.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ArgumentError(f"{caller}: {name} has dtype {state.dtype}, in which nothing can converge. Pass floating point: {known}.")
+    if event_dims > state.ndim:
+        raise ArgumentError(f"{caller}: event_dims is {event_dims}, {name} has shape {tuple(state.shape)}. Pass 0 to {state.ndim}.")
 
 
-def _check_image(image: Tensor, start: Tensor) -> None:
+def check_image(caller: str, image: Tensor, start: Tensor, precision: Precision) -> None:
+    """Refuse what f must not return. With autocast, any floating point dtype may come out."""
     if not isinstance(image, Tensor):
-        raise ArgumentError(f"fixed_point: function returned {type(image).__name__}; it must return a tensor like its argument.")
-    if image.shape != start.shape or image.dtype != start.dtype or image.device != start.device:
+        raise ArgumentError(f"{caller}: function returned {type(image).__name__}; it must return a tensor like its argument.")
+    alike = image.dtype == start.dtype or (precision.autocast is not None and image.is_floating_point())
+    if image.shape != start.shape or not alike or image.device != start.device:
         raise ArgumentError(
-            f"fixed_point: function turned {tuple(start.shape)}, {start.dtype}, {start.device} into {tuple(image.shape)}, {image.dtype}, "
+            f"{caller}: function turned {tuple(start.shape)}, {start.dtype}, {start.device} into {tuple(image.shape)}, {image.dtype}, "
             f"{image.device}. It must return the shape, dtype and device that it was given."
         )

@@ -32,6 +32,7 @@ from torch.autograd import Function, forward_ad
 from exptilt._support.errors import ConvergenceError
 from exptilt.dynamics.krylov import gmres
 from exptilt.dynamics.levels import Seat, plain
+from exptilt.dynamics.precision import exact
 from exptilt.dynamics.tape import Tape
 
 # Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts. At n = 32 writing it out took thrice the time.
@@ -58,7 +59,11 @@ class Jacobian:
         self.last: tuple[Tensor, int, bool] | None = None
 
     def solve(self, right: Tensor, *, transposed: bool, verify: bool = True) -> Tensor:
-        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``."""
+        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``. Whoever asks for a derivative may do so under autocast."""
+        with exact(right.device):
+            return self._solve(right, transposed=transposed, verify=verify)
+
+    def _solve(self, right: Tensor, *, transposed: bool, verify: bool) -> Tensor:
         flat = right.reshape(right.shape[0], -1, self.event)
         if self.dense is None and (self.event <= _DENSE or self.event < right.shape[0]):
             self.dense = self.tape.matrix()

@@ -14,6 +14,9 @@ sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010; witho
 
 The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j+1,j}| times the last entry of their vector.
 
+A space of 30 vectors serves where f contracts. Slow rotations need more: the residual falls little before the space has a direction for
+each of them, and beginning anew forgets these. A space that has not halved all residuals is therefore continued, not begun anew.
+
 The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space is exhausted adds zero vectors.
 """
 
@@ -24,6 +27,11 @@ import torch
 from torch import Tensor
 
 Operator = Callable[[Tensor], Tensor]
+
+# Bytes that the two bases of one GMRES space may grow to.
+_MEMORY = 2**28
+# Up to this dimension a space grows even where residuals do not fall: those of rotations fall all at once, when the space is whole.
+_PATIENCE = 120
 
 
 class Arnoldi(NamedTuple):
@@ -64,7 +72,14 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
 
 
 def gmres(
-    operator: Operator, right: Tensor, tolerance: float | Tensor, *, restart: int = 30, max_restarts: int = 20, verify: bool = True
+    operator: Operator,
+    right: Tensor,
+    tolerance: float | Tensor,
+    *,
+    restart: int = 30,
+    max_restarts: int = 20,
+    grow: bool = True,
+    verify: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Solve u = b + J u to ‖b − (I − J) u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
 
@@ -72,8 +87,9 @@ def gmres(
         operator: J, on ``(S, n)``; samples do not interact.
         right: b, ``(S, n)``.
         tolerance: relative, a number or ``(S,)``.
-        restart: largest dimension of a space.
+        restart: dimension of a space.
         max_restarts: how many spaces are built, fewer if one brings no sample nearer.
+        grow: let a space that has not halved all residuals become larger, up to what `_MEMORY` holds, as long as they fall.
         verify: compute the residual from u even where the recurrence says that it is small. That costs one product more.
 
     Returns:
@@ -82,27 +98,40 @@ def gmres(
     solution, residual = torch.zeros_like(right), right
     beta = torch.linalg.vector_norm(right, dim=-1)
     goal = tolerance * beta
+    restart = min(restart, right.shape[1])
+    held = _MEMORY // max(1, 2 * right.numel() * right.element_size())
+    largest = max(restart, min(right.shape[1], held)) if grow else restart
+    enough = 0.9 if grow and largest < right.shape[1] else 0.5  # where memory forbids a larger space, go on as long as residuals fall
     for _ in range(max_restarts):
         wanting = beta > goal
         if not bool(wanting.any()):
             break
-        update, left, sound = _space(operator, residual, beta, goal, min(restart, right.shape[1]))
+        update, left, sound = _space(operator, residual, beta, goal, restart, largest)
         solution = solution + update
         if sound and not verify:
             return solution, left
         residual = right - solution + operator(solution)
         before, beta = beta, torch.linalg.vector_norm(residual, dim=-1)
-        if not bool((wanting & (beta < 0.5 * before)).any()):
+        if not bool((wanting & (beta < enough * before)).any()):
             break
     return solution, beta
 
 
-def _space(operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int) -> tuple[Tensor, Tensor, bool]:
+def _space(operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int, largest: int) -> tuple[Tensor, Tensor, bool]:
     """One space from r, of norms `left`, until these reach the goal: u, what is left, and whether that is within the goal for all."""
     samples, n = residual.shape
     images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
     solution, direction, exhausted = torch.zeros_like(residual), residual, torch.zeros_like(left, dtype=torch.bool)
-    for j in range(dimension):
+    begun = mark = left
+    far = left > goal
+    for j in range(largest):
+        if j == dimension:
+            open_ends = far & ~exhausted
+            swift = mark is begun and bool((left < 0.5 * begun)[open_ends].all())  # once grown, it is too good to be thrown away
+            if swift or not (j < _PATIENCE or bool((left < 0.9 * mark)[open_ends].any())):
+                break
+            dimension, mark = min(2 * dimension, largest), left
+            images, origins = (torch.cat([old, old.new_empty(samples, dimension - j, n)], 1) for old in (images, origins))
         image = direction - operator(direction)
         before = size = torch.linalg.vector_norm(image, dim=-1)
         doubtful = False

@@ -30,7 +30,9 @@ _RISE = 2.0
 
 
 class Solver(Protocol):
-    """Says where to go next."""
+    """Says where to go next. `damping` is ω of the Picard step that is taken where that is not finite."""
+
+    damping: float
 
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """The next x ``(S, n)``, from x, f(x), r = f(x) − x and ‖r‖ ``(S,)``."""
@@ -44,10 +46,11 @@ class Picard:
 
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
-        return _damped(x, image, self.damping)
+        return damped(x, image, self.damping)
 
 
-def _damped(x: Tensor, image: Tensor, damping: float) -> Tensor:
+def damped(x: Tensor, image: Tensor, damping: float) -> Tensor:
+    """Picard's step x + ω r."""
     return image if damping == 1 else torch.lerp(x, image, damping)
 
 
@@ -62,13 +65,14 @@ class Anderson:
 
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
-        ahead = _damped(x, image, self.damping)
+        ahead = damped(x, image, self.damping)
         if self.count == 0:
             shape = (x.shape[0], self.window, x.shape[1])
             self.goes, self.turns = x.new_zeros(shape), x.new_zeros(shape)
             self.gram = x.new_zeros(x.shape[0], self.window, self.window)
             self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
             self.best, self.retreat, following = norm, ahead, ahead
+            self.least = torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps
         else:
             place, known = (self.count - 1) % self.window, min(self.count, self.window)
             torch.sub(ahead, self.ahead, out=self.goes[:, place])
@@ -97,15 +101,17 @@ class Anderson:
         self.wait, self.dose = torch.where(wrong, self.dose, self.wait), torch.where(wrong, 2 * self.dose, self.dose)
 
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
-        """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0."""
+        """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0, and so has one whose squares underflow."""
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        ridge = torch.where(diagonal > 0, self.regularization * diagonal, 1.0)
+        ridge = torch.where(diagonal > self.least, self.regularization * diagonal, 1.0)
         solved: Tensor = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right.unsqueeze(-1))[0]
         return solved
 
 
 class Broyden:
     """Good Broyden, limited memory: B = −I + UᵀV, a sample's pairs of rows in U and V."""
+
+    damping = 1.0
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -141,9 +147,8 @@ class Broyden:
             self.count = 0
         forward, backward = self._apply(self.left, self.right, turn), self._apply(self.right, self.left, move)
         bottom = dot(backward, turn)
-        sound = bottom.abs() > 1e-3 * torch.finfo(move.dtype).eps * torch.linalg.vector_norm(backward, dim=-1) * torch.linalg.vector_norm(
-            turn, dim=-1
-        )
+        least = 1e-3 * torch.finfo(move.dtype).eps * torch.linalg.vector_norm(backward, dim=-1) * torch.linalg.vector_norm(turn, dim=-1)
+        sound = bottom.abs() > least
         self.left[:, self.count] = (move - forward) * torch.where(sound, 1 / bottom, 0.0).unsqueeze(-1)
         self.right[:, self.count] = backward
         self.count += 1
@@ -151,6 +156,8 @@ class Broyden:
 
 class NewtonKrylov:
     """Inexact Newton with GMRES and halving."""
+
+    damping = 1.0
 
     def __init__(self, seat: Seat, window: int) -> None:
         self.seat, self.window = seat, window
@@ -189,4 +196,4 @@ class NewtonKrylov:
         def operator(vector: Tensor) -> Tensor:
             return tape.push(vector.reshape(1, *self.seat.full)).reshape(vector.shape)
 
-        return gmres(operator, right, force, restart=self.window, max_restarts=2)[0]
+        return gmres(operator, right, force, restart=self.window, max_restarts=2, grow=False)[0]

@@ -8,7 +8,8 @@ r"""How a fixed point attracts: the spectrum of the Jacobian J of f there.
 Neither needs J written out. Samples of few numbers get it anyway; for larger ones a Krylov space (``krylov.py``) is built, and begun again
 from its best Ritz vector (real and imaginary part added, so that complex pairs are found) until the residual ‖Jy − λy‖ of that vector is
 within the tolerance. For the symmetric part the residual bounds the distance to an eigenvalue; for J that holds up to the condition number
-of the eigenvalue. The first vector is always the same: results repeat.
+of the eigenvalue. The first vector is always the same: results repeat. In half precision, or with autocast, the results are float32, and as
+good as products with J in that precision are; a tolerance below its eps is raised to that.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.dynamics.fixed_point import _check_image, _scale, _sit
+from exptilt.dynamics.fixed_point import check_image, check_state
 from exptilt.dynamics.krylov import Operator, arnoldi
-from exptilt.dynamics.levels import plain
+from exptilt.dynamics.levels import Seat, plain
+from exptilt.dynamics.options import integer, number
+from exptilt.dynamics.precision import Precision, exact
 from exptilt.dynamics.tape import Tape
 
 _DENSE = 64
@@ -125,44 +128,56 @@ def _eigenvalue(
     function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, tolerance: float, max_restarts: int, *, symmetric: bool
 ) -> tuple[Tensor, Tensor]:
     """Of J the eigenvalue of largest modulus, or of its symmetric part the largest; complex, with its residual, ``(...)``."""
+    caller, name = ("monotone_operator", "points") if symmetric else ("spectral_radius", "point")
+    integer(caller, "event_dims", event_dims, 0)
+    integer(caller, "max_restarts", max_restarts, 1)
+    number(caller, "tolerance", tolerance, above=0)
+    check_state(caller, name, point, event_dims)
     with plain() as stack:
-        tape, shape = _tape(function, point, event_dims, stack)
-        if tape.event <= _DENSE:
-            matrix = tape.matrix()
-            values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
-            value = _wanted(values, symmetric=symmetric)[0]
-            return value.reshape(shape), torch.zeros_like(value.real).reshape(shape)
+        if stack:
+            raise ArgumentError(f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func transforms.")
+        precision, point = Precision.of(point), point.detach()
+        with torch.no_grad():
+            image = function(point)
+        check_image(caller, image, point, precision)
+        if not bool(image.isfinite().all()):
+            raise ArgumentError(f"{caller}: function returned NaN or infinity at the {name}: no spectrum is there. Pass finite {name}.")
+        with exact(point.device):
+            return _found(precision, function, point, event_dims, tolerance, max_restarts, symmetric=symmetric)
 
-        def product(vector: Tensor) -> Tensor:
-            stacked = vector.reshape(1, *point.shape)
-            found = (tape.push(stacked) + tape.pull(stacked)) / 2 if symmetric else tape.push(stacked)
-            return found.reshape(vector.shape)
 
-        value, residual = _restarted(product, _begin(tape), tolerance, max_restarts, symmetric=symmetric)
-        return value.reshape(shape), residual.reshape(shape)
+def _found(
+    precision: Precision,
+    function: Callable[[Tensor], Tensor],
+    point: Tensor,
+    event_dims: int,
+    tolerance: float,
+    max_restarts: int,
+    *,
+    symmetric: bool,
+) -> tuple[Tensor, Tensor]:
+    """With all arguments checked and autocast off."""
+    batch = tuple(point.shape[: point.ndim - event_dims])
+    tape = Tape(Seat(precision.lift(function), point.shape, event_dims, (), (), None), point.to(precision.own))
+    if tape.event <= _DENSE:
+        matrix = tape.matrix()
+        values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
+        value = _wanted(values, symmetric=symmetric)[0]
+        return value.reshape(batch), torch.zeros_like(value.real).reshape(batch)
+
+    def product(vector: Tensor) -> Tensor:
+        stacked = vector.reshape(1, *point.shape)
+        found = (tape.push(stacked) + tape.pull(stacked)) / 2 if symmetric else tape.push(stacked)
+        return found.reshape(vector.shape)
+
+    value, residual = _restarted(product, _begin(tape), max(tolerance, precision.eps), max_restarts, symmetric=symmetric)
+    return value.reshape(batch), residual.reshape(batch)
 
 
 def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     """The rightmost of ``(S, n)``, or the one of largest modulus, and its place ``(S, 1)``."""
     place = (values.real if symmetric else values.abs()).argmax(-1, keepdim=True)
     return values.gather(-1, place).squeeze(-1), place
-
-
-def _tape(function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, stack: object) -> tuple[Tape, tuple[int, ...]]:
-    if stack:
-        raise ArgumentError("The spectrum of a Jacobian is looked at, not differentiated: call this outside of torch.func transforms.")
-    if not point.is_floating_point() or not 0 <= event_dims <= point.ndim:
-        raise ArgumentError(
-            f"point must be floating point with at least event_dims axes; got {point.dtype}, {tuple(point.shape)}, {event_dims}."
-        )
-    point = point.detach()
-    with torch.no_grad():
-        image = function(point)
-    _check_image(image, point)
-    if not bool(image.isfinite().all()):
-        raise ArgumentError("function returned NaN or infinity at the point: its Jacobian has no spectrum. Pass a finite point.")
-    seat = _sit(function, point, image, _scale(None, point, event_dims), event_dims, stack)[0]
-    return Tape(seat, point), seat.samples
 
 
 def _begin(tape: Tape) -> Tensor:
