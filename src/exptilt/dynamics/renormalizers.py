@@ -54,11 +54,11 @@ def _plain(points: Tensor) -> bool:
 
 
 def _quick(x: Tensor, length: float, least: float = 0.0) -> Tensor | None:
-    """x scaled to a length along its last axis, in two passes; None unless all lengths are ordinary and above `least`."""
+    """Scale x to a length along its last axis, in two passes; None unless all lengths are ordinary and above `least`."""
     now = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     small, large = _RANGE[x.dtype]
     low, high = map(float, now.aminmax())
-    return x * (length / now) if max(small, least) < low and high < large else None
+    return x / (now / length) if max(small, least) < low and high < large else None
 
 
 def _to_length(name: str, points: Tensor, length: float) -> Tensor:
