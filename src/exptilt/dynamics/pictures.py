@@ -246,8 +246,8 @@ def sweep(found: "Sweep") -> "Figure":
             _label(panels[0, column], kind, "")
             panels[1, column].set_xlabel("step")
         for column in short:
-            words = "lines end where\nclouds are one point"
-            panels[1, column].text(0.97, 0.03, words, transform=panels[1, column].transAxes, ha="right", fontsize=7, color="0.4")
+            words = "a line ends where\na cloud is one point"
+            panels[1, column].text(0.97, 0.97, words, transform=panels[1, column].transAxes, ha="right", va="top", fontsize=7, color="0.4")
         panels[0, 0].set_ylabel("effective clusters\n(geometric mean, 95%, cut at 1)")
         panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)\n(geometric mean, 95%)")
         handles, names = panels[0, 0].get_legend_handles_labels()
@@ -256,9 +256,10 @@ def sweep(found: "Sweep") -> "Figure":
 
 
 def _of_logs(values: Tensor, least: float = 0.0) -> Interval:
-    """Geometric mean over seeds with Student's interval of the logarithms, cut at the least value there can be."""
+    """Geometric mean over seeds with Student's interval of the logarithms, cut at the least value there can be; NaN where a seed is."""
     found = mean_interval(values.double().log())
-    return Interval(*(x.exp().clamp_min(least) for x in found))
+    there = ~values.isnan().any(-1)
+    return Interval(*(torch.where(there, x.exp().clamp_min(least), torch.nan) for x in found))
 
 
 def _words(setting: Any, varied: list[str], words: dict[str, str]) -> str:
