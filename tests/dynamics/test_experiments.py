@@ -157,10 +157,10 @@ def test_equal_cosine_equation():
 
 
 def test_equal_cosine_simulation():
-    found = equal_cosine(count=6, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
+    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
     assert found.continuous_error < 1e-7
     assert found.stepped_error < 3e-2
-    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(torch.eye(6, dtype=F64), 256, keep="last", measure_every=64, progress=False)
+    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(torch.eye(8, dtype=F64), 256, keep="last", measure_every=64, progress=False)
     assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(2.0, abs=0.1)
     assert found.random_error[1] < found.random_error[0]
     assert 0.9 < float(found.theory[-1]) < 1.0

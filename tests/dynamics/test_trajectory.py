@@ -130,8 +130,8 @@ def test_plot_of_points_that_run_off():
     low, high = axes[2].get_ylim()
     assert low < path.spectrum.min() < path.spectrum.max() < high
     torch.testing.assert_close(torch.tensor(axes[2].get_lines()[1].get_ydata()), path.spectrum[:, 1])
-    assert axes[0].get_lines()[0].get_ydata().tolist() == path.log_normalizer.tolist()
-    names = {line.get_label(): line.get_ydata().tolist() for line in axes[1].get_lines() + axes[5].get_lines()}
+    assert list(axes[0].get_lines()[0].get_ydata()) == path.log_normalizer.tolist()
+    names = {line.get_label(): list(line.get_ydata()) for line in axes[1].get_lines() + axes[5].get_lines()}
     assert names["largest"] == path.norms.largest.tolist()
     assert names["smallest"] == path.norms.smallest.tolist()
     assert names["ascent"][1:] == path.growth.expansion[1:].tolist()
@@ -159,7 +159,7 @@ def test_a_film_says_the_time():
         film = path.animate()
         for frame, title in enumerate(titles):
             film._draw_frame(frame)
-            assert film._fig.axes[0].get_title() == title
+            assert film._fig.axes[0].get_title("left") == title
 
 
 @pytest.mark.parametrize("dimension", [2, 3])

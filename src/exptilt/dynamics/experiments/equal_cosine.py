@@ -135,7 +135,7 @@ def equal_cosine(
     runs: list[Callable[[], Tensor]] = [
         lambda: followed(orthogonal, 1e-9, 1e-11),
         lambda: steps.run(orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False).mean_cosine,
-        *(lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator)) for d in dimensions),  # type: ignore[misc]
+        *(lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator)) for d in dimensions),
     ]
     continuous, stepped, *random = [run() for run in track(runs, "equal cosines", show=progress)]
     stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)
