@@ -247,7 +247,9 @@ def sweep(found: "Sweep") -> "Figure":
             panels[1, column].set_xlabel("step")
         for column in short:
             reason = "a line ends where\na cloud is one point"
-            panels[1, column].text(0.97, 0.97, reason, transform=panels[1, column].transAxes, ha="right", va="top", fontsize=7, color="0.4")
+            panels[1, column].text(
+                0.97, 0.16, reason, transform=panels[1, column].transAxes, ha="right", va="bottom", fontsize=7, color="0.4"
+            )
         panels[0, 0].set_ylabel("effective clusters\n(geometric mean, 95%, cut at 1)")
         panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)\n(geometric mean, 95%)")
         handles, names = panels[0, 0].get_legend_handles_labels()
