@@ -119,7 +119,17 @@ def test_a_sweep_can_be_read(sweep):
     # the same starts for every renormaliser
     starts = {tuple(s.sliced[0].tolist()) for s in sweep.select(start="laplace", dimension=3).settings}
     assert len(starts) == 1
-    assert len(sweep.plot().axes) == 8
+    axes = sweep.select(dimension=2).plot().axes
+    assert len(axes) == 8
+    for place, kind in enumerate(("sphere", "layer", "batch", "whiten")):
+        s = sweep.select(dimension=2, renormalizer=kind).settings[0]
+        np.testing.assert_allclose(axes[place].get_lines()[0].get_ydata(), s.effective.log().mean(-1).exp(), rtol=1e-9)
+        shape = axes[4 + place].get_lines()[0].get_ydata()
+        np.testing.assert_allclose(shape, s.sliced.log().mean(-1).exp(), rtol=1e-9)
+        band = axes[place].collections[0].get_paths()[0].vertices[:, 1]
+        assert 1.0 <= band.min() <= band.max() < 1000
+    assert "one point" in axes[4].texts[0].get_text()
+    assert not axes[7].texts
     with pytest.raises(ArgumentError, match="no settings are left"):
         sweep.select(beta=7.0).plot()
 
@@ -147,11 +157,11 @@ def test_equal_cosine_equation():
 
 
 def test_equal_cosine_simulation():
-    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=9, substeps=16, dimensions=(16, 200))
+    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
     assert found.continuous_error < 1e-7
     assert found.stepped_error < 3e-2
-    finer = equal_cosine(count=8, beta=2.0, time=4.0, samples=9, substeps=32, dimensions=())
-    assert found.stepped_error / finer.stepped_error == pytest.approx(2.0, abs=0.1)
+    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(torch.eye(8, dtype=F64), 256, keep="last", measure_every=64, progress=False)
+    assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(2.0, abs=0.1)
     assert found.random_error[1] < found.random_error[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
     assert len(found.plot().axes[0].get_lines()) == 5
@@ -196,6 +206,17 @@ def test_three_clusters_on_the_circle():
         (lambda: metastable_counts(noise=-1.0), "noise >= 0"),
         (lambda: equal_cosine(samples=1), "samples >= 2"),
         (lambda: equal_cosine(time=0.0), "time > 0"),
+        (lambda: equal_cosine(time=math.inf), "time inf"),
+        (lambda: equal_cosine(dimensions=16), "Pass a tuple"),
+        (lambda: metastable_counts(time=math.inf), "time inf"),
+        (lambda: equilibrium_sweep(counts=20), r"counts is 20. Pass a tuple .* \(20,\)"),
+        (lambda: equilibrium_sweep(starts="gaussian"), "starts is 'gaussian'. Pass a tuple"),
+        (lambda: equilibrium_sweep(starts=("gaussian", "cauchy")), "start is 'cauchy'"),
+        (lambda: equilibrium_sweep(renormalizers=("sphere", "norm")), "renormalize is 'norm'"),
+        (lambda: equilibrium_sweep(seeds=0), "seeds is 0"),
+        (lambda: theorem_one(steps=-1), "steps is -1"),
+        (lambda: theorem_one(count=0), "count is 0"),
+        (lambda: theorem_one(starts="gaussian"), "Pass a tuple"),
     ],
 )
 def test_experiments_refuse(call, words):

@@ -99,6 +99,34 @@ def test_batch_of_measures_goes_with_the_batch_of_points():
     torch.testing.assert_close(Flow(patterns=F.Empirical(patterns))(points), Flow(patterns=patterns)(points))
 
 
+def test_batch_axes_of_patterns_or_mask_alone():
+    points, patterns, mask = cloud(4, 3), cloud(2, 5, 3, seed=1), torch.ones(2, 4, 4, dtype=torch.bool).tril()
+    for flow in (Flow(patterns=patterns), Flow("sphere", patterns=F.Empirical(patterns)), Flow("sphere", mask=mask)):
+        both = torch.stack([points, points])
+        torch.testing.assert_close(flow.run(points, 2).states, flow.run(both, 2).states)
+        torch.testing.assert_close(flow(points), flow(both))
+    torch.testing.assert_close(flow.ode(points, 0.1, samples=2).last, flow.ode(both, 0.1, samples=2).last)
+    for other in (patterns, F.Gaussian(cloud(2, 3), torch.eye(3, dtype=F64))):
+        with pytest.raises(ArgumentError, match=r"batch axes do not match: points \(3,\), .* \(2,\)"):
+            Flow(patterns=other).run(cloud(3, 4, 3), 1)
+
+
+@pytest.mark.parametrize("kind", ["whiten", "layer", lambda x: x @ (0.5 * torch.eye(3))])
+def test_autocast_changes_nothing(kind):
+    points = cloud(50, 3).float()
+    flow = Flow(kind, patterns=F.Gaussian(torch.ones(3), torch.eye(3) + 0.3))
+    plain = flow.run(points, 2).states
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(flow.run(points, 2).states, plain)
+        assert torch.equal(Whiten(covariance=torch.eye(3))(points), Whiten(covariance=torch.eye(3))(points.clone()).float())
+
+
+def test_out_of_the_natural_domain():
+    one = torch.ones(2, dtype=F64)
+    with pytest.raises(ArgumentError, match=r"Gamma: .* inside the natural domain"):
+        Flow(None, patterns=F.Gamma(2 * one, one)).run(0.1 * cloud(6, 2), 9)
+
+
 def test_a_causal_flow_does_not_look_ahead():
     points = cloud(8, 3)
     changed = torch.cat([points[:5], cloud(3, 3, seed=1)])
@@ -156,7 +184,7 @@ def test_torch_func():
 def test_any_function_may_renormalise():
     points = cloud(5, 3)
     torch.testing.assert_close(Flow(torch.tanh)(points), torch.tanh(Flow(None)(points)))
-    with pytest.raises(ArgumentError, match=r"must return points of shape \(5, 3\); got shape \(3,\)"):
+    with pytest.raises(ArgumentError, match=r"shape \(5, 3\) and torch.float64; got shape \(3,\) and torch.float64"):
         Flow(lambda x: x.mean(0))(points)
 
 
@@ -219,6 +247,8 @@ def test_a_state_that_is_not_finite_names_step_and_point():
         Flow(spoil).run(points, 5)
     with pytest.raises(ConvergenceError, match=r"after step \d+ the point at index"):
         Flow(None, step=1e3).run(1e3 * points, 200, measure_every=None, keep="last")
+    with pytest.raises(ConvergenceError, match=r"after step \d+ the point at index"):  # not an error of what measures it
+        Flow(None).run(cloud(9, 3, scale=1e150), 60)
 
 
 def test_one_point_and_equal_points():

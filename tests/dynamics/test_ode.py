@@ -118,8 +118,33 @@ def test_bad_input():
         Flow("sphere").ode(points, 1.0, samples=1)
     with pytest.raises(ConvergenceError, match="5 evaluations did not reach time 1"):
         Flow("sphere").ode(points, 1.0, max_evaluations=5)
+    for bad in ({"rtol": -1}, {"rtol": 0, "atol": 0}, {"atol": math.nan}):
+        with pytest.raises(ArgumentError, match=r"rtol is .* and atol is"):
+            Flow("sphere").ode(points, 1.0, **bad)
+    with pytest.raises(ArgumentError, match="float16, too coarse"):
+        Flow("sphere").ode(points.half(), 1.0)
+    with pytest.raises(ConvergenceError, match="could not go on near time"):
+        Flow(None).ode(1e150 * points, 50.0, samples=2)
     with pytest.raises(ArgumentError, match=r"index \(0,\) holds NaN"):
         Flow("sphere").ode(points * math.nan, 1.0)
+
+
+def test_the_bar_goes_with_the_time(monkeypatch):
+    ticks, seen = [], []
+
+    def track(items, description, *, show):
+        for item in items:
+            ticks.append(item)
+            yield item
+
+    def watched(x):
+        seen.append(len(ticks))
+        return x / x.norm(dim=-1, keepdim=True)
+
+    monkeypatch.setattr("exptilt.dynamics.ode.track", track)
+    Flow(watched).ode(cloud(5, 2), 2.0, samples=2)
+    assert len({count for count in seen if 1 < count < 100}) > 3
+    assert ticks == list(range(101))
 
 
 def test_without_torchdiffeq(monkeypatch):

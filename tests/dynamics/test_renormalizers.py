@@ -43,6 +43,23 @@ def test_epsilon_is_that_of_torch():
     assert torch.equal(Layer(1e-2)(torch.ones(2, 3)), torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("renormalize", [Layer(), RMS(), Sphere(2.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_quick_way_is_the_careful_one(renormalize, dtype):
+    """With derivatives asked for the careful way is taken; the quick one agrees to rounding, and gives way where numbers are extreme."""
+    tiny, large = (1e-30, 1e30) if dtype == torch.float32 else (1e-250, 1e250)
+    for x in (cloud(40, 7), cloud(40, 7) + 1e3, tiny * cloud(40, 7), large * cloud(40, 7), torch.cat([cloud(9, 7), tiny * cloud(9, 7)])):
+        x = x.to(dtype)
+        careful = renormalize(x.clone().requires_grad_()).detach()
+        torch.testing.assert_close(renormalize(x), careful, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_whitening_at_any_scale_in_single_precision():
+    x = cloud(20, 3).float()
+    for scale in (1e-25, 1e25):
+        torch.testing.assert_close(Whiten()(scale * x), Whiten()(x), rtol=1e-4, atol=1e-4)
+
+
 def test_radius():
     torch.testing.assert_close(Sphere(2.5)(cloud(3, 4)).norm(dim=-1), torch.full((3,), 2.5, dtype=F64))
 
@@ -124,6 +141,10 @@ def test_a_floor_mends_and_warns():
         (lambda: Sphere(0.0), "radius is 0.0"),
         (lambda: Whiten(floor=1.0), "floor is 1.0"),
         (lambda: Whiten(covariance=-torch.eye(2)), "not positive definite"),
+        (lambda: Whiten([0.0, 0.0]), "mean is a list"),
+        (lambda: Whiten(torch.tensor([torch.nan])), "mean holds NaN"),
+        (lambda: Whiten(covariance=torch.eye(3).numpy()), "covariance is a ndarray"),
+        (lambda: Whiten()(cloud(9, 2) * torch.nan), "holds NaN"),
         (lambda: Whiten()(torch.randn(9, 2).half()), r"points are torch\.float16"),
         (lambda: Whiten(torch.zeros(3))(torch.randn(9, 2)), r"mean must be \(..., 2\)"),
         (lambda: Whiten(covariance=torch.eye(2))(cloud(9, 2)), "of the points' dtype"),

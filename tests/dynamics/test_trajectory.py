@@ -123,6 +123,45 @@ def test_plot(tmp_path):
     Flow("sphere").ode(cloud(9, 2), 0.5, samples=3).plot().savefig(tmp_path / "ode.png", dpi=30)
 
 
+def test_plot_of_points_that_run_off():
+    path = Flow(None).run(cloud(20, 3), 40)
+    axes = path.plot().axes
+    assert [a.get_yscale() for a in axes[:3]] == ["log"] * 3
+    low, high = axes[2].get_ylim()
+    assert low < path.spectrum.min() < path.spectrum.max() < high
+    torch.testing.assert_close(torch.tensor(axes[2].get_lines()[1].get_ydata()), path.spectrum[:, 1])
+    assert list(axes[0].get_lines()[0].get_ydata()) == path.log_normalizer.tolist()
+    names = {line.get_label(): list(line.get_ydata()) for line in axes[1].get_lines() + axes[5].get_lines()}
+    assert names["largest"] == path.norms.largest.tolist()
+    assert names["smallest"] == path.norms.smallest.tolist()
+    assert names["ascent"][1:] == path.growth.expansion[1:].tolist()
+
+
+@pytest.mark.filterwarnings("error")
+def test_plot_of_one_place(tmp_path):
+    figure = Flow("sphere").run(torch.ones(5, 3, dtype=F64), 2).plot()
+    figure.savefig(tmp_path / "one.png", dpi=30)
+    words = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert words[2] == ["one point: no spread"]
+    assert words[3] == ["nothing to test: one point, or too few"]
+    assert figure.axes[3].get_legend() is None
+    assert figure.axes[4].get_ylim()[0] > 0.5
+    assert Flow("sphere").run(cloud(5, 2), 0).plot().axes[5].texts[0].get_text() == "no steps"
+
+
+def test_a_film_says_the_time():
+    smooth = Flow("sphere").ode(cloud(5, 2), 3.0, samples=5, keep=2)
+    assert smooth.plot().axes[5].texts[0].get_text() == "continuous: no steps"
+    for path, titles in (
+        (smooth, ["time 0", "time 1.5", "time 3"]),
+        (Flow("sphere").run(cloud(5, 2), 4, keep=2), ["step 0", "step 2", "step 4"]),
+    ):
+        film = path.animate()
+        for frame, title in enumerate(titles):
+            film._draw_frame(frame)
+            assert film._fig.axes[0].get_title("left") == title
+
+
 @pytest.mark.parametrize("dimension", [2, 3])
 def test_animate(tmp_path, dimension):
     path = Flow("sphere").run(cloud(2, 9, dimension), 2)
@@ -140,8 +179,10 @@ def test_animate(tmp_path, dimension):
 def test_animate_says_what_it_needs():
     with pytest.raises(ArgumentError, match="4 dimensions"):
         Flow("sphere").run(cloud(9, 4), 1).animate()
-    with pytest.raises(ArgumentError, match="with 1 batch axes"):
-        Flow("sphere").run(cloud(2, 9, 2), 1).animate()
+    path = Flow("sphere").run(cloud(2, 9, 2), 1)
+    for item in ((), 1, (5,), (0.5,), (0, 0)):
+        with pytest.raises(ArgumentError, match="with 1 batch axes"):
+            path.animate(item=item)
 
 
 def test_large_cloud_in_little_memory():

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt.dynamics.points import full_precision
 from exptilt.families import Empirical
 from exptilt.families.measure import Measure
 from exptilt.tilting.arguments import prepare
@@ -34,24 +33,6 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
-def check_points(name: str, points: Tensor) -> None:
-    """Points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries; else an error says which."""
-    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
-        got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
-        raise ArgumentError(f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}.")
-    check_finite(name, points)
-
-
-def check_finite(name: str, points: Tensor) -> None:
-    """Raise where a point holds NaN or infinity, with its index; within torch.func and torch.compile values cannot be looked at."""
-    if not is_concrete(points):
-        return
-    good = points.isfinite().all(-1)
-    if not bool(good.all()):
-        index = tuple((~good).nonzero()[0].tolist())
-        raise ArgumentError(f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points.")
-
-
 def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, causal: bool = False, mask: Tensor | None = None) -> Slope:
     """G and its gradient at every point.
 
@@ -68,8 +49,9 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
         measure = (
             patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf) if batched else patterns
         )
-        eta = beta * points
-        return Slope(measure.log_normalizer(eta), measure.mean(eta))
+        with full_precision(points):
+            eta = beta * points
+            return Slope(measure.log_normalizer(eta), measure.mean(eta))
     log_weight = None
     if patterns is None:
         key = points
@@ -78,9 +60,11 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
     else:
         key = patterns
     key = key.unsqueeze(-3)
+    key = key[(None,) * (points.ndim + 1 - key.ndim)]  # patterns without batch axes serve every cloud
     call = prepare(
         "Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, bias=None,
         mask=None if mask is None else mask.unsqueeze(-3), causal=causal, window=None, softcap=None, sink=None, backend=None, check=False,
     )  # fmt: skip
-    tilted = run(call, key_mass=False)
+    with full_precision(points):
+        tilted = run(call, key_mass=False)
     return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

@@ -20,6 +20,7 @@ from numba import njit
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt.dynamics.points import check_points
 
 _LISTED = 16
 
@@ -57,6 +58,7 @@ def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
     """
     if not (isinstance(tolerance, int | float) and tolerance >= 0):
         raise ArgumentError(f"clusters: tolerance is {tolerance!r}. Pass a number ≥ 0, a fraction of the length of the points.")
+    check_points("clusters", points)
     clouds = points.detach().cpu().double().reshape(-1, *points.shape[-2:])
     return torch.stack([torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]).reshape(points.shape[:-1])
 

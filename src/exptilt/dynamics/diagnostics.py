@@ -22,6 +22,7 @@ from torch import Tensor
 
 from exptilt.dynamics.clusters import Clusters, clusters
 from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.points import cloud_scale
 
 Record = TypeVar("Record")
 
@@ -93,6 +94,8 @@ def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, to
         tolerance: of the clusters' rule.
     """
     x = points.detach().double()
+    scale = cloud_scale(x)  # so that only what is itself too large overflows
+    s, x = scale.squeeze((-2, -1)), x / scale
     length = torch.linalg.vector_norm(x, dim=-1)
     centred = x - x.mean(-2, keepdim=True)
     G = log_normalizer.detach().double()
@@ -100,9 +103,9 @@ def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, to
     nothing = torch.full_like(length[..., 0], torch.nan)
     return Snapshot(
         torch.where(sees, G, 0.0).sum(-1) / sees.sum(-1),
-        Norms(length.mean(-1), length.amin(-1), length.amax(-1)),
-        centred.square().sum((-2, -1)) / x.shape[-2],
-        _spectrum(centred),
+        Norms(s * length.mean(-1), s * length.amin(-1), s * length.amax(-1)),
+        s * (s * (centred.square().sum((-2, -1)) / x.shape[-2])),
+        s.unsqueeze(-1) * (s.unsqueeze(-1) * _spectrum(centred)),
         _mean_cosine(x, length),
         gaussianity(x),
         clusters(x, tolerance=tolerance),
@@ -136,7 +139,9 @@ def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:
     """
 
     def size(x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x.detach().double().flatten(-2), dim=-1)
+        x = x.detach().double()
+        scale = cloud_scale(x)
+        return scale.squeeze((-2, -1)) * torch.linalg.vector_norm(x / scale, dim=(-2, -1))
 
     def spread(x: Tensor) -> Tensor:
         x = x.detach().double()

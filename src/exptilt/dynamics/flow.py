@@ -20,9 +20,10 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt._support.progress import track
-from exptilt.dynamics.ascent import Slope, check_points, slope
+from exptilt.dynamics.ascent import Slope, slope
 from exptilt.dynamics.diagnostics import growth
 from exptilt.dynamics.ode import solve
+from exptilt.dynamics.points import check_points, full_precision
 from exptilt.dynamics.renormalizers import Renormalizer, as_renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
 from exptilt.families import Empirical
@@ -122,18 +123,18 @@ class Flow:
         Returns:
             ``(..., N, D)``.
         """
-        check_points("Flow", points)
-        self._check_shapes(points)
-        return self._renormalized(points + self.step * self.slope(points).gradient)
+        points = self._start("Flow", points)
+        return self._renormalized(torch.add(points, self.slope(points).gradient, alpha=self.step))
 
     def _renormalized(self, points: Tensor) -> Tensor:
         renormalize = as_renormalizer(self.renormalize)
         if renormalize is None:
             return points
-        result = renormalize(points)
-        if not isinstance(result, Tensor) or result.shape != points.shape:
-            got = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-            raise ArgumentError(f"Flow: renormalize must return points of shape {tuple(points.shape)}; got {got}.")
+        with full_precision(points):
+            result = renormalize(points)
+        if not isinstance(result, Tensor) or result.shape != points.shape or result.dtype != points.dtype:
+            got = f"shape {tuple(result.shape)} and {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+            raise ArgumentError(f"Flow: renormalize must return points of shape {tuple(points.shape)} and {points.dtype}; got {got}.")
         return result
 
     @property
@@ -141,28 +142,37 @@ class Flow:
         """The pair (init, step), pure: ``state = init(points)``, then ``state, info = step(state)``. Differentiable."""
 
         def init(points: Tensor) -> FlowState:
-            check_points("Flow", points)
-            self._check_shapes(points)
-            return FlowState(points, 0)
+            return FlowState(self._start("Flow", points), 0)
 
         def step(state: FlowState) -> tuple[FlowState, FlowInfo]:
             G, gradient = self.slope(state.points)
-            ascended = state.points + self.step * gradient
+            ascended = torch.add(state.points, gradient, alpha=self.step)
             return FlowState(self._renormalized(ascended), state.steps + 1), FlowInfo(G, ascended)
 
         return Kernel(init, step)
 
-    def _check_shapes(self, points: Tensor) -> None:
-        if self.patterns is None:
-            return
-        measure = isinstance(self.patterns, Measure)
-        dimension = self.patterns.dimension if isinstance(self.patterns, Measure) else self.patterns.shape[-1]
-        if dimension != points.shape[-1] or self.patterns.dtype != points.dtype:
+    def _start(self, name: str, points: Tensor) -> Tensor:
+        """The points, once they are known to fit, with the batch axes of patterns and mask."""
+        check_points(name, points)
+        shapes = {"points": points.shape[:-2]}
+        if self.patterns is not None:
+            measure = isinstance(self.patterns, Measure)
             what = type(self.patterns).__name__ if measure else "patterns"
-            raise ArgumentError(
-                f"Flow: points are {tuple(points.shape)} {points.dtype}, the {what} has dimension {dimension} and dtype "
-                f"{self.patterns.dtype}. Both must agree."
-            )
+            dimension = self.patterns.dimension if isinstance(self.patterns, Measure) else self.patterns.shape[-1]
+            if dimension != points.shape[-1] or self.patterns.dtype != points.dtype:
+                raise ArgumentError(
+                    f"{name}: points are {tuple(points.shape)} {points.dtype}, the {what} has dimension {dimension} and dtype "
+                    f"{self.patterns.dtype}. Both must agree."
+                )
+            shapes[what] = self.patterns.batch_shape if isinstance(self.patterns, Measure) else self.patterns.shape[:-2]
+        if self.mask is not None:
+            shapes["mask"] = self.mask.shape[:-2]
+        try:
+            batch = torch.broadcast_shapes(*shapes.values())
+        except RuntimeError as problem:
+            got = ", ".join(f"{what} {tuple(shape)}" for what, shape in shapes.items())
+            raise ArgumentError(f"{name}: batch axes do not match: {got}. They must agree or be 1.") from problem
+        return points if batch == points.shape[:-2] else points.expand(*batch, *points.shape[-2:])
 
     def run(
         self, points: Tensor, steps: int, *, keep: Literal["all", "last"] | int = "all", measure_every: int | None = 1,
@@ -173,7 +183,8 @@ class Flow:
         Nothing of size N×N is made, and with ``keep="last"`` memory does not grow with the steps.
 
         Args:
-            points: ``(..., N, D)``, the start. It is not renormalised: state 0 is what was given.
+            points: ``(..., N, D)``, the start, repeated along batch axes that only patterns or mask have. It is not renormalised: state 0
+                is what was given.
             steps: how many.
             keep: which states: "all", "last", or an integer k for every k-th. The last is always kept.
             measure_every: measure every so many steps, and the last; None, only the first and the last. Measuring costs about as much as
@@ -190,7 +201,7 @@ class Flow:
         recorder = Recorder(tolerance)
         init, step = self.kernel
         with torch.no_grad():
-            state, grew = init(points)._replace(points=points.detach()), None
+            state, grew = init(points.detach() if isinstance(points, Tensor) else points), None
             for count in track(range(steps), "flow", show=progress):
                 new, info = step(state)
                 recorder.add(count, self.step * count, state.points, info.log_normalizer, grew, count in kept, count in measured)
@@ -210,18 +221,17 @@ class Flow:
         D RN(η) projects the velocity on the constraint that RN keeps. A flow of n steps of size h is at time n·h.
 
         Args:
-            points: ``(..., N, D)``, the start; it is renormalised first, as the equation lives on the constraint.
+            points: ``(..., N, D)``, float32 or float64, the start; it is renormalised first, as the equation lives on the constraint.
             time: how far to go.
             samples: at how many times, evenly spread from 0 to `time`, the state is measured.
             keep: which of these states: "all", "last", or every k-th and the last.
-            rtol: relative tolerance of the error of a step.
-            atol: absolute tolerance.
+            rtol: relative tolerance of the error of a step, ≥ 0.
+            atol: absolute tolerance, ≥ 0; one of the two must be positive.
             tolerance: of the rule for clusters.
             max_evaluations: of the velocity; more is an error.
             progress: as for `run`.
         """
-        check_points("Flow.ode", points)
-        self._check_shapes(points)
+        points = self._start("Flow.ode", points)
         renormalize = as_renormalizer(self.renormalize)
         return solve(
             self.slope, renormalize, points, time, samples=samples, keep=keep, rtol=rtol, atol=atol, tolerance=tolerance,

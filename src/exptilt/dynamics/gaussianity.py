@@ -25,6 +25,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from exptilt.dynamics.points import check_points, cloud_scale
+
 _DIRECTIONS = 32
 _SEED = 20240229  # of the directions: any number, but always the same one
 _FLAT = 1e-9
@@ -67,8 +69,10 @@ def gaussianity(points: Tensor) -> Gaussianity:
         >>> g.kurtosis_p < 0.01
         tensor([False,  True])
     """
+    check_points("gaussianity", points)
     batch = points.shape[:-2]
     clouds = points.detach().cpu().double().reshape(-1, *points.shape[-2:])
+    clouds = clouds / cloud_scale(clouds)
     rows = torch.tensor([_one(cloud) for cloud in clouds], dtype=torch.float64)
     return Gaussianity(*(column.reshape(batch) for column in rows.unbind(-1)))
 

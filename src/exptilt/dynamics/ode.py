@@ -27,9 +27,11 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, ConvergenceError, MissingExtraError
 from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
+from exptilt.dynamics.points import full_precision
 from exptilt.dynamics.renormalizers import Renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
 
+_TICKS = 100  # of the bar, evenly spread over the time
 _HELD = 1 << 26  # bytes of states that the solver may hold at once
 
 
@@ -65,35 +67,52 @@ def solve(
         raise ArgumentError(f"Flow.ode: time is {time!r}. Pass a finite number > 0.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ArgumentError(f"Flow.ode: samples is {samples!r}. Pass an integer ≥ 2: the start and the end at least.")
+    tolerances = [isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf for value in (rtol, atol)]
+    if not all(tolerances) or rtol == atol == 0:
+        raise ArgumentError(f"Flow.ode: rtol is {rtol!r} and atol is {atol!r}. Pass finite numbers ≥ 0, not both 0.")
+    if points.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"Flow.ode: points are {points.dtype}, too coarse for steps of adaptive size. Pass float32 or float64.")
     kept = kept_steps(keep, samples - 1)
     try:
         from torchdiffeq import odeint
     except ImportError as problem:
         raise MissingExtraError("torchdiffeq", "ode") from problem
-    evaluations = 0
+    evaluations, reached = 0, 0.0
+    bar = track(range(_TICKS + 1), "flow, continuous", show=progress)
+    ticks = next(bar)
 
-    def rate(_: Tensor, x: Tensor) -> Tensor:
-        nonlocal evaluations
-        evaluations += 1
+    def rate(t: Tensor, x: Tensor) -> Tensor:
+        nonlocal evaluations, reached, ticks
+        evaluations, reached = evaluations + 1, max(reached, float(t))
         if evaluations > max_evaluations:
             raise ConvergenceError(
                 f"Flow.ode: {max_evaluations} evaluations did not reach time {time}. Loosen rtol and atol, or go less far."
             )
+        while ticks < min(_TICKS, int(_TICKS * reached / time)):
+            ticks = next(bar)
         return velocity(slope, renormalize, x)
 
     recorder = Recorder(tolerance)
     times = torch.linspace(0.0, float(time), samples, dtype=torch.float64)
-    with torch.no_grad():
+    with torch.no_grad(), full_precision(points):
         state = on_constraint(renormalize, points.detach())
         recorder.add(0, 0.0, state, slope(state).log_normalizer, None, 0 in kept, True)
         # Some samples at a time: each new start of the solver costs a dozen evaluations, all samples at once may not fit.
         length = max(1, _HELD // (state.numel() * state.element_size()))
-        for first in track(range(0, samples - 1, length), "flow, continuous", show=progress):
+        for first in range(0, samples - 1, length):
             part = times[first : first + length + 1]
-            found = odeint(rate, state, part.to(state.device), rtol=rtol, atol=atol, method="dopri5")
+            try:
+                found = odeint(rate, state, part.to(state.device), rtol=rtol, atol=atol, method="dopri5")
+            except AssertionError as problem:  # torchdiffeq's way to say that its step has become 0, or a state infinite
+                raise ConvergenceError(
+                    f"Flow.ode: the solver could not go on near time {reached:.6g} ({problem}). Without a renormaliser points run off: "
+                    "pass renormalize=, or go less far; else loosen rtol and atol, or pass float64."
+                ) from problem
             for count, state in enumerate(found[1:], start=first + 1):
                 if not bool(state.isfinite().all()):
                     index = tuple((~state.isfinite().all(-1)).nonzero()[0].tolist())
                     raise ConvergenceError(f"Flow.ode: the point at index {index} is not finite at time {float(times[count]):.6g}.")
                 recorder.add(count, float(times[count]), state, slope(state).log_normalizer, None, count in kept, True)
+        for _ in bar:
+            pass
     return recorder.trajectory()

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt._support.intervals import Interval
+from exptilt._support.intervals import Interval, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -71,6 +72,27 @@ def _band(axes: Any, x: Tensor, interval: Interval, colour: str, label: str) -> 
     axes.fill_between(x, interval.low, interval.high, color=colour, alpha=0.2, linewidth=0)
 
 
+def _logarithmic(axes: Any, *values: Tensor) -> None:
+    """A logarithmic axis where positive values span more than three decades."""
+    every = torch.cat([value.flatten() for value in values])
+    every = every[every.isfinite()]
+    if len(every) and 0 < 1e3 * float(every.min()) < float(every.max()):
+        axes.set_yscale("log")
+
+
+def _say(axes: Any, words: str) -> None:
+    """Words in place of lines."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
+    axes.set_yticks([])
+
+
+def _filled(path: "Trajectory") -> Tensor:
+    """Eigenvalues of the dimensions that the cloud fills, as `gaussianity` counts them; NaN for the others, which are rounding."""
+    spectrum = path.spectrum[..., :8]
+    filled = torch.arange(spectrum.shape[-1]) < path.gaussianity.rank.unsqueeze(-1)
+    return torch.where(filled & spectrum.isfinite().cpu(), spectrum.cpu(), torch.nan)
+
+
 def trajectory(path: "Trajectory") -> "Figure":
     """Six panels against time."""
     t, g = path.time, path.gaussianity
@@ -78,6 +100,7 @@ def trajectory(path: "Trajectory") -> "Figure":
         panels: Any = figure.subplots(2, 3, sharex=True)
         a, b, c, d, e, f = panels.flat
         _lines(a, t, path.log_normalizer, COLOURS[0], "mean G")
+        _logarithmic(a, path.log_normalizer)
         _label(a, "Log-normalizer, mean over points", "")
         for name, colour in (("largest", COLOURS[1]), ("mean", COLOURS[0]), ("smallest", COLOURS[2])):
             _lines(b, t, getattr(path.norms, name), colour, name)
@@ -85,27 +108,35 @@ def trajectory(path: "Trajectory") -> "Figure":
         low, high = b.get_ylim()
         if high - low < 0.02 * high:  # constant but for rounding
             b.set_ylim(0, 1.5 * high)
+        _logarithmic(b, path.norms.smallest, path.norms.largest)
         _label(b, "Lengths of the points", "")
-        for place in range(min(8, path.spectrum.shape[-1])):
-            _lines(c, t, path.spectrum[..., place], COLOURS[0], "")
-        for line in c.get_lines():
-            line.set_label(None)
-        top = float(path.spectrum.max())
-        c.set_yscale("log")
-        c.set_ylim(min(float(path.spectrum.clamp_min(1e-6 * top).min()) / 2, top / 20), 2 * top)
+        spectrum = _filled(path)
+        if bool(spectrum.isnan().all()):
+            _say(c, "one point: no spread")
+        else:
+            for values in spectrum.unbind(-1):
+                _lines(c, t, values, COLOURS[0], "")
+            for line in c.get_lines():
+                line.set_label(None)
+            top, least = float(spectrum.nan_to_num(0.0).max()), float(spectrum.nan_to_num(torch.inf).min())
+            c.set_yscale("log")
+            c.set_ylim(min(least / 2, top / 20), 2 * top)
         _label(c, "Spectrum of the covariance", "")
-        _lines(d, t, g.kurtosis, COLOURS[0], "kurtosis over Gaussian − 1")
-        _lines(d, t, g.sliced / 0.385 - 1, COLOURS[1], "sliced A² over Gaussian − 1")
-        d.axhline(0, color="0.4", linewidth=0.8)
-        d.set_yscale("symlog", linthresh=1)
+        if bool(g.kurtosis.isnan().all()):
+            _say(d, "nothing to test: one point, or too few")
+        else:
+            _lines(d, t, g.kurtosis, COLOURS[0], "kurtosis over Gaussian − 1")
+            _lines(d, t, g.sliced / 0.385 - 1, COLOURS[1], "sliced A² over Gaussian − 1")
+            d.axhline(0, color="0.4", linewidth=0.8)
+            d.set_yscale("symlog", linthresh=1)
         _label(d, "Gaussianity: 0 is Gaussian", "time")
         _lines(e, t, path.clusters.count.double(), COLOURS[0], "count")
         _lines(e, t, path.clusters.effective, COLOURS[1], "effective")
         _whole_log(e)
+        e.set_ylim(0.8, max(2.5, 1.3 * float(path.clusters.count.max())))
         _label(e, "Clusters", "time")
         if bool(path.growth.expansion.isnan().all()):
-            f.text(0.5, 0.5, "continuous: no steps", transform=f.transAxes, ha="center", va="center", color="0.4")
-            f.set_yticks([])
+            _say(f, "continuous: no steps" if path.continuous else "no steps")
         else:
             _lines(f, t, path.growth.expansion, COLOURS[1], "ascent")
             _lines(f, t, path.growth.contraction, COLOURS[0], "renormaliser")
@@ -127,8 +158,8 @@ def _whole_log(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def film(states: Tensor, kept: Tensor, *, interval: int) -> "FuncAnimation":
-    """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with the steps ``(K,)`` they belong to."""
+def film(states: Tensor, titles: list[str], *, interval: int) -> "FuncAnimation":
+    """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with a title each."""
     solid = states.shape[-1] == 3
     points = states.detach().cpu().double().numpy()
     with _figure(5.0, 5.0) as figure:
@@ -144,14 +175,14 @@ def film(states: Tensor, kept: Tensor, *, interval: int) -> "FuncAnimation":
             axes.set_zlim(-reach, reach)
         else:
             axes.set_aspect("equal")
-        title = axes.set_title(f"step {int(kept[0])}")
+        title = axes.set_title(titles[0])
 
         def draw(frame: int) -> tuple[Any, Any]:
             if solid:
                 dots._offsets3d = tuple(points[frame].T)
             else:
                 dots.set_offsets(points[frame])
-            title.set_text(f"step {int(kept[frame])}")
+            title.set_text(titles[frame])
             return dots, title
 
         return FuncAnimation(figure, draw, frames=len(points), interval=interval, blit=False)
@@ -194,12 +225,15 @@ def sweep(found: "Sweep") -> "Figure":
     labels = list(dict.fromkeys(_words(s, varied, words) for s in found.settings))
     with _figure(2.6 * len(kinds) + 1.6, 5.2) as figure:
         panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
+        short: set[int] = set()
         for setting in found.settings:
             column = kinds.index(setting.renormalizer)
             label = _words(setting, varied, words)
             colour = COLOURS[labels.index(label) % 6]
-            _band(panels[0, column], setting.steps, setting.interval("effective"), colour, label)
-            _band(panels[1, column], setting.steps, setting.interval("sliced"), colour, label)
+            _band(panels[0, column], setting.steps, _of_logs(setting.effective, 1.0), colour, label)
+            _band(panels[1, column], setting.steps, _of_logs(setting.sliced), colour, label)
+            if bool(setting.sliced.isnan().any()):
+                short.add(column)
         for column, kind in enumerate(kinds):
             _whole_log(panels[0, column])
             panels[0, column].set_ylim(bottom=0.8)
@@ -211,11 +245,23 @@ def sweep(found: "Sweep") -> "Figure":
             panels[1, column].set_xlim(left=0)
             _label(panels[0, column], kind, "")
             panels[1, column].set_xlabel("step")
-        panels[0, 0].set_ylabel("effective clusters")
-        panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)")
+        for column in short:
+            reason = "a line ends where\na cloud is one point"
+            panels[1, column].text(
+                0.97, 0.16, reason, transform=panels[1, column].transAxes, ha="right", va="bottom", fontsize=7, color="0.4"
+            )
+        panels[0, 0].set_ylabel("effective clusters\n(geometric mean, 95%, cut at 1)")
+        panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)\n(geometric mean, 95%)")
         handles, names = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(6, len(names)))
     return figure
+
+
+def _of_logs(values: Tensor, least: float = 0.0) -> Interval:
+    """Geometric mean over seeds with Student's interval of the logarithms, cut at the least value there can be; NaN where a seed is."""
+    found = mean_interval(values.double().log())
+    there = ~values.isnan().any(-1)
+    return Interval(*(torch.where(there, x.exp().clamp_min(least), torch.nan) for x in found))
 
 
 def _words(setting: Any, varied: list[str], words: dict[str, str]) -> str:

@@ -25,9 +25,14 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.linalg import check_covariance, is_concrete
+from exptilt.dynamics.points import check_points, cloud_scale, full_precision
+from exptilt.tilting.rules import derivatives_wanted
 
 Renormalizer = Callable[[Tensor], Tensor]
 
+# Between these, squares of coordinates and their sums keep full precision.
+_RANGE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-145, 1e150)}
+_FAR = 100.0  # mean over standard deviation of a point's coordinates, up to which its differences are surely not all rounding
 _ZERO = "the point at index {} is zero and has no direction. Move it, or leave it out."
 
 
@@ -41,6 +46,26 @@ def _unit(name: str, x: Tensor, dim: int, size: Tensor, what: str) -> Tensor:
         raise ArgumentError(f"{name}: {what.format(tuple(index))}")
     scaled = x / top  # so that squares neither overflow nor vanish
     return scaled / scaled.square().sum(dim, keepdim=True).sqrt()
+
+
+def _plain(points: Tensor) -> bool:
+    """Whether the quick way may be tried: values may be looked at, and nobody asks for derivatives."""
+    return points.dtype in _RANGE and is_concrete(points) and not derivatives_wanted((points,))
+
+
+def _quick(x: Tensor, length: float, least: float = 0.0) -> Tensor | None:
+    """Scale x to a length along its last axis, in two passes; None unless all lengths are ordinary and above `least`."""
+    now = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    small, large = _RANGE[x.dtype]
+    low, high = map(float, now.aminmax())
+    return x / (now / length) if max(small, least) < low and high < large else None
+
+
+def _to_length(name: str, points: Tensor, length: float) -> Tensor:
+    """Every point scaled to a length."""
+    if _plain(points) and (quick := _quick(points, length)) is not None:
+        return quick
+    return _unit(name, points, -1, torch.zeros_like(points), _ZERO) * length
 
 
 def _check_epsilon(name: str, epsilon: float) -> None:
@@ -76,11 +101,14 @@ class Layer:
         """
         if points.shape[-1] == 1:
             raise ArgumentError("Layer: points have one coordinate, whose variance is always 0. Use RMS, Batch or Sphere in one dimension.")
-        centred = points - points.mean(-1, keepdim=True)
+        mean, length = points.mean(-1, keepdim=True), math.sqrt(points.shape[-1])
+        centred = points - mean
         if self.epsilon:
             return centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        if _plain(points) and (quick := _quick(centred, length, float(mean.abs().max()) * length / _FAR)) is not None:
+            return quick
         what = "all coordinates of the point at index {} are equal. Move it, or pass Layer(epsilon=1e-5)."
-        return _unit("Layer", centred, -1, points, what) * math.sqrt(points.shape[-1])
+        return _unit("Layer", centred, -1, points, what) * length
 
 
 @dataclass(frozen=True)
@@ -107,7 +135,7 @@ class RMS:
         """
         if self.epsilon:
             return points / (points.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
-        return _unit("RMS", points, -1, torch.zeros_like(points), _ZERO) * math.sqrt(points.shape[-1])
+        return _to_length("RMS", points, math.sqrt(points.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -137,7 +165,7 @@ class Sphere:
         Returns:
             ``(..., N, D)``.
         """
-        return _unit("Sphere", points, -1, torch.zeros_like(points), _ZERO) * self.radius
+        return _to_length("Sphere", points, self.radius)
 
 
 @dataclass(frozen=True)
@@ -192,6 +220,12 @@ class Whiten:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, given, shape in (("mean", self.mean, "(..., D)"), ("covariance", self.covariance, "(..., D, D)")):
+            if given is not None and not (isinstance(given, Tensor) and given.is_floating_point()):
+                got = f"a tensor of {given.dtype}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+                raise ArgumentError(f"Whiten: {name} is {got}. Pass a floating tensor {shape}.")
+        if self.mean is not None and is_concrete(self.mean) and not bool(self.mean.isfinite().all()):
+            raise ArgumentError(f"Whiten: mean holds NaN or infinity: {self.mean.tolist()}. Pass finite numbers.")
         if self.covariance is not None:
             check_covariance(self.covariance, "Whiten: covariance")
         if not (isinstance(self.floor, int | float) and 0 <= self.floor < 1):
@@ -206,6 +240,7 @@ class Whiten:
         Returns:
             ``(..., N, D)``.
         """
+        check_points("Whiten", points)
         count, dimension = points.shape[-2:]
         if points.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(f"Whiten: points are {points.dtype}, in which no eigenvalues are found. Pass float32 or float64.")
@@ -213,18 +248,21 @@ class Whiten:
             if given is not None and (given.shape[-len(shape) :] != shape or given.dtype != points.dtype):
                 got = f"{name} {tuple(given.shape)} {given.dtype}, points {tuple(points.shape)} {points.dtype}"
                 raise ArgumentError(f"Whiten: {name} must be (..., {', '.join(map(str, shape))}) and of the points' dtype; got {got}.")
-        centred = points - points.mean(-2, keepdim=True)
-        covariance = self._lifted(centred.mT @ centred / count, count)
-        if self.covariance is None:
-            matrix = torch.linalg.inv(symmetric_root(covariance))
-        else:
-            root = symmetric_root(self.covariance)
-            matrix = root @ torch.linalg.inv(symmetric_root(root @ covariance @ root)) @ root
-        white = centred @ (matrix + matrix.mT) / 2
-        return white if self.mean is None else white + self.mean.unsqueeze(-2)
+        with full_precision(points):
+            centred = points - points.mean(-2, keepdim=True)
+            scale = cloud_scale(centred)  # the result does not depend on it
+            centred = centred / scale
+            covariance = self._lifted(centred.mT @ centred / count, count, scale)
+            if self.covariance is None:
+                matrix = torch.linalg.inv(symmetric_root(covariance))
+            else:
+                root = symmetric_root(self.covariance)
+                matrix = root @ torch.linalg.inv(symmetric_root(root @ covariance @ root)) @ root
+            white = centred @ (matrix + matrix.mT) / 2
+            return white if self.mean is None else white + self.mean.unsqueeze(-2)
 
-    def _lifted(self, covariance: Tensor, count: int) -> Tensor:
-        """The covariance, its small eigenvalues lifted to the floor; an error if one is 0 in this precision."""
+    def _lifted(self, covariance: Tensor, count: int, scale: Tensor) -> Tensor:
+        """The covariance of points over `scale`, its small eigenvalues lifted to the floor; an error if one is 0 in this precision."""
         if not is_concrete(covariance):
             return covariance
         values, vectors = torch.linalg.eigh(covariance.detach())
@@ -242,8 +280,9 @@ class Whiten:
                 "covariance asked for. Pass more or other points, or Whiten(floor=1e-6) to lift what is missing."
             )
         added = torch.where(low, least - values, 0.0)
+        most = float((added.amax(-1) * scale.squeeze((-2, -1)) ** 2).max())
         warnings.warn(
-            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {float(added.max()):.3g}.",
+            f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {most:.3g}.",
             ExptiltWarning,
             stacklevel=4,
         )
@@ -263,14 +302,15 @@ def symmetric_root(matrix: Tensor) -> Tensor:
     Returns:
         ``(..., D, D)``.
     """
-    values, vectors = torch.linalg.eigh(matrix.detach())
-    roots = values.clamp_min(0).sqrt()
-    sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
-    root = vectors @ (roots.unsqueeze(-1) * vectors.mT)
-    for _ in range(2):
-        residual = vectors.mT @ (matrix - root @ root) @ vectors
-        root = root + vectors @ (residual / sums) @ vectors.mT
-    return root
+    with full_precision(matrix):
+        values, vectors = torch.linalg.eigh(matrix.detach())
+        roots = values.clamp_min(0).sqrt()
+        sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
+        root = vectors @ (roots.unsqueeze(-1) * vectors.mT)
+        for _ in range(2):
+            residual = vectors.mT @ (matrix - root @ root) @ vectors
+            root = root + vectors @ (residual / sums) @ vectors.mT
+        return root
 
 
 _NAMED: dict[str, Renormalizer] = {"layer": Layer(), "rms": RMS(), "batch": Batch(), "whiten": Whiten(), "sphere": Sphere()}

@@ -57,6 +57,11 @@ class Trajectory:
         """The last state, ``(..., N, D)``."""
         return self.states[-1]
 
+    @property
+    def continuous(self) -> bool:
+        """Whether it is of `Flow.ode`, which has no steps."""
+        return len(self.steps) > 1 and bool(self.growth.expansion.isnan().all())
+
     def to_frame(self) -> "DataFrame":
         """A pandas table with one row for each measured step and batch item; spectra and sizes become numbered columns."""
         try:
@@ -94,11 +99,15 @@ class Trajectory:
         shape = self.states.shape
         if shape[-1] not in (2, 3):
             raise ArgumentError(f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first.")
-        if len(item) != len(shape) - 3:
+        batch = shape[1:-2]
+        good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
+        if not good or not all(-size <= i < size for i, size in zip(item, batch, strict=True)):
             raise ArgumentError(
-                f"animate: states are {tuple(shape)}, with {len(shape) - 3} batch axes; item is {item}. Pass one index each."
+                f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. Pass a tuple of one index each."
             )
-        return pictures.film(self.states.movedim(0, -3)[item], self.kept, interval=interval)
+        times = dict(zip(self.steps.tolist(), self.time.tolist(), strict=True)) if self.continuous else {}
+        titles = [f"time {times[step]:.3g}" if self.continuous else f"step {step}" for step in self.kept.tolist()]
+        return pictures.film(self.states.movedim(0, -3)[item], titles, interval=interval)
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:

@@ -113,10 +113,15 @@ def metastable_counts(
         >>> found.predicted
         3
     """
-    if not (beta > 0 and step > 0 and time >= step) or min(count, seeds) < 1 or (noise is not None and not noise >= 0):
+    if (
+        not (0 < beta < math.inf and step > 0 and step <= time < math.inf)
+        or min(count, seeds) < 1
+        or (noise is not None and not noise >= 0)
+    ):
         got = f"beta {beta}, count {count}, noise {noise}, seeds {seeds}, time {time}, step {step}"
         raise ArgumentError(
-            f"metastable_counts: got {got}. Pass beta > 0, step > 0, time >= step, noise >= 0 or None, and at least one point and seed."
+            f"metastable_counts: got {got}. "
+            "Pass beta > 0, step > 0, time >= step, all finite, noise >= 0 or None, and at least one point and seed."
         )
     steps = round(time / step)
     generator = torch.Generator().manual_seed(seed)

@@ -13,6 +13,7 @@ follow it from γ = 0 up to about 1/√dimension. `equal_cosine` holds the simul
 tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
+from exptilt.dynamics.experiments.arguments import check_several
 from exptilt.dynamics.flow import Flow
 
 if TYPE_CHECKING:
@@ -86,7 +89,7 @@ def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
 
 def equal_cosine(
     *, count: int = 32, beta: float = 1.0, time: float = 8.0, samples: int = 81, substeps: int = 10,
-    dimensions: tuple[int, ...] = (64, 1024), seed: int = 0,
+    dimensions: tuple[int, ...] = (64, 1024), seed: int = 0, progress: bool | None = None,
 ) -> EqualCosine:  # fmt: skip
     """Hold the simulator against the equation for equal cosines.
 
@@ -98,6 +101,7 @@ def equal_cosine(
         substeps: steps of the discrete flow between two of them.
         dimensions: in which to draw random points.
         seed: of the draws.
+        progress: as for `Flow.run`.
 
     Example:
         >>> found = equal_cosine(count=8, time=4.0, samples=21, dimensions=(16,))
@@ -106,9 +110,12 @@ def equal_cosine(
     """
     if count < 2:
         raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
-    if samples < 2 or substeps < 1 or not time > 0 or not beta >= 0 or not all(d >= 1 for d in dimensions):
+    check_several("equal_cosine", dimensions=dimensions)
+    if samples < 2 or substeps < 1 or not 0 < time < np.inf or not 0 <= beta < np.inf or not all(d >= 1 for d in dimensions):
         got = f"beta {beta}, time {time}, samples {samples}, substeps {substeps}, dimensions {dimensions}"
-        raise ArgumentError(f"equal_cosine: got {got}. Pass beta >= 0, time > 0, samples >= 2, substeps >= 1 and dimensions >= 1.")
+        raise ArgumentError(
+            f"equal_cosine: got {got}. Pass beta >= 0 and time > 0, both finite, samples >= 2, substeps >= 1 and dimensions >= 1."
+        )
     times = np.linspace(0.0, time, samples)
 
     def rate(_: float, y: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
@@ -118,15 +125,18 @@ def equal_cosine(
     theory = torch.from_numpy(solved.y[0])
     flow = Flow("sphere", beta=beta)
     orthogonal = torch.eye(count, dtype=torch.float64)
-    continuous = flow.ode(orthogonal, time, samples=samples, keep="last", rtol=1e-9, atol=1e-11, progress=False).mean_cosine
     step = time / (samples - 1) / substeps
-    stepped = Flow("sphere", beta=beta, step=step).run(
-        orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False
-    )
+    steps = Flow("sphere", beta=beta, step=step)
     generator = torch.Generator().manual_seed(seed)
-    random = []
-    for dimension in dimensions:
-        points = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
-        random.append(flow.ode(points, time, samples=samples, keep="last", progress=False).mean_cosine)
+
+    def followed(start: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> Tensor:
+        return flow.ode(start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False).mean_cosine
+
+    runs: list[Callable[[], Tensor]] = [
+        lambda: followed(orthogonal, 1e-9, 1e-11),
+        lambda: steps.run(orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False).mean_cosine,
+        *(lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator)) for d in dimensions),
+    ]
+    continuous, stepped, *random = [run() for run in track(runs, "equal cosines", show=progress)]
     stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)
-    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped.mean_cosine, stack, tuple(dimensions), step)
+    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack, tuple(dimensions), step)

@@ -45,6 +45,12 @@ STARTS: dict[str, Callable[[tuple[int, ...], torch.Generator], Tensor]] = {
 }
 
 
+def check_start(name: str) -> None:
+    """Raise unless a start has this name."""
+    if name not in STARTS:
+        raise ArgumentError(f"start is {name!r}. Pass one of {', '.join(STARTS)}.")
+
+
 def start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw a start.
 
@@ -56,6 +62,5 @@ def start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tens
     Returns:
         ``(*shape)`` float64.
     """
-    if name not in STARTS:
-        raise ArgumentError(f"start is {name!r}. Pass one of {', '.join(STARTS)}.")
+    check_start(name)
     return STARTS[name](shape, generator)

@@ -17,8 +17,10 @@ from torch import Tensor
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.intervals import Interval, mean_interval
 from exptilt._support.progress import track
-from exptilt.dynamics.experiments.starts import start
+from exptilt.dynamics.experiments.arguments import check_several, check_whole
+from exptilt.dynamics.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
+from exptilt.dynamics.renormalizers import as_renormalizer
 from exptilt.dynamics.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -155,14 +157,23 @@ def equilibrium_sweep(
         >>> {s.renormalizer: s.final for s in found.select(renormalizer="whiten").settings}
         {'whiten': {3: 3}}
     """
+    name = "equilibrium_sweep"
+    check_several(name, counts=counts, dimensions=dimensions, betas=betas, starts=starts, renormalizers=renormalizers)
+    for count, dimension in itertools.product(counts, dimensions):
+        check_whole(name, 1, counts=count, dimensions=dimension, seeds=seeds, measure_every=measure_every)
+    check_whole(name, 0, steps=steps)
+    for law in starts:
+        check_start(law)
+    for kind in renormalizers:
+        as_renormalizer(kind)
     settings = []
     every = list(itertools.product(counts, dimensions, betas, starts, renormalizers))
-    for count, dimension, beta, name, kind in track(every, "sweep", show=progress):
+    for count, dimension, beta, law, kind in track(every, "sweep", show=progress):
         # The same draws for every β and renormaliser, so that these are compared on equal starts.
-        generator = torch.Generator().manual_seed(seed + 1_000_003 * starts.index(name) + 7919 * count + dimension)
-        points = start(name, (seeds, count, dimension), generator)
+        generator = torch.Generator().manual_seed(seed + 1_000_003 * starts.index(law) + 7919 * count + dimension)
+        points = start(law, (seeds, count, dimension), generator)
         path = Flow(kind, beta=beta).run(points, steps, keep="last", measure_every=measure_every, progress=False)
-        settings.append(_setting(count, dimension, beta, name, kind, path))
+        settings.append(_setting(count, dimension, beta, law, kind, path))
     return Sweep(tuple(settings))
 
 

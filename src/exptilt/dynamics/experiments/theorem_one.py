@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.dynamics.experiments.starts import start
+from exptilt.dynamics.experiments.arguments import check_several, check_whole
+from exptilt.dynamics.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import Whiten
@@ -109,6 +110,12 @@ def theorem_one(
         >>> found.row("laplace").gaussian_p[-1] < 1e-6  # never
         True
     """
+    check_several("theorem_one", starts=starts, renormalizers=renormalizers)
+    check_whole("theorem_one", 1, count=count)
+    check_whole("theorem_one", 0, steps=steps)
+    for law in starts:
+        if law != "fixed point":
+            check_start(law)
     generator = torch.Generator().manual_seed(seed)
     if covariance is None:
         dimension = 4 if mean is None else mean.shape[-1]

@@ -1,0 +1,42 @@
+"""What every part of the folder asks of clouds of points ``(..., N, D)``."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import is_concrete
+
+
+def check_points(name: str, points: Tensor) -> None:
+    """Points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries; else an error says which."""
+    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
+        got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
+        raise ArgumentError(f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}.")
+    check_finite(name, points)
+
+
+def check_finite(name: str, points: Tensor) -> None:
+    """Raise where a point holds NaN or infinity, with its index; within torch.func and torch.compile values cannot be looked at."""
+    if not is_concrete(points):
+        return
+    good = points.isfinite().all(-1)
+    if not bool(good.all()):
+        index = tuple((~good).nonzero()[0].tolist())
+        raise ArgumentError(f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points.")
+
+
+def cloud_scale(points: Tensor) -> Tensor:
+    """``(..., 1, 1)``, the power of two below the largest coordinate of each cloud, a constant to autograd.
+
+    Dividing by it is exact, and squares of what is left neither overflow nor all vanish.
+    """
+    top = points.detach().abs().amax((-2, -1), keepdim=True)
+    return torch.where(top > 0, top.log2().floor().exp2(), 1.0)
+
+
+def full_precision(points: Tensor) -> AbstractContextManager[object]:
+    """Autocast off: it would compute products of matrices in half precision, and hand back points of another dtype."""
+    kind = points.device.type
+    return torch.autocast(kind, enabled=False) if kind != "meta" and torch.is_autocast_enabled(kind) else nullcontext()
