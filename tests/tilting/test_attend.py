@@ -73,6 +73,12 @@ def test_keys_in_parts(problem, threads):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
+def test_a_batch_of_one_that_the_keys_do_not_have():
+    g = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 1, 3, 4, generator=g), torch.randn(1, 5, 4, generator=g)
+    torch.testing.assert_close(xt.attend(query, key, key).output[0], xt.attend(query[0], key, key).output)
+
+
 def test_the_first_of_equal_maxima_wins_across_parts(monkeypatch):
     """The maximum's derivative goes to one key: that of the lowest place, wherever parts begin."""
     monkeypatch.setattr("exptilt.tilting.cpu.launch._SPLIT_PRODUCTS", 0)

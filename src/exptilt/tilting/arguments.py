@@ -151,7 +151,9 @@ def prepare(
             raise _fail(name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype).")
 
     def flat(x: Tensor) -> Tensor:
-        return x.to(wide).expand(*lead, *x.shape[-3:]).reshape(N, *x.shape[-3:]) if len(lead) != 1 or x.shape[0] != N else x.to(wide)
+        if x.dim() == 4 and x.shape[:-3] == lead:
+            return x.to(wide)
+        return x.to(wide).expand(*lead, *x.shape[-3:]).reshape(N, *x.shape[-3:])
 
     def widened(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(wide)
