@@ -88,7 +88,7 @@ def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -
     if memory > 1:
         close(solution[0], torch.linalg.solve(torch.eye(n, dtype=F64) - matrices[0], right[0]), 1e-7)
         assert (missed <= 1e-10 * right.norm(dim=-1)).all()
-        assert len(calls) <= n + 1
+        assert len(calls) <= 30 + 1 + n + 1  # a space of 30, which is swift here, a whole one, and a look at the residual after each
         assert gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0] > 0.01
     else:  # restarts go on as long as they bring something
         assert missed[0] < 0.5 * right[0].norm()
