@@ -21,10 +21,13 @@ def _numbers(options: Options) -> tuple[float, bool, int | None, float | None]:
     return options.scale, options.causal, options.window, options.softcap
 
 
-@torch.compiler.assume_constant_result
 def _transformed() -> bool:
     """Whether a torch.func transform is being compiled: the compiler cannot see the rules' derivatives, so plain torch has to do."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+# As `torch.compiler.assume_constant_result` would mark it, which loads the compiler: asked while tracing, and not traced.
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def run(call: Call, *, key_mass: bool) -> Tilted:
