@@ -24,6 +24,11 @@ def is_concrete(*tensors: Tensor) -> bool:
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
 
 
+def common_shape(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, which takes longer than many of the sums it stands before; at once where there is nothing to do."""
+    return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
+
+
 def packed_size(dimension: int) -> int:
     """How many free entries a symmetric matrix of this dimension has."""
     return dimension * (dimension + 1) // 2
@@ -170,6 +175,11 @@ def indefiniteness(matrix: Tensor) -> Tensor:
     return torch.where(
         (info == 0) & matrix.isfinite().all(-1).all(-1), inside, -torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0].clamp_max(0)
     )
+
+
+def total(x: Tensor) -> Tensor:
+    """Sum over the last axis, which is often one entry long; torch would still go through all of them."""
+    return x.squeeze(-1) if x.shape[-1] == 1 else x.sum(-1)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

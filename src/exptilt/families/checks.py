@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.linalg import common_shape, is_concrete
 
 
 def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None:
@@ -30,7 +30,7 @@ def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None
             got = f"{first_name} {first.dtype} on {first.device}, {name} {tensor.dtype} on {tensor.device}"
             raise ArgumentError(f"{family}: fields must share dtype and device; got {got}.")
     try:
-        torch.broadcast_shapes(*(tensor.shape[: tensor.ndim - event] for tensor, event in fields.values()))
+        common_shape(*[tensor.shape[: tensor.ndim - event] for tensor, event in fields.values()])
     except RuntimeError:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in fields.items())
         raise ArgumentError(f"{family}: the batch axes of its fields do not broadcast together; got {shapes}.") from None

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.linalg import common_shape, is_concrete
 from exptilt.families.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
@@ -102,7 +102,7 @@ def _check_batches(p: Measure, q: Measure) -> None:
     if p.dtype != q.dtype:
         raise ArgumentError(f"kl: p is {p.dtype}, q is {q.dtype}. Convert one with .to(dtype).")
     try:
-        torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+        common_shape(p.batch_shape, q.batch_shape)
     except RuntimeError:
         got = f"{tuple(p.batch_shape)} and {tuple(q.batch_shape)}"
         raise ArgumentError(f"kl: the batch axes of p and q do not broadcast together; got {got}.") from None
@@ -121,7 +121,7 @@ def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
         (log_p, f), (log_q, g) = _common_parts(parts[0], parts[1])
         if type(f) is type(g):
             return kl_bounds(log_p, f, log_q, g)
-    zero = torch.zeros(torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype=p.dtype, device=p.device)
+    zero = torch.zeros(common_shape(p.batch_shape, q.batch_shape), dtype=p.dtype, device=p.device)
     return zero, zero + torch.inf
 
 
@@ -144,7 +144,7 @@ def _common_parts(first: Parts, second: Parts) -> tuple[Parts, Parts]:
 
 def _weighted(p: FromDensity, q: Measure) -> Estimate:
     """E_p by the nodes or draws that stand for p."""
-    batch = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    batch = common_shape(p.batch_shape, q.batch_shape)
     points = p.points.reshape(-1, *[1] * len(batch), p.dimension)
     weight = torch.softmax(p.log_weight, -1)
     ratio = (p.log_prob(points) - q.log_prob(points)).movedim(0, -1).expand(*batch, -1)
@@ -183,7 +183,7 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
 
 def _at_points(q: Measure, p: Empirical) -> Tensor:
     """Log q at the points of p, ``(..., N)``."""
-    ndim = len(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+    ndim = len(common_shape(p.batch_shape, q.batch_shape))
     points = p.points.reshape(*[1] * (ndim + 2 - p.points.ndim), *p.points.shape)
     return q.log_prob(points.movedim(-2, 0)).movedim(0, -1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
+from exptilt._support.linalg import common_shape, dot
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
 from exptilt.families.hull import nearest_in_hull
 from exptilt.families.measure import Measure, make
@@ -110,11 +110,11 @@ class Empirical(Measure):
         """
         batch = self.batch_shape
         if batch.numel() == 1:
-            shape = torch.broadcast_shapes(batch, eta.shape[:-1])
+            shape = common_shape(batch, eta.shape[:-1])
             query = eta.expand(*shape, self.dimension).reshape(1, shape.numel(), self.dimension)
             key, weight = self.points.reshape(1, *self.points.shape[-2:]), self.log_weight.reshape(1, -1)
             return query, key, weight, lambda rows: rows.reshape((*shape, *rows.shape[2:]))
-        shape = torch.broadcast_shapes(batch, eta.shape[:-1])
+        shape = common_shape(batch, eta.shape[:-1])
         front = shape[: len(shape) - len(batch)]
         if tuple(shape[len(front) :]) != tuple(batch):
             batch = shape[len(front) :]

@@ -33,7 +33,7 @@ from exptilt.tilting.cpu.elementary import STRICT, _bits_of_float64, _float64_fr
 
 Array = np.ndarray[Any, Any]
 _MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
-_UNIT = 1024  # entries that one thread takes at least
+_UNIT = 8192  # entries that one thread takes at least
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330)
 _STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1))
@@ -152,7 +152,7 @@ def _compile(kernel: Callable[..., None], count: int) -> None:
 
 def run(kernel: Callable[..., None], outputs: int, *inputs: Tensor) -> Tensor:
     """``kernel(*inputs, *outputs)`` entry by entry on all threads: ``(outputs, ...)`` in the dtype of the inputs, which broadcast."""
-    wide = torch.broadcast_tensors(*inputs)
+    wide = inputs if all(x.shape == inputs[0].shape for x in inputs) else torch.broadcast_tensors(*inputs)
     flat = [tensor.detach().double().reshape(-1).numpy() for tensor in wide]
     values = np.empty((outputs, flat[0].size))
     _compile(kernel, len(flat) + outputs)

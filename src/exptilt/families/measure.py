@@ -23,7 +23,7 @@ from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.linalg import common_shape, dot, is_concrete
 from exptilt._support.solution import Solution, Status
 from exptilt.families import duality
 from exptilt.families.checks import check_finite, check_values
@@ -181,7 +181,7 @@ class Measure(ABC):
     def batch_shape(self) -> torch.Size:
         """Shape of the leading axes, fields broadcast together."""
         shapes = [leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()]
-        return torch.broadcast_shapes(*shapes)
+        return common_shape(*shapes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -396,7 +396,7 @@ class Measure(ABC):
     def _spread(self, vector: Tensor, name: str) -> Tensor:
         """The checked vector, expanded so that every problem of the batch has its own."""
         vector = self._checked(vector, name)
-        return vector.expand(*torch.broadcast_shapes(self.batch_shape, vector.shape[:-1]), self.dimension)
+        return vector.expand(*common_shape(self.batch_shape, vector.shape[:-1]), self.dimension)
 
     def _within(self, eta: Tensor, name: str) -> Tensor:
         """As `_spread`, and inside the natural domain: an error outside, or NaN where values cannot be looked at."""

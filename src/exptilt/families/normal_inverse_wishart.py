@@ -16,6 +16,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
     check_covariance,
+    common_shape,
     dot,
     factorize,
     inverse_from_cholesky,
@@ -113,7 +114,7 @@ class NormalInverseWishart(ExponentialFamily):
 
     @staticmethod
     def _join(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
-        batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1], third.shape, fourth.shape)
+        batch = common_shape(first.shape[:-1], second.shape[:-1], third.shape, fourth.shape)
         parts = [first, second, third.unsqueeze(-1), fourth.unsqueeze(-1)]
         return torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], -1)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
+from exptilt._support.linalg import total
 from exptilt.families.checks import check_positive, check_tensors, check_values
 from exptilt.families.deviance import deviance, deviance_of
 from exptilt.families.draws import poisson
@@ -105,7 +106,7 @@ class Poisson(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d λ log(λ/λ') − λ + λ'."""
-        return deviance_of(self.rate, other.rate).sum(-1)
+        return total(deviance_of(self.rate, other.rate))
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return (self.rate * torch.expm1(eta)).sum(-1)

@@ -16,6 +16,7 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import (
     check_covariance,
+    common_shape,
     factorize,
     indefiniteness,
     inverse_from_cholesky,
@@ -137,7 +138,7 @@ class Wishart(ExponentialFamily):
 
     @staticmethod
     def _join(matrix: Tensor, scalar: Tensor) -> Tensor:
-        batch = torch.broadcast_shapes(matrix.shape[:-1], scalar.shape)
+        batch = common_shape(matrix.shape[:-1], scalar.shape)
         return torch.cat([matrix.expand(*batch, matrix.shape[-1]), scalar.expand(batch).unsqueeze(-1)], -1)
 
     @classmethod
