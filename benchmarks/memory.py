@@ -154,7 +154,8 @@ def main(argv: list[str] | None = None) -> Path:
             for count in counts:
                 name = f"{what}, batch {batch}, N = {count}"
                 print(f"\n{name}", flush=True)
-                times = harness.compare(make(count, batch), "plain torch", rounds=3 if count * batch > 10**8 else rounds, label=name)
+                turns = 3 if count * batch > 10**8 else 4 * rounds if count * batch <= 2**20 else rounds
+                times = harness.compare(make(count, batch), "plain torch", rounds=turns, label=name)
                 harness.print_times(times)
                 results[name] = times
                 goals.append(Goal(f"{name}, over plain torch", times["exptilt"].ratio, 1.0))
