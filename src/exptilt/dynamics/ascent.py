@@ -60,7 +60,6 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
     else:
         key = patterns
     key = key.unsqueeze(-3)
-    key = key[(None,) * (points.ndim + 1 - key.ndim)]  # patterns without batch axes serve every cloud
     call = prepare(
         "Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, bias=None,
         mask=None if mask is None else mask.unsqueeze(-3), causal=causal, window=None, softcap=None, sink=None, backend=None, check=False,

@@ -43,7 +43,7 @@ _STYLE = {
 
 
 @contextmanager
-def _figure(width: float, height: float) -> "Iterator[Figure]":
+def new_figure(width: float, height: float) -> "Iterator[Figure]":
     """A figure in the house's style."""
     try:
         import matplotlib
@@ -56,7 +56,8 @@ def _figure(width: float, height: float) -> "Iterator[Figure]":
         yield Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def _label(axes: Any, title: str, x: str, y: str = "") -> None:
+def caption(axes: Any, title: str, x: str, y: str = "") -> None:
+    """Title and names of the axes."""
     axes.set(title=title, xlabel=x, ylabel=y)
 
 
@@ -96,12 +97,12 @@ def _filled(path: "Trajectory") -> Tensor:
 def trajectory(path: "Trajectory") -> "Figure":
     """Six panels against time."""
     t, g = path.time, path.gaussianity
-    with _figure(10.5, 5.6) as figure:
+    with new_figure(10.5, 5.6) as figure:
         panels: Any = figure.subplots(2, 3, sharex=True)
         a, b, c, d, e, f = panels.flat
         _lines(a, t, path.log_normalizer, COLOURS[0], "mean G")
         _logarithmic(a, path.log_normalizer)
-        _label(a, "Log-normalizer, mean over points", "")
+        caption(a, "Log-normalizer, mean over points", "")
         for name, colour in (("largest", COLOURS[1]), ("mean", COLOURS[0]), ("smallest", COLOURS[2])):
             _lines(b, t, getattr(path.norms, name), colour, name)
         b.ticklabel_format(useOffset=False)
@@ -109,7 +110,7 @@ def trajectory(path: "Trajectory") -> "Figure":
         if high - low < 0.02 * high:  # constant but for rounding
             b.set_ylim(0, 1.5 * high)
         _logarithmic(b, path.norms.smallest, path.norms.largest)
-        _label(b, "Lengths of the points", "")
+        caption(b, "Lengths of the points", "")
         spectrum = _filled(path)
         if bool(spectrum.isnan().all()):
             _say(c, "one point: no spread")
@@ -121,7 +122,7 @@ def trajectory(path: "Trajectory") -> "Figure":
             top, least = float(spectrum.nan_to_num(0.0).max()), float(spectrum.nan_to_num(torch.inf).min())
             c.set_yscale("log")
             c.set_ylim(min(least / 2, top / 20), 2 * top)
-        _label(c, "Spectrum of the covariance", "")
+        caption(c, "Spectrum of the covariance", "")
         if bool(g.kurtosis.isnan().all()):
             _say(d, "nothing to test: one point, or too few")
         else:
@@ -129,26 +130,26 @@ def trajectory(path: "Trajectory") -> "Figure":
             _lines(d, t, g.sliced / 0.385 - 1, COLOURS[1], "sliced A² over Gaussian − 1")
             d.axhline(0, color="0.4", linewidth=0.8)
             d.set_yscale("symlog", linthresh=1)
-        _label(d, "Gaussianity: 0 is Gaussian", "time")
+        caption(d, "Gaussianity: 0 is Gaussian", "time")
         _lines(e, t, path.clusters.count.double(), COLOURS[0], "count")
         _lines(e, t, path.clusters.effective, COLOURS[1], "effective")
-        _whole_log(e)
+        whole_log(e)
         e.set_ylim(0.8, max(2.5, 1.3 * float(path.clusters.count.max())))
-        _label(e, "Clusters", "time")
+        caption(e, "Clusters", "time")
         if bool(path.growth.expansion.isnan().all()):
             _say(f, "continuous: no steps" if path.continuous else "no steps")
         else:
             _lines(f, t, path.growth.expansion, COLOURS[1], "ascent")
             _lines(f, t, path.growth.contraction, COLOURS[0], "renormaliser")
             f.axhline(1, color="0.4", linewidth=0.8)
-        _label(f, "Growth of lengths in a step", "time")
+        caption(f, "Growth of lengths in a step", "time")
         for axes in (b, d, e, f):
             if axes.get_legend_handles_labels()[0]:
                 axes.legend()
     return figure
 
 
-def _whole_log(axes: Any) -> None:
+def whole_log(axes: Any) -> None:
     """A logarithmic axis of counts, labelled 1, 2, 5, 10, 20, ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -162,7 +163,7 @@ def film(states: Tensor, titles: list[str], *, interval: int) -> "FuncAnimation"
     """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with a title each."""
     solid = states.shape[-1] == 3
     points = states.detach().cpu().double().numpy()
-    with _figure(5.0, 5.0) as figure:
+    with new_figure(5.0, 5.0) as figure:
         from matplotlib.animation import FuncAnimation
 
         axes: Any = figure.add_subplot(projection="3d" if solid else None)
@@ -193,7 +194,7 @@ def theorem_one(found: "TheoremOne") -> "Figure":
     names = list(dict.fromkeys(row.start for row in found.rows))
     kinds = list(dict.fromkeys(row.renormalizer for row in found.rows))
     marks = ("o", "s", "^", "D", "v")
-    with _figure(2.8 * len(kinds) + 0.6, 5.0) as figure:
+    with new_figure(2.8 * len(kinds) + 0.6, 5.0) as figure:
         panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
         for row in found.rows:
             column, place = kinds.index(row.renormalizer), names.index(row.start)
@@ -206,7 +207,7 @@ def theorem_one(found: "TheoremOne") -> "Figure":
             panels[0, column].set_yscale("log")
             panels[1, column].set_yscale("log")
             panels[1, column].axhline(0.05, color="0.4", linewidth=0.8)
-            _label(panels[0, column], kind, "")
+            caption(panels[0, column], kind, "")
             panels[1, column].set_xlabel("step")
         panels[0, 0].set_ylabel("covariance: relative\ndistance from Σ⁻¹")
         panels[1, 0].set_ylabel("Gaussian? p-value\n(at least 10⁻²⁰ drawn; line: 0.05)")
@@ -223,7 +224,7 @@ def sweep(found: "Sweep") -> "Figure":
     varied = [name for name in ("start", "count", "dimension", "beta") if len({getattr(s, name) for s in found.settings}) > 1] or ["start"]
     words = {"start": "{}", "count": "N={}", "dimension": "D={}", "beta": "β={:g}"}
     labels = list(dict.fromkeys(_words(s, varied, words) for s in found.settings))
-    with _figure(2.6 * len(kinds) + 1.6, 5.2) as figure:
+    with new_figure(2.6 * len(kinds) + 1.6, 5.2) as figure:
         panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
         short: set[int] = set()
         for setting in found.settings:
@@ -235,7 +236,7 @@ def sweep(found: "Sweep") -> "Figure":
             if bool(setting.sliced.isnan().any()):
                 short.add(column)
         for column, kind in enumerate(kinds):
-            _whole_log(panels[0, column])
+            whole_log(panels[0, column])
             panels[0, column].set_ylim(bottom=0.8)
             panels[1, column].set_yscale("log")
             panels[1, column].set_ylim(bottom=0.2)
@@ -243,7 +244,7 @@ def sweep(found: "Sweep") -> "Figure":
             # Most happens early: 0 and the first steps get room.
             panels[1, column].set_xscale("symlog", linthresh=10)
             panels[1, column].set_xlim(left=0)
-            _label(panels[0, column], kind, "")
+            caption(panels[0, column], kind, "")
             panels[1, column].set_xlabel("step")
         for column in short:
             reason = "a line ends where\na cloud is one point"
@@ -270,17 +271,17 @@ def _words(setting: Any, varied: list[str], words: dict[str, str]) -> str:
 
 def divergence(found: "DivergenceRate") -> "Figure":
     """Lengths against step, and measured against predicted slope."""
-    with _figure(9.0, 3.3) as figure:
+    with new_figure(9.0, 3.3) as figure:
         left, middle, right = figure.subplots(1, 3)
         some = found.lengths[:, :: max(1, found.lengths.shape[1] // 40)]
         left.plot(some, color=COLOURS[0], linewidth=0.8, alpha=0.6)
-        _label(left, "Patterns held still: ‖η‖", "step")
+        caption(left, "Patterns held still: ‖η‖", "step")
         middle.scatter(found.theory, found.slope, s=14, color=COLOURS[0], alpha=0.6, linewidths=0)
         ends = [float(found.theory.min()), float(found.theory.max())]
         middle.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
-        _label(middle, "Growth of ‖η‖ in a step", "theory: step·‖x‖", "measured")
+        caption(middle, "Growth of ‖η‖ in a step", "theory: step·‖x‖", "measured")
         right.semilogy(found.moving, color=COLOURS[1])
-        _label(right, "Patterns moving along: rms length", "step")
+        caption(right, "Patterns moving along: rms length", "step")
         right.text(
             0.05, 0.9, f"last factor {found.moving_factor:.4f}\ntheory {found.moving_theory:g}", transform=right.transAxes, va="top"
         )  # fmt: skip
@@ -289,7 +290,7 @@ def divergence(found: "DivergenceRate") -> "Figure":
 
 def equal_cosine(found: "EqualCosine") -> "Figure":
     """Mean cosine against time."""
-    with _figure(5.4, 3.6) as figure:
+    with new_figure(5.4, 3.6) as figure:
         axes = figure.subplots()
         axes.plot(found.time, found.theory, color="0.2", linewidth=3.5, alpha=0.35, label="theory")
         axes.plot(found.time, found.continuous, color=COLOURS[0], label="orthogonal points, continuous")
@@ -298,26 +299,26 @@ def equal_cosine(found: "EqualCosine") -> "Figure":
             axes.plot(
                 found.time, found.random[place], color=COLOURS[(2 + place) % 6], linestyle="--", label=f"random points, D={dimension}"
             )
-        _label(axes, "Mean cosine", "time")
+        caption(axes, "Mean cosine", "time")
         axes.legend()
     return figure
 
 
 def circle(found: "MetastableCounts") -> "Figure":
     """Growth rates beside theory, counts over seeds, and where the points of the first seed are."""
-    with _figure(10.0, 3.3) as figure:
+    with new_figure(10.0, 3.3) as figure:
         left, middle = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
         left.plot(found.wave, found.rate_theory, color="0.3", linewidth=1.0, label=r"$k^2 I_k(\beta) / (\beta I_0(\beta))$")
         left.plot(found.wave, found.rate, "o", color=COLOURS[0], markersize=5, label="measured")
         left.legend()
-        _label(left, f"Growth of a ripple, β = {found.beta:g}", "wave number k")
+        caption(left, f"Growth of a ripple, β = {found.beta:g}", "wave number k")
         counts = range(1, int(found.counts.max()) + 2)
         middle.bar(list(counts), [found.tally.get(count, 0) for count in counts], color=COLOURS[0], width=0.6)
         middle.axvline(found.predicted, color=COLOURS[1], linewidth=1.2, linestyle="--", label=f"predicted: {found.predicted}")
         middle.set_xticks(list(counts))
         middle.locator_params(axis="y", integer=True)
         middle.legend()
-        _label(middle, f"Clusters at time {found.time:g}", "count", "seeds")
+        caption(middle, f"Clusters at time {found.time:g}", "count", "seeds")
         right: Any = figure.add_subplot(1, 3, 3)
         angles = found.angles[0]
         right.add_patch(_ring())

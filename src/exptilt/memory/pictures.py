@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exptilt.dynamics.pictures import COLOURS, _figure, _label, _whole_log
+from exptilt.dynamics.pictures import COLOURS, caption, new_figure, whole_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def capacity(found: "Capacity") -> "Figure":
     order = d.argsort()
     d, mean, interval = d[order], found.mean[order], found.interval[order]
     bounds = [found.bounds[i] for i in order.tolist()]
-    with _figure(5.6, 3.8) as figure:
+    with new_figure(5.6, 3.8) as figure:
         axes: Any = figure.subplots()
         for seed in found.count[order].unbind(-1):
             axes.plot(d, seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
@@ -46,9 +46,9 @@ def capacity(found: "Capacity") -> "Figure":
         stopped = found.limited[order].any(-1)
         if bool(stopped.any()):
             axes.plot(d[stopped], mean[stopped] * 1.3, "^", color=COLOURS[0], markersize=6, label="the search ended here: more")
-        _whole_log(axes)
+        whole_log(axes)
         axes.set_xticks(d.tolist() if len(d) <= 12 else d[:: len(d) // 8].tolist())
-        _label(axes, "Random patterns that are all recalled", "dimension d", "patterns")
+        caption(axes, "Random patterns that are all recalled", "dimension d", "patterns")
         axes.legend(loc="upper left")
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
@@ -61,7 +61,7 @@ def cliff(found: "Cliff") -> "Figure":
     order = loads.argsort()
     loads = loads[order]
     name, at, words = _RULES[found.rule]
-    with _figure(5.6, 3.4) as figure:
+    with new_figure(5.6, 3.4) as figure:
         axes: Any = figure.subplots()
         for seed in found.fraction[order].unbind(-1):
             axes.plot(loads, seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
@@ -70,6 +70,6 @@ def cliff(found: "Cliff") -> "Figure":
         axes.plot(loads, found.overlap.mean(-1)[order], color=COLOURS[2], linewidth=1.2, linestyle=":", marker="^", label="mean overlap")
         axes.axvline(at, color=COLOURS[1], linewidth=1.2, linestyle="--", label=words)
         axes.set_ylim(-0.03, 1.03)
-        _label(axes, f"Recall of random patterns, {name}, {found.units} units", "load P/N", "share")
+        caption(axes, f"Recall of random patterns, {name}, {found.units} units", "load P/N", "share")
         axes.legend(loc="lower left", frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
     return figure

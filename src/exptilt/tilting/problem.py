@@ -37,16 +37,6 @@ class Tensors(NamedTuple):
     log_weight: Tensor | None = None
     mask: Tensor | None = None
 
-    def keys(self, start: int, stop: int) -> "Tensors":
-        """The same problem with keys start..stop only."""
-        K = self.key.shape[2]
-
-        def part(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.shape[-1] != K else x[..., start:stop]
-
-        key, value = self.key[:, :, start:stop], self.value[:, :, start:stop]
-        return Tensors(self.query, key, value, part(self.bias), part(self.log_weight), part(self.mask))
-
 
 @dataclass(frozen=True)
 class Needs:
