@@ -13,6 +13,10 @@ class ArgumentError(ExptiltError, ValueError):
     """An argument has the wrong shape, dtype, device, range or content."""
 
 
+class KeywordError(ExptiltError, TypeError):
+    """A keyword that another library has for this; the message says what it is called here."""
+
+
 class BackendError(ExptiltError, RuntimeError):
     """A backend that was asked for by name cannot do what was asked, or is not installed."""
 

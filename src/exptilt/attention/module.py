@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.attention.attend import attend
-from exptilt.tilting.merge import Tilted
-from exptilt.tilting.problem import Options, Tensors
-from exptilt.tilting.reference import scores
+from exptilt.tilting import Tilted, attend
+from exptilt.tilting.backends.reference import scores
+from exptilt.tilting.problem import Inputs
+from exptilt.tilting.score_rule import ScoreRule
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -125,5 +125,6 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @staticmethod
     def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, G: Tensor) -> Tensor:
-        s = scores(Tensors(q, k, k[..., :0], bias, None, mask), Options(q.shape[-1] ** -0.5))
+        axes = [x if x is None or x.dim() == 4 else x[None, None] for x in (bias, mask)]
+        s = scores(Inputs(q, k, k[..., :0], axes[0], mask=axes[1]), ScoreRule(q.shape[-1] ** -0.5))
         return torch.exp(s - torch.where(torch.isneginf(G), 0.0, G)[..., None]).to(q.dtype)

@@ -18,7 +18,7 @@ from exptilt.dynamics.points import full_precision
 from exptilt.families import Empirical
 from exptilt.families.measure import Measure
 from exptilt.tilting.arguments import prepare
-from exptilt.tilting.tilt import run
+from exptilt.tilting.attend import run
 
 
 class Slope(NamedTuple):
@@ -60,10 +60,8 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
     else:
         key = patterns
     key = key.unsqueeze(-3)
-    call = prepare(
-        "Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, bias=None,
-        mask=None if mask is None else mask.unsqueeze(-3), causal=causal, window=None, softcap=None, sink=None, backend=None, check=False,
-    )  # fmt: skip
+    seen = None if mask is None else mask.unsqueeze(-3)
+    call = prepare("Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, mask=seen, causal=causal, check=False)
     with full_precision(points):
-        tilted = run(call, key_mass=False)
+        tilted = run(call)
     return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

@@ -26,7 +26,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.linalg import check_covariance, is_concrete
 from exptilt.dynamics.points import check_points, cloud_scale, full_precision
-from exptilt.tilting.rules import derivatives_wanted
+from exptilt._support.transforms import derivatives_wanted
 
 Renormalizer = Callable[[Tensor], Tensor]
 

@@ -13,7 +13,7 @@ from numba import njit
 from torch import Tensor
 
 from exptilt.families.log_gamma import Array, both_remainders, log_of_ratio, remainder, remainders, run, suits
-from exptilt.tilting.cpu.elementary import STRICT
+from exptilt._support.elementary import STRICT
 
 _NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it the difference loses four bits
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))

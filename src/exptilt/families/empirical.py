@@ -22,7 +22,7 @@ from exptilt.families.measure import Measure, make
 from exptilt.families.one_tilt import suits, tilt_once
 from exptilt.tilting import Tilted, fisher_vector_product
 from exptilt.tilting.arguments import prepare
-from exptilt.tilting.tilt import run
+from exptilt.tilting.attend import run
 
 _BLOCK = 1 << 18  # entries of a temporary in the covariance: 2 MiB of float64, which a cache holds
 
@@ -190,8 +190,4 @@ class Empirical(Measure):
 
 def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> Tilted:
     """One sweep of `tilting` over points that the constructor has checked."""
-    call = prepare(
-        "Empirical", query, key, value, scale=1.0, log_weight=log_weight, bias=None, mask=None, causal=False,
-        window=None, softcap=None, sink=None, backend=None, check=False,
-    )  # fmt: skip
-    return run(call, key_mass=False)
+    return run(prepare("Empirical", query, key, value, scale=1.0, log_weight=log_weight, check=False))

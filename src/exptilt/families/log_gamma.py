@@ -29,7 +29,7 @@ from torch import Tensor
 from exptilt._support.announce import announce_if_slow
 from exptilt._support.linalg import is_concrete
 from exptilt._support.threads import run_chunks
-from exptilt.tilting.cpu.elementary import STRICT, _bits_of_float64, _float64_from_bits
+from exptilt._support.elementary import STRICT, bits_of_float64, float64_from_bits
 
 Array = np.ndarray[Any, Any]
 _MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
@@ -48,9 +48,9 @@ _LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 @njit(fastmath=STRICT, error_model="numpy")
 def _log(x: float) -> float:
     """Log x of a positive normal number, within one unit in the last place: the method and coefficients of fdlibm's e_log.c."""
-    bits = _bits_of_float64(x) + (_ONE - _ROOT_HALF)  # type: ignore[call-arg]
-    n = _float64_from_bits(((bits & _EXPONENT) >> 52) | _TWO_52) - (2.0**52 + 1023.0)
-    f = _float64_from_bits((bits & _FRACTION) + _ROOT_HALF) - 1.0
+    bits = bits_of_float64(x) + (_ONE - _ROOT_HALF)  # type: ignore[call-arg]
+    n = float64_from_bits(((bits & _EXPONENT) >> 52) | _TWO_52) - (2.0**52 + 1023.0)
+    f = float64_from_bits((bits & _FRACTION) + _ROOT_HALF) - 1.0
     s = f / (2.0 + f)
     z = s * s
     w = z * z
@@ -63,10 +63,10 @@ def _log(x: float) -> float:
 @njit(fastmath=STRICT, error_model="numpy")
 def log_of_ratio(x: float, y: float) -> float:
     """Log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large or too small."""
-    one: int = _bits_of_float64(x)  # type: ignore[call-arg]
-    two: int = _bits_of_float64(y)
-    n = _float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - _float64_from_bits(((two & _EXPONENT) >> 52) | _TWO_52)
-    quotient = _float64_from_bits((one & _FRACTION) | _ONE) / _float64_from_bits((two & _FRACTION) | _ONE)
+    one: int = bits_of_float64(x)  # type: ignore[call-arg]
+    two: int = bits_of_float64(y)
+    n = float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - float64_from_bits(((two & _EXPONENT) >> 52) | _TWO_52)
+    quotient = float64_from_bits((one & _FRACTION) | _ONE) / float64_from_bits((two & _FRACTION) | _ONE)
     return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
 
 

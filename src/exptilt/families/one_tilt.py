@@ -18,8 +18,7 @@ from torch import Tensor
 from exptilt._support.announce import announce_if_slow
 from exptilt._support.linalg import is_concrete
 from exptilt._support.threads import run_chunks
-from exptilt.tilting.cpu.elementary import exp_of_negative
-from exptilt.tilting.cpu.rows import FAST
+from exptilt._support.elementary import FAST, exp_of_negative
 
 Array = np.ndarray[Any, Any]
 _MANY = 1 << 16  # numbers in the points from which the kernel is used

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.tilting.problem import Options, visibility
+from exptilt.tilting.score_rule import ScoreRule
 
 # A block holds at most this many scores: 16 MB in float32, and a handful of them are alive at once.
 BLOCK = 1 << 22
@@ -98,13 +98,11 @@ class Scores:
         heads, Q, _ = self.query.shape
         K = self.key.shape[1]
         step = rows or max(1, min(Q, BLOCK // max(1, heads * K)))
-        options = Options(self.scale, self.causal, self.window, self.softcap)
-        pattern = visibility(options, Q, 0, K, K, self.query.device)  # one byte a pair; blocks of scores are the larger part
+        rule = ScoreRule(self.scale, self.causal, self.window, self.softcap)
+        pattern = rule.visible(Q, K, 0, K, self.query.device)  # one byte a pair; blocks of scores are the larger part
         for start in range(0, Q, step):
             here = slice(start, min(start + step, Q))
-            score = self.scale * (self.query[:, here] @ self.key.mT)
-            if self.softcap is not None:
-                score = self.softcap * torch.tanh(score / self.softcap)
+            score = rule.soften(self.scale * (self.query[:, here] @ self.key.mT)).scores
             seen = None if pattern is None else pattern[here]
             weight = score.new_zeros(1, score.shape[1], K) if seen is None else torch.where(seen, 0.0, -torch.inf).to(score.dtype)[None]
             if self.log_weight is not None:

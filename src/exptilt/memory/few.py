@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exptilt._support.solution import Solution, Status
 from exptilt.memory.separation import Softmax
-from exptilt.tilting.rules import derivatives_wanted
+from exptilt._support.transforms import derivatives_wanted
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
@@ -54,7 +54,7 @@ def _arguments(memory: "Hopfield") -> tuple[np.ndarray, np.ndarray, Any]:
 
 def step(memory: "Hopfield", state: Tensor) -> Tensor | None:
     """One step, or None where a score is not finite."""
-    from exptilt.tilting.cpu.forward import few
+    from exptilt.memory.few_kernel import few
 
     patterns, weight, beta = _arguments(memory)
     query = np.ascontiguousarray(state.detach().numpy()).reshape(-1, patterns.shape[1])

@@ -3,12 +3,55 @@
 import numpy as np
 from numba import njit
 
-from exptilt.tilting.cpu.forward import few
+from exptilt._support.elementary import FAST, exp_of_negative
+from exptilt._support.kernels import kernel
 
 CONVERGED, MAX_STEPS, NOT_FINITE = 0, 1, 2
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(fastmath=FAST, error_model="numpy")
+def few(query, key, value, log_weight, scale, output, statistics):  # type: ignore[no-untyped-def]
+    """Attention of a few queries (Q, D) on keys (K, D) and values (K, Dv), on this thread.
+
+    log_weight (K,) or empty. Writes output (Q, Dv) and the log-normalizer to statistics[0].
+    """
+    (Q, D), (K, Dv) = query.shape, value.shape
+    s = np.empty(K, query.dtype)
+    part = np.empty(Dv, query.dtype)
+    for i in range(Q):
+        q = query[i]
+        top = scale * 0 - np.inf
+        for j in range(K):
+            k = key[j]
+            t = scale * 0
+            for d in range(D):
+                t += q[d] * k[d]
+            s[j] = scale * t + (log_weight[j] if log_weight.size > 0 else scale * 0)
+            top = s[j] if s[j] > top else top
+        z = 0.0
+        out = output[i]
+        out[:] = 0
+        for start in range(0, K, 256):  # sums in parts, which keeps them exact
+            stop = min(K, start + 256)
+            total = scale * 0
+            w = s[start:stop]
+            for j in range(w.size):
+                w[j] = exp_of_negative(w[j] - top)
+                total += w[j]
+            z += total
+            part[:] = 0
+            for j in range(w.size):
+                v = value[start + j]
+                for d in range(Dv):
+                    part[d] += w[j] * v[d]
+            for d in range(Dv):
+                out[d] += part[d]
+        for d in range(Dv):
+            out[d] /= z
+        statistics[0, i] = top + np.log(z)
+
+
+@kernel("the kernel of retrieval")
 def settle(patterns, offset, beta, reach, most, value, residual, ended):  # type: ignore[no-untyped-def]
     """Steps from value (S, D), in place, each state until ‖step(ξ) − ξ‖ <= reach, a step is not finite, or `most` of them.
 

@@ -1,6 +1,6 @@
 """The primitive: the log-normalizer G of the keys' measure, its gradient, its Hessian, streamed over the keys."""
 
-from exptilt.tilting.merge import Tilted, merge
-from exptilt.tilting.tilt import fisher_vector_product, log_normalizer
+from exptilt.tilting.attend import attend, fisher_vector_product, log_normalizer
+from exptilt.tilting.tilted import Tilted, merge
 
-__all__ = ["Tilted", "fisher_vector_product", "log_normalizer", "merge"]
+__all__ = ["Tilted", "attend", "fisher_vector_product", "log_normalizer", "merge"]

@@ -1,37 +1,56 @@
 """Arguments of attend and its kin: checked, with messages that say what to pass, and brought to the canonical form of ``problem.py``."""
 
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
-from exptilt.tilting.operators import BACKENDS, default_backend
-from exptilt.tilting.problem import Options
+from exptilt._support.errors import ArgumentError, KeywordError
+from exptilt.tilting.backends.dispatch import BACKENDS, default_backend
+from exptilt.tilting.derivatives.rules import Settings
+from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.score_rule import ScoreRule
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _LAYOUT = "query is (..., heads, length, dim), key and value are (..., key heads, length, dim)"
+_SDPA_NAMES = {
+    "is_causal": "Write causal=True. For as many queries as keys it is the same; else causal aligns the ends of the two sequences "
+    "(query i sees key j where j <= i + K − Q, as decoding needs), where is_causal aligns their beginnings (j <= i): "
+    "for that, write mask=torch.ones(Q, K, dtype=torch.bool).tril().",
+    "attn_mask": "A boolean mask, True where a query may see a key, goes to mask=; numbers that are added to the scores go to bias=.",
+    "dropout_p": "There is no dropout here: drop entries of the value, or of the output.",
+    "enable_gqa": "Leave it out: key heads that divide the query heads are shared without being asked for.",
+}
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A checked call: canonical inputs (query, key, value, bias, log_weight, sink, mask), options, and how to shape the results."""
+    """A checked call: canonical inputs, settings, the dtype of the output, and whether autocast must be kept out of what follows."""
 
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-    options: Options
-    backend: str
-    check: bool
-    lead: tuple[int, ...]
+    inputs: Inputs
+    settings: Settings
     dtype: torch.dtype
+    autocast: bool
 
-    def flat(self, x: Tensor) -> Tensor:
-        """(..., heads, length, dim) → (N, heads, length, dim), in the dtype sums are taken in."""
-        return x.to(self.inputs[0].dtype).expand(*self.lead, *x.shape[-3:]).reshape(math.prod(self.lead), *x.shape[-3:])
 
-    def restore(self, x: Tensor) -> Tensor:
-        """(N, ...) → (*lead, ...)."""
-        return x if len(self.lead) == 1 else x.unflatten(0, self.lead) if self.lead else x.squeeze(0)
+def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Say what to write instead of keywords of `scaled_dot_product_attention` that are called otherwise here."""
+
+    @wraps(function)
+    def explained(*arguments: Any, **keywords: Any) -> Result:
+        for name in keywords:
+            if name in _SDPA_NAMES:
+                raise KeywordError(f"{function.__name__}: there is no {name}=. {_SDPA_NAMES[name]}")
+        return function(*arguments, **keywords)
+
+    return explained
 
 
 def _fail(name: str, text: str) -> ArgumentError:
@@ -73,10 +92,8 @@ def _check_main(name: str, query: Tensor, key: Tensor, value: Tensor | None, val
         if value.shape[-3] != Hkv:
             raise _fail(name, f"key has {Hkv} heads, {value_name} has {value.shape[-3]}. Pass one {value_name} head for each key head.")
         if value.shape[-2] != key.shape[-2]:
-            raise _fail(
-                name, f"key has {key.shape[-2]} positions, {value_name} has {value.shape[-2]}. "
-                "Both are (..., heads, length, dim); pass the same sequence to both.",
-            )  # fmt: skip
+            text = f"key has {key.shape[-2]} positions, {value_name} has {value.shape[-2]}. "
+            raise _fail(name, text + "Both are (..., heads, length, dim); pass the same sequence to both.")
 
 
 def _check_numbers(name: str, scale: float | None, window: int | None, softcap: float | None, backend: str | None) -> None:
@@ -94,95 +111,116 @@ def _check_numbers(name: str, scale: float | None, window: int | None, softcap: 
         raise _fail(name, f"backend is {backend!r}. Pass one of {', '.join(BACKENDS)}, or None to choose by device and dtype.")
 
 
-def _broadcast_pairs(name: str, label: str, x: Tensor | None, lead: tuple[int, ...], Hq: int, Q: int, K: int) -> Tensor | None:
-    """A bias or mask as (N or 1, Hq or 1, Q or 1, K or 1)."""
+def _pairs(name: str, label: str, x: Tensor | None, lead: tuple[int, ...], Hq: int, Q: int, K: int) -> Tensor | None:
+    """A bias or mask with all batch axes, those of size 1 as they are."""
     if x is None:
         return None
     full = (*lead, Hq, Q, K)
-    fits = x.dim() <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
-    if not fits:
-        raise _fail(
-            name,
-            f"{label} has shape {tuple(x.shape)}, which does not broadcast to (..., heads, queries, keys) = {full}. Add axes of size 1.",
-        )
-    x = x.reshape((1,) * (len(full) - x.dim()) + tuple(x.shape))
-    if all(a == 1 for a in x.shape[:-3]):
-        return x.reshape(1, *x.shape[-3:])
-    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
+    if x.dim() > len(full) or any(a not in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False)):
+        shape = f"(..., heads, queries, keys) = {full}"
+        raise _fail(name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to {shape}. Add axes of size 1.")
+    return x if x.dim() == len(full) else x[(None,) * (len(full) - x.dim())]
 
 
-def _broadcast_to(name: str, label: str, x: Tensor | None, shape: tuple[int, ...], layout: str, N: int) -> Tensor | None:
-    """log_weight or sink expanded to (*lead, ...) and flattened to (N, ...)."""
-    if x is None:
-        return None
+def _expanded(name: str, label: str, x: Tensor | None, shape: tuple[int, ...], layout: str) -> Tensor | None:
+    """log_weight or sink, with all axes."""
+    if x is None or x.shape == shape:
+        return x
     try:
-        x = x.expand(shape)
+        return x.expand(shape)
     except RuntimeError:
         raise _fail(name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to {layout} = {shape}.") from None
-    return x.reshape(N, *shape[-(2 if label == "log_weight" else 1) :])
+
+
+def _lead(name: str, query: Tensor, key: Tensor, value: Tensor, value_name: str) -> tuple[int, ...]:
+    """The batch axes of a call."""
+    leads = [x.shape[:-3] for x in (query, key, value)]
+    if leads[0] == leads[1] == leads[2]:
+        return tuple(leads[0])
+    try:
+        return tuple(torch.broadcast_shapes(*leads))
+    except RuntimeError:
+        shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)))
+        raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
+
+
+def _as_autocast_does(dtype: torch.dtype, x: Any) -> Any:
+    """What autocast makes of an argument of `scaled_dot_product_attention`: floating point other than float64 gets its dtype."""
+    eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if eligible else x
 
 
 def prepare(
-    name: str, query: Tensor, key: Tensor, value: Tensor | None, *, scale: float | None, log_weight: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, causal: bool, window: int | None, softcap: float | None, sink: Tensor | None, backend: str | None,
-    check: bool | None, value_name: str = "value",
-) -> Call:  # fmt: skip
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    *,
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    backend: str | None = None,
+    check: bool | None = None,
+    value_name: str = "value",
+    autocast: bool = False,
+) -> Call:
     """Check a call of `name` and bring it to canonical form.
 
-    Half precision is widened to float32 here, so all sums are taken in float32.
+    Args:
+        name: for messages; the other arguments are those of `attend`.
+        value_name: what the caller calls the value.
+        autocast: whether query, key and value are cast under `torch.autocast`, as torch casts those of its own attention.
     """
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
+    casting = torch.is_autocast_enabled(device)
+    if casting and autocast:
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = (_as_autocast_does(dtype, x) for x in (query, key, value))
     tensors = {"query": query, "key": key, value_name: value, "bias": bias, "mask": mask, "log_weight": log_weight, "sink": sink}
     _check_tensors(name, tensors)
     _check_main(name, query, key, value, value_name)
     _check_numbers(name, scale, window, softcap, backend)
-    leads = [tuple(x.shape[:-3]) for x in (query, key, value) if x is not None]
-    try:
-        lead = leads[0] if all(x == leads[0] for x in leads) else tuple(torch.broadcast_shapes(*leads))
-    except RuntimeError:
-        shapes = ", ".join(
-            f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)) if x is not None
-        )
-        raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
     dtype = query.dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    N, (Hq, Q), (Hkv, K) = math.prod(lead), query.shape[-3:-1], key.shape[-3:-1]
+    wide = wide_dtype(dtype)
     for label, x in (("bias", bias), ("log_weight", log_weight), ("sink", sink)):
-        if x is not None and x.dtype not in (dtype, wide):
+        if x is not None and x.dtype not in (dtype, wide) and not casting:
             raise _fail(name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype).")
+    if value is None:
+        value = key[..., :0]
+    lead = _lead(name, query, key, value, value_name)
+    (Hq, Q), (Hkv, K) = query.shape[-3:-1], key.shape[-3:-1]
 
-    def flat(x: Tensor) -> Tensor:
-        if x.dim() == 4 and x.shape[:-3] == lead:
-            return x.to(wide)
-        return x.to(wide).expand(*lead, *x.shape[-3:]).reshape(N, *x.shape[-3:])
+    def padded(x: Tensor) -> Tensor:
+        return x if x.dim() == len(lead) + 3 else x[(None,) * (len(lead) + 3 - x.dim())]
 
     def widened(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(wide)
+        return x if x is None or x.dtype == wide else x.to(wide)
 
-    key_flat = flat(key)
-    value_flat = key_flat[..., :0] if value is None else flat(value)
-    chosen = backend or default_backend(query.device, wide)
-    if chosen == "cpu" and query.device.type != "cpu":
+    inputs = Inputs(
+        query if query.shape[:-3] == lead else query.expand(*lead, *query.shape[-3:]),
+        padded(key),
+        padded(value),
+        _pairs(name, "bias", widened(bias), lead, Hq, Q, K),
+        _expanded(name, "log_weight", widened(log_weight), (*lead, Hkv, K), "(..., key heads, keys)"),
+        _expanded(name, "sink", widened(sink), (*lead, Hq), "(..., heads)"),
+        _pairs(name, "mask", mask, lead, Hq, Q, K),
+    )
+    chosen = backend or default_backend(query.device, dtype)
+    if chosen == "cpu" and device != "cpu":
         raise _fail(name, f"backend is 'cpu', but query is on {query.device}. Pass backend='tiled' (any device) or None.")
-    if chosen == "gpu" and query.device.type == "cpu" and not _triton_interprets():
-        raise _fail(name, "backend is 'gpu', but query is on the CPU. Move the tensors to a GPU, or pass backend=None.")
-    inputs = (
-        flat(query), key_flat, value_flat,
-        _broadcast_pairs(name, "bias", widened(bias), lead, Hq, Q, K),
-        _broadcast_to(name, "log_weight", widened(log_weight), (*lead, Hkv, K), "(..., key heads, keys)", N),
-        _broadcast_to(name, "sink", widened(sink), (*lead, Hq), "(..., heads)", N),
-        _broadcast_pairs(name, "mask", mask, lead, Hq, Q, K),
-    )  # fmt: skip
-    options = Options(
+    if chosen == "gpu":
+        if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise _fail(name, "backend is 'gpu', but query is on the CPU. Move the tensors to a GPU, or pass backend=None.")
+        inputs = inputs._replace(query=inputs.query.to(wide), key=inputs.key.to(wide), value=inputs.value.to(wide))
+    rule = ScoreRule(
         1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         bool(causal),
-        window,
+        None if window is None or window >= max(Q, K) else window,  # nothing is farther than that
         None if softcap is None else float(softcap),
     )
-    on_cpu = query.device.type == "cpu"
-    return Call(inputs, options, chosen, on_cpu if check is None else bool(check), lead, dtype)
-
-
-def _triton_interprets() -> bool:
-    import os
-
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return Call(inputs, Settings(rule, chosen, device == "cpu" if check is None else bool(check)), dtype, casting)

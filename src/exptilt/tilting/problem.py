@@ -1,13 +1,10 @@
 r"""A tilting problem in its canonical form.
 
-Scores, the same for every backend:
-
-    s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
-
-`Tensors` holds what the scores are made of, with one batch axis N in front: query (N, Hq, Q, D), key (N, Hkv, K, D),
-value (N, Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (N or 1, Hq or 1, Q or 1, K or 1) or None, log_weight
-(N, Hkv or Hq, K) or None. Query head h reads key head h // (Hq/Hkv). `Options` holds the numbers. A sink is not part of the scores:
-it is one more outcome, joined in afterwards (``rules.py``).
+`Inputs` holds the tensors, all with the same number of batch axes in front, each of them of full size or 1 (the query's are of full size;
+``expand`` makes that so, nothing is copied): query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is
+wanted), bias and mask (..., Hq or 1, Q or 1, K or 1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h
+reads key head h // (Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums are
+taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``.
 """
 
 from dataclasses import dataclass
@@ -17,47 +14,56 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is not a tensor: the scale, who sees whom, the softcap."""
-
-    scale: float
-    causal: bool = False
-    window: int | None = None
-    softcap: float | None = None
-
-
-class Tensors(NamedTuple):
-    """What scores are made of; shapes in the module's docstring."""
+class Inputs(NamedTuple):
+    """What is given; shapes in the module's docstring."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     bias: Tensor | None = None
     log_weight: Tensor | None = None
+    sink: Tensor | None = None
     mask: Tensor | None = None
+
+
+class Dots(NamedTuple):
+    """Tangents of the differentiable inputs, or gradients by them; None where there is none."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    bias: Tensor | None = None
+    log_weight: Tensor | None = None
+    sink: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Which derivatives a backward sweep is asked for."""
+    """What a backward sweep is asked for: gradients, and sums of the derivative by the scores over rows and columns."""
 
     query: bool = True
     key: bool = True
     value: bool = True
-    log_weight: bool = True
+    columns: bool = True
+    rows: bool = True
     bias: bool = True
 
+    @property
+    def only_mass(self) -> bool:
+        """Whether column sums are all."""
+        return self.columns and not (self.query or self.key or self.value or self.rows or self.bias)
+
     def flags(self) -> list[bool]:
-        """The five, in order."""
-        return [self.query, self.key, self.value, self.log_weight, self.bias]
+        """The six, in order."""
+        return [self.query, self.key, self.value, self.columns, self.rows, self.bias]
 
 
 class Gradients(NamedTuple):
-    """What a backward sweep yields; of size 0 where not asked for.
+    """What a backward sweep yields; of shape (0,) where not asked for.
 
-    query (N, Hq, Q, D), key (N, Hkv, K, D), value (N, Hkv, K, Dv), column_sum (N, Hq, K) and row_sum (N, Hq, Q) of the derivative by
-    the scores, and that derivative itself summed to bias's shape where bias has both a query and a key axis.
+    query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv), column_sum (..., Hq, K) and row_sum (..., Hq, Q) of the derivative
+    by the scores, and that derivative itself summed to bias's shape where bias has both a query and a key axis. All batch axes are of full
+    size, but for bias.
     """
 
     query: Tensor
@@ -68,32 +74,37 @@ class Gradients(NamedTuple):
     bias: Tensor
 
 
-def has_full_bias(t: Tensors) -> bool:
+class Lines(NamedTuple):
+    """What the forward sweep finds of each query, each (..., Hq, Q).
+
+    The largest score is the shift, weight is Σ e^{s − shift}, and gap is the mean score less the shift: log-normalizer, entropy and mean
+    are sums of these, which round. Derivatives use the parts.
+    """
+
+    log_normalizer: Tensor
+    entropy: Tensor
+    mean: Tensor
+    variance: Tensor
+    maximum: Tensor
+    weight: Tensor
+    gap: Tensor
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are taken in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def has_full_bias(t: Inputs) -> bool:
     """Whether the bias differs both by query and by key; otherwise its gradient is a row or column sum."""
-    return t.bias is not None and t.bias.shape[2] > 1 and t.bias.shape[3] > 1
+    return t.bias is not None and t.bias.shape[-2] > 1 and t.bias.shape[-1] > 1
 
 
-def per_query_head(x: Tensor, heads: int) -> Tensor:
-    """(N, Hkv, ...) → (N, heads, ...): each key head repeated for the query heads that read it."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+def per_query_head(x: Tensor, heads: int, axis: int) -> Tensor:
+    """Each key head, along that axis, repeated for the query heads that read it."""
+    return x if x.shape[axis] == heads else x.repeat_interleave(heads // x.shape[axis], dim=axis)
 
 
-def per_key_head(x: Tensor, heads: int) -> Tensor:
-    """(N, Hq, ...) → (N, heads, ...): summed over the query heads that read a key head."""
-    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
-
-
-def visibility(options: Options, length_q: int, start: int, stop: int, length_k: int, device: torch.device) -> Tensor | None:
-    """(Q, stop − start) booleans, which of the keys start..stop each query may see; None if all of them."""
-    if not options.causal and options.window is None:
-        return None
-    own = torch.arange(length_q, device=device)[:, None] + (length_k - length_q)
-    j = torch.arange(start, stop, device=device)[None, :]
-    seen = torch.ones(length_q, stop - start, dtype=torch.bool, device=device)
-    if options.causal:
-        seen = seen & (j <= own)
-    if options.window is not None:
-        seen = seen & (own - j < options.window)
-        if not options.causal:
-            seen = seen & (j - own < options.window)
-    return seen
+def per_key_head(x: Tensor, heads: int, axis: int) -> Tensor:
+    """Summed over the query heads, along that axis (negative), that read a key head."""
+    return x if x.shape[axis] == heads else x.unflatten(axis, (heads, -1)).sum(axis)

@@ -10,12 +10,14 @@ Every term of V and H is non-negative: nothing cancels. The operation is associa
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import in_transform, is_plain
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,26 @@ class Tilted:
     score_variance: Tensor
     score_max: Tensor
     key_mass: Tensor | None = None
+
+    def __repr__(self) -> str:
+        lines = [_described(f.name, getattr(self, f.name)) for f in fields(self)]
+        return "Tilted(\n" + "\n".join(line for line in lines if line) + "\n)"
+
+
+def _described(name: str, x: Any) -> str:
+    """One line about a field: shape, dtype, and the range of what is finite in it."""
+    if x is None:
+        return ""
+    if not isinstance(x, Tensor):
+        return f"    {name}: {x!r}"
+    text = f"    {name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+    if not is_plain(x) or x.device.type == "meta" or in_transform() or not x.is_floating_point():
+        return text
+    finite = x.detach()[torch.isfinite(x.detach())]
+    if finite.numel():
+        text += f", {finite.min().item():.4g} to {finite.max().item():.4g}"
+    odd = x.numel() - finite.numel()
+    return text + (f", {odd} not finite" if odd else "")
 
 
 def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:

@@ -5,7 +5,7 @@ A program owns a tile of queries of one (batch, head) and walks over the tiles o
     m  the largest score so far                        z  Σ e^{s_j − m}
     c  the mean score under the weights, less m        M  Σ e^{s_j − m} (s_j − m − c)²       o  Σ e^{s_j − m} v_j
 
-and joins the same five numbers of each new tile, rebased to the larger m, by the parallel formula, as in ``cpu/forward.py``:
+and joins the same five numbers of each new tile, rebased to the larger m, by the parallel formula, as in ``numba/forward.py``:
 
     z = z₁ + z₂,   c = c₁ + (c₂ − c₁) z₂/z,   M = M₁ + M₂ + (c₂ − c₁)² z₁ z₂/z.
 
@@ -13,7 +13,7 @@ Nothing is copied: query heads find the key head they share by index, a broadcas
 taken in full float32 (``ieee``; Triton's default on recent GPUs is TF32, three digits). A long query or key vector is taken in pieces of
 ``_WIDEST`` columns; a long value vector is divided among programs, each of which finds the weights for itself: neither has a limit.
 
-Only the forward sweep is here; ``operators.py`` sends the derivatives of a call with ``backend="gpu"`` to ``tiled``, and says so.
+Only the forward sweep is here; ``dispatch.py`` sends the derivatives of a call with ``backend="gpu"`` to ``tiled``, and says so.
 
 What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n reference; and that the
 kernel compiles to machine code for compute capabilities 8.0 and 9.0, within their shared memory. What is not: it has
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import MissingExtraError
-from exptilt.tilting.problem import Options, Tensors
+from exptilt.tilting.problem import Inputs, Lines
+from exptilt.tilting.score_rule import ScoreRule
 
 try:
     import triton
@@ -142,7 +143,7 @@ def _forward(  # type: ignore[no-untyped-def]
         shift = tl.where(m == float("-inf"), 0.0, m)
         s = s - shift[:, None]
         e = tl.exp(s)
-        s = tl.maximum(s, -1e15)  # FAR of cpu/rows.py: weight 0 times its square is 0
+        s = tl.maximum(s, -1e15)  # FAR of numba/workspace.py: weight 0 times its square is 0
         z = tl.sum(e, 1)
         c1 = tl.sum(e * s, 1) / tl.where(z > 0, z, 1.0)
         gone = s - c1[:, None]
@@ -175,6 +176,8 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.store(statistics + 2 * size + at, tl.where(alive, top + mean, 0.0), mask=real)
         tl.store(statistics + 3 * size + at, square / z, mask=real)
         tl.store(statistics + 4 * size + at, top, mask=real)
+        tl.store(statistics + 5 * size + at, weight, mask=real)
+        tl.store(statistics + 6 * size + at, mean, mask=real)
         tl.store(best + at, found.to(tl.int64), mask=real)
 
 
@@ -195,7 +198,7 @@ def _steps(x: Tensor | None, axes: int) -> tuple[int, ...]:
     return (0,) * axes if x is None else tuple(0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
 
 
-def launch(t: Tensors, options: Options, output: Tensor, statistics: Tensor, best: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
+def launch(t: Inputs, rule: ScoreRule, output: Tensor, statistics: Tensor, best: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
     """The grid and the arguments of the kernel, by name."""
     (N, heads, Q, D), (key_heads, K), Dv = t.query.shape, t.key.shape[1:3], t.value.shape[3]
     tile_q, tile_k, tile_d, tile_v = _tiles(Q, D, Dv, t.query.dtype)
@@ -208,21 +211,30 @@ def launch(t: Tensors, options: Options, output: Tensor, statistics: Tensor, bes
         "bias_steps": _steps(t.bias, 4), "weight_steps": _steps(t.log_weight, 3), "mask_steps": _steps(mask, 4),
         "heads": heads, "group": heads // key_heads, "weight_group": 1 if t.log_weight is None else heads // t.log_weight.shape[1],
         "Q": Q, "K": K, "D": D, "Dv": Dv,
-        "window": 0 if options.window is None else min(options.window, Q + K),  # more than Q + K hides nothing either
-        "scale": options.scale, "cap": options.softcap or 0.0,
-        "CAUSAL": options.causal, "WINDOW": options.window is not None, "CAP": options.softcap is not None, "WHOLE": tile_d >= D,
+        "window": 0 if rule.window is None else min(rule.window, Q + K),  # more than Q + K hides nothing either
+        "scale": rule.scale, "cap": rule.softcap or 0.0,
+        "CAUSAL": rule.causal, "WINDOW": rule.window is not None, "CAP": rule.softcap is not None, "WHOLE": tile_d >= D,
         "TILE_Q": tile_q, "TILE_K": tile_k, "TILE_D": tile_d, "TILE_V": tile_v,
     }  # fmt: skip
     return (N * heads * triton.cdiv(Q, tile_q), max(1, triton.cdiv(Dv, tile_v))), arguments
 
 
-def forward(t: Tensors, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output (N, Hq, Q, Dv); statistics (5, N, Hq, Q): G, entropy, mean, variance, maximum; where the maximum is (N, Hq, Q)."""
-    rows = t.query.shape[:3]
-    output, statistics = t.query.new_empty((*rows, t.value.shape[3])), t.query.new_empty((5, *rows))
+def _one_batch_axis(x: Tensor | None, lead: torch.Size) -> Tensor | None:
+    """A tensor with all its batch axes as one, which stays of size 1 if all of them are."""
+    if x is None or len(lead) == 1:
+        return x
+    mine = x.shape[: len(lead)]
+    return x.reshape(1, *x.shape[len(lead) :]) if mine.numel() == 1 else x.expand(*lead, *x.shape[len(lead) :]).flatten(0, len(lead) - 1)
+
+
+def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is (..., Hq, Q)."""
+    rows, lead = t.query.shape[:-1], t.query.shape[:-3]
+    t = Inputs(*(_one_batch_axis(x, lead) if lead else None if x is None else x.unsqueeze(0) for x in t))  # type: ignore[arg-type]
+    output, lines = t.query.new_empty((*rows, t.value.shape[-1])), t.query.new_empty((len(Lines._fields), *rows))
     best = t.query.new_empty(rows, dtype=torch.int64)
     if best.numel():
-        grid, arguments = launch(t, options, output, statistics, best)
+        grid, arguments = launch(t, rule, output, lines, best)
         with torch.cuda.device_of(t.query):  # Triton launches on the current GPU; nothing changes for tensors on the CPU
             _forward[grid](**arguments, **_COMPILED)
-    return output, statistics, best
+    return output, lines, best

@@ -1,6 +1,6 @@
-r"""exp and tanh that LLVM turns into vector code.
+r"""exp that LLVM turns into vector code, for kernels written as plain loops.
 
-Both work on one number; called in a loop they become eight float32 or four float64 lanes at a time, with no maths library behind them.
+It works on one number; called in a loop it becomes eight float32 or four float64 lanes at a time, with no maths library behind them.
 
 exp(x) for x <= 0, by range reduction and a polynomial:
 
@@ -10,11 +10,6 @@ where log 2 is split into a part with few bits (n times it is exact) and the res
 exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far
 under the maximum weighs nothing, and a masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in
 float32, 2 in float64.
-
-tanh(x), needed by the softcap c·tanh(z/c):
-
-    |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): keeps the relative precision of small x
-    otherwise:    (1 − e)/(1 + e), e = e^{−2|x|}, with the sign of x
 
 These functions keep strict arithmetic except for fused multiply-add: reassociation would merge the two parts of log 2.
 """
@@ -27,6 +22,8 @@ from numba import float32, float64, int32, int64, njit
 from numba.extending import intrinsic, overload
 
 STRICT = {"contract"}
+# Sums may be reordered (so that they vectorise) and products fused; infinities and NaN keep their meaning.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 @intrinsic
@@ -50,7 +47,7 @@ def _bits_of_float32(typing_context, number):
 
 
 @intrinsic
-def _float64_from_bits(typing_context, bits):
+def float64_from_bits(typing_context, bits):
     """Read 64 bits as a double."""
 
     def generate(context, builder, signature, arguments):
@@ -60,7 +57,7 @@ def _float64_from_bits(typing_context, bits):
 
 
 @intrinsic
-def _bits_of_float64(typing_context, number):
+def bits_of_float64(typing_context, number):
     """Read a double as 64 bits."""
 
     def generate(context, builder, signature, arguments):
@@ -120,36 +117,7 @@ def _exp64(x):
     p = p * r + _E64[10]
     p = p * r + _E64[11]
     p = p * (r * r) + r + 1.0
-    return p * _float64_from_bits((_bits_of_float64(t) + 1023) << 52)
-
-
-@njit(fastmath=STRICT, error_model="numpy")
-def _tanh32(x):
-    a = abs(x)
-    z = x * x
-    p = _F(-5.70498872745e-3)
-    p = p * z + _F(2.06390887954e-2)
-    p = p * z + _F(-5.37397155531e-2)
-    p = p * z + _F(1.33314422036e-1)
-    p = p * z + _F(-3.33332819422e-1)
-    small = p * z * x + x
-    e = _exp32(_F(-2) * a)
-    large = (_F(1) - e) / (_F(1) + e)
-    large = large if x > 0 else -large
-    return small if a < _F(0.625) else large
-
-
-@njit(fastmath=STRICT, error_model="numpy")
-def _tanh64(x):
-    a = abs(x)
-    z = x * x
-    p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
-    q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
-    small = x + x * z * (p / q)
-    e = _exp64(-2.0 * a)
-    large = (1.0 - e) / (1.0 + e)
-    large = large if x > 0 else -large
-    return small if a < 0.625 else large
+    return p * float64_from_bits((bits_of_float64(t) + 1023) << 52)
 
 
 def exp_of_negative(x):
@@ -157,16 +125,7 @@ def exp_of_negative(x):
     raise TypeError("exp_of_negative is compiled: call it inside a numba function")
 
 
-def hyperbolic_tangent(x):
-    """Tanh x."""
-    raise TypeError("hyperbolic_tangent is compiled: call it inside a numba function")
-
-
 @overload(exp_of_negative, inline="always")
 def _choose_exp(x):
     return (lambda x: _exp32(x)) if x == float32 else (lambda x: _exp64(x))
 
-
-@overload(hyperbolic_tangent, inline="always")
-def _choose_tanh(x):
-    return (lambda x: _tanh32(x)) if x == float32 else (lambda x: _tanh64(x))

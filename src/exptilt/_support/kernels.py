@@ -1,0 +1,295 @@
+"""Compiled kernels: how they are compiled, kept, announced, and run on threads.
+
+**Kept.** `kernel` and `region` compile with numba and keep the result on disk: beside the source, else in the user's cache, else in a
+temporary folder, which is said (``NUMBA_CACHE_DIR`` comes first where it is set). An entry is good as long as the source of the kernel's
+module and of every module of this package that it imports, directly or not, is what it was; the processor and the `variant` that a kernel
+is compiled for are part of its key.
+
+**Announced.** A line on standard error says that something is compiled, when it is, and not when it is only loaded.
+
+**Run.** A `region` is a C function of one pointer. `run_region` calls it on as many threads as torch is set to use: those of torch's own
+OpenMP team, where torch runs on GNU OpenMP, because after each of its operations they keep spinning for some milliseconds, and any other
+thread would have to share a core with them. The threads share out the work through a counter in memory; Python is not called. Elsewhere,
+and in a forked child, where OpenMP's team is gone and a new one would hang, a thread pool calls the same function. `run_chunks` does the
+same for work that is a Python function.
+"""
+
+import ast
+import ctypes
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from numba import njit
+from numba.core import sigutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.ccallback import CFunc
+
+from exptilt._support.process import FIRST_PROCESS
+
+_PACKAGE = __name__.split(".")[0]
+
+
+# ---- where compiled code is kept
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Modules of this package that a module's source imports."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name for name in names if name.split(".")[0] == _PACKAGE)
+
+
+@cache
+def _source(module: str) -> str | None:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # a name inside a module, not a module
+        return None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+@cache
+def source_stamp(module: str) -> str:
+    """A digest of the module's source and of that of all modules of this package which it imports, directly or not."""
+    seen: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        source = None if name in seen else _source(name)
+        if source is not None:
+            seen[name] = source
+            waiting.extend(_imported(source))
+    digest = hashlib.sha256()
+    for name in sorted(seen):
+        digest.update(f"{name}\0{seen[name]}\0".encode())
+    return digest.hexdigest()
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _home_cache() -> Path | None:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE / "kernels"
+    except RuntimeError:  # no home
+        return None
+
+
+@cache
+def _folder(beside: Path) -> Path:
+    """Where kernels of a source folder are kept."""
+    asked = os.environ.get("NUMBA_CACHE_DIR")
+    for folder in (Path(asked) / _PACKAGE if asked else None, beside / "__pycache__", _home_cache()):
+        if folder is not None and _writable(folder):
+            return folder
+    return _temporary()
+
+
+@cache
+def _temporary() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PACKAGE}-kernels-"))
+    _say(
+        f"compiled kernels go to {folder}, because neither the package's folder nor a home can be written; "
+        "set NUMBA_CACHE_DIR to keep them elsewhere"
+    )
+    return folder
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    def __init__(self, function: Any, file: str):
+        self._py_file, self._function = file, function
+
+    def get_cache_path(self) -> str:
+        return str(_folder(Path(self._py_file).parent))
+
+    def get_source_stamp(self) -> str:
+        return source_stamp(self._function.__module__)
+
+    def get_disambiguator(self) -> str:
+        return str(getattr(self._function, "variant", ""))
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> "_Locator":
+        return cls(function, file)
+
+
+class _Stored(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]  # noqa: RUF012: numba's name and kind
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache, kept where and as long as this module says; a miss is announced."""
+
+    _impl_class = _Stored
+
+    def __init__(self, function: Any, title: str):
+        super().__init__(function)
+        self._title = title
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        found = super().load_overload(signature, context)
+        if found is None:
+            _say(f"compiling {self._title} (once; the result is kept on disk) ...")
+        return found
+
+
+_say_lock = threading.Lock()
+
+
+def _say(text: str) -> None:
+    with _say_lock:
+        print(f"{_PACKAGE}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function as a kernel that Python calls, at its first call for each kind of arguments.
+
+    Args:
+        title: what is being compiled, for the announcement: "the kernel of small inverses".
+        flags: of `numba.njit`; the interpreter lock is released and division by zero gives what IEEE 754 says.
+    """
+
+    def make(function: Callable[..., Any]) -> Any:
+        made = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
+        made._cache = _Cache(made.py_func, title)
+        return made
+
+    return make
+
+
+def region(title: str, signature: Any, variant: str = "") -> Callable[[Callable[..., Any]], int]:
+    """Compile a function of one pointer now, and return its address, for `run_region`.
+
+    Args:
+        title: what is being compiled, for the announcement.
+        signature: numba's signature.
+        variant: part of the key under which the result is kept, besides the source and the processor.
+    """
+
+    def make(function: Callable[..., Any]) -> int:
+        function.variant = variant  # type: ignore[attr-defined]
+        options = {"nopython": True, "error_model": "numpy"}
+        made = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+        made._cache = _Cache(function, title)
+        made.compile()
+        return int(made.address)
+
+    return make
+
+
+# ---- threads
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _team() -> Any:
+    """GNU OpenMP's entry into a parallel region, of the very library that torch has loaded; None where there is none."""
+    folder = Path(torch.__file__).parent
+    for path in (*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")):
+        try:
+            function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+        return function
+    return None
+
+
+def team() -> Any:
+    """The entry into torch's OpenMP team; None where there is none, or in a forked child, where it would hang."""
+    return _team() if os.getpid() == FIRST_PROCESS else None
+
+
+def _pool(helpers: int) -> ThreadPoolExecutor:
+    """A pool that belongs to this process alone."""
+    key = os.getpid(), helpers
+    return _pools.get(key) or _pools.setdefault(key, ThreadPoolExecutor(helpers, thread_name_prefix=_PACKAGE))
+
+
+@cache
+def _callable(address: int) -> Any:
+    return _Region(address)
+
+
+def run_region(address: int, argument: int, threads: int) -> None:
+    """Call the C function at `address` with the pointer `argument`, on so many threads at once; returns when all have."""
+    if threads <= 1:
+        _callable(address)(argument)
+        return
+    enter = team()
+    if enter is not None:
+        enter(address, argument, threads, 0)
+        return
+    futures = [_pool(threads - 1).submit(_callable(address), argument) for _ in range(threads - 1)]
+    _callable(address)(argument)
+    for future in futures:
+        future.result()
+
+
+def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | None = None) -> None:
+    """Call ``work(start, stop)`` over 0..total in chunks, on several threads.
+
+    Args:
+        work: does the items start..stop; must release the interpreter lock to gain anything.
+        total: number of items.
+        threads: how many; ``torch.get_num_threads()`` if None.
+    """
+    threads = min(torch.get_num_threads() if threads is None else threads, total)
+    if threads <= 1:
+        if total > 0:
+            work(0, total)
+        return
+    lock = threading.Lock()
+    done = 0
+    errors: list[BaseException] = []
+
+    def take() -> tuple[int, int]:
+        """The next chunk: a share of what is left, so that chunks are few and the last ones small."""
+        nonlocal done
+        with lock:
+            start = done
+            done = min(total, start + max(1, (total - start) // (2 * threads)))
+            return start, done
+
+    def labour(_: Any = None) -> None:
+        try:
+            start, stop = take()
+            while start < stop:
+                work(start, stop)
+                start, stop = take()
+        except BaseException as error:  # an exception cannot pass through the library: it is raised below
+            errors.append(error)
+
+    enter = team()
+    if enter is not None:
+        callback = _Region(labour)
+        enter(ctypes.cast(callback, ctypes.c_void_p), None, threads, 0)
+    else:
+        futures = [_pool(threads - 1).submit(labour) for _ in range(threads - 1)]
+        labour()
+        for future in futures:
+            future.result()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,280 @@
+r"""The primitive: tilt the measure that the keys carry by each query.
+
+    p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},     G(q) = log Σ_j h_j e^{<q,k_j> scale},     h_j = e^{log_weight_j}.
+
+`attend` returns the mean of the values under p with the statistics of the scores; `log_normalizer` is G alone; `fisher_vector_product` is
+G's Hessian times a vector: the covariance of the keys under p.
+"""
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import derivatives_wanted, transform_compiled
+from exptilt.tilting.arguments import Call, explain_keywords, prepare
+from exptilt.tilting.backends import reference
+from exptilt.tilting.derivatives import compiled, identities, key_mass as masses
+from exptilt.tilting.derivatives.rules import Attend, forward
+from exptilt.tilting.problem import Inputs
+from exptilt.tilting.tilted import Tilted
+
+
+def run(call: Call, *, key_mass: bool = False) -> Tilted:
+    """Carry out a checked call."""
+    if call.autocast:  # inputs have been cast as they should be; what follows chooses its own precision
+        with torch.autocast(call.inputs.query.device.type, enabled=False):
+            return _run(call, key_mass)
+    return _run(call, key_mass)
+
+
+def _run(call: Call, key_mass: bool) -> Tilted:
+    t, settings = call.inputs, call.settings
+    compiling = torch.compiler.is_compiling()
+    mass: Tensor | None = None
+    if settings.backend == "reference" or (compiling and transform_compiled()):  # the compiler cannot see derivatives inside transforms
+        output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
+        return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass if key_mass else None)
+    if compiling or derivatives_wanted(t):
+        if compiling:
+            found = compiled.attend(*t, *settings.rule.numbers, settings.backend, settings.check)
+        else:
+            found = Attend.apply(*t, settings)
+        output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
+    else:
+        output, lines, sink_shift, _ = forward(t, settings)
+        G, entropy, mean, variance, maximum, weight, gap = lines
+        shift = identities.shift_of(lines) if sink_shift is None and key_mass else sink_shift
+    if key_mass:
+        own = masses.with_own_weights(t)
+        known = shift, weight, gap, variance.detach()
+        if compiling:
+            mass = compiled.key_mass(
+                *own[:2], own.bias, own.log_weight, own.sink, own.mask, *known, *settings.rule.numbers, settings.backend
+            )
+        else:
+            mass = masses.key_mass(own, *known, settings)
+    return Tilted(output if output.dtype == call.dtype else output.to(call.dtype), G, entropy, mean, variance, maximum, mass)
+
+
+@explain_keywords
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    key_mass: bool = False,
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tilted:
+    r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
+
+        s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     p_ij = e^{s_ij − G_i},     output_i = Σ_j p_ij v_j
+
+    Differentiable in query, key, value, bias, log_weight and sink through every statistic: backwards, forwards and twice, in O(n) memory.
+
+    Args:
+        query: ``(..., Hq, Q, D)``; float64, float32, bfloat16 or float16 (the last two are summed in float32, and statistics are float32).
+        key: ``(..., Hkv, K, D)``; Hkv divides Hq, and query head h reads key head h // (Hq/Hkv).
+        value: ``(..., Hkv, K, Dv)``.
+        scale: factor of <q,k>; 1/sqrt(D) if None.
+        log_weight: ``(..., Hkv, K)``, the log of each key's own weight h.
+        bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores, −inf hides a key.
+        mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.
+        causal: query i sees key j where j <= i + K − Q: the two sequences end together.
+        window: w keeps keys with i' − j < w, i' = i + K − Q; without causal also j − i' < w.
+        softcap: c > 0, for scores c·tanh(s/c).
+        sink: ``(..., Hq)``, the score of one more outcome per head with value 0; −inf for none.
+            It counts in G, entropy, mean and variance, not in score_max.
+        key_mass: also return the attention each key receives (a second sweep).
+        backend: ``reference``, ``tiled``, ``cpu`` or ``gpu``; None chooses by device and dtype.
+        check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes on the CPU, no elsewhere.
+
+    Returns:
+        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None. A query that sees nothing
+        has output 0, log_normalizer −inf, score_max −inf, and 0 for the rest.
+
+    Example:
+        >>> q, k = torch.zeros(1, 2, 4), torch.randn(1, 8, 4)
+        >>> attend(q, k, k).entropy.exp()  # effective number of keys
+        tensor([[8., 8.]])
+    """
+    call = prepare(
+        "attend",
+        query,
+        key,
+        value,
+        scale=scale,
+        log_weight=log_weight,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        sink=sink,
+        backend=backend,
+        check=check,
+        autocast=True,
+    )
+    return run(call, key_mass=key_mass)
+
+
+@explain_keywords
+def log_normalizer(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""The log-normalizer G of the measure of the keys tilted by each query, in one sweep over the keys.
+
+        G(q) = log Σ_j e^{s_j}
+
+    Differentiable in every tensor, twice, forwards and backwards: its gradient in the query is the mean of the (scaled) keys,
+    its Hessian their covariance.
+
+    Args:
+        query: ``(..., Hq, Q, D)``.
+        key: ``(..., Hkv, K, D)``; Hkv divides Hq.
+        scale: factor of <q,k>; 1/sqrt(D) if None.
+        log_weight: ``(..., Hkv, K)``, log h of each key.
+        bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores.
+        mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.
+        causal: query i sees key j where j <= i + K − Q.
+        window: see `attend`.
+        softcap: c, for scores c·tanh(s/c).
+        sink: ``(..., Hq)``, the score of one more outcome.
+        backend: see `attend`.
+        check: see `attend`.
+
+    Returns:
+        ``(..., Hq, Q)``; −inf for a query that sees nothing.
+
+    Example:
+        >>> log_normalizer(torch.zeros(1, 1, 2), torch.randn(1, 8, 2)).exp().round()
+        tensor([[8.]])
+    """
+    call = prepare(
+        "log_normalizer",
+        query,
+        key,
+        None,
+        scale=scale,
+        log_weight=log_weight,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        sink=sink,
+        backend=backend,
+        check=check,
+        autocast=True,
+    )
+    return run(call).log_normalizer
+
+
+@explain_keywords
+def fisher_vector_product(
+    query: Tensor,
+    key: Tensor,
+    vector: Tensor,
+    *,
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""G's Hessian in the query times a vector, without the Hessian: the forward derivative of G's gradient.
+
+        ∇²G(q) v = scale² Cov_p(k) v
+
+    (a sink counts as a key of 0; with a softcap the Hessian has the term of its curvature as well). Differentiable.
+
+    Args:
+        query: ``(..., Hq, Q, D)``.
+        key: ``(..., Hkv, K, D)``.
+        vector: ``(..., Hq, Q, D)``, one for each query.
+        scale: as in `log_normalizer`, like all that follow.
+        log_weight: ``(..., Hkv, K)``.
+        bias: broadcasts to ``(..., Hq, Q, K)``.
+        mask: broadcasts to ``(..., Hq, Q, K)``.
+        causal: see `attend`.
+        window: see `attend`.
+        softcap: see `attend`.
+        sink: ``(..., Hq)``.
+        backend: see `attend`.
+        check: see `attend`.
+
+    Returns:
+        ``(..., Hq, Q, D)``.
+
+    Example:
+        >>> q, k = torch.zeros(1, 1, 2), torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+        >>> fisher_vector_product(q, k, torch.ones(1, 1, 2), scale=1.0)
+        tensor([[[1., 0.]]])
+    """
+    call = prepare(
+        "fisher_vector_product",
+        query,
+        key,
+        None,
+        scale=scale,
+        log_weight=log_weight,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        sink=sink,
+        backend=backend,
+        check=check,
+        autocast=True,
+    )
+    if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
+        got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
+        raise ArgumentError(
+            f"fisher_vector_product: vector is {got}, query is {tuple(query.shape)} {query.dtype}. "
+            "Pass one vector for each query, alike in shape and dtype."
+        )
+    t, settings = call.inputs, call.settings
+    along = vector.to(t.query.dtype).expand(t.query.shape)
+    compiling = torch.compiler.is_compiling()
+    if settings.backend == "reference" or (compiling and transform_compiled()):
+        product = _reference_product(call, along)
+    elif compiling:
+        product = compiled.hessian_product(*t[:2], along, *t[3:], *settings.rule.numbers, settings.backend, settings.check)
+    else:
+        product = masses.hessian_product(t, along, settings)
+    return product.to(call.dtype)
+
+
+def _reference_product(call: Call, along: Tensor) -> Tensor:
+    t: Inputs = call.inputs
+
+    def total(query: Tensor) -> Tensor:
+        return reference.attend(t._replace(query=query), call.settings.rule)[1].nan_to_num(neginf=0.0).sum()
+
+    return torch.func.jvp(torch.func.grad(total), (t.query,), (along,))[1]

@@ -1,0 +1,1 @@
+"""The sweeps, for every kind of machine."""

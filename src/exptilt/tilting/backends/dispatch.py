@@ -1,0 +1,84 @@
+"""Which backend runs a sweep, and what is said of numbers that are not finite. Missing sweeps fall back to `tiled`, with one warning each."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.tilting.backends import tiled
+from exptilt.tilting.problem import Inputs
+from exptilt.tilting.score_rule import ScoreRule
+
+BACKENDS = ("reference", "tiled", "cpu", "gpu")
+_MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton"}
+
+
+def default_backend(device: torch.device, dtype: torch.dtype) -> str:
+    """`cpu` on the CPU, `gpu` for float32 on CUDA where Triton is installed, `tiled` elsewhere."""
+    if device.type == "cpu":
+        return "cpu"
+    return "gpu" if device.type == "cuda" and dtype == torch.float32 and find_spec("triton") else "tiled"
+
+
+@cache
+def _say_once(backend: str, sweep: str) -> None:
+    text = f"the {backend!r} backend has no {sweep} sweep; 'tiled' does it instead (same numbers, plain torch)"
+    warnings.warn(text, ExptiltWarning, stacklevel=2)
+
+
+def sweep(backend: str, name: str) -> Callable[..., Any]:
+    """The function that does a sweep."""
+    module: ModuleType = import_module(_MODULES[backend]) if backend in _MODULES else tiled
+    if not hasattr(module, name):
+        _say_once(backend, name)
+        module = tiled
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The forward sweep; where `check`, NaN and infinities that reach a result raise, and the message says whose they are."""
+    found = sweep(backend, "forward")(t, rule)
+    if len(found) == 5:  # the kernel has looked on its way
+        output, lines, best, bad, blind = found
+    else:
+        output, lines, best = found
+        bad, blind = (bool(lines[0].isnan().any()), True) if check else (False, False)
+    if check:
+        if bad:
+            _explain(t)
+        if blind:  # a query of infinities may have scores of −inf and nothing else
+            _complain("query", t.query, ~torch.isfinite(t.query), "(batch, head, position, dim)")
+    return output, lines, best
+
+
+def check_sink(sink: Tensor) -> None:
+    """Raise if a sink is NaN or +inf; −inf is no sink at all."""
+    _complain("sink", sink, torch.isnan(sink) | (sink == torch.inf), "(batch, head)")
+
+
+def _explain(t: Inputs) -> None:
+    """Raise, and say why a log-normalizer is NaN: looking only now costs nothing where all is well."""
+    for name, x in (("query", t.query), ("key", t.key)):
+        _complain(name, x, ~torch.isfinite(x), "(batch, head, position, dim)")
+    for name, plane, axes in (("bias", t.bias, "(batch, head, query, key)"), ("log_weight", t.log_weight, "(batch, head, key)")):
+        if plane is not None:
+            _complain(name, plane, torch.isnan(plane) | (plane == torch.inf), axes)
+    sizes = f"query up to {t.query.abs().max().item():.1e}, key up to {t.key.abs().max().item():.1e}"
+    raise ArgumentError(
+        f"attend: the scores overflow {t.query.dtype} ({sizes}). Make them smaller, or use a wider dtype. check=False skips this test."
+    )
+
+
+def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:
+    if bad.any():
+        what = "NaN" if torch.isnan(x).any() else "an infinity"
+        place = torch.nonzero(bad)[0].tolist()
+        advice = "Remove it, or hide that position with mask=; check=False skips this test."
+        raise ArgumentError(f"attend: {name} holds {what}, first at {place} {axes}. {advice}")

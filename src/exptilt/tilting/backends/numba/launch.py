@@ -1,0 +1,317 @@
+"""From torch tensors to compiled sweeps and back: the frame, tiles, parts, threads.
+
+The four functions at the end are the backend's whole surface (``dispatch.py`` calls them): each takes the canonical tensors of
+``problem.py`` and returns fresh tensors. Memory beyond those: a few tiles per thread.
+"""
+
+import ctypes
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exptilt._support.kernels import run_region
+from exptilt.tilting.backends.numba.frame import Frame
+from exptilt.tilting.backends.numba.machine import machine
+from exptilt.tilting.backends.numba.product import KINDS, THIN
+from exptilt.tilting.backends.numba.regions import compiled
+from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.score_rule import ScoreRule
+
+Array = np.ndarray[Any, Any]
+# Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it they are packed anew.
+_SHELF_BYTES = 4 << 20
+# Multiply-adds that are worth one more thread: they take some ten times as long as it takes to wake one.
+_WORTH_A_THREAD = 1 << 21
+_SUM_LINES = 4  # of the tangent sweep
+_STATISTIC_LINES = 7  # of the forward sweep
+
+
+@lru_cache(4096)
+def _table(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+    """Where each block begins: all sums of places along the given axes, (blocks,)."""
+    places = np.zeros(1, np.int64)
+    for size, step in zip(sizes, steps, strict=True):
+        places = (places[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
+    return places
+
+
+def _rounded(x: int, to: int) -> int:
+    return -(-x // to) * to
+
+
+class Launch:
+    """A problem as the sweeps take it: its sizes, its frame, and what must stay alive until they have run."""
+
+    def __init__(self, t: Inputs, rule: ScoreRule):
+        self.lead = torch.broadcast_shapes(t.query.shape[:-3], t.key.shape[:-3], t.value.shape[:-3])
+        self.heads, self.Q, self.D = t.query.shape[-3:]
+        self.key_heads, self.K = t.key.shape[-3:-1]
+        self.Dv = t.value.shape[-1]
+        self.dtype = wide_dtype(t.query.dtype)
+        self.size = 4 if self.dtype == torch.float32 else 8
+        self.number = "float32" if self.size == 4 else "float64"
+        self.group = self.heads // max(self.key_heads, 1)
+        self.items = math.prod(self.lead)
+        self.blocks = self.items * self.key_heads
+        self.rows = self.items * self.heads * self.Q
+        self.block_rows = self.group * self.Q
+        self.width = 2 * machine().lanes(self.size)
+        self.threads = torch.get_num_threads()
+        self.kept: list[Any] = []
+        f = self.frame = Frame()
+        f.blocks, f.group, f.Q, f.K, f.D, f.Dv = self.blocks, self.group, self.Q, self.K, self.D, self.Dv
+        f.scale, f.cap, f.causal = rule.scale, rule.softcap or 0.0, rule.causal
+        f.window = -1 if rule.window is None else min(rule.window, self.Q + self.K)  # more hides nothing either
+        f.thin = self.block_rows <= THIN
+        f.key_parts = f.row_parts = 1
+        self.operand("query", t.query)
+        self.operand("key", t.key)
+        self.operand("value", t.value)
+        self.plane("bias", t.bias)
+        self.plane("weight", None if t.log_weight is None else t.log_weight.unsqueeze(-2))
+        self.plane("mask", None if t.mask is None else t.mask.view(torch.uint8))
+
+    def keep(self, x: Any) -> Any:
+        """Hold on to x until the sweep has run."""
+        self.kept.append(x)
+        return x
+
+    def table(self, x: Tensor, heads: int) -> int:
+        """Address of the table of where each of (items · heads) blocks of x (..., heads or a divisor of them, ·, ·) begins."""
+        here = x.shape[-3]
+        steps = [0] * (len(self.lead) - (x.dim() - 3)) + [
+            0 if x.shape[axis] == 1 else x.stride(axis) for axis in range(x.dim() - 3)
+        ]
+        sizes = (*self.lead, here, heads // here) if here else (*self.lead, 0)
+        table = _table(sizes, (*steps, 0 if here == 1 else x.stride(-3), 0) if here else (*steps, 0))
+        return self.keep(table).ctypes.data  # type: ignore[no-any-return]
+
+    def operand(self, name: str, x: Tensor | None) -> None:
+        """Vectors of queries (query, cotangent and their like) or of keys."""
+        if x is None:
+            return
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            x = x.contiguous()
+        self.keep(x)
+        f = self.frame
+        setattr(f, name, x.data_ptr() or 1)
+        setattr(f, f"{name}_at", self.table(x, self.key_heads if name.startswith(("key", "value")) else self.heads))
+        setattr(f, f"{name}_step", x.stride(-2))
+        setattr(f, f"{name}_kind", KINDS[x.dtype])
+
+    def plane(self, name: str, x: Tensor | None) -> None:
+        """Numbers of pairs of a query and a key (..., heads, Q or 1, K or 1)."""
+        if x is None:
+            return
+        if x.dtype not in (self.dtype, torch.uint8):
+            x = x.to(self.dtype)
+        self.keep(x)
+        f = self.frame
+        setattr(f, name, x.data_ptr() or 1)
+        setattr(f, f"{name}_at", self.table(x, self.heads))
+        setattr(f, f"{name}_row", 0 if x.shape[-2] == 1 else x.stride(-2))
+        setattr(f, f"{name}_column", 0 if x.shape[-1] == 1 else x.stride(-1))
+
+    def new(self, *shape: int) -> Tensor:
+        """A tensor for results, not yet filled, in the dtype that sums are taken in."""
+        return torch.empty(shape, dtype=self.dtype)
+
+    def tiles(self, vectors: int, most_rows: int, strips: bool, cells: int) -> None:
+        """Choose tiles for a sweep.
+
+        Args:
+            vectors: numbers of keys and values that a product holds for each key.
+            most_rows: rows of a tile, at most.
+            strips: whether rows go from scores to sums in strips, or a tile at a time.
+            cells: numbers held for each pair of a row and a key.
+        """
+        f, block = self.frame, machine().block_rows
+        f.tile_rows = self.block_rows
+        if not f.thin:
+            tiles = -(-self.block_rows // most_rows)
+            f.tile_rows = _rounded(-(-self.block_rows // tiles), block)
+        f.strip = min(f.tile_rows, 4 * block)
+        held = vectors + cells * (f.strip if strips else f.tile_rows)
+        columns = machine().cache_bytes * 3 // 4 // self.size // held
+        pair = 2 * self.width
+        f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
+        f.shelf_slots = max(1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)))
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of a block's rows."""
+        return -(-self.block_rows // max(1, self.frame.tile_rows))
+
+    @property
+    def key_tiles(self) -> int:
+        """Tiles of keys."""
+        return -(-self.K // self.frame.tile_keys)
+
+    def crew(self) -> int:
+        """How many threads the work is worth."""
+        work = self.rows * self.K * (self.D + self.Dv)
+        return max(1, min(self.threads, work // _WORTH_A_THREAD))
+
+    def run(self, sweep: str, units: int) -> None:
+        """Run a sweep over its units."""
+        if units == 0:
+            return
+        f, threads = self.frame, min(self.crew(), units)
+        f.next, f.units = 0, units
+        f.chunk = max(1, units // (8 * threads))
+        run_region(compiled(sweep, self.number), ctypes.addressof(f), threads)
+
+    def rows_tensor(self, rows: Tensor) -> None:
+        """Lines of what is known of each query (lines, *lead, heads, Q)."""
+        self.frame.rows = self.keep(rows.contiguous()).data_ptr()
+
+
+def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, bool]:
+    """The forward sweep.
+
+    Returns:
+        output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.LINES`; where the maximum is (*lead, Hq, Q); whether a query's sum of
+        weights is NaN; whether a query that has keys to see has no score above −inf.
+    """
+    p = Launch(t, rule)
+    f = p.frame
+    p.tiles(p.D + p.Dv, 252, True, 2)
+    units = p.blocks * p.row_tiles
+    crew = p.crew()
+    if 0 < units < 2 * crew:
+        f.key_parts = max(1, min(-(-2 * crew // units), p.key_tiles))
+    parts = f.key_parts
+    shape = (*p.lead, p.heads, p.Q)
+    output, lines = p.new(parts, *shape, p.Dv), p.new(_STATISTIC_LINES, parts, *shape)
+    best = torch.empty((parts, *shape), dtype=torch.int64)
+    f.output, f.statistics, f.best = output.data_ptr(), lines.data_ptr(), best.data_ptr()
+    p.run("forward", units * parts)
+    if parts > 1:
+        from exptilt.tilting.backends.numba.forward import join
+
+        whole = p.new(*shape, p.Dv), p.new(_STATISTIC_LINES, *shape), torch.empty(shape, dtype=torch.int64)
+        n = p.rows
+        join(
+            parts, output.numpy().reshape(parts, n, p.Dv), lines.numpy().reshape(_STATISTIC_LINES, parts, n), best.numpy().reshape(parts, n),
+            whole[0].numpy().reshape(n, p.Dv), whole[1].numpy().reshape(_STATISTIC_LINES, n), whole[2].numpy().reshape(n),
+        )  # fmt: skip
+        return *whole, bool(f.bad), bool(f.blind)
+    return output[0], lines[:, 0], best[0], bool(f.bad), bool(f.blind)
+
+
+def _dots(p: Launch, dots: Dots) -> None:
+    p.operand("query_dot", dots.query)
+    p.operand("key_dot", dots.key)
+    p.operand("value_dot", dots.value)
+    p.plane("bias_dot", dots.bias)
+    p.plane("weight_dot", None if dots.log_weight is None else dots.log_weight.unsqueeze(-2))
+
+
+def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Σ p (ṡ' v + v̇) (*lead, Hq, Q, Dv) and sums (4, *lead, Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows (3, ...): shift, inverse, gap."""
+    p = Launch(t, rule)
+    _dots(p, dots)
+    p.rows_tensor(rows)
+    p.tiles(2 * (p.D + p.Dv), 252, True, 2)
+    shape = (*p.lead, p.heads, p.Q)
+    output, sums = p.new(*shape, p.Dv), p.new(_SUM_LINES, *shape)
+    p.frame.output, p.frame.statistics = output.data_ptr(), sums.data_ptr()
+    p.run("tangent", p.blocks * p.row_tiles)
+    return output, sums
+
+
+@lru_cache(256)
+def _owners(lead: tuple[int, ...], key_heads: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Blocks in an order in which those that add to the same place of a bias's gradient follow each other, and where each such run begins.
+
+    shape is that of the bias's axes before the queries; without any, every block is a run of its own.
+    """
+    blocks = math.prod(lead) * key_heads
+    if not shape:
+        return np.arange(blocks), np.arange(blocks + 1)
+    place = np.zeros((*lead, key_heads), np.int64)
+    for axis, size in enumerate((1,) * (len(lead) + 1 - len(shape)) + shape):
+        if size > 1:
+            here = place.shape[axis]
+            index = np.arange(here).reshape([-1 if a == axis else 1 for a in range(place.ndim)])
+            place = place * here + index
+    flat = place.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    changes = np.flatnonzero(np.diff(flat[order])) + 1
+    return order, np.concatenate([[0], changes, [blocks]])
+
+
+def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs: Needs, dots: Dots | None) -> Gradients:
+    p = Launch(t, rule)
+    f = p.frame
+    p.operand("cotangent", cotangent)
+    p.rows_tensor(rows)
+    if dots is not None:
+        _dots(p, dots)
+        f.second = 1
+    full_bias = needs.bias and has_full_bias(t)
+    f.only_mass = int(needs.only_mass and dots is None)
+    f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
+    vectors = 2 * p.D + p.Dv
+    if f.only_mass:
+        p.tiles(p.D, 252, True, 1)
+    else:
+        p.tiles(vectors, 132, False, 2 if dots is None else 4)
+    crew = p.crew()
+    bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if full_bias and t.bias is not None else ()
+    order, bounds = _owners(p.lead, p.key_heads, bias_axes)
+    f.order, f.bounds = p.keep(order).ctypes.data, p.keep(bounds).ctypes.data
+    owners = len(bounds) - 1
+    if 0 < owners < 4 * crew and crew > 1:
+        wanted = -(-4 * crew // owners)
+        if p.K >= p.block_rows:
+            f.key_parts = min(wanted, p.key_tiles)
+        else:
+            f.row_parts = min(wanted, p.row_tiles)
+    # Where a block's packed keys do not fit on the shelves, each tile of them is packed once, and the rows come to it.
+    f.keys_outside = int(not f.thin and p.row_tiles > 1 and f.shelf_slots < -(-p.key_tiles // f.key_parts))
+    if f.keys_outside:
+        f.shelf_slots = 1
+    wide, wide_v = _rounded(p.D, p.width), _rounded(p.Dv, p.width)
+
+    def zeros(there: bool, name: str, *shape: int) -> Tensor:
+        made = torch.zeros(shape if there else (0,), dtype=p.dtype)
+        if there:
+            setattr(f, name, p.keep(made).data_ptr() or 1)
+        return made
+
+    query = zeros(needs.query, "query_grad", f.key_parts, *p.lead, p.heads, p.Q, p.D)
+    key = zeros(needs.key, "key_grad", f.row_parts, *p.lead, p.key_heads, p.K, wide)
+    value = zeros(needs.value, "value_grad", f.row_parts, *p.lead, p.key_heads, p.K, wide_v)
+    columns = zeros(needs.columns, "column_sum", f.row_parts, *p.lead, p.heads, p.K)
+    row_sum = zeros(needs.rows, "row_sum", f.key_parts, *p.lead, p.heads, p.Q)
+    bias = torch.zeros(0, dtype=p.dtype)
+    if full_bias and t.bias is not None:
+        bias = torch.zeros(t.bias.shape, dtype=p.dtype)
+        f.bias_grad, f.bias_grad_at, f.bias_grad_row = bias.data_ptr() or 1, p.table(bias, p.heads), p.K
+    p.run("backward", owners * f.key_parts * f.row_parts)
+
+    def joined(x: Tensor, there: bool, dim: int | None = None) -> Tensor:
+        if not there:
+            return x
+        x = x[0] if x.shape[0] == 1 else x.sum(0)
+        return x if dim is None or dim == x.shape[-1] else x[..., :dim].contiguous()
+
+    return Gradients(
+        joined(query, needs.query), joined(key, needs.key, p.D), joined(value, needs.value, p.Dv),
+        joined(columns, needs.columns), joined(row_sum, needs.rows), bias,
+    )  # fmt: skip
+
+
+def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+    """Cotangent (*lead, Hq, Q, Dv) of the output, and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
+    return _backward(t, rule, cotangent, rows, needs, None)
+
+
+def second(t: Inputs, cotangent: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+    """The gradient of a forward derivative; rows (9, *lead, Hq, Q): those of `gradient`, then pushed, e0, e1."""
+    return _backward(t, rule, cotangent, rows, needs, dots)

@@ -1,0 +1,185 @@
+r"""Scores: the one place where the compiled sweeps know what a score is and who sees whom.
+
+A sweep takes the rows of a block (the queries of all heads that share a key head, one after another) tile by tile, fills a strip of rows
+with z = scale <q_i, k_j> (``product.py``), and each row then passes here:
+
+    place_rows   which head and query each row is, and the run of keys lo..hi that causality and the window leave it
+    to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked or outside of lo..hi, in place; slope ds/dz = 1 − tanh² and
+                 bend d²s/dz² = −2 tanh (1 − tanh²)/cap are kept for the derivatives
+
+All sweeps come here, so the same score has the same bits in all of them, and e^{s − max} <= 1 holds in the derivatives as it does in
+the forward sweep. Rows are worked on in whole vectors: what a row holds beyond its keys is −inf, and weighs nothing.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from exptilt.tilting.backends.numba.frame import whole_at
+from exptilt.tilting.backends.numba.product import lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.vector_math import I64, Lanes, element_of, lanes_of, load, pointer, row_loop, store, tanh
+
+
+@njit(error_model="numpy")
+def visible(i, length_q, length_k, causal, window):
+    """First and last-plus-one key that query i sees; query and key sequences end together (bottom-right)."""
+    own = i + length_k - length_q
+    lo, hi = 0, length_k
+    if causal:
+        hi = min(hi, own + 1)
+    if window >= 0:
+        lo = max(lo, own - window + 1)
+        if not causal:
+            hi = min(hi, own + window)
+    lo = min(lo, length_k)
+    return lo, max(hi, lo)
+
+
+@njit(error_model="numpy")
+def place_rows(f, block, r0, count, where):
+    """Fill where (4, count): head, query, lo, hi of rows r0 … of a block; returns the first and last-plus-one key that some row sees."""
+    first, last = f.K, 0
+    for r in range(count):
+        head, i = (r0 + r) // f.Q, (r0 + r) % f.Q
+        lo, hi = visible(i, f.Q, f.K, f.causal != 0, f.window)
+        where[0, r], where[1, r], where[2, r], where[3, r] = block * f.group + head, i, lo, hi
+        if hi > lo:
+            first, last = min(first, lo), max(last, hi)
+    return min(first, last), last
+
+
+@njit(error_model="numpy")
+def strip_range(where, r0, r1, j0, w, width):
+    """Of the keys j0..j0+w, those that some row r0..r1 sees, as first and last-plus-one from j0, begun at a whole panel."""
+    first, last = w, 0
+    for r in range(r0, r1):
+        lo, hi = max(where[2, r] - j0, 0), min(where[3, r] - j0, w)
+        if hi > lo:
+            first, last = min(first, lo), max(last, hi)
+    return min(first, last) // width * width, last
+
+
+@row_loop(1, writes=(0, 1, 2))
+def _soften(z, cap, inverse):
+    """c·tanh(z/c), slope and bend."""
+    t = tanh(z / cap)
+    slope = -(t * t) + 1.0
+    return t * cap, slope, -(t + t) * slope * inverse
+
+
+@row_loop(1, writes=(0,))
+def _soften_only(z, cap):
+    return tanh(z / cap) * cap
+
+
+@row_loop(2, writes=(0,))
+def _add(x, y):
+    return x + y
+
+
+@row_loop(1, writes=(0,))
+def _shift(x, y):
+    return x + y
+
+
+@row_loop(0, writes=(0,))
+def fill_row(value):
+    """Write one number to whole vectors."""
+    return value
+
+
+@intrinsic
+def _hide(typing_context, zero, target, mask, vectors):
+    """target = −inf where mask, a byte for each number, is 0."""
+
+    def generate(context, builder, signature, arguments):
+        vector = ir.VectorType(element_of(signature.args[0]), lanes_of(signature.args[0]))
+        bytes_ = ir.VectorType(ir.IntType(8), vector.count)
+        _, target, mask, vectors = arguments
+        with cgutils.for_range(builder, vectors) as loop:
+            index = builder.mul(loop.index, ir.Constant(I64, vector.count))
+            place = builder.bitcast(pointer(builder, ir.IntType(8), mask, index), bytes_.as_pointer())
+            seen = builder.icmp_unsigned("!=", builder.load(place, align=1), ir.Constant(bytes_, None))
+            x = Lanes(builder, load(builder, vector, target, index)).where(seen, float("-inf"))
+            store(builder, x.value, target, index)
+        return context.get_dummy_value()
+
+    return types.void(zero, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _byte_at(typing_context, address, index):
+    def generate(context, builder, signature, arguments):
+        return builder.load(pointer(builder, ir.IntType(8), arguments[0], arguments[1]))
+
+    return types.uint8(types.int64, types.int64), generate
+
+
+@njit(error_model="numpy")
+def add_plane(zero, target, plane, column, count):
+    """target[0..count] += plane[0, column, 2 column, …]."""
+    if column == 0:
+        x = read(zero, plane, 0)
+        vectors = count // lanes_in(zero)
+        _shift(zero, (target,), vectors, (x,))
+        for j in range(vectors * lanes_in(zero), count):
+            write(target, j, read(zero, target, j) + x)
+    elif column == 1:
+        vectors = count // lanes_in(zero)
+        _add(zero, (target, plane), vectors, ())
+        for j in range(vectors * lanes_in(zero), count):
+            write(target, j, read(zero, target, j) + read(zero, plane, j))
+    else:
+        for j in range(count):
+            write(target, j, read(zero, target, j) + read(zero, plane, j * column))
+
+
+@njit(error_model="numpy")
+def place_in(zero, address, table, row, column, head, i, j):
+    """Address of a plane's number for a head, a query and a key."""
+    return address + (whole_at(table, head) + i * row + j * column) * size_of(zero)
+
+
+@njit(error_model="numpy")
+def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
+    """Turn a row at address s from scale <q,k> into scores, in place; keys j0 + lo … j0 + hi are visible, lo < hi.
+
+    With a softcap, slope and bend are filled where `bent`. Outside of lo..hi the row is −inf to the ends of its first and last vector.
+    Returns the first of those vectors (as a number of numbers) and how many there are.
+    """
+    size, lanes = size_of(zero), lanes_in(zero)
+    left = lo // lanes * lanes
+    vectors = (hi + lanes - 1) // lanes - lo // lanes
+    if f.cap > 0:
+        cap = number(zero, f.cap)
+        if bent:
+            _soften(zero, (s + left * size, slope + left * size, bend + left * size), vectors, (cap, number(zero, 1 / f.cap)))
+        else:
+            _soften_only(zero, (s + left * size,), vectors, (cap,))
+    target = s + lo * size
+    if f.bias != 0:
+        at = place_in(zero, f.bias, f.bias_at, f.bias_row, f.bias_column, head, i, j0 + lo)
+        add_plane(zero, target, at, f.bias_column, hi - lo)
+    if f.weight != 0:
+        at = place_in(zero, f.weight, f.weight_at, 0, f.weight_column, head, i, j0 + lo)
+        add_plane(zero, target, at, f.weight_column, hi - lo)
+    minus = number(zero, -np.inf)
+    if f.mask != 0:
+        at = f.mask + whole_at(f.mask_at, head) + i * f.mask_row + (j0 + lo) * f.mask_column
+        if f.mask_column == 1:
+            whole = (hi - lo) // lanes
+            _hide(zero, target, at, whole)
+            for j in range(whole * lanes, hi - lo):
+                if _byte_at(at, j) == 0:
+                    write(target, j, minus)
+        else:
+            for j in range(hi - lo):
+                if _byte_at(at, j * f.mask_column) == 0:
+                    write(target, j, minus)
+    for j in range(left, lo):
+        write(s, j, minus)
+    for j in range(hi, left + vectors * lanes):
+        write(s, j, minus)
+    return left, vectors

@@ -1,0 +1,223 @@
+"""Attention, key mass and Fisher products as operators that carry their own derivative, for graphs made by `torch.compile`.
+
+The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a compiled graph, ``attend.py``
+therefore calls the operators here: the same forward sweep, and the same backward rules, taken from ``rules.py``. (Compiled graphs have
+first derivatives only: the compiler itself has no double backward.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exptilt.tilting.derivatives import key_mass as masses
+from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings
+from exptilt.tilting.problem import Inputs, Lines, Needs, wide_dtype
+from exptilt.tilting.score_rule import ScoreRule
+
+_TENSORS = len(Inputs._fields)
+
+
+class _Kept:
+    """What a rule's setup_context expects of its ctx, kept on an operator's ctx."""
+
+    def __init__(self, ctx: Any):
+        self.ctx = ctx
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.ctx.save_for_backward(*tensors)
+
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        """Operators have no forward derivative."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Their gradients are ignored."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.ctx.set_materialize_grads(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self if name == "ctx" else self.ctx, name, value)
+
+
+@torch.library.custom_op("exptilt::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    log_weight: Tensor | None,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    backend: str,
+    check: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`rules.Attend` as an operator."""
+    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, check)
+    return Attend.forward(query, key, value, bias, log_weight, sink, mask, settings)  # type: ignore[return-value]
+
+
+@attend.register_fake
+def _(query: Any, key: Any, value: Any, *_: Any) -> Any:
+    rows, wide = query.shape[:-1], wide_dtype(query.dtype)
+    lines = tuple(query.new_empty(rows, dtype=wide) for _ in range(len(Lines._fields) + 1))
+    return query.new_empty((*rows, value.shape[-1]), dtype=wide), *lines, query.new_empty(rows, dtype=torch.int64)
+
+
+def _settings(numbers: Any) -> Settings:
+    scale, causal, window, softcap, backend, *check = numbers
+    return Settings(ScoreRule(scale, causal, window, softcap), backend, bool(check and check[0]))
+
+
+def _attend_context(ctx: Any, inputs: Any, output: Any) -> None:
+    Attend.setup_context(_Kept(ctx), (*inputs[:_TENSORS], _settings(inputs[_TENSORS:])), output)
+
+
+def _attend_backward(ctx: Any, *bars: Tensor | None) -> Any:
+    found = Attend.backward(ctx, *bars)[:_TENSORS]
+    return (*(_narrowed(g, x) for g, x in zip(found, ctx.saved_tensors, strict=False)), *(None,) * 6)
+
+
+def _narrowed(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """A gradient in the dtype of what it belongs to; plain autograd does that by itself."""
+    return gradient if gradient is None or like is None else gradient.to(like.dtype)
+
+
+attend.register_autograd(_attend_backward, setup_context=_attend_context)
+
+
+@torch.library.custom_op("exptilt::key_mass", mutates_args=())
+def key_mass(
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    log_weight: Tensor,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    shift: Tensor,
+    weight: Tensor,
+    gap: Tensor,
+    variance: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    backend: str,
+) -> Tensor:
+    """`key_mass.key_mass` as an operator."""
+    t = Inputs(query, key, key, bias, log_weight, sink, mask)
+    inputs, bar, stats = masses.sum_of_G(t, shift, weight, gap, variance)
+    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, needs=Needs(False, False, False, True, False, False))
+    return Gradient.forward(*GRADIENT.flat(settings, inputs=inputs, bar=bar, stats=stats))[4]
+
+
+@key_mass.register_fake
+def _(query: Any, key: Any, bias: Any, log_weight: Any, *_: Any) -> Any:
+    return torch.empty_like(log_weight, memory_format=torch.contiguous_format)
+
+
+def _mass_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:10])
+    ctx.numbers = inputs[10:]
+    ctx.set_materialize_grads(False)
+
+
+def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
+    if bar is None:
+        return (None,) * 15
+    query, key, bias, log_weight, sink, mask, *rest = ctx.saved_tensors
+    t = Inputs(query, key, key, bias, log_weight, sink, mask)
+    need = ctx.needs_input_grad
+    wanted = (need[0], need[1], False, need[2], need[3], need[4])
+    found = masses.pull_key_mass(t, *rest, bar, _settings(ctx.numbers), wanted)
+    given = zip((found.query, found.key, found.bias, found.log_weight, found.sink), (query, key, bias, log_weight, sink), strict=True)
+    return (*(_narrowed(g, x) for g, x in given), *(None,) * 10)
+
+
+key_mass.register_autograd(_mass_backward, setup_context=_mass_context)
+
+
+@torch.library.custom_op("exptilt::hessian_product", mutates_args=())
+def hessian_product(
+    query: Tensor,
+    key: Tensor,
+    vector: Tensor,
+    bias: Tensor | None,
+    log_weight: Tensor | None,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    backend: str,
+    check: bool,
+) -> Tensor:
+    """`key_mass.hessian_product` as an operator."""
+    t = Inputs(query, key, key[..., :0], bias, log_weight, sink, mask)
+    return masses.hessian_product(t, vector, _settings((scale, causal, window, softcap, backend, check)))
+
+
+@hessian_product.register_fake
+def _(query: Any, *_: Any) -> Any:
+    return torch.empty_like(query, dtype=wide_dtype(query.dtype), memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("exptilt::hessian_product_backward", mutates_args=())
+def _pulled_product(
+    bar: Tensor,
+    query: Tensor,
+    key: Tensor,
+    vector: Tensor,
+    bias: Tensor | None,
+    log_weight: Tensor | None,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    settings = _settings((scale, causal, window, softcap, backend))
+    given = [query, key, vector, bias, log_weight, sink]
+    present = [i for i, x in enumerate(given) if x is not None]
+
+    def product(*some: Tensor) -> Tensor:
+        full: list[Any] = list(given)
+        for i, x in zip(present, some, strict=True):
+            full[i] = x
+        q, k, v, b, w, s = full
+        return masses.hessian_product(Inputs(q, k, k[..., :0], b, w, s, mask), v, settings)
+
+    _, pull = torch.func.vjp(product, *(given[i] for i in present))  # type: ignore[misc]
+    found: list[Tensor] = [query.new_zeros(0) for _ in given]
+    for i, g in zip(present, pull(bar), strict=True):
+        found[i] = g.clone(memory_format=torch.contiguous_format)
+    return tuple(found)  # type: ignore[return-value]
+
+
+@_pulled_product.register_fake
+def _(bar: Any, query: Any, key: Any, vector: Any, bias: Any, log_weight: Any, sink: Any, *_: Any) -> Any:
+    made = (query, key, vector, bias, log_weight, sink)
+    return tuple(
+        query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in made
+    )
+
+
+def _product_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.numbers = inputs[7:12]
+
+
+def _product_backward(ctx: Any, bar: Tensor) -> Any:
+    found = _pulled_product(bar, *ctx.saved_tensors, *ctx.numbers)
+    given = zip(found, ctx.saved_tensors[:6], strict=True)
+    return (*(None if x is None else g for g, x in given), *(None,) * 7)
+
+
+hessian_product.register_autograd(_product_backward, setup_context=_product_context)

@@ -1,0 +1,213 @@
+r"""Row algebra: the O(n) arithmetic between the sweeps, with the sink's share. The formulas are those of ``rules.py``.
+
+All of it is on (..., Hq, Q) tensors, plain torch, the same for every backend.
+
+Nothing here uses the rounded log-normalizer: weights are p = e^{s − shift} / weight and centred scores c = (s − shift) − gap, both from
+the difference to the largest score. So p <= 1 at any size of the scores.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, per_key_head
+from exptilt.tilting.score_rule import ScoreRule
+
+FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
+
+
+class Statistics(NamedTuple):
+    """What derivatives need to know of each query, the sink counted: output (..., Hq, Q, Dv), the rest (..., Hq, Q).
+
+    A query that sees nothing has shift, weight, gap and variance 0.
+    """
+
+    output: Tensor
+    shift: Tensor
+    weight: Tensor
+    gap: Tensor
+    variance: Tensor
+
+
+class Cotangents(NamedTuple):
+    """Cotangents of output, log-normalizer, mean and variance; also their tangents, which have the same shapes."""
+
+    output: Tensor
+    log_normalizer: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines, Tensor]:
+    """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results; the maximum stays that of the keys.
+
+    Returns output, lines, and the shift: the largest score, the sink counted (0 where there is no outcome at all).
+    """
+    s = sink.unsqueeze(-1)
+    top = torch.maximum(lines.maximum, s)
+    shift = torch.where(top == -torch.inf, 0.0, top).detach()  # it cancels out of every result: no derivative
+    alive = lines.weight != 0
+    from_top = torch.where(alive, lines.maximum - shift, 0.0)
+    a = torch.where(alive, lines.weight * torch.exp(from_top), 0.0)
+    b = torch.exp(s - shift)
+    z = a + b
+    some = z != 0
+    z_or_one = torch.where(some, z, 1.0)
+    share, sink_share = a / z_or_one, b / z_or_one
+    key_gap = lines.gap + from_top
+    sink_gap = torch.where(b != 0, s - shift, 0.0)
+    apart = torch.where((share != 0) & (sink_share != 0), key_gap - sink_gap, 0.0)
+    # from the side that weighs more, so that a share near 0 costs no digits
+    gap = torch.where(share >= sink_share, key_gap - sink_share * apart, sink_gap + share * apart)
+    variance = share * lines.variance + share * sink_share * apart.square()
+    log_z = z_or_one.log()
+    joined = Lines(
+        torch.where(some, shift + log_z, -torch.inf),
+        torch.where(some, log_z - gap, 0.0),
+        torch.where(some, shift + gap, 0.0),
+        torch.where(some, variance, 0.0),
+        lines.maximum,
+        z,
+        gap,
+    )
+    return output * share.unsqueeze(-1), joined, shift
+
+
+def shift_of(lines: Lines) -> Tensor:
+    """The largest score without a sink, 0 where there is none."""
+    return torch.where(lines.maximum == -torch.inf, 0.0, lines.maximum)
+
+
+def weight_rows(stats: Statistics) -> list[Tensor]:
+    """What makes p and c from a score: shift, 1 / weight (0 for queries that see nothing), gap."""
+    seen = stats.weight != 0
+    return [stats.shift, torch.where(seen, 1 / torch.where(seen, stats.weight, 1.0), 0.0), stats.gap]
+
+
+def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """p and c of the sink, (..., Hq, Q)."""
+    shift, inverse, gap = weight_rows(stats)
+    d = sink.unsqueeze(-1) - shift
+    return torch.exp(d) * inverse, (d - gap).clamp(min=FAR)
+
+
+def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
+    """a0, a1, a2 of (gradient); 0 for queries that see nothing."""
+    a0 = bar.log_normalizer - (bar.output * stats.output).sum(-1) + bar.mean - bar.variance * stats.variance
+    alive = stats.weight != 0
+    return tuple(torch.where(alive, x, 0.0) for x in (a0, bar.mean + 2 * bar.variance, bar.variance))  # type: ignore[return-value]
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*rows))
+
+
+def tangent_rows(stats: Statistics) -> Tensor:
+    """The rows of the tangent sweep."""
+    return _stacked(weight_rows(stats))
+
+
+def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None) -> Cotangents:
+    """(tangent) from the sweep's sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' and Σ p (ṡ' v + v̇)."""
+    r, x0, x1, x2 = sums.unbind()
+    if sink is not None:
+        p, c = _sink_outcome(stats, sink)
+        x = torch.where(p != 0, p * (-r if sink_dot is None else sink_dot.unsqueeze(-1) - r), 0.0)
+        x0, x1, x2 = x0 + x, x1 + c * x, x2 + c * c * x
+    G = r + x0
+    return Cotangents(pushed - x0.unsqueeze(-1) * stats.output, G, G + x1, x2 - stats.variance * x0 + 2 * x1)
+
+
+def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
+    """The rows of the gradient sweep: those of the weights, then a0, a1, a2."""
+    return _stacked([*weight_rows(stats), *coefficients(stats, bar)])
+
+
+def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
+    """(..., Hq): Σ_i p t of the sink."""
+    a0, a1, a2 = coefficients(stats, bar)
+    p, c = _sink_outcome(stats, sink)
+    return (p * (a0 + c * (a1 + a2 * c))).sum(-1)
+
+
+def second_rows(stats: Statistics, bar: Cotangents, dot: Cotangents) -> Tensor:
+    """The rows of the second sweep: those of the gradient, then Ġ, e0, e1."""
+    a0, a1, a2 = coefficients(stats, bar)
+    x1 = dot.mean - dot.log_normalizer
+    e0 = -(bar.output * dot.output).sum(-1) - a1 * x1 - a2 * dot.variance
+    return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * x1])
+
+
+def second_sink(stats: Statistics, bar: Cotangents, dot: Cotangents, sink: Tensor, sink_dot: Tensor | None) -> Tensor:
+    """(..., Hq): Σ_i p r of the sink."""
+    _, _, _, a0, a1, a2, pushed, e0, e1 = second_rows(stats, bar, dot).unbind()
+    p, c = _sink_outcome(stats, sink)
+    x = -pushed if sink_dot is None else sink_dot.unsqueeze(-1) - pushed
+    t = a0 + c * (a1 + a2 * c)
+    return (p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c)).sum(-1)
+
+
+def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
+    """What the sweep must find for the wanted ones of query, key, value, bias, log_weight, sink."""
+    bias = wanted[3] and t.bias is not None
+    columns = bias and t.bias is not None and t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1
+    rows = bias and t.bias is not None and t.bias.shape[-1] == 1
+    weight = wanted[4] and t.log_weight is not None
+    return Needs(wanted[0], wanted[1], wanted[2] and t.value.shape[-1] > 0, weight or columns, rows, bias and not (columns or rows))
+
+
+def spread(found: Gradients, t: Inputs) -> Dots:
+    """Gradients by query, key, value, bias, log_weight, in their shapes, from a backward sweep's results."""
+
+    def there(x: Tensor, like: Tensor) -> Tensor | None:
+        return None if x.dim() == 1 else x.sum_to_size(like.shape)
+
+    weight = bias = None
+    if t.log_weight is not None and found.column_sum.dim() > 1:
+        weight = per_key_head(found.column_sum, t.log_weight.shape[-2], -2).sum_to_size(t.log_weight.shape)
+    if t.bias is not None:
+        if found.bias.dim() > 1:
+            bias = found.bias
+        elif t.bias.shape[-1] == 1 and found.row_sum.dim() > 1:
+            bias = found.row_sum.unsqueeze(-1).sum_to_size(t.bias.shape)
+        elif t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1 and found.column_sum.dim() > 1:
+            bias = found.column_sum.unsqueeze(-2).sum_to_size(t.bias.shape)
+    return Dots(there(found.query, t.query), there(found.key, t.key), there(found.value, t.value), bias, weight)
+
+
+def maximum_tangent(t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Tensor:
+    """(..., Hq, Q): the maximum moves as the score it stands on."""
+    result = torch.zeros_like(maximum)
+    if t.key.shape[-2] == 0:
+        return result
+    at = rule.at_key(t, best)
+    if dots.query is not None:
+        result = result + at.slope * (dots.query * at.key).sum(-1)
+    if dots.key is not None:
+        result = result + at.slope * (t.query * dots.key[at.key_at]).sum(-1)
+    if dots.bias is not None:
+        result = result + dots.bias[at.bias_at]
+    if dots.log_weight is not None:
+        result = result + dots.log_weight[at.weight_at]
+    return torch.where(maximum == -torch.inf, 0.0, result)
+
+
+def maximum_gradient(t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Dots:
+    """The transpose of ``maximum_tangent``."""
+    if t.key.shape[-2] == 0:
+        return Dots()
+    at = rule.at_key(t, best)
+    g = torch.where(maximum == -torch.inf, 0.0, bar)
+    z = (g * at.slope).unsqueeze(-1)
+
+    def put(like: Tensor, place: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        return torch.zeros(like.shape, dtype=x.dtype, device=x.device).index_put(place, x, accumulate=True)
+
+    return Dots(
+        z * at.key,
+        put(t.key, at.key_at, z * t.query),
+        None,
+        None if t.bias is None else put(t.bias, at.bias_at, g),
+        None if t.log_weight is None else put(t.log_weight, at.weight_at, g),
+    )

@@ -1,0 +1,57 @@
+"""The key mass Σ_i p_ij and G's Hessian: derivatives of Σ_i G_i, made of the rules' gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exptilt.tilting.derivatives.identities import Cotangents, Statistics
+from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
+from exptilt.tilting.problem import Dots, Inputs, Needs
+
+_ONLY_MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias=False)
+
+
+def sum_of_G(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor) -> tuple[Inputs, Cotangents, Statistics]:
+    """Inputs, cotangents and statistics of `rules.Gradient` for derivatives of Σ_i G_i."""
+    nothing = gap.new_zeros((*gap.shape, 0))
+    zero = torch.zeros_like(gap)
+    bar = Cotangents(nothing, torch.ones_like(gap), zero, zero)
+    return t._replace(value=t.key[..., :0]), bar, Statistics(nothing, shift, weight, gap, variance)
+
+
+def with_own_weights(t: Inputs) -> Inputs:
+    """Inputs with a log-weight for each query head (0 where there was none), so that its gradient is the key mass of each head."""
+    heads = t.query.shape[-3]
+    dtype = torch.promote_types(t.query.dtype, torch.float32)
+    if t.log_weight is None:
+        return t._replace(log_weight=t.query.new_zeros((), dtype=dtype).expand(*t.query.shape[:-2], t.key.shape[-2]))
+    lead, K = t.query.shape[:-3], t.key.shape[-2]
+    weight = t.log_weight.unsqueeze(-2).expand(*t.log_weight.shape[:-1], heads // t.log_weight.shape[-2], K).flatten(-3, -2)
+    return t._replace(log_weight=weight.expand(*lead, heads, K))
+
+
+def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings) -> Tensor:
+    """(..., Hq, K), with all of its derivatives; t as `with_own_weights` makes it."""
+    inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
+    only = Settings(settings.rule, settings.backend, needs=_ONLY_MASS)
+    return Gradient.apply(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]  # type: ignore[no-any-return]
+
+
+def pull_key_mass(
+    t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, bar: Tensor, settings: Settings, wanted: Any
+) -> Dots:
+    """A cotangent of the key mass, carried back to the wanted inputs."""
+    inputs, ones, stats = sum_of_G(t, shift, weight, gap, variance)
+    return pull_gradient(inputs, ones, stats, Dots(log_weight=bar), settings, wanted)[0]
+
+
+def hessian_product(t: Inputs, vector: Tensor, settings: Settings) -> Tensor:
+    """(..., Hq, Q, D): the derivative along vector of ∇(Σ_i G_i) by the query, a second derivative of G."""
+    found = [x.detach() for x in Attend.apply(*t, settings)]
+    variance, weight, gap, shift = found[4], found[6], found[7], found[8]
+    inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
+    wanted = (True, False, False, False, False, False)
+    product = pull_gradient(inputs, bar, stats, Dots(query=vector), settings, wanted)[0].query
+    assert product is not None
+    return product

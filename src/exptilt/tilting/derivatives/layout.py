@@ -1,0 +1,48 @@
+"""Named groups of tensors as the flat arguments that torch's autograd functions take, and back."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Layout:
+    """The flat arguments of an autograd function: named groups (each a NamedTuple of tensors or None), then one `Settings`.
+
+    Example:
+        >>> class Pair(NamedTuple):
+        ...     a: int
+        ...     b: int
+        >>> layout = Layout(left=Pair, right=Pair)
+        >>> layout.read(layout.flat("settings", left=Pair(1, 2), right=Pair(3, 4)))["right"]
+        Pair(a=3, b=4)
+    """
+
+    def __init__(self, **groups: Any):
+        self.groups: dict[str, Any] = groups
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for name, group in groups.items():
+            self.slices[name] = slice(start, start + len(group._fields))
+            start += len(group._fields)
+        self.count = start
+
+    def flat(self, settings: Any, **groups: Any) -> tuple[Any, ...]:
+        """The arguments."""
+        return (*(x for name in self.groups for x in groups[name]), settings)
+
+    def read(self, arguments: Any) -> dict[str, Any]:
+        """The groups, from arguments or saved tensors, by name."""
+        return {name: self.groups[name](*arguments[part]) for name, part in self.slices.items()}
+
+    def part(self, name: str, arguments: Any) -> Any:
+        """One group's members, from anything laid out like the arguments."""
+        return tuple(arguments[self.slices[name]])
+
+    def gradients(self, **groups: Any) -> tuple[Tensor | None, ...]:
+        """What a backward rule returns: the given groups' gradients (filled up with None), None for all others."""
+        result: list[Tensor | None] = [None] * (self.count + 1)
+        for name, values in groups.items():
+            start = self.slices[name].start
+            for i, x in enumerate(values):
+                result[start + i] = x
+        return tuple(result)

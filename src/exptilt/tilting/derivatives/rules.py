@@ -1,0 +1,316 @@
+r"""Every derivative of attention, from the covariance identities.
+
+A query sees outcomes j with scores s_j; p_j = e^{s_j − G}, and under p: the mean score μ, the variance V, the centred score c = s − μ,
+the output o = E[v], the entropy H = G − μ. For any function f of the outcome, the exponential family gives
+
+    ∂E[f]/∂s_j = p_j (f_j − E[f])      and so      dE[f] = E[df] + Cov(f, ds).                                            (∗)
+
+**First derivatives.** With f = s, c², v in (∗), a change ṡ of the scores and v̇ of the values moves
+
+    Ġ = E[ṡ]     μ̇ = Ġ + E[cṡ]     V̇ = E[(c² − V)ṡ] + 2E[cṡ]     ȯ = E[v̇] + Cov(v, ṡ)     Ḣ = Ġ − μ̇.                       (tangent)
+
+Read backwards, cotangents (ō, Ḡ, μ̄, V̄; an entropy's adds H̄ to Ḡ and −H̄ to μ̄) meet the scores as
+
+    s̄_j = p_j t_j,   t_j = <ō,v_j> + a0 + a1 c_j + a2 c_j²,   a0 = Ḡ − <ō,o> + μ̄ − V̄V,  a1 = μ̄ + 2V̄,  a2 = V̄,   v̄_j = p_j ō.     (gradient)
+
+**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since the gradient is the
+transpose of the tangent, ∇Φ is at once the backward pass of the gradient (with q̇ the cotangent of q̄), the forward derivative of the
+gradient, and the backward pass of the tangent. Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
+
+    ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + <ō,v̇_j> + e0 + e1 c_j,   e0 = −<ō,ȯ> − a1 x1 − V̄V̇,  e1 = −2V̄ x1,          (second)
+    ∂Φ/∂ṡ_j = p_j t_j,   ∂Φ/∂v_j = p_j ṡ'_j ō,   ∂Φ/∂v̇_j = p_j ō,
+
+and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias + log_weight, z = scale<q,k>,
+ż = scale(<q̇,k> + <q,k̇>), which is where σ' and σ'' come in; the sweeps do that.
+
+A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The **maximum** moves as the score of
+the key it stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j, a gradient, so its derivatives are second derivatives.
+
+Third and higher orders differentiate the tiled sweeps themselves: exact, O(n) memory forwards, n² backwards.
+
+Each function below is a `torch.autograd.Function` with `backward`, `jvp` and `vmap`; it works on the canonical tensors of ``problem.py``.
+Row statistics (o, shift, weight, gap, V) are handed along as constants: what depends on them is already in the formulas above.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from exptilt._support.transforms import forward_derivatives, in_transform, without_tangent
+from exptilt.tilting.backends.dispatch import check_sink
+from exptilt.tilting.derivatives import higher, identities, operators
+from exptilt.tilting.derivatives.identities import Cotangents, Statistics
+from exptilt.tilting.derivatives.layout import Layout
+from exptilt.tilting.derivatives.vmap import fold
+from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs
+from exptilt.tilting.score_rule import ScoreRule
+
+_NO_NEEDS = Needs(False, False, False, False, False, False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is not a tensor: the rule, the backend, whether results are checked, what a backward sweep must find."""
+
+    rule: ScoreRule
+    backend: str
+    check: bool = False
+    needs: Needs = _NO_NEEDS
+
+
+ATTEND = Layout(inputs=Inputs)
+TANGENT = Layout(inputs=Inputs, dots=Dots, stats=Statistics)
+GRADIENT = Layout(inputs=Inputs, bar=Cotangents, stats=Statistics)
+SECOND = Layout(inputs=Inputs, bar=Cotangents, dots=Dots, stats=Statistics, dot=Cotangents)
+
+
+def _zero(x: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if x is None else x
+
+
+def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    return y if x is None else x if y is None else x + y
+
+
+def _added(x: Dots, y: Dots) -> Dots:
+    return Dots(*(_sum(a, b) for a, b in zip(x, y, strict=True)))
+
+
+def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.set_materialize_grads(False)
+    ctx.settings = settings
+
+
+def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what a `jvp` computes have forward derivatives of its own, as nested torch.func.jvp and jacfwd need.
+
+    torch switches them off inside a `jvp`, so that the inputs' own tangents do not come in twice; here these are stripped off instead. The
+    decorated function gets the stripped saved tensors in place of ctx.saved_tensors.
+    """
+
+    @wraps(jvp)
+    def tracked(ctx: Any, *dots: Any) -> Any:
+        if not in_transform():
+            return jvp(ctx, ctx.saved_tensors, *dots)
+        with forward_derivatives():
+            return jvp(ctx, [without_tangent(x) for x in ctx.saved_tensors], *dots)
+
+    return tracked
+
+
+def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None, Tensor]:
+    """Output, lines, the shift (None if it is the maximum) and where the maximum is, the sink counted; no derivatives."""
+    if t.sink is not None and settings.check:
+        check_sink(t.sink)
+    output, stacked, best = operators.forward(*t[:5], t.mask, *settings.rule.numbers, settings.backend, settings.check)
+    lines = Lines(*stacked.unbind())
+    if t.sink is None:
+        return output, lines, None, best
+    output, lines, shift = identities.join_sink(output, lines, t.sink)
+    return output, lines, shift, best
+
+
+class Attend(Function):
+    """inputs → output, G, entropy, mean, variance, maximum; then weight, gap, shift and where the maximum is, not differentiable."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        output, lines, shift, best = forward(Inputs(*ATTEND.part("inputs", arguments)), arguments[-1])
+        return output, *(x.clone() for x in lines), identities.shift_of(lines) if shift is None else shift, best
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        o, _, _, _, variance, maximum, weight, gap, shift, best = output
+        ctx.mark_non_differentiable(weight, gap, shift, best)
+        _save(ctx, inputs[-1], *inputs[:-1], o, shift, weight, gap, variance, maximum, best)
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        t, stats, maximum, best = _saved_of_attend(ctx.saved_tensors)
+        o, G, entropy, mean, variance, at_maximum = bars[:6]
+        found = Dots()
+        if at_maximum is not None:
+            found = identities.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
+        if any(x is not None for x in (o, G, entropy, mean, variance)):
+            G, mean = _sum(G, entropy), _sum(mean, None if entropy is None else -entropy)
+            if o is None:  # nothing flows through the values: leave them out of the sweep
+                t, stats = t._replace(value=t.value[..., :0]), stats._replace(output=stats.output[..., :0])
+                o = torch.zeros_like(stats.output)
+            bar = Cotangents(o, *(_zero(x, stats.gap) for x in (G, mean, variance)))
+            found = _added(found, gradient(t, bar, stats, ctx.settings, ctx.needs_input_grad))
+        return ATTEND.gradients(inputs=found)
+
+    @staticmethod
+    @_forwards_too
+    def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        t, stats, maximum, best = _saved_of_attend(saved)
+        dots, settings = Dots(*tangents[: len(Dots._fields)]), ctx.settings
+        o, G, mean, variance = Tangent.apply(*TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
+        moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
+        return o, G, G - mean, mean, variance, moved, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return fold(Attend, info, in_dims, arguments)
+
+
+def _saved_of_attend(saved: Any) -> tuple[Inputs, Statistics, Tensor, Tensor]:
+    n = len(Inputs._fields)
+    return Inputs(*saved[:n]), Statistics(*saved[n : n + 5]), saved[-2], saved[-1]
+
+
+class Tangent(Function):
+    """inputs, their tangents, statistics → tangents of output, G, mean, variance."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        a, settings = TANGENT.read(arguments), arguments[-1]
+        t, dots, stats = a["inputs"], a["dots"], a["stats"]
+        rows = identities.tangent_rows(stats)
+        pushed, sums = operators.tangent(*t[:5], t.mask, *dots[:5], rows, *settings.rule.numbers, settings.backend)
+        return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _save(ctx, inputs[-1], *inputs[:-1], *output)
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        a, dot = TANGENT.read(ctx.saved_tensors), Cotangents(*ctx.saved_tensors[TANGENT.count :])
+        bar = Cotangents(*(_zero(x, like) for x, like in zip(bars, dot, strict=True)))
+        primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
+        wanted = TANGENT.part("dots", ctx.needs_input_grad)
+        linear = Dots()
+        if any(wanted):
+            linear = gradient(a["inputs"], bar, a["stats"], ctx.settings, wanted)
+            linear = Dots(*(g if w else None for g, w in zip(linear, wanted, strict=True)))
+        return TANGENT.gradients(inputs=primal, dots=linear)
+
+    @staticmethod
+    @_forwards_too
+    def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        return higher.push_tangent(TANGENT.read(saved), TANGENT.read(tangents), ctx.settings.rule)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return fold(Tangent, info, in_dims, arguments)
+
+
+class Gradient(Function):
+    """inputs, cotangents of output, G, mean, variance, statistics → gradients by the six inputs; of shape (0,) where not needed."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        a, settings = GRADIENT.read(arguments), arguments[-1]
+        t, bar, stats = a["inputs"], a["bar"], a["stats"]
+        rows, flags = identities.gradient_rows(stats, bar), settings.needs.flags()
+        found = operators.gradient(*t[:5], t.mask, bar.output, rows, *settings.rule.numbers, settings.backend, flags)
+        dots = identities.spread(Gradients(*found), t)
+        if t.sink is not None and not settings.needs.only_mass:
+            dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
+        return _filled(dots, bar.log_normalizer)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _save(ctx, inputs[-1], *inputs[:-1])
+        ctx.there = tuple(x.dim() > 1 for x in output)
+
+    @staticmethod
+    def backward(ctx: Any, *dots: Tensor | None) -> Any:
+        a = GRADIENT.read(ctx.saved_tensors)
+        moved = Dots(*(x if there else None for x, there in zip(dots, ctx.there, strict=True)))
+        primal, dot = pull_gradient(a["inputs"], a["bar"], a["stats"], moved, ctx.settings, ctx.needs_input_grad)
+        return GRADIENT.gradients(inputs=primal, bar=dot)
+
+    @staticmethod
+    @_forwards_too
+    def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        a, moving = GRADIENT.read(saved), GRADIENT.read(tangents)
+        t, bar, stats, settings, wanted = a["inputs"], a["bar"], a["stats"], ctx.settings, ctx.there
+        dots, bar_dots = Dots(*moving["inputs"][:6]), moving["bar"]
+        total = Dots()
+        if any(x is not None for x in dots):
+            total, _ = pull_gradient(t, bar, stats, dots, settings, wanted)
+        if any(x is not None for x in bar_dots):
+            moved = Cotangents(*(_zero(x, like) for x, like in zip(bar_dots, bar, strict=True)))
+            total = _added(total, gradient(t, moved, stats, settings, wanted))
+        return _filled(Dots(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return fold(Gradient, info, in_dims, arguments)
+
+
+class Second(Function):
+    """inputs, cotangents, tangents, statistics, tangents of the statistics → ∇Φ by the six inputs; of shape (0,) where not needed."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        a, settings = SECOND.read(arguments), arguments[-1]
+        t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
+        rows, flags = identities.second_rows(stats, bar, dot), settings.needs.flags()
+        found = operators.second(*t[:5], t.mask, bar.output, *dots[:5], rows, *settings.rule.numbers, settings.backend, flags)
+        made = identities.spread(Gradients(*found), t)
+        if t.sink is not None:
+            made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
+        return _filled(made, bar.log_normalizer)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _save(ctx, inputs[-1], *inputs[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        found = higher.pull_second(SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs)
+        return SECOND.gradients(**found)
+
+    @staticmethod
+    @_forwards_too
+    def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        return higher.push_second(SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return fold(Second, info, in_dims, arguments)
+
+
+def _filled(dots: Dots, like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(like.new_zeros(0) if x is None else x for x in dots)
+
+
+def _present(grads: tuple[Tensor, ...], t: Inputs, wanted: Any) -> Dots:
+    return Dots(*(g if w and x is not None and g.dim() > 1 else None for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)))
+
+
+def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:
+    return Settings(settings.rule, settings.backend, needs=identities.needs_of(t, tuple(bool(w) for w in wanted[:6])))
+
+
+def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> Dots:
+    """Gradients by the wanted inputs, differentiable."""
+    found = Gradient.apply(*GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats))
+    return _present(found, t, wanted)
+
+
+def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Cotangents, settings: Settings, wanted: Any) -> Dots:
+    """∇Φ by the wanted inputs, differentiable."""
+    if not any(wanted[:6]):
+        return Dots()
+    flat = SECOND.flat(_needing(t, settings, wanted), inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
+    return _present(Second.apply(*flat), t, wanted)
+
+
+def pull_gradient(
+    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any
+) -> tuple[Dots, Cotangents]:
+    """A cotangent `dots` of the gradient, carried back: to the wanted inputs, and to the cotangents of the statistics."""
+    plain = Settings(settings.rule, settings.backend)
+    dot = Cotangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
+    return second(t, bar, dots, stats, dot, plain, wanted), dot
