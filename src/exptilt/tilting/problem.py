@@ -47,15 +47,14 @@ class Needs:
     columns: bool = True
     rows: bool = True
     bias: bool = True
-
-    @property
-    def only_mass(self) -> bool:
-        """Whether column sums are all."""
-        return self.columns and not (self.query or self.key or self.value or self.rows or self.bias)
+    mass: bool = False  # only the column sums of the weights themselves: the derivative of Σ_i G_i by the log-weights
 
     def flags(self) -> list[bool]:
-        """The six, in order."""
-        return [self.query, self.key, self.value, self.columns, self.rows, self.bias]
+        """All of them, in order."""
+        return [self.query, self.key, self.value, self.columns, self.rows, self.bias, self.mass]
+
+
+MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias=False, mass=True)
 
 
 class Gradients(NamedTuple):

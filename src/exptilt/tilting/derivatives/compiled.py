@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings
-from exptilt.tilting.problem import Inputs, Lines, Needs, wide_dtype
+from exptilt.tilting.problem import MASS, Inputs, Lines, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 _TENSORS = len(Inputs._fields)
@@ -111,7 +111,7 @@ def key_mass(
     """`key_mass.key_mass` as an operator."""
     t = Inputs(query, key, key, bias, log_weight, sink, mask)
     inputs, bar, stats = masses.sum_of_G(t, shift, weight, gap, variance)
-    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, needs=Needs(False, False, False, True, False, False))
+    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, needs=MASS)
     return Gradient.forward(*GRADIENT.flat(settings, inputs=inputs, bar=bar, stats=stats))[4]
 
 

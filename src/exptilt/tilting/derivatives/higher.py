@@ -40,7 +40,7 @@ def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Need
     made = identities.spread(found, t)
     if t.sink is not None:
         made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
-    return tuple(bar.log_normalizer.new_zeros(0) if x is None else x for x in made)
+    return tuple(bar.log_normalizer.new_zeros(()) if x is None else x for x in made)
 
 
 def _of_some(function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], some: list[int]) -> Callable[..., tuple[Tensor, ...]]:

@@ -7,10 +7,7 @@ from torch import Tensor
 
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
-from exptilt.tilting.problem import Dots, Inputs, Needs
-
-_ONLY_MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias=False)
-
+from exptilt.tilting.problem import MASS, Dots, Inputs
 
 def sum_of_G(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor) -> tuple[Inputs, Cotangents, Statistics]:
     """Inputs, cotangents and statistics of `rules.Gradient` for derivatives of Σ_i G_i."""
@@ -34,7 +31,7 @@ def with_own_weights(t: Inputs) -> Inputs:
 def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings) -> Tensor:
     """(..., Hq, K), with all of its derivatives; t as `with_own_weights` makes it."""
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
-    only = Settings(settings.rule, settings.backend, needs=_ONLY_MASS)
+    only = Settings(settings.rule, settings.backend, needs=MASS)
     return Gradient.apply(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]  # type: ignore[no-any-return]
 
 

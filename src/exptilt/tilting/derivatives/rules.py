@@ -50,8 +50,6 @@ from exptilt.tilting.derivatives.vmap import fold
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
-_NO_NEEDS = Needs(False, False, False, False, False, False)
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -60,7 +58,7 @@ class Settings:
     rule: ScoreRule
     backend: str
     check: bool = False
-    needs: Needs = _NO_NEEDS
+    needs: Needs | None = None
 
 
 ATTEND = Layout(inputs=Inputs)
@@ -204,7 +202,7 @@ class Tangent(Function):
 
 
 class Gradient(Function):
-    """inputs, cotangents of output, G, mean, variance, statistics → gradients by the six inputs; of shape (0,) where not needed."""
+    """inputs, cotangents of output, G, mean, variance, statistics → gradients by the six inputs; of shape () where not needed."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -213,14 +211,14 @@ class Gradient(Function):
         rows, flags = identities.gradient_rows(stats, bar), settings.needs.flags()
         found = operators.gradient(*t[:5], t.mask, bar.output, rows, *settings.rule.numbers, settings.backend, flags)
         dots = identities.spread(Gradients(*found), t)
-        if t.sink is not None and not settings.needs.only_mass:
+        if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
         return _filled(dots, bar.log_normalizer)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _save(ctx, inputs[-1], *inputs[:-1])
-        ctx.there = tuple(x.dim() > 1 for x in output)
+        ctx.there = tuple(x.dim() > 0 for x in output)
 
     @staticmethod
     def backward(ctx: Any, *dots: Tensor | None) -> Any:
@@ -249,7 +247,7 @@ class Gradient(Function):
 
 
 class Second(Function):
-    """inputs, cotangents, tangents, statistics, tangents of the statistics → ∇Φ by the six inputs; of shape (0,) where not needed."""
+    """inputs, cotangents, tangents, statistics, tangents of the statistics → ∇Φ by the six inputs; of shape () where not needed."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -282,11 +280,11 @@ class Second(Function):
 
 
 def _filled(dots: Dots, like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(like.new_zeros(0) if x is None else x for x in dots)
+    return tuple(like.new_zeros(()) if x is None else x for x in dots)
 
 
 def _present(grads: tuple[Tensor, ...], t: Inputs, wanted: Any) -> Dots:
-    return Dots(*(g if w and x is not None and g.dim() > 1 else None for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)))
+    return Dots(*(g if w and x is not None and g.dim() > 0 else None for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)))
 
 
 def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:

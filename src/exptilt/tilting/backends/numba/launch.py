@@ -254,7 +254,7 @@ def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs
         _dots(p, dots)
         f.second = 1
     full_bias = needs.bias and has_full_bias(t)
-    f.only_mass = int(needs.only_mass and dots is None)
+    f.only_mass = int(needs.mass)
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
     vectors = 2 * p.D + p.Dv
     if f.only_mass:
