@@ -138,10 +138,14 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
 
 
 def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs."""
+    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs.
+
+    Where only the mass of the keys is wanted, the first three rows are enough.
+    """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
-    a0, a1, a2 = lines[3:]
+    zero = torch.zeros_like(lines[0])
+    a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
     sums = _Sums(t, needs)
     for j0, j1 in _tiles(t):
         tile = _Tile(t, rule, j0, j1)

@@ -208,7 +208,8 @@ class Gradient(Function):
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = GRADIENT.read(arguments), arguments[-1]
         t, bar, stats = a["inputs"], a["bar"], a["stats"]
-        rows, flags = identities.gradient_rows(stats, bar), settings.needs.flags()
+        rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
+        flags = settings.needs.flags()
         found = operators.gradient(*t[:5], t.mask, bar.output, rows, *settings.rule.numbers, settings.backend, flags)
         dots = identities.spread(Gradients(*found), t)
         if t.sink is not None and not settings.needs.mass:
