@@ -106,13 +106,15 @@ class Exact:
     """
 
     def __init__(self, mix, number=np.longdouble, shake=None):
-        self.mix, self.number, self.shake = mix, number, shake or (lambda x: x)
+        self.mix, self.number, self.shake = mix, number, shake or (lambda x, amount=1.0: x)
         t, Hq, Q, Hkv, K = mix.tensors, *mix.sizes
         lead, shake = mix.lead, self.shake
-        before = (lambda x: x) if mix.exact else shake  # whole scores are not rounded
+        before = (lambda x, amount=1.0: x) if mix.exact else shake  # whole scores are not rounded
+        # a sum of n terms in order is off by about eps √n/5 times the root of the sum of their squares
+        walk, self.value_walk = 1 + math.sqrt(t["query"].shape[-1]) / 10, 1 + math.sqrt(t["value"].shape[-1]) / 10
         self.group = Hq // Hkv
-        self.q = before(np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:])))
-        self.k = before(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3))
+        self.q = before(np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:])), walk)
+        self.k = before(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk)
         self.v = shake(self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3))
         self.scale, cap = number(_scale(mix)), mix.numbers.get("softcap")
         z = before(self.scale * (self.q @ self.k.swapaxes(-1, -2)))
@@ -215,7 +217,7 @@ class Exact:
         flow = self.shake(flow)
         # what is subtracted from all outcomes of a row is a sum over the values' axis, with roundings of its own
         terms = np.sqrt(((b["output"] * self.output) ** 2).sum(-1)) + (p[..., :K] * np.abs(b["key_mass"])[..., None, :]).sum(-1)
-        t = flow - ((p * flow).sum(-1) + self.shake(terms) - terms)[..., None]
+        t = flow - ((p * flow).sum(-1) + self.shake(terms, self.value_walk) - terms)[..., None]
         t = t + b["log_normalizer"][..., None] + b["score_mean"][..., None] * (1 + c) - b["entropy"][..., None] * c
         t = t + b["score_variance"][..., None] * (c**2 - self.shake(self.variance)[..., None] + 2 * c)
         s_bar = p * t
@@ -234,6 +236,34 @@ class Exact:
         }
         there = {name: x for name, x in self.mix.tensors.items() if x is not None}
         return {name: _summed(found[name], x.shape) for name, x in there.items()}
+
+    def second_terms(self, bars, t):
+        """The size of what second derivatives sum: first derivatives times the scores' tangents, and <bar, value's tangent>.
+
+        Of a lone outcome these leave nothing, and what is left of their roundings is nobody's fault. By every tensor of the mix.
+        """
+        b = {name: np.abs(self._of(x)) for name, x in bars.items()}
+        ds, dv = self.score_tangents(t)
+        K, p, c = self.mix.sizes[3], self.p, np.abs(self.c)
+        zero = np.zeros((*p.shape[:-1], 1), self.number)
+        flow = np.concatenate([np.sqrt(b["output"] ** 2 @ (self.v**2).swapaxes(-1, -2)) + b["key_mass"][..., None, :], zero], -1)
+        size = flow + (b["log_normalizer"] + b["score_mean"])[..., None] + (b["score_mean"] + b["entropy"])[..., None] * c
+        size = size + b["score_variance"][..., None] * (c**2 + self.variance[..., None] + 2 * c)
+        size = size * np.maximum(np.abs(ds).max(-1, keepdims=True), 1)
+        if dv is not None:
+            size[..., :K] += np.sqrt(b["output"] ** 2 @ (dv**2).swapaxes(-1, -2))
+        size = self.value_walk * p * size
+        pairs, z_bar = size[..., :K] ** 2, (self.scale * self.d1 * size[..., :K]) ** 2
+        found = {
+            "query": z_bar @ self.k**2,
+            "key": self._gather(z_bar.swapaxes(-1, -2) @ self.q**2, -3),
+            "value": self._gather((p[..., :K] ** 2).swapaxes(-1, -2) @ b["output"] ** 2, -3),
+            "bias": pairs,
+            "log_weight": self._gather(pairs.sum(-2), -2),
+            "sink": (size[..., K] ** 2).sum(-1),
+        }
+        there = {name: x for name, x in self.mix.tensors.items() if x is not None}
+        return {name: np.sqrt(_summed(found[name], x.shape)) for name, x in there.items()}
 
     def _gather(self, x, axis):
         """Summed over the query heads that read one key head."""

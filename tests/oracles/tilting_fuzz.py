@@ -363,8 +363,8 @@ def _shaker(eps, seed):
     """Multiplies by 1 + eps × a normal number, in numpy or torch."""
     g = np.random.default_rng(seed)
 
-    def shake(x):
-        factor = 1 + eps * g.standard_normal(x.shape)
+    def shake(x, amount=1.0):
+        factor = 1 + amount * eps * g.standard_normal(x.shape)
         return x * (torch.as_tensor(factor) if isinstance(x, torch.Tensor) else factor)
 
     return shake
@@ -447,10 +447,8 @@ def judge(mix):
         rival = second_of(lambda t: formula(mix, t), wide, ask)
         right = second_of(lambda t: formula(mix, t), double, ask)
         rough = [_shaken_second(mix, ask, double, _shaker(eps, 3 * mix.seed + k)) for k in range(DRAWS)]
-        # a second derivative sums first ones times the scores' tangents, and of a lone outcome nothing is left
-        first, along = truth.gradients(ask.bars), {name: ask.dots[name] for name in ask.by}
-        moved = max(1.0, float(np.abs(truth.score_tangents(along)[0]).max(initial=0.0)))
-        terms = {f"dd {name}": moved * x for name, x in first.items()}
+        with np.errstate(all="ignore"):
+            terms = _prefixed("dd ", truth.second_terms(ask.bars, {name: ask.dots[name] for name in ask.by}))
         held("second", lambda: second_of(function, t, ask), rival, right, rough, terms=terms)
     if wanted["fisher"] and same_lead:
         right = by_hand("", lambda e: {"fisher": e.fisher(ask.vector)})
