@@ -1,9 +1,11 @@
-"""Attention by the obvious formulas with the whole matrix of scores: in any torch dtype, and in 80 bits with derivatives by hand.
+"""Attention by the obvious formulas with the whole matrix of scores: in any torch dtype, and in 80
+bits with derivatives by hand.
 
-`formula` is what one would write in plain torch: scores, softmax, logsumexp, sums. In the problem's own dtype it is the rival.
-`Exact` is the truth: numpy in float64, or in 80 bits for float64 problems, with derivatives written out by hand, so that nothing is
-shared with torch's autograd. Both can be shaken: every step is then off by about one rounding, which tells how large an error nobody
-can be blamed for. Neither shares anything with the package.
+`formula` is what one would write in plain torch: scores, softmax, logsumexp, sums. In the problem's own
+dtype it is the rival. `Exact` is the truth: numpy in float64, or in 80 bits for float64 problems, with
+derivatives written out by hand, so that nothing is shared with torch's autograd. Both can be shaken:
+every step is then off by about one rounding, which tells how large an error nobody can be blamed for.
+Neither shares anything with the package.
 """
 
 import math
@@ -54,13 +56,17 @@ def scores(mix, t, shake=lambda x: x):
         s = shake(s + t["bias"])
     if t["log_weight"] is not None:
         weight = t["log_weight"]
-        s = shake(s + _per_query_head(weight.expand(*weight.shape[:-2], mix.sizes[2], K), Hq, -2)[..., None, :])
+        s = shake(
+            s + _per_query_head(weight.expand(*weight.shape[:-2], mix.sizes[2], K), Hq, -2)[..., None, :]
+        )
     return s.masked_fill(hidden(mix) | (s == -math.inf), -math.inf)  # nothing flows to a score of −inf
 
 
 def formula(mix, t, shake=None):
-    """Every quantity by its name, from tensors `t` of one dtype. `shake` is applied to what a computer would round."""
-    Hq, Q, _, K = mix.sizes
+    """Every quantity by its name, from tensors `t` of one dtype. `shake` is applied to what a computer
+    would round.
+    """
+    Hq, _, _, K = mix.sizes
     after = shake or (lambda x: x)
     s = scores(mix, t, (lambda x: x) if mix.exact else after)
     rows = s.shape[:-1]
@@ -78,7 +84,11 @@ def formula(mix, t, shake=None):
     else:  # step by step, so that each step is rounded, backwards too
         e = shake(torch.exp(s_safe - top[..., None]))
         z = shake(e.sum(-1))
-        G, log_p, p = shake(top) + z.log(), s_safe - top[..., None] - z.log()[..., None], shake(e / z[..., None])
+        G, log_p, p = (
+            shake(top) + z.log(),
+            s_safe - top[..., None] - z.log()[..., None],
+            shake(e / z[..., None]),
+        )
     p = p.masked_fill(dead[..., None], 0.0)
     nothing = p == 0  # such an outcome adds nothing, however far its score
     above = (s_safe - top[..., None]).masked_fill(nothing, 0.0)
@@ -100,22 +110,29 @@ def formula(mix, t, shake=None):
 
 
 class Exact:
-    """All quantities of a mix in a numpy dtype, with derivatives along a direction, against cotangents, and G's Hessian, by hand.
+    """All quantities of a mix in a numpy dtype, their tangents and gradients, and G's Hessian, by hand.
 
     `shake` is applied to everything that a computer would round on the way.
     """
 
     def __init__(self, mix, number=np.longdouble, shake=None):
         self.mix, self.number, self.shake = mix, number, shake or (lambda x, amount=1.0: x)
-        t, Hq, Q, Hkv, K = mix.tensors, *mix.sizes
+        t, (Hq, _, Hkv, K) = mix.tensors, mix.sizes
         lead, shake = mix.lead, self.shake
         before = (lambda x, amount=1.0: x) if mix.exact else shake  # whole scores are not rounded
         # a sum of n terms in order is off by about eps √n/5 times the root of the sum of their squares
-        walk, self.value_walk = 1 + math.sqrt(t["query"].shape[-1]) / 10, 1 + math.sqrt(t["value"].shape[-1]) / 10
+        walk, self.value_walk = (
+            1 + math.sqrt(t["query"].shape[-1]) / 10,
+            1 + math.sqrt(t["value"].shape[-1]) / 10,
+        )
         self.group = Hq // Hkv
         self.q = before(np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:])), walk)
-        self.k = before(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk)
-        self.v = shake(self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3))
+        self.k = before(
+            self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk
+        )
+        self.v = shake(
+            self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3)
+        )
         self.scale, cap = number(_scale(mix)), mix.numbers.get("softcap")
         z = before(self.scale * (self.q @ self.k.swapaxes(-1, -2)))
         if cap is None:
@@ -128,7 +145,9 @@ class Exact:
             s = before(s + self._spread(name, t[name])) if t[name] is not None else s
         s = np.where(hidden(mix).expand(s.shape).numpy(), -np.inf, s)
         self.best = s.argmax(-1)[..., None] if K else None
-        maximum = np.take_along_axis(s, self.best, -1)[..., 0] if K else np.full(s.shape[:-1], -np.inf, number)
+        maximum = (
+            np.take_along_axis(s, self.best, -1)[..., 0] if K else np.full(s.shape[:-1], -np.inf, number)
+        )
         self.s = np.concatenate([s, self._spread("sink", t["sink"])], -1)
         self.dead = (self.s == -np.inf).all(-1)
         top = np.where(self.dead, 0, self.s.max(-1))
@@ -160,13 +179,17 @@ class Exact:
         return np.repeat(x, self.group, axis) if self.group > 1 else x
 
     def _spread(self, name, x, absent=-np.inf):
-        """A bias, log_weight or sink (or its tangent) in the shape of the scores (..., Q, K), or (..., Q, 1) for a sink."""
+        """A bias, log_weight or sink (or its tangent) in the shape of the scores (..., Q, K), or (..., Q,
+        1) for a sink.
+        """
         Hq, Q, Hkv, K = self.mix.sizes
         lead = self.mix.lead
         if name == "sink":
             if x is None:
                 return np.full((*lead, Hq, Q, 1), absent, self.number)
-            return np.broadcast_to(np.broadcast_to(self._of(x), (*lead, Hq))[..., None, None], (*lead, Hq, Q, 1))
+            return np.broadcast_to(
+                np.broadcast_to(self._of(x), (*lead, Hq))[..., None, None], (*lead, Hq, Q, 1)
+            )
         if x is None:
             return self.number(0)
         if name == "bias":
@@ -181,12 +204,24 @@ class Exact:
             dq = self.shake(np.broadcast_to(self._of(t["query"]), self.q.shape))
             dz = dz + self.scale * (dq @ self.k.swapaxes(-1, -2))
         if t.get("key") is not None:
-            dk = self.shake(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3))
+            dk = self.shake(
+                self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3)
+            )
             dz = dz + self.scale * (self.q @ dk.swapaxes(-1, -2))
-        ds = self.d1 * dz + self._spread("bias", t.get("bias")) + self._spread("log_weight", t.get("log_weight"))
-        ds = np.concatenate([np.broadcast_to(ds, self.d1.shape), self._spread("sink", t.get("sink"), 0.0)], -1)
+        ds = (
+            self.d1 * dz
+            + self._spread("bias", t.get("bias"))
+            + self._spread("log_weight", t.get("log_weight"))
+        )
+        ds = np.concatenate(
+            [np.broadcast_to(ds, self.d1.shape), self._spread("sink", t.get("sink"), 0.0)], -1
+        )
         v = t.get("value")
-        dv = None if v is None else self.shake(self._heads(np.broadcast_to(self._of(v), (*lead, *v.shape[-3:])), -3))
+        dv = (
+            None
+            if v is None
+            else self.shake(self._heads(np.broadcast_to(self._of(v), (*lead, *v.shape[-3:])), -3))
+        )
         return np.where(self.s == -np.inf, 0, self.shake(ds)), dv
 
     def tangents(self, t):
@@ -197,7 +232,11 @@ class Exact:
         dp = p * (ds - dG[..., None])
         turned = (p * c * ds).sum(-1)
         keys = p[..., :K]
-        maximum = np.where(self.values["score_max"] == -np.inf, 0, np.take_along_axis(ds, self.best, -1)[..., 0]) if K else 0 * dG
+        maximum = (
+            np.where(self.values["score_max"] == -np.inf, 0, np.take_along_axis(ds, self.best, -1)[..., 0])
+            if K
+            else 0 * dG
+        )
         return {
             "output": dp[..., :K] @ self.v + (0 if dv is None else keys @ dv),
             "log_normalizer": dG,
@@ -215,10 +254,18 @@ class Exact:
         zero = np.zeros((*p.shape[:-1], 1), self.number)
         flow = np.concatenate([b["output"] @ self.v.swapaxes(-1, -2) + b["key_mass"][..., None, :], zero], -1)
         flow = self.shake(flow)
-        # what is subtracted from all outcomes of a row is a sum over the values' axis, with roundings of its own
-        terms = np.sqrt(((b["output"] * self.output) ** 2).sum(-1)) + (p[..., :K] * np.abs(b["key_mass"])[..., None, :]).sum(-1)
+        # what is subtracted from all outcomes of a row is a sum over the values' axis, with roundings of
+        # its own
+        terms = np.sqrt(((b["output"] * self.output) ** 2).sum(-1)) + (
+            p[..., :K] * np.abs(b["key_mass"])[..., None, :]
+        ).sum(-1)
         t = flow - ((p * flow).sum(-1) + self.shake(terms, self.value_walk) - terms)[..., None]
-        t = t + b["log_normalizer"][..., None] + b["score_mean"][..., None] * (1 + c) - b["entropy"][..., None] * c
+        t = (
+            t
+            + b["log_normalizer"][..., None]
+            + b["score_mean"][..., None] * (1 + c)
+            - b["entropy"][..., None] * c
+        )
         t = t + b["score_variance"][..., None] * (c**2 - self.shake(self.variance)[..., None] + 2 * c)
         s_bar = p * t
         if K:
@@ -238,16 +285,23 @@ class Exact:
         return {name: _summed(found[name], x.shape) for name, x in there.items()}
 
     def second_terms(self, bars, t):
-        """The size of what second derivatives sum: first derivatives times the scores' tangents, and <bar, value's tangent>.
+        """The size of what second derivatives sum: first ones times the scores' tangents, and <bar, dv>.
 
-        Of a lone outcome these leave nothing, and what is left of their roundings is nobody's fault. By every tensor of the mix.
+        Of a lone outcome these leave nothing, and what is left of their roundings is nobody's fault. By
+        every tensor of the mix.
         """
         b = {name: np.abs(self._of(x)) for name, x in bars.items()}
         ds, dv = self.score_tangents(t)
         K, p, c = self.mix.sizes[3], self.p, np.abs(self.c)
         zero = np.zeros((*p.shape[:-1], 1), self.number)
-        flow = np.concatenate([np.sqrt(b["output"] ** 2 @ (self.v**2).swapaxes(-1, -2)) + b["key_mass"][..., None, :], zero], -1)
-        size = flow + (b["log_normalizer"] + b["score_mean"])[..., None] + (b["score_mean"] + b["entropy"])[..., None] * c
+        flow = np.concatenate(
+            [np.sqrt(b["output"] ** 2 @ (self.v**2).swapaxes(-1, -2)) + b["key_mass"][..., None, :], zero], -1
+        )
+        size = (
+            flow
+            + (b["log_normalizer"] + b["score_mean"])[..., None]
+            + (b["score_mean"] + b["entropy"])[..., None] * c
+        )
         size = size + b["score_variance"][..., None] * (c**2 + self.variance[..., None] + 2 * c)
         size = size * np.maximum(np.abs(ds).max(-1, keepdims=True), 1)
         if dv is not None:
@@ -268,7 +322,9 @@ class Exact:
     def _gather(self, x, axis):
         """Summed over the query heads that read one key head."""
         axis = x.ndim + axis
-        return x.reshape(*x.shape[:axis], x.shape[axis] // self.group, self.group, *x.shape[axis + 1 :]).sum(axis + 1)
+        return x.reshape(*x.shape[:axis], x.shape[axis] // self.group, self.group, *x.shape[axis + 1 :]).sum(
+            axis + 1
+        )
 
     def fisher(self, vector):
         """∇²G times one vector for each query."""

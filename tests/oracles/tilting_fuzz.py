@@ -1,21 +1,27 @@
-r"""Judges attend and its kin on random mixes: at most twice the error of plain torch in the same dtype, both against a wider truth.
+r"""Judges attend and its kin on random mixes: at most twice the error of plain torch in the same dtype,
+both against a wider truth.
 
     error(exptilt) <= 2 error(plain torch) + FLOOR
 
-The truth is float64 for float32 and half precision problems, and 80 bits for float64 ones. Plain torch is the formula with the whole matrix
-of scores, in the dtype sums are taken in (float32 for half precision). An error is the largest over a tensor, each entry measured in units
-of what one rounding of every number on its way does to it: the formula is evaluated in float64 with every input and intermediate result
-shaken by one eps, a few times over, and the unit is the root mean square of what that changes, plus eps times the entry itself. So entries
-of small rows count as much as those of large ones, and plain torch being exact by luck does not count: a rounding or two is in FLOOR.
+The truth is float64 for float32 and half precision problems, and 80 bits for float64 ones. Plain torch
+is the formula with the whole matrix of scores, in the dtype sums are taken in (float32 for half
+precision). An error is the largest over a tensor, each entry measured in units of what one rounding of
+every number on its way does to it: the formula is evaluated in float64 with every input and intermediate
+result shaken by one eps, a few times over, and the unit is the root mean square of what that changes,
+plus eps times the entry itself. So entries of small rows count as much as those of large ones, and plain
+torch being exact by luck does not count: a rounding or two is in FLOOR.
 
 Left out, for want of a right answer in the dtype:
-- rows whose weights are not determined: scores uncertain by more than `VAGUE`, with several outcomes near the largest. Their
-  log-normalizer and maximum are compared, their key masses and outputs have to keep the invariants, and they get no cotangent.
+- rows whose weights are not determined: scores uncertain by more than `VAGUE`, with several outcomes
+  near the largest. Their log-normalizer and maximum are compared, their key masses and outputs have to
+  keep the invariants, and they get no cotangent.
 - the derivative of a maximum that two keys share, up to rounding.
 - entries where plain torch is not finite though the truth is.
+
 Half precision: results that come back in the narrow dtype may be off by one rounding of it.
 
-Run as a program it takes N and START from the environment, judges mixes START, START+1, ... and prints a table.
+Run as a program it takes N and START from the environment, judges mixes START, START+1, ... and prints a
+table.
 """
 
 import math
@@ -40,7 +46,9 @@ VAGUE = 0.02  # nats by which one rounding may move a score before weights are n
 
 @dataclass
 class Finding:
-    """One quantity of one mix: both errors in units, the ratio that must not exceed 2, and what to say if it does."""
+    """One quantity of one mix: both errors in units, the ratio that must not exceed 2, and what to say if
+    it does.
+    """
 
     quantity: str
     found: float
@@ -59,12 +67,14 @@ class Finding:
         return f"{self.quantity}: error {self.found:.3g} units, plain torch {self.plain:.3g}{self.text}"
 
 
-# --- the row by row state of a problem -------------------------------------------------------------------------------------------
+# --- the row by row state of a problem ---------------------------------------------------------
 
 
 @dataclass
 class Rows:
-    """What is known of each row (*lead, Hq, Q): whether its weights are vague, its maximum shared; and the spread of all scores."""
+    """What is known of each row (*lead, Hq, Q): whether its weights are vague, its maximum shared; and the
+    spread of all scores.
+    """
 
     vague: torch.Tensor
     shared: torch.Tensor
@@ -75,7 +85,7 @@ def rows_of(mix):
     """How far rounding determines the rows of a mix, from float64 scores."""
     t = {name: None if x is None else x.detach().double() for name, x in mix.tensors.items()}
     eps = torch.finfo(mix.wide).eps
-    Hq, Q, _, K = mix.sizes
+    Hq, _, _, K = mix.sizes
     s = scores(mix, t)
     cap, D = mix.numbers.get("softcap"), t["query"].shape[-1]
     scale = 1 / math.sqrt(D) if mix.numbers.get("scale") is None else mix.numbers["scale"]
@@ -106,13 +116,15 @@ def rows_of(mix):
         shared = torch.zeros(s.shape[:-1], dtype=torch.bool)
     outcomes = s
     if t["sink"] is not None:
-        outcomes = torch.cat([s, t["sink"].expand(*mix.lead, Hq)[..., None, None].expand(*s.shape[:-1], 1)], -1)
+        outcomes = torch.cat(
+            [s, t["sink"].expand(*mix.lead, Hq)[..., None, None].expand(*s.shape[:-1], 1)], -1
+        )
         top = outcomes.amax(-1, keepdim=True)
     near = ((outcomes >= top - 40 - 20 * widest) & (outcomes > -math.inf)).sum(-1) > 1
     return Rows((widest[..., 0] > VAGUE) & near, shared, max(spread, 1.0))
 
 
-# --- one way to ask every version the same question ------------------------------------------------------------------------------
+# --- one way to ask every version the same question --------------------------------------------
 
 
 @dataclass
@@ -142,7 +154,11 @@ def questions(mix, rows):
     firm, wide = ~rows.vague, mix.wide
     bars = {"output": random((*lead, Hq, Q, t["value"].shape[-1]), mix.dtype) * firm[..., None].to(mix.dtype)}
     for name in QUANTITIES[1:-1]:
-        factor = {"score_mean": 1 / rows.spread, "score_variance": rows.spread**-2, "entropy": 1 / rows.spread}.get(name, 1.0)
+        factor = {
+            "score_mean": 1 / rows.spread,
+            "score_variance": rows.spread**-2,
+            "entropy": 1 / rows.spread,
+        }.get(name, 1.0)
         bars[name] = random((*lead, Hq, Q), wide, factor) * firm.to(wide)
     bars["score_max"] = bars["score_max"] * (~rows.shared).to(wide)
     bars["key_mass"] = random((*lead, Hq, K), wide) * (~rows.vague.any(-1, keepdim=True)).to(wide)
@@ -168,10 +184,19 @@ def _leaves(tensors, by):
 def _backward(values, bars, leaves, by, **options):
     """Gradients by the leaves, zero where nothing flows."""
     names = [name for name in values if values[name] is not None and values[name].requires_grad]
-    outputs, cotangents = [values[name] for name in names], [bars[name].to(values[name].dtype) for name in names]
+    outputs, cotangents = (
+        [values[name] for name in names],
+        [bars[name].to(values[name].dtype) for name in names],
+    )
     inputs = [leaves[name] for name in by]
-    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options) if outputs else [None] * len(by)
-    return {name: torch.zeros_like(x) if f is None else f for name, x, f in zip(by, inputs, found, strict=True)}
+    found = (
+        torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+        if outputs
+        else [None] * len(by)
+    )
+    return {
+        name: torch.zeros_like(x) if f is None else f for name, x, f in zip(by, inputs, found, strict=True)
+    }
 
 
 def values_of(function, tensors):
@@ -180,7 +205,9 @@ def values_of(function, tensors):
 
 def gradients_of(function, tensors, ask):
     leaves = _leaves(tensors, ask.by)
-    return {f"d {name}": x.detach() for name, x in _backward(function(leaves), ask.bars, leaves, ask.by).items()}
+    return {
+        f"d {name}": x.detach() for name, x in _backward(function(leaves), ask.bars, leaves, ask.by).items()
+    }
 
 
 def _unshared(x):
@@ -194,13 +221,21 @@ def tangents_of(function, tensors, ask, way):
     dots = [ask.dots[name].to(tensors[name].dtype) for name in by]
     if way == "dual":
         with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(_unshared(tensors[name]), dot) for name, dot in zip(by, dots, strict=True)]
+            duals = [
+                forward_ad.make_dual(_unshared(tensors[name]), dot)
+                for name, dot in zip(by, dots, strict=True)
+            ]
             found = function({**tensors, **dict(zip(by, duals, strict=True))})
             moved = {name: forward_ad.unpack_dual(x) for name, x in found.items()}
-            moved = {name: torch.zeros_like(x.primal) if x.tangent is None else x.tangent for name, x in moved.items()}
+            moved = {
+                name: torch.zeros_like(x.primal) if x.tangent is None else x.tangent
+                for name, x in moved.items()
+            }
     else:
         inputs = tuple(_unshared(tensors[name]) for name in by)
-        moved = torch.func.jvp(lambda *x: function({**tensors, **dict(zip(by, x, strict=True))}), inputs, tuple(dots))[1]
+        moved = torch.func.jvp(
+            lambda *x: function({**tensors, **dict(zip(by, x, strict=True))}), inputs, tuple(dots)
+        )[1]
     return {f"ṫ {name}": x for name, x in moved.items()}
 
 
@@ -221,10 +256,14 @@ def plain_fisher(mix, tensors, ask):
 
     nothing = formula(mix, tensors)["log_normalizer"] == -math.inf
     query = tensors["query"].detach().expand(*mix.lead, *tensors["query"].shape[-3:]).contiguous()
-    return {"fisher": torch.func.jvp(slope, (query,), (ask.vector.to(query.dtype).expand_as(query).contiguous(),))[1]}
+    return {
+        "fisher": torch.func.jvp(
+            slope, (query,), (ask.vector.to(query.dtype).expand_as(query).contiguous(),)
+        )[1]
+    }
 
 
-# --- exptilt, called in the mix's own way ----------------------------------------------------------------------------------------
+# --- exptilt, called in the mix's own way ------------------------------------------------------
 
 
 def _as_dict(a):
@@ -232,12 +271,14 @@ def _as_dict(a):
 
 
 def exptilt_function(mix):
-    """tensors → quantities by name, by attend, or by attend under vmap over the first batch axis."""
+    """Tensors → quantities by name, by attend, or by attend under vmap over the first batch axis."""
     extra = {**mix.numbers, "backend": mix.backend, "check": mix.check}
 
     def call(t, mask):
         kept = {name: t[name] for name in ("bias", "log_weight", "sink")}
-        return _as_dict(xt.attend(t["query"], t["key"], t["value"], mask=mask, key_mass=True, **kept, **extra))
+        return _as_dict(
+            xt.attend(t["query"], t["key"], t["value"], mask=mask, key_mass=True, **kept, **extra)
+        )
 
     if not (mix.wanted["vmap"] and mix.lead and mix.lead[0] > 1):
         return lambda t: call(t, mix.mask)
@@ -262,23 +303,33 @@ def exptilt_function(mix):
 
 
 def merged(mix, g):
-    """attend in two or three parts of the keys, joined."""
+    """Results of attend in two or three parts of the keys, joined."""
     t, K = mix.tensors, mix.sizes[3]
     cuts = sorted(int(torch.randint(0, K + 1, (), generator=g)) for _ in range(1 + mix.seed % 2))
     parts = []
     for start, stop in zip([0, *cuts], [*cuts, K], strict=True):
-        pairs = {name: x if x is None or x.shape[-1] == 1 else x[..., start:stop] for name, x in (("bias", t["bias"]), ("mask", mix.mask))}
+        pairs = {
+            name: x if x is None or x.shape[-1] == 1 else x[..., start:stop]
+            for name, x in (("bias", t["bias"]), ("mask", mix.mask))
+        }
         weight = None if t["log_weight"] is None else t["log_weight"][..., start:stop]
         parts.append(
             xt.attend(
-                t["query"], t["key"][..., start:stop, :], t["value"][..., start:stop, :], log_weight=weight, **pairs, **mix.numbers,
-                sink=t["sink"] if start == 0 and not parts else None, backend=mix.backend, check=mix.check,
-            )  # fmt: skip
+                t["query"],
+                t["key"][..., start:stop, :],
+                t["value"][..., start:stop, :],
+                log_weight=weight,
+                **pairs,
+                **mix.numbers,
+                sink=t["sink"] if start == 0 and not parts else None,
+                backend=mix.backend,
+                check=mix.check,
+            )
         )
     return {f"merge {name}": x for name, x in _as_dict(xt.merge(parts)).items()}
 
 
-# --- comparing -------------------------------------------------------------------------------------------------------------------
+# --- comparing ---------------------------------------------------------------------------------
 
 
 def _numpy(x):
@@ -293,7 +344,9 @@ def _error(x, truth):
 
 
 def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
-    """A Finding on one tensor. `terms` is the size of what is summed, where that can cancel to the last digit."""
+    """A Finding on one tensor. `terms` is the size of what is summed, where that can cancel to the last
+    digit.
+    """
     eps, tiny = torch.finfo(mix.wide).eps, torch.finfo(mix.wide).tiny
     dtype = found.dtype
     x, y, truth = _numpy(found), _numpy(plain), _numpy(truth)
@@ -307,7 +360,9 @@ def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     unit = np.where(np.isfinite(moved) & (moved < 1e149), moved, 0.0) + eps * size + 64 * tiny
     if terms is not None:
         unit = unit + eps * np.where(np.isfinite(terms), np.abs(terms), 0.0)
-    unit = unit + 0.1 * np.sqrt(np.mean(np.square(unit)))  # an entry far smaller than the rest need not be as exact as itself
+    unit = unit + 0.1 * np.sqrt(
+        np.mean(np.square(unit))
+    )  # an entry far smaller than the rest need not be as exact as itself
     a, b = _error(x, truth), _error(y, truth)
     if dtype != mix.wide:  # came back rounded to half precision
         narrow = torch.finfo(dtype)
@@ -320,12 +375,16 @@ def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     with np.errstate(all="ignore"):
         units, rival = np.where(counted, a / unit, 0.0), np.where(counted, b / unit, 0.0)
     at = np.unravel_index(units.argmax(), units.shape)
-    text = f"; worst at {tuple(int(i) for i in at)}: {x[at]:.9g}, truth {truth[at]:.9g}, plain torch {y[at]:.9g}, unit {unit[at]:.3g}"
+    place = tuple(int(i) for i in at)
+    text = f"; worst at {place}: {x[at]:.9g}, truth {truth[at]:.9g}, plain torch {y[at]:.9g}"
+    text += f", unit {unit[at]:.3g}"
     return Finding(quantity, float(units.max()), float(rival.max()), text)
 
 
 def invariants(mix, rows, found, truth):
-    """What holds whatever the rounding: weights in [0, 1] that sum to one less the sink's share, outputs among the values."""
+    """What holds whatever the rounding: weights in [0, 1] that sum to one less the sink's share, outputs
+    among the values.
+    """
     eps = torch.finfo(mix.wide).eps
     Hq, Q, _, K = mix.sizes
     if not (Q and K):
@@ -342,7 +401,11 @@ def invariants(mix, rows, found, truth):
         total = count
     else:  # the sink's share from the truth, where rows have weights that are determined
         with np.errstate(all="ignore"):
-            share = np.exp(np.minimum(_numpy(t["sink"].expand(*mix.lead, Hq)[..., None]) - _numpy(truth["log_normalizer"]), 0.0))
+            share = np.exp(
+                np.minimum(
+                    _numpy(t["sink"].expand(*mix.lead, Hq)[..., None]) - _numpy(truth["log_normalizer"]), 0.0
+                )
+            )
         share = torch.as_tensor(np.asarray(share, dtype=np.float64)).nan_to_num(0.0)
         total = torch.where(alive, 1 - share, 0.0).sum(-1)
     sure = torch.ones_like(total, dtype=torch.bool) if t["sink"] is None else ~rows.vague.any(-1)
@@ -350,7 +413,9 @@ def invariants(mix, rows, found, truth):
     wrong = ((mass.sum(-1) - total).abs() > blur * count + 1e-300) & sure
     if wrong.any():
         yield f"key masses sum to {mass.sum(-1)[wrong][0].item():.17g}, must be {total[wrong][0].item():.17g}"
-    largest = _per_query_head(t["value"], Hq, -3).double().abs().amax(-2).expand(*mix.lead, Hq, -1)[..., None, :]
+    largest = (
+        _per_query_head(t["value"], Hq, -3).double().abs().amax(-2).expand(*mix.lead, Hq, -1)[..., None, :]
+    )
     rounding = torch.finfo(mix.dtype).eps if mix.half else 0.0
     if not bool((found["output"].double().abs() <= largest * (1 + slack + rounding)).all()):
         yield "an output lies outside the values, or is NaN"
@@ -411,17 +476,22 @@ def judge(mix):
         return (firm & ~rows.shared).numpy() if name == "score_max" else keep(name)
 
     def held(kind, ours, plain, right, rough, keeps=lambda name: None, terms=None):
-        """Compare what `ours()` returns with the truth `right` and the shaken versions `rough`, and plain torch likewise."""
+        """Compare what `ours()` returns with the truth `right` and the shaken versions `rough`, and plain
+        torch likewise.
+        """
         try:
             found = ours()
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            text = f": raised {type(error).__name__}: {str(error)[:300]} ({os.path.basename(last.filename)}:{last.lineno})"
+            place = f"{os.path.basename(last.filename)}:{last.lineno}"
+            text = f": raised {type(error).__name__}: {str(error)[:300]} ({place})"
             findings.append(Finding(kind, math.inf, 0.0, text))
             return None
         for name, x in found.items():
             versions = x, plain[name], right[name], [s[name] for s in rough]
-            findings.append(compare(mix, name, *versions, keeps(name), None if terms is None else terms[name]))
+            findings.append(
+                compare(mix, name, *versions, keeps(name), None if terms is None else terms[name])
+            )
         return found
 
     def by_hand(prefix, derive):
@@ -429,20 +499,30 @@ def judge(mix):
             return _prefixed(prefix, derive(truth)), [_prefixed(prefix, derive(s)) for s in shaken]
 
     plain = values_of(lambda t: formula(mix, t), wide)
-    found = held("values", lambda: values_of(function, t), plain, *by_hand("", lambda e: e.values), keep_value)
+    found = held(
+        "values", lambda: values_of(function, t), plain, *by_hand("", lambda e: e.values), keep_value
+    )
     if found is not None:
         broken = list(invariants(mix, rows, found, truth.values))
         findings.append(Finding("invariants", math.inf if broken else 0.0, 0.0, ": " + "; ".join(broken)))
     if wanted["gradients"]:
         rival = gradients_of(lambda t: formula(mix, t), wide, ask)
-        held("gradients", lambda: gradients_of(function, t, ask), rival, *by_hand("d ", lambda e: e.gradients(ask.bars)))
+        held(
+            "gradients",
+            lambda: gradients_of(function, t, ask),
+            rival,
+            *by_hand("d ", lambda e: e.gradients(ask.bars)),
+        )
     if wanted["tangents"]:
         along = {name: ask.dots[name] for name in ask.by}
         rival = tangents_of(lambda t: formula(mix, t), wide, ask, "dual")
         held(
-            "tangents", lambda: tangents_of(function, t, ask, wanted["tangents"]), rival,
-            *by_hand("ṫ ", lambda e: e.tangents(along)), lambda name: keep_tangent(name[2:]),
-        )  # fmt: skip
+            "tangents",
+            lambda: tangents_of(function, t, ask, wanted["tangents"]),
+            rival,
+            *by_hand("ṫ ", lambda e: e.tangents(along)),
+            lambda name: keep_tangent(name[2:]),
+        )
     if wanted["second"]:
         rival = second_of(lambda t: formula(mix, t), wide, ask)
         right = second_of(lambda t: formula(mix, t), double, ask)
@@ -453,15 +533,31 @@ def judge(mix):
     if wanted["fisher"] and same_lead:
         right = by_hand("", lambda e: {"fisher": e.fisher(ask.vector)})
         product = xt.fisher_vector_product
-        held("fisher", lambda: {"fisher": product(t["query"], t["key"], ask.vector, **mix.options())}, plain_fisher(mix, wide, ask), *right)
+        held(
+            "fisher",
+            lambda: {"fisher": product(t["query"], t["key"], ask.vector, **mix.options())},
+            plain_fisher(mix, wide, ask),
+            *right,
+        )
     if wanted["alone"] and same_lead:
         right = by_hand("alone ", lambda e: {"log_normalizer": e.values["log_normalizer"]})
         alone = xt.log_normalizer
-        held("alone", lambda: {"alone log_normalizer": alone(t["query"], t["key"], **mix.options())}, _prefixed("alone ", plain), *right)
+        held(
+            "alone",
+            lambda: {"alone log_normalizer": alone(t["query"], t["key"], **mix.options())},
+            _prefixed("alone ", plain),
+            *right,
+        )
     if wanted["merge"]:
         g = torch.Generator().manual_seed(mix.seed + 2)
         right = by_hand("merge ", lambda e: e.values)
-        held("merge", lambda: merged(mix, g), _prefixed("merge ", plain), *right, lambda name: keep_value(name[6:]))
+        held(
+            "merge",
+            lambda: merged(mix, g),
+            _prefixed("merge ", plain),
+            *right,
+            lambda name: keep_value(name[6:]),
+        )
     return findings
 
 
@@ -477,9 +573,12 @@ def table(findings):
     by = defaultdict(list)
     for finding in findings:
         by[finding.quantity].append(finding)
-    lines = [f"{'quantity':<24}{'compared':>10}{'over':>8}{'worst':>10}   (error / (plain torch + {FLOOR / 2:g} units); over 2 fails)"]
+    scale = f"(error / (plain torch + {FLOOR / 2:g} units); over 2 fails)"
+    lines = [f"{'quantity':<24}{'compared':>10}{'over':>8}{'worst':>10}   {scale}"]
     for name, group in by.items():
-        lines.append(f"{name:<24}{len(group):>10}{sum(f.over for f in group):>8}{max(f.ratio for f in group):>10.3g}")
+        lines.append(
+            f"{name:<24}{len(group):>10}{sum(f.over for f in group):>8}{max(f.ratio for f in group):>10.3g}"
+        )
     lines.append(f"{'all':<24}{len(findings):>10}{sum(f.over for f in findings):>8}")
     return "\n".join(lines)
 

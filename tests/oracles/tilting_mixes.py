@@ -1,10 +1,12 @@
 """Random option mixes for attend and its kin: mix k is always the same mix.
 
-A mix is a whole call: tensors of any shape, stride, dtype and size, the options, the backend, and what is to be compared (gradients,
-tangents, Fisher products, ...). Every choice is drawn from generators seeded by the mix's number, so a failure is found again by it.
+A mix is a whole call: tensors of any shape, stride, dtype and size, the options, the backend, and what
+is to be compared (gradients, tangents, Fisher products, ...). Every choice is drawn from generators
+seeded by the mix's number, so a failure is found again by it.
 
-Most choices favour the places where implementations go wrong: few queries, lengths beside multiples of a vector or a tile, one head
-for several queries' heads, rows that see nothing, sinks at the edge of the dtype, sizes from 1e-30 to 1e30, scores far from 0.
+Most choices favour the places where implementations go wrong: few queries, lengths beside multiples of a
+vector or a tile, one head for several queries' heads, rows that see nothing, sinks at the edge of the
+dtype, sizes from 1e-30 to 1e30, scores far from 0.
 """
 
 import math
@@ -13,9 +15,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 TENSORS = ("query", "key", "value", "bias", "log_weight", "sink")
-# Cells of the matrix of scores, and products in it, that one mix may have: the float64 and 80 bit versions hold all of them.
+# Cells of the matrix of scores, and products in it, that one mix may have: the float64 and 80 bit versions
+# hold all of them.
 CELLS, PRODUCTS = 40_000, 1_000_000
 CELLS_80_BIT, PRODUCTS_80_BIT = 6_000, 100_000
 
@@ -49,7 +57,9 @@ class Mix:
 
     @property
     def lead(self):
-        return tuple(torch.broadcast_shapes(*(self.tensors[name].shape[:-3] for name in ("query", "key", "value"))))
+        return tuple(
+            torch.broadcast_shapes(*(self.tensors[name].shape[:-3] for name in ("query", "key", "value")))
+        )
 
     @property
     def sizes(self):
@@ -67,7 +77,9 @@ class Mix:
             x = self.tensors[name]
             if x is not None:
                 other = "" if x.dtype == self.dtype else f" {str(x.dtype)[6:]}"
-                shown.append(f"{name} {tuple(x.shape)}{other}{'' if x.is_contiguous() else f' strides {x.stride()}'}")
+                shown.append(
+                    f"{name} {tuple(x.shape)}{other}{'' if x.is_contiguous() else f' strides {x.stride()}'}"
+                )
         if self.mask is not None:
             shown.append(f"mask {tuple(self.mask.shape)}")
         shown += [f"{name}={x!r}" for name, x in self.numbers.items()]
@@ -89,7 +101,9 @@ def _length(draw, largest):
 
 
 def _dim(draw, largest=131):
-    return min(draw.choice([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 128, 130, draw.randint(1, 131)]), largest)
+    return min(
+        draw.choice([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 128, 130, draw.randint(1, 131)]), largest
+    )
 
 
 def _lead(draw, lead, drop=0.25, one=0.25):
@@ -115,7 +129,9 @@ def _restride(draw, x):
     elif kind == "heads last":
         y = x.transpose(-2, -3).contiguous().transpose(-2, -3) if x.dim() > 2 else x
     elif kind == "every other":
-        y = torch.stack([x, torch.full_like(x, math.nan if x.dtype.is_floating_point else True)], -1).flatten(-2)[..., ::2]
+        y = torch.stack([x, torch.full_like(x, math.nan if x.dtype.is_floating_point else True)], -1).flatten(
+            -2
+        )[..., ::2]
     elif kind == "a slice":  # a cache with room left after the last position
         room = torch.full((*x.shape[:-2], x.shape[-2] + 5, x.shape[-1]), 7, dtype=x.dtype)
         room[..., 2:-3, :] = x
@@ -198,7 +214,11 @@ def mix_of(seed):
     Hq = Hkv * group
 
     exact = draw.random() < 0.08
-    shapes = {"query": (*_lead(draw, lead), Hq, Q, D), "key": (*_lead(draw, lead), Hkv, K, D), "value": (*_lead(draw, lead), Hkv, K, Dv)}
+    shapes = {
+        "query": (*_lead(draw, lead), Hq, Q, D),
+        "key": (*_lead(draw, lead), Hkv, K, D),
+        "value": (*_lead(draw, lead), Hkv, K, Dv),
+    }
     lead = tuple(torch.broadcast_shapes(*(shape[:-3] for shape in shapes.values())))
     query, key, value = (make(*shape) for shape in shapes.values())
     numbers = {}
@@ -209,7 +229,11 @@ def mix_of(seed):
     else:
         kind = draw.random()
         if kind < 0.2:
-            power = draw.uniform(0.0, 1.0) if dtype == torch.float16 else draw.choice([0.5, 1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0])
+            power = (
+                draw.uniform(0.0, 1.0)
+                if dtype == torch.float16
+                else draw.choice([0.5, 1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0])
+            )
             query = query * 10.0**power
             notes.append(f"query × 1e{power:g}")
         elif kind < 0.27:
@@ -263,14 +287,24 @@ def mix_of(seed):
         if x is None:
             continue
         x, what = _restride(draw, x.to(dtype if label in TENSORS[:3] else beside))
-        if x.dim() > 3 and x.shape[0] == 1 and lead[len(lead) - x.dim() + 3] > 1 and draw.random() < 0.5 and label in TENSORS[:3]:
+        if (
+            x.dim() > 3
+            and x.shape[0] == 1
+            and lead[len(lead) - x.dim() + 3] > 1
+            and draw.random() < 0.5
+            and label in TENSORS[:3]
+        ):
             x, what = x.expand(lead[len(lead) - x.dim() + 3], *x.shape[1:]), "expanded"
         notes += [f"{label} {what}"] if what else []
         tensors[label] = x
     if mask is not None:
         mask, _ = _restride(draw, mask)
     there = [label for label, x in tensors.items() if x is not None]
-    by = there if draw.random() < 0.6 else sorted(draw.sample(there, draw.randint(1, len(there))), key=TENSORS.index)
+    by = (
+        there
+        if draw.random() < 0.6
+        else sorted(draw.sample(there, draw.randint(1, len(there))), key=TENSORS.index)
+    )
     wanted = {
         "by": by,
         "gradients": draw.random() < 0.6,
@@ -278,7 +312,9 @@ def mix_of(seed):
         "fisher": draw.random() < 0.3,
         "second": draw.random() < 0.2 and dtype != torch.float64,
         "vmap": draw.random() < 0.15,
-        "merge": draw.random() < 0.2 and not (numbers.get("causal") or "window" in numbers) and dtype in (torch.float32, torch.float64),
+        "merge": draw.random() < 0.2
+        and not (numbers.get("causal") or "window" in numbers)
+        and dtype in (torch.float32, torch.float64),
         "alone": draw.random() < 0.3,
     }
     backend, check = draw.choice([None, None, None, "tiled"]), draw.choice([None, True, False])
