@@ -9,7 +9,7 @@ EXTRAS := report,hf,ode,bench,dev
 TESTS  ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-all report bench lint format constraints clean-kernels clean
+.PHONY: help setup models rivals test test-all fuzz report bench lint format constraints clean-kernels clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test: $(STAMP) ## run the tests (all but those marked slow)
 
 test-all: models ## run every test, the slow ones too
 	@$(BIN)/python -m pytest $(TESTS) src README.md docs
+
+fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or better (N=20000 for many)
+	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.tilting_fuzz
 
 # efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
 rivals: ## set up .venv-efax for the one rival that needs a newer Python than we do
