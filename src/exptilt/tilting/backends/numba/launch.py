@@ -244,10 +244,21 @@ def _owners(lead: torch.Size, key_heads: int, shape: tuple[int, ...]) -> tuple[A
     return order, np.concatenate([[0], changes, [blocks]])
 
 
-def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs: Needs, dots: Dots | None) -> Gradients:
+def _backward(
+    t: Inputs,
+    rule: ScoreRule,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    needs: Needs,
+    dots: Dots | None = None,
+    output_dot: Tensor | None = None,
+) -> Gradients:
     p = Launch(t, rule)
     f = p.frame
     p.operand("cotangent", cotangent)
+    p.operand("attended", output)
+    p.operand("attended_dot", output_dot)
     p.rows_tensor(rows)
     if dots is not None:
         _dots(p, dots)
@@ -306,11 +317,13 @@ def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs
     )  # fmt: skip
 
 
-def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
-    """Cotangent (*lead, Hq, Q, Dv) of the output, and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
-    return _backward(t, rule, cotangent, rows, needs, None)
+def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+    """A cotangent of the output (*lead, Hq, Q, Dv), and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
+    return _backward(t, rule, cotangent, output, rows, needs)
 
 
-def second(t: Inputs, cotangent: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+def second(
+    t: Inputs, cotangent: Tensor, output: Tensor, output_dot: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): those of `gradient`, then pushed, e0, e1."""
-    return _backward(t, rule, cotangent, rows, needs, dots)
+    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)
