@@ -1,4 +1,4 @@
-"""The measuring tools measure: sizes that are known beforehand, and times on a clock that only the measured functions move."""
+"""The measuring tools measure: sizes known beforehand, and times on a clock that only the cases move."""
 
 import json
 import time
@@ -99,7 +99,7 @@ def clock(monkeypatch):
 
 
 def test_compare_finds_a_ratio(clock):
-    """Best over best, and quartiles of what the rounds say: one takes 4 in all rounds, three takes 12 to 20."""
+    """Best over best, and quartiles of what the rounds say: one takes 4 in each round, three 12 to 20."""
     three = iter([100, 100, 16, 12, 20, 16, 16])  # the first two are warm-up and calibration
     cases = {"one": lambda: clock.wait(4.0), "three": lambda: clock.wait(next(three))}
     times = harness.compare(cases, "one", rounds=5, minimum_seconds=0.0)

@@ -141,9 +141,10 @@ def test_the_default_scale_leaves_small_fixed_points_relative() -> None:
 def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
     """In one dimension and without a ridge, the Gram matrix of two differences is singular.
 
-    With s = x/2ω the residual is max(1 − s, 3/4 − s/2), and the first points are s = 0, 1/2 and 1, with residuals 1, 1/2 and 1/4.
-    All numbers up to the Gram matrix [[1/4, 1/8], [1/8, 1/16]] are then powers of two, which no processor rounds: the matrix is
-    singular to the last bit, and the fourth point can only be Picard's.
+    With s = x/2ω the residual is max(1 − s, 3/4 − s/2), and the first points are s = 0, 1/2 and 1, with
+    residuals 1, 1/2 and 1/4. All numbers up to the Gram matrix [[1/4, 1/8], [1/8, 1/16]] are then short
+    binary fractions, which no processor rounds: the matrix is singular to the last bit, and the fourth point
+    can only be Picard's.
     """
     seen = []
 
@@ -152,9 +153,8 @@ def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
         s = x / (2 * damping)
         return x + torch.maximum(1 - s, 0.75 - s / 2)
 
-    found = fixed_point(
-        function, torch.zeros(1, dtype=F64), regularization=0.0, window=2, damping=damping, tolerance=1e-12
-    )
+    start = torch.zeros(1, dtype=F64)
+    found = fixed_point(function, start, regularization=0.0, window=2, damping=damping, tolerance=1e-12)
     close(found.value, torch.tensor([3 * damping], dtype=F64))
     assert [float(x) / damping for x in seen[:4]] == [0, 1, 2, 2.25]
     assert torch.stack(seen).isfinite().all()

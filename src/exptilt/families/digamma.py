@@ -85,11 +85,12 @@ def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
 def invert_dirichlet(mean: Tensor) -> Tensor:
     """The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
 
-    First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows, and log (R − S)/(K − R) is
-    nearly −log τ + const at both ends: Newton's steps on that, kept between the totals known to be too small and too large. Then Newton
-    on all entries, whose Hessian is a diagonal minus a rank-one matrix; and once more on each entry with Σα held, since where entries
-    differ by many orders of magnitude the rank-one part is a difference of nearly equal numbers. Lower precisions are solved in float64:
-    near the boundary S = 1 they have no digits to spare.
+    First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows,
+    and log (R − S)/(K − R) is nearly −log τ + const at both ends: Newton's steps on that, kept between the
+    totals known to be too small and too large. Then Newton on all entries, whose Hessian is a diagonal minus
+    a rank-one matrix; and once more on each entry with Σα held, since where entries differ by many orders of
+    magnitude the rank-one part is a difference of nearly equal numbers. Lower precisions are solved in
+    float64: near the boundary S = 1 they have no digits to spare.
     """
     given, mean = mean.dtype, mean.double()
     count = mean.shape[-1]
@@ -108,7 +109,8 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
         low, high = torch.where(ratio > 1, total, low), torch.where(ratio > 1, high, total)
         new = total * change.clamp(-16, 16).exp()
         new = torch.where((new > low) & (new < high), new, low.sqrt() * high.sqrt())
-        # A total that has settled stays: at the root, rounding chooses the side, and the next step may leave the bracket.
+        # A total that has settled stays: at the root rounding chooses the side, and the next step may leave
+        # the bracket.
         new = torch.where(settled, total, new)
         settled = settled | ((new - total).abs() < 1e-3 * total)
         total = new
