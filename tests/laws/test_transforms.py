@@ -124,7 +124,7 @@ def test_grad_reaches_the_fields(case: Case, g: torch.Generator) -> None:
     assert all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-# torch's compiler writes out the loops of the Bessel functions: most of a minute for one family.
+# Four times as long as the next family.
 SLOW_TO_COMPILE = {"VonMisesFisher"}
 TO_COMPILE = [pytest.param(c, marks=[pytest.mark.slow] * (c.name in SLOW_TO_COMPILE)) for c in CASES]
 

@@ -172,7 +172,7 @@ def test_singular_innovations_are_refused():
 
 @pytest.fixture
 def long_series():
-    """A model and a series of 6000: whole, it takes the kernels for exact sizes, in halves the general ones."""
+    """A model and a series of 6000: whole, it takes the kernels for exact sizes, in halves the others."""
     rng = np.random.default_rng(8)
     model = random_model(rng, 2, 2, 1, transition=simplex(rng, 2, 2))
     return model, random_data(rng, 6000, 1)
