@@ -40,7 +40,7 @@ from exptilt.tilting.backends.numba.vector_math import (
 )
 
 ROWS = machine().block_rows
-CHAIN = 256
+CHAIN = 128
 THIN = 8
 NATIVE, BFLOAT16, FLOAT16 = 0, 1, 2
 KINDS = {torch.float32: NATIVE, torch.float64: NATIVE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
