@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import transform_compiled
+from exptilt._support.transforms import in_transform, transform_compiled
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.backends import reference
+from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import compiled, identities, key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs
@@ -32,6 +33,8 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
     if settings.backend == "reference" or (compiling and transform_compiled()):  # the compiler cannot see derivatives inside transforms
+        if settings.check and t.sink is not None and not (compiling or in_transform()):
+            check_sink(t.sink)
         output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
         return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass if key_mass else None)
     if call.tracked:

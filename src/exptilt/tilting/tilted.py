@@ -49,7 +49,7 @@ class Tilted:
 
 
 def _described(name: str, x: Any) -> str:
-    """One line about a field: shape, dtype, and the range of what is finite in it."""
+    """One line about a field: shape, dtype, and the range of its numbers."""
     if x is None:
         return ""
     if not isinstance(x, Tensor):
@@ -57,11 +57,11 @@ def _described(name: str, x: Any) -> str:
     text = f"    {name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
     if not is_plain(x) or x.device.type == "meta" or in_transform() or not x.is_floating_point():
         return text
-    finite = x.detach()[torch.isfinite(x.detach())]
-    if finite.numel():
-        text += f", {finite.min().item():.4g} to {finite.max().item():.4g}"
-    odd = x.numel() - finite.numel()
-    return text + (f", {odd} not finite" if odd else "")
+    numbers = x.detach()[~x.detach().isnan()]
+    if numbers.numel():
+        text += f", {numbers.min().item():.3g} to {numbers.max().item():.3g}"
+    missing = x.numel() - numbers.numel()
+    return text + (f", {missing} NaN" if missing else "")
 
 
 def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:

@@ -13,13 +13,14 @@ from exptilt.tilting.score_rule import ScoreRule, columns, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
 _TILE_CELLS = 1 << 21  # scores held at once
+_TILE_KEYS = 1024  # keys of a tile at most: a sum over more of them is cut, and so as exact as a sum in pairs
 
 
 def _tiles(t: Inputs) -> list[tuple[int, int]]:
     """Where the tiles of keys begin and end; their size does not depend on data."""
     rows = max(1, t.query[..., 0].numel())
     K = t.key.shape[-2]
-    width = max(16, min(K, _TILE_CELLS // rows))
+    width = max(16, min(K, _TILE_CELLS // rows, _TILE_KEYS))
     return [(j, min(j + width, K)) for j in range(0, K, width)]
 
 

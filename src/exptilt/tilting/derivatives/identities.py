@@ -116,7 +116,7 @@ def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Te
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*rows))
+    return torch.stack(rows)
 
 
 def tangent_rows(stats: Statistics) -> Tensor:

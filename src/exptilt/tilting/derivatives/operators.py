@@ -159,13 +159,13 @@ def _second(
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator where a graph is being traced (tensors are of a subclass then), the plain function, which costs less, elsewhere."""
+    """The operator where tensors stand for something else (a graph is traced, or old-style batches), else the plain function."""
     operator = torch.library.custom_op(f"exptilt::{name}", plain, mutates_args=())
     operator.register_fake(fake)
 
     @wraps(plain)
-    def call(query: Tensor, *rest: Any) -> Any:
-        return (plain if is_plain(query) else operator)(query, *rest)
+    def call(*arguments: Any) -> Any:
+        return (plain if all(is_plain(x) for x in arguments if isinstance(x, Tensor)) else operator)(*arguments)
 
     return call
 
