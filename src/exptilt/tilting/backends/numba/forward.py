@@ -55,6 +55,11 @@ def _weights(s, shift):
     return e, e, e * d
 
 
+@row_loop(1, writes=(1,))
+def _share(x, factor):
+    return x * factor
+
+
 @row_loop(2, sums=("sum",))
 def _spread(s, e, shift, centre):
     d = (s - shift - centre).at_least(FAR)
@@ -118,7 +123,7 @@ def forward_sweep(f, zero):
     values = Shelf(at[5], value_slot, np.full(max(slots, 1), -1))
     held_key, held_value = np.empty(1, np.int64), np.empty(1, np.int64)
     where = np.empty((4, f.tile_rows), np.int64)
-    best, begin, vectors = np.empty(f.tile_rows, np.int64), np.empty(f.strip, np.int64), np.empty(f.strip, np.int64)
+    best = np.empty(f.tile_rows, np.int64)
     top, z, gap, square = np.empty(f.tile_rows), np.empty(f.tile_rows), np.empty(f.tile_rows), np.empty(f.tile_rows)
     total = np.empty((f.tile_rows, Dv))
     scale = number(zero, f.scale)
@@ -151,10 +156,10 @@ def forward_sweep(f, zero):
                         continue
                     against(f, scale, zero, S, long, queries + s0 * wide_q * size, wide_q, s1 - s0, k, keys, block, tile, w0, w, False)
                     for r in range(s0, s1):
-                        s = S + (r - s0) * long * size
+                        s, e = S + (r - s0) * long * size, E + (r - s0) * long * size
                         lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
-                        vectors[r - s0] = 0
                         if hi <= lo:
+                            fill_row(zero, (e + w0 * size,), (w - w0 + lanes - 1) // lanes, (zero,))
                             continue
                         if plain and lo == w0:
                             left, n = lo, (hi - lo + lanes - 1) // lanes
@@ -162,7 +167,6 @@ def forward_sweep(f, zero):
                                 write(s, j, number(zero, -np.inf))
                         else:
                             left, n = to_scores(f, zero, s, s, s, where[0, r], where[1, r], j0, lo, hi, False)
-                        begin[r - s0], vectors[r - s0] = left, n
                         high = _largest(zero, (s + left * size,), n, ())[0]
                         if high > top[r]:
                             best[r] = j0 + left + find(zero, s + left * size, n, high)
@@ -176,12 +180,6 @@ def forward_sweep(f, zero):
                                 for d in range(Dv):
                                     total[r, d] *= rebase
                             top[r] = high
-                    for r in range(s0, s1):
-                        s, e = S + (r - s0) * long * size, E + (r - s0) * long * size
-                        left, n = begin[r - s0], vectors[r - s0]
-                        if n == 0:
-                            fill_row(zero, (e + w0 * size,), (w - w0 + lanes - 1) // lanes, (zero,))
-                            continue
                         clear_outside(zero, lanes, e, w0, left, n, w)
                         shift = number(zero, top[r] if top[r] != -np.inf else 0.0)
                         weight, mean = _weights(zero, (s + left * size, e + left * size), n, (shift,))
@@ -207,9 +205,14 @@ def forward_sweep(f, zero):
                     inverse, log_z = 1 / z[r], math.log(z[r])
                     if z[r] != z[r]:
                         f.bad = 1
-                    for d in range(Dv):
-                        x = read(zero, summed, r * wide_v + d)
-                        write(out, d, number(zero, (total[r, d] + x if flushed else x) * inverse))
+                    if flushed:
+                        for d in range(Dv):
+                            write(out, d, number(zero, (total[r, d] + read(zero, summed, r * wide_v + d)) * inverse))
+                    else:
+                        mine, factor = summed + r * wide_v * size, number(zero, inverse)
+                        _share(zero, (mine, out), Dv // lanes, (factor,))
+                        for d in range(Dv // lanes * lanes, Dv):
+                            write(out, d, read(zero, mine, d) * factor)
                     write(f.statistics, row, number(zero, top[r] + log_z))
                     write(f.statistics, count + row, number(zero, log_z - gap[r]))
                     write(f.statistics, 2 * count + row, number(zero, top[r] + gap[r]))

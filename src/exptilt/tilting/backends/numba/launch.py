@@ -134,8 +134,7 @@ class Launch:
             f.tile_rows = _rounded(-(-self.block_rows // tiles), block)
         f.strip = min(f.tile_rows, 4 * block)
         held = vectors + cells * (f.strip if strips else f.tile_rows)
-        share = 1.5 if strips else 0.75  # keys and values of a strip's sweep are read in order: they may come from the next cache
-        columns = int(machine().cache_bytes * share) // self.size // held
+        columns = machine().cache_bytes * 3 // 2 // self.size // held  # keys are read in order: some may come from the next cache
         pair = 2 * self.width
         f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
         f.shelf_slots = max(1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)))

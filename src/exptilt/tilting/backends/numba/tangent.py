@@ -4,8 +4,7 @@ Given ṡ_ij (from tangents of query, key, bias, log_weight) and v̇_j, it sums,
 
     Σ_j p ṡ'   Σ_j p c ṡ'   Σ_j p c² ṡ'   Σ_j p (ṡ' v_j + v̇_j),        ṡ' = ṡ − r,  c = s − mean,
 
-from which ``derivatives/identities.py`` makes the tangents of all results. r is the mean of ṡ over the first tile of keys that the query
-sees: near the mean over all of them, so that no difference of large numbers occurs.
+from which ``derivatives/identities.py`` makes the tangents of all results. r is the mean of ṡ over the first keys that the query sees: near the mean over all of them, so that no difference of large numbers occurs.
 """
 
 import numpy as np
@@ -19,6 +18,7 @@ from exptilt.tilting.backends.numba.vector_math import exp, row_loop
 from exptilt.tilting.backends.numba.workspace import FAR, FLUSH, arena, clear_outside, copy_rows, flush, times_row, widening
 
 ROWS = ("shift", "inverse", "gap")
+_FEW = 8  # vectors
 
 
 @row_loop(2, sums=("sum", "sum"))
@@ -151,7 +151,9 @@ def tangent_sweep(f, zero):
                         shift, inverse = read(zero, f.rows, row), read(zero, f.rows, total_rows + row)
                         both_at = (s + left * size, t + left * size)
                         if not settled[r]:
-                            weight, mean = _means(zero, both_at, n, (shift,))
+                            weight, mean = _means(zero, both_at, min(n, _FEW), (shift,))  # some keys are enough, if they weigh anything
+                            if weight == 0:
+                                weight, mean = _means(zero, both_at, n, (shift,))
                             if weight > 0:
                                 settled[r] = True
                                 sums[0, r] = number(zero, mean / weight)
