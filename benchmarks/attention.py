@@ -58,7 +58,8 @@ def measure(settings: tuple[Setting, ...]) -> dict[str, Any]:
                 slow = {name: setting.slow_rounds for name in group.cases if is_slow(name)}
                 seen = harness.compare(group.cases, group.baseline, rounds=setting.rounds, slow=slow, label=f"{label}, {group.name}")
                 times[group.name] = {"baseline": group.baseline, "cases": seen}
-                goals += [Goal(f"{name}, {label}", seen[name].ratio, LIMITS[name][causal]) for name in LIMITS if name in seen]
+                for name in (name for name in LIMITS if name in seen):
+                    goals.append(Goal(f"{name}, {label}", seen[name].ratio, LIMITS[name][causal]))
             runs.append({"shape": setting.shape, "causal": causal, "groups": times})
     return {"runs": runs, "refused": refused, "goals": goals}
 

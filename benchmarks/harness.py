@@ -18,10 +18,11 @@ A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compar
     print_goals([Goal("forward", times["ours"].ratio, 1.2)])
     save("attention", {"times": times}, folder=folder(arguments.quick))
 
-Results are kept for each kind of processor, side by side: docs/benchmarks/amd-epyc-25-1-avx2/attention.json. A run replaces results of its
-own kind only. What docs/ shows is written from the saved files: `plot` draws NAME.svg beside them; a script's `PARTS` say which marked places
-of which pages hold its tables, one block for each kind (`python benchmarks/pages.py` writes them all, without measuring). A quick run leaves
-docs/ alone: `folder(quick)` sends its files to the system's temporary folder.
+Results are kept for each kind of processor, side by side: docs/benchmarks/amd-epyc-25-1-avx2/attention.json.
+A run replaces results of its own kind only. What docs/ shows is written from the saved files: `plot` draws
+NAME.svg beside them; a script's `PARTS` say which marked places of which pages hold its tables, one block for
+each kind (`python benchmarks/pages.py` writes them all, without measuring). A quick run leaves docs/ alone:
+`folder(quick)` sends its files to the system's temporary folder.
 """
 
 import argparse
@@ -50,8 +51,8 @@ from exptilt._support.progress import track
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 LIBRARIES = ("exptilt", "torch", "numpy", "numba", "llvmlite", "scipy", "triton", "transformers")
 MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
-MODEL = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}  # of /proc/cpuinfo: ours
-VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}  # by the processor's flag, widest first
+MODEL = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}  # widest first
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def start(description: str | None, argv: Sequence[str] | None = None) -> argpars
     import torch
 
     torch.set_num_threads(arguments.threads)
-    print("  ".join(f"{key}: {value}" for key, value in machine().items() if key in {"kind", "cores", "torch threads", "torch"}), flush=True)
+    facts = machine()
+    shown = ("kind", "cores", "torch threads", "torch")
+    print("  ".join(f"{key}: {facts[key]}" for key in shown), flush=True)
     return arguments
 
 
@@ -293,9 +296,10 @@ def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: 
 
 
 def kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The kind of this processor, such as "AMD EPYC (family 25 model 1, AVX2)": name, model and widest vectors, without cores and clock."""
+    """The kind of this processor, such as "AMD EPYC (family 25 model 1, AVX2)", without cores and clock."""
     lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}  # of the first core
+    pairs = [line.partition(":") for line in reversed(lines)]  # reversed: the first core's facts stay
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
     name = facts.get("model name") or platform.processor() or platform.machine()
     name = " ".join(re.sub(r"\((R|TM)\)|@.*|\bCPU\b|\bProcessor\b|\b\d+-Core\b", " ", name).split())
     maker = MAKERS.get(facts.get("vendor_id", ""), "")
@@ -310,7 +314,8 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     import torch
 
-    facts: dict[str, Any] = {"kind": kind(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {"kind": kind(), "cores": os.cpu_count()}
+    facts |= {"torch threads": torch.get_num_threads()}
     facts |= {"system": platform.system(), "Python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -355,9 +360,11 @@ def _plain(value: Any) -> Any:
 
 
 def folder(quick: bool) -> Path:
-    """Where results go: the processor's folder in docs/benchmarks, or for a quick run, whose numbers mean nothing, a temporary one."""
+    """Where results go: the folder of this kind of processor; those of a quick run to a temporary one."""
+    if quick:
+        return Path(tempfile.gettempdir()) / "exptilt-quick-benchmarks"
     short = re.sub(r"\b(family|model|implementer|part) ", "", kind().lower())
-    return Path(tempfile.gettempdir()) / "exptilt-quick-benchmarks" if quick else FOLDER / re.sub(r"[^a-z0-9]+", "-", short).strip("-")
+    return FOLDER / re.sub(r"[^a-z0-9]+", "-", short).strip("-")
 
 
 def read(path: Path) -> Any:
@@ -412,7 +419,7 @@ def marked(page: str, mark: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Part:
-    """A place of a page that shows what was measured, between the lines ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    """A place of a page that shows what was measured, between ``<!-- mark -->`` and ``<!-- /mark -->``."""
 
     page: Path
     mark: str
@@ -425,10 +432,11 @@ class Part:
         parts = []
         for path in sorted(FOLDER.glob(f"*/{self.name}.json")):
             saved = json.loads(path.read_text("utf-8"))
-            on, threads = saved["machine"], f"{saved['machine']['torch threads']} threads"
-            parts.append(f"**{on['kind']}**, {on['cores']} cores; torch {on['torch']}, {threads}; {saved['written'][:10]}")
+            on, day, place = saved["machine"], saved["written"][:10], f"benchmarks/{path.parent.name}"
+            versions = f"torch {on['torch']}, {on['torch threads']} threads"
+            parts.append(f"**{on['kind']}**, {on['cores']} cores; {versions}; {day}")
             parts.append(markdown(*self.table(saved["results"])))
-            parts += [f"![{words}](benchmarks/{path.parent.name}/{name}.svg)" for name, words in self.pictures.items()]
+            parts += [f"![{words}]({place}/{name}.svg)" for name, words in self.pictures.items()]
         return "\n\n".join(parts) or "Not measured yet."
 
     def write(self) -> None:

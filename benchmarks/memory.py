@@ -143,9 +143,9 @@ def cost_table(times: dict[str, Any], sizes: list[int]) -> tuple[list[str], list
 
 
 PARTS = (
-    harness.Part(PAGE, "memory steps", "memory", lambda saved: speed_table(saved["times"], saved["sizes"], "step")),
-    harness.Part(PAGE, "memory retrievals", "memory", lambda saved: speed_table(saved["times"], saved["long"], "retrieval")),
-    harness.Part(PAGE, "memory costs", "memory", lambda saved: cost_table(saved["times"], saved["sizes"])),
+    harness.Part(PAGE, "memory steps", "memory", lambda x: speed_table(x["times"], x["sizes"], "step")),
+    harness.Part(PAGE, "memory retrievals", "memory", lambda x: speed_table(x["times"], x["long"], "retrieval")),
+    harness.Part(PAGE, "memory costs", "memory", lambda x: cost_table(x["times"], x["sizes"])),
 )
 
 

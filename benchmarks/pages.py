@@ -1,11 +1,11 @@
-"""Write the tables of docs/ anew from all saved results, without measuring: after a merge, or when a goal changed."""
+"""Write the tables of docs/ anew from saved results, without measuring: after a merge or new goals."""
 
 from importlib import import_module
 from pathlib import Path
 
 import harness
 
-BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in {"harness", "pages"})
+BENCHMARKS = sorted({path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"harness", "pages"})
 
 
 def parts(benchmark: str) -> tuple[harness.Part, ...]:
