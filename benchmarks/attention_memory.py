@@ -55,6 +55,9 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["MB", "peak", "returned", "beyond", "goal", ""], rows
 
 
+PARTS = (harness.Part(PAGE, "memory", "attention_memory", table),)
+
+
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     shape, names = (QUICK, ["attend", "attend, double backward"]) if arguments.quick else (SHAPE, list(CASES))
@@ -62,7 +65,7 @@ def main(argv: list[str] | None = None) -> Path:
     print(f"\n(batch, heads, n, d) = {shape}, float32. Peak of one call above its inputs, in MB.\n")
     harness.print_table(*table(harness.read(path)))
     if not arguments.quick:
-        harness.write_table(PAGE, "memory", *table(harness.read(path)))
+        harness.write(PARTS)
     return path
 
 

@@ -95,6 +95,13 @@ def paint_ratio(axes: Any, results: dict[str, Any]) -> None:
     axes.legend(ncols=2, loc="upper center")
 
 
+PICTURES = {
+    "attention_scaling": "Seconds over n, with the slope of n² beside them",
+    "attention_scaling_ratio": "Ratios to SDPA's forward over n",
+}
+PARTS = (harness.Part(PAGE, "scaling", "attention_scaling", table, PICTURES),)
+
+
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     folder = harness.folder(arguments.quick)
@@ -106,7 +113,7 @@ def main(argv: list[str] | None = None) -> Path:
     harness.plot("attention_scaling", lambda axes: paint_seconds(axes, results), folder=folder)
     harness.plot("attention_scaling_ratio", lambda axes: paint_ratio(axes, results), folder=folder)
     if not arguments.quick:
-        harness.write_table(PAGE, "scaling", *table(results))
+        harness.write(PARTS)
     return path
 
 

@@ -193,10 +193,10 @@ def conflict_cases(outcomes: int, constraints: int, together: int) -> Cases:
 SHOWN = ("exptilt", "torch", "SciPy", "efax", "cvxpy")
 
 
-def time_table(times: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def time_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Best milliseconds of everyone, and our ratio to the best of the others, from saved results."""
     rows = []
-    for title, found in times.items():
+    for title, found in results["times"].items():
         by = {
             who: min(row["best"] for name, row in found.items() if name.startswith(who))
             for who in SHOWN
@@ -206,6 +206,9 @@ def time_table(times: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ratio = f"{by['exptilt'] / min(others):.2f}" if others else ""
         rows.append([title, *(f"{1e3 * by[who]:.3g}" if who in by else "" for who in SHOWN), ratio])
     return ["milliseconds", *SHOWN, "ratio to the best rival"], rows
+
+
+PARTS = (harness.Part(PAGE, "families times", "families", time_table),)
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -242,10 +245,9 @@ def main(argv: list[str] | None = None) -> Path:
     measure("maximum entropy: contradictory", conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))), 2)
     harness.print_goals(goals)
     path = harness.save("families", {"efax": rival, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
-    table = time_table(harness.read(path)["times"])
-    harness.print_table(*table)
+    harness.print_table(*time_table(harness.read(path)))
     if not arguments.quick:
-        harness.write_table(PAGE, "families times", *table)
+        harness.write(PARTS)
     return path
 
 

@@ -157,7 +157,10 @@ def ability_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["", *who], [[name, *(row[one].replace("|", "/") for one in who)] for name, row in results["abilities"].items()]
 
 
-TABLES = {"fixed points": table, "abilities": ability_table}
+PARTS = (
+    harness.Part(PAGE, "fixed points", "fixed_points", table),
+    harness.Part(PAGE, "abilities", "fixed_points", ability_table),
+)
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -178,8 +181,7 @@ def main(argv: list[str] | None = None) -> Path:
     harness.print_goals(goals)
     path = harness.save("fixed_points", {"sizes": results, "abilities": can, "goals": goals}, folder=harness.folder(arguments.quick))
     if not arguments.quick:
-        for mark, write in TABLES.items():
-            harness.write_table(PAGE, mark, *write(harness.read(path)))
+        harness.write(PARTS)
     return path
 
 

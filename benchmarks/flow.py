@@ -82,13 +82,16 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+PARTS = (harness.Part(PAGE, "flow", "flow", table),)
+
+
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     sizes, rounds = (QUICK, 2) if arguments.quick else (SIZES, 7)
     path = harness.save("flow", measure_all(sizes, rounds), folder=harness.folder(arguments.quick))
     harness.print_table(*table(harness.read(path)))
     if not arguments.quick:
-        harness.write_table(PAGE, "flow", *table(harness.read(path)))
+        harness.write(PARTS)
     return path
 
 

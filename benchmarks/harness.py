@@ -16,10 +16,13 @@ A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compar
     times = compare({"ours": f, "SDPA": g}, baseline="SDPA")
     print_times(times)
     print_goals([Goal("forward", times["ours"].ratio, 1.2)])
-    save("attention", {"times": times})
+    save("attention", {"times": times}, folder=folder(arguments.quick))
 
-What docs/ shows is written from the saved file: `plot` draws NAME.svg, `write_table` fills a marked place of a page. A quick run leaves
-docs/ alone: `folder(quick)` sends its files to the system's temporary folder.
+Results are kept for each kind of processor, side by side: docs/benchmarks/amd-epyc-25-1-avx2/attention.json.
+A run replaces results of its own kind only. What docs/ shows is written from the saved files: `plot` draws
+NAME.svg beside them; a script's `PARTS` say which marked places of which pages hold its tables, one block for
+each kind (`python benchmarks/pages.py` writes them all, without measuring). A quick run leaves docs/ alone:
+`folder(quick)` sends its files to the system's temporary folder.
 """
 
 import argparse
@@ -30,13 +33,14 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +50,9 @@ from exptilt._support.progress import track
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 LIBRARIES = ("exptilt", "torch", "numpy", "numba", "llvmlite", "scipy", "triton", "transformers")
+MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
+MODEL = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}  # widest first
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ def start(description: str | None, argv: Sequence[str] | None = None) -> argpars
     import torch
 
     torch.set_num_threads(arguments.threads)
-    print("  ".join(f"{key}: {value}" for key, value in machine().items() if key in {"cpu", "cores", "torch threads", "torch"}), flush=True)
+    facts = machine()
+    shown = ("kind", "cores", "torch threads", "torch")
+    print("  ".join(f"{key}: {facts[key]}" for key in shown), flush=True)
     return arguments
 
 
@@ -286,17 +295,27 @@ def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: 
     return answer
 
 
+def kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The kind of this processor, such as "AMD EPYC (family 25 model 1, AVX2)", without cores and clock."""
+    lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
+    pairs = [line.partition(":") for line in reversed(lines)]  # reversed: the first core's facts stay
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    name = " ".join(re.sub(r"\((R|TM)\)|@.*|\bCPU\b|\bProcessor\b|\b\d+-Core\b", " ", name).split())
+    maker = MAKERS.get(facts.get("vendor_id", ""), "")
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    details = [" ".join(f"{ours} {facts[theirs]}" for theirs, ours in MODEL.items() if theirs in facts)]
+    details += [vector for flag, vector in VECTORS.items() if flag in flags][:1]
+    words = ", ".join(filter(None, details))
+    return (name if name.startswith(maker) else f"{maker} {name}") + (f" ({words})" if words else "")
+
+
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    try:
-        models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = models[0] if models else cpu
-    except OSError:
-        pass
-    facts: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {"kind": kind(), "cores": os.cpu_count()}
+    facts |= {"torch threads": torch.get_num_threads()}
     facts |= {"system": platform.system(), "Python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -341,8 +360,11 @@ def _plain(value: Any) -> Any:
 
 
 def folder(quick: bool) -> Path:
-    """Where results go: docs/benchmarks, or for a quick run, whose numbers mean nothing, a temporary folder."""
-    return Path(tempfile.gettempdir()) / "exptilt-quick-benchmarks" if quick else FOLDER
+    """Where results go: the folder of this kind of processor; those of a quick run to a temporary one."""
+    if quick:
+        return Path(tempfile.gettempdir()) / "exptilt-quick-benchmarks"
+    short = re.sub(r"\b(family|model|implementer|part) ", "", kind().lower())
+    return FOLDER / re.sub(r"[^a-z0-9]+", "-", short).strip("-")
 
 
 def read(path: Path) -> Any:
@@ -350,8 +372,8 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))["results"]
 
 
-def save(name: str, results: Any, *, folder: Path = FOLDER) -> Path:
-    """Write results, machine and date to docs/benchmarks/NAME.json, whole or not at all."""
+def save(name: str, results: Any, *, folder: Path) -> Path:
+    """Write results, machine and date to NAME.json in a folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path, draft = folder / f"{name}.json", folder / f".{name}.{os.getpid()}.tmp"
     content = {"name": name, "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "results": results}
@@ -364,8 +386,8 @@ def save(name: str, results: Any, *, folder: Path = FOLDER) -> Path:
     return path
 
 
-def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path = FOLDER) -> Path:
-    """Write docs/benchmarks/NAME.svg in the house's style; `paint(axes)` draws it."""
+def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path) -> Path:
+    """Write NAME.svg to a folder in the house's style; `paint(axes)` draws it."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -395,9 +417,37 @@ def marked(page: str, mark: str) -> tuple[int, int]:
     return page.index(opening) + len(opening), page.index(closing)
 
 
-def write_table(page: Path, mark: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Put a table into a page, between the lines ``<!-- mark -->`` and ``<!-- /mark -->``; the rest of the page stays."""
-    text = page.read_text("utf-8")
-    begin, end = marked(text, mark)
-    page.write_text(text[:begin] + markdown(header, rows) + text[end:], "utf-8")
-    print(f"Wrote the table '{mark}' of {os.path.relpath(page)}", flush=True)
+@dataclass(frozen=True)
+class Part:
+    """A place of a page that shows what was measured, between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+
+    page: Path
+    mark: str
+    name: str  # of the saved results
+    table: Callable[[Any], tuple[Sequence[str], Iterable[Sequence[object]]]]  # header and rows, from results
+    pictures: dict[str, str] = field(default_factory=dict)  # names of plots: what they show
+
+    def text(self) -> str:
+        """For each kind of processor the machine, the table and the pictures."""
+        parts = []
+        for path in sorted(FOLDER.glob(f"*/{self.name}.json")):
+            saved = json.loads(path.read_text("utf-8"))
+            on, day, place = saved["machine"], saved["written"][:10], f"benchmarks/{path.parent.name}"
+            versions = f"torch {on['torch']}, {on['torch threads']} threads"
+            parts.append(f"**{on['kind']}**, {on['cores']} cores; {versions}; {day}")
+            parts.append(markdown(*self.table(saved["results"])))
+            parts += [f"![{words}]({place}/{name}.svg)" for name, words in self.pictures.items()]
+        return "\n\n".join(parts) or "Not measured yet."
+
+    def write(self) -> None:
+        """Put the text into its page; the rest of the page stays."""
+        page = self.page.read_text("utf-8")
+        begin, end = marked(page, self.mark)
+        self.page.write_text(page[:begin] + self.text() + page[end:], "utf-8")
+        print(f"Wrote the table '{self.mark}' of {os.path.relpath(self.page)}", flush=True)
+
+
+def write(parts: Iterable[Part]) -> None:
+    """Write all parts of a benchmark."""
+    for part in parts:
+        part.write()

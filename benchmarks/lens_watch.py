@@ -123,6 +123,9 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["case", "s", "time over sdpa", "peak MB", "memory over sdpa"], rows
 
 
+PARTS = (harness.Part(PAGE, "times", "lens_watch", table),)
+
+
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     path = harness.save("lens_watch", measure(arguments.quick), folder=harness.folder(arguments.quick))
@@ -130,7 +133,7 @@ def main(argv: list[str] | None = None) -> Path:
     harness.print_table(*table(results))
     harness.print_goals(Goal(g["what"], g["value"], g["limit"], g["unit"]) for g in results["goals"])
     if not arguments.quick:
-        harness.write_table(PAGE, "times", *table(results))
+        harness.write(PARTS)
     return path
 
 

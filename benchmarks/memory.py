@@ -142,6 +142,13 @@ def cost_table(times: dict[str, Any], sizes: list[int]) -> tuple[list[str], list
     return ["what", "cost"], rows
 
 
+PARTS = (
+    harness.Part(PAGE, "memory steps", "memory", lambda x: speed_table(x["times"], x["sizes"], "step")),
+    harness.Part(PAGE, "memory retrievals", "memory", lambda x: speed_table(x["times"], x["long"], "retrieval")),
+    harness.Part(PAGE, "memory costs", "memory", lambda x: cost_table(x["times"], x["sizes"])),
+)
+
+
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     sizes = (512, 4096) if arguments.quick else (4096, 16384, 65536, 262144, 1_000_000)
@@ -194,16 +201,10 @@ def main(argv: list[str] | None = None) -> Path:
     goals.append(Goal(f"{name}, over numpy", times["exptilt"].ratio, 1.0))
     harness.print_goals(goals)
     path = harness.save("memory", {"sizes": sizes, "long": long, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
-    saved = harness.read(path)
-    tables = {
-        "memory steps": speed_table(saved["times"], saved["sizes"], "step"),
-        "memory retrievals": speed_table(saved["times"], saved["long"], "retrieval"),
-        "memory costs": cost_table(saved["times"], saved["sizes"]),
-    }
-    for name, table in tables.items():
-        harness.print_table(*table)
-        if not arguments.quick:
-            harness.write_table(PAGE, name, *table)
+    for part in PARTS:
+        harness.print_table(*part.table(harness.read(path)))
+    if not arguments.quick:
+        harness.write(PARTS)
     return path
 
 

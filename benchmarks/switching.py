@@ -210,8 +210,8 @@ def main() -> None:
         axes.set_ylabel("µs a step")
         axes.legend(fontsize=7)
 
-    plot("switching", paint)
-    save("switching", results)
+    plot("switching", paint, folder=harness.folder(False))
+    save("switching", results, folder=harness.folder(False))
 
 
 if __name__ == "__main__":

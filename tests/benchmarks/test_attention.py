@@ -1,14 +1,17 @@
-"""The attention benchmarks: rivals compute the same thing, a quick run goes through, the page shows what was saved."""
-
-import json
+"""The attention benchmarks: rivals compute the same thing, a quick run goes through."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 import attention
+import attention_decoding
+import attention_half
 import attention_memory
 import attention_scaling
+import attention_shared
+import attention_small
+import classifier
 import harness
 from rivals import attention as rivals
 
@@ -100,24 +103,73 @@ def test_quick_run_of_scaling(quick, capsys):
     assert "exponent" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("heads", attention_decoding.HEADS)
+@pytest.mark.parametrize("layout", attention_decoding.LAYOUTS)
+def test_decoding_compares_like_with_like(heads, layout):
+    tensors = attention_decoding.inputs(heads, 48, torch.float32, layout)
+    assert tensors[1].is_contiguous() == (layout == "contiguous")
+    assert tensors[1].shape == (1, heads[1], 48, 64)
+    cases = attention_decoding.cases(tensors)
+    close(cases["SDPA"](), cases["attend"]().output)
+
+
+def test_quick_run_of_decoding(quick, capsys):
+    results = harness.read(quick(attention_decoding))
+    assert len(results["runs"]) == 8
+    assert len(results["goals"]) == 8 * len(attention_decoding.QUICK)
+    assert "32/8 heads, bfloat16, sliced" in capsys.readouterr().out
+    assert [attention_decoding.limit(n) for n in attention_decoding.KEYS] == [1.8, 1.1, 1.1]
+
+
+def test_quick_run_of_small_calls(quick, capsys):
+    results = harness.read(quick(attention_small))
+    assert [run["n"] for run in results["runs"]] == [16, 64]
+    assert [(goal["what"], goal["limit"]) for goal in results["goals"]] == [("attend, n = 64", 4.0)]
+    assert "≤ 4: " in capsys.readouterr().out
+
+
+def test_quick_run_of_half_precision(quick, capsys):
+    results = harness.read(quick(attention_half))
+    assert [goal["limit"] for goal in results["goals"]] == [1.0, 0.9]
+    assert "attend, float32" in capsys.readouterr().out
+
+
+def test_classifiers_compute_the_same():
+    close(*[classifier.case(name, (30, 200, 16))() for name in classifier.FUNCTIONS])
+
+
+def test_quick_run_of_the_classifier(quick, capsys):
+    results = harness.read(quick(classifier))
+    states, outcomes, dimension = classifier.QUICK
+    returned = {seen["returned"] for seen in results["memory"].values()}
+    assert returned == {4 * (states + (states + outcomes) * dimension)}  # G and two gradients
+    assert [(goal["limit"], goal["unit"]) for goal in results["goals"]] == [(1.0, "×"), (60.0, "MB")]
+    assert "≤ 60: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", attention_shared.CASES)
+def test_shared_and_copied_compute_the_same(name):
+    kind, make = attention_shared.CASES[name]
+    shared, copied = [make(attention_shared.QUICK[kind], full)() for full in (False, True)]
+    close(shared, copied)
+
+
+def test_quick_run_of_shared_parts(quick, capsys):
+    results = harness.read(quick(attention_shared))
+    seen = results["memory"]["bias, one for all, backward to it"]
+    assert seen["copy"] == 2 * 2 * 64 * 64 * 4
+    assert seen["shared"]["returned"] == 4 * (4 * 2 * 2 * 64 * 64 + 64 * 64)  # output, three gradients, the bias's
+    assert [goal["limit"] for goal in results["goals"]] == [seen["copy"] / 4e6]
+    assert attention_shared.copy_bytes("keys", attention_shared.QUICK["keys"]) == 2 * 2 * 128 * 64 * 4
+    assert "one copy alone" in capsys.readouterr().out
+
+
 def test_a_missed_goal_is_told():
-    assert attention.verdict([1.1, 1.3, 1.2], 1.2) == ("≤ 1.2", "NOT met (2 of 3 met)")
-    assert attention.verdict([1.1, 1.2], 1.2) == ("≤ 1.2", "met")
-    assert attention.verdict([1.1], None) == ("", "")
+    assert attention.verdict([1.1, 1.3, 1.2], [1.2] * 3) == ("≤ 1.2", "NOT met (2 of 3 met)")
+    assert attention.verdict([1.0, 0.95], [1.0, 0.9]) == ("≤ 1, causal ≤ 0.9", "NOT met (1 of 2 met)")
+    assert attention.verdict([1.1, 1.2], [1.2] * 2) == ("≤ 1.2", "met")
+    assert attention.verdict([1.1], []) == ("", "")
 
 
 def test_slope_is_the_exponent():
     assert attention_scaling.slope([(n, 3e-9 * n**2) for n in (512, 1024, 4096)]) == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("mark", "benchmark"), [("times", attention), ("memory", attention_memory), ("scaling", attention_scaling)], ids=lambda x: str(x)[:8]
-)
-def test_page_shows_what_was_saved(mark, benchmark):
-    page = attention.PAGE.read_text("utf-8")
-    begin, end = harness.marked(page, mark)
-    saved = harness.FOLDER / f"{benchmark.__name__}.json"
-    if saved.exists():
-        assert page[begin:end] == harness.markdown(*benchmark.table(json.loads(saved.read_text("utf-8"))["results"]))
-    else:
-        assert page[begin:end].startswith("Not measured yet")

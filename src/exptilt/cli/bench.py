@@ -10,7 +10,7 @@ from exptilt._support.errors import ArgumentError, ExptiltError
 
 SUMMARY = "run the benchmarks of a source checkout"
 
-HELPERS = {"harness"}
+HELPERS = {"harness", "pages"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
