@@ -108,7 +108,7 @@ def _check_main(name: str, query: Tensor, key: Tensor, value: Tensor | None, val
 
 def _check_numbers(name: str, scale: float | None, window: int | None, softcap: float | None, backend: str | None) -> None:
     for label, x in (("scale", scale), ("softcap", softcap)):
-        if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x)):
+        if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x)):
             hint = " To learn a scale, multiply the query by it and pass scale=1.0." if isinstance(x, Tensor) and label == "scale" else ""
             raise _fail(name, f"{label} is {x!r}. Pass a finite number or None.{hint}")
     if softcap is not None and softcap <= 0:
@@ -152,6 +152,15 @@ def _lead(name: str, query: Tensor, key: Tensor, value: Tensor, value_name: str)
     except RuntimeError:
         shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)))
         raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
+
+
+def _padded(x: Tensor, lead: int) -> Tensor:
+    """With so many batch axes."""
+    return x if x.dim() == lead + 3 else x[(None,) * (lead + 3 - x.dim())]
+
+
+def _widened(x: Tensor | None, wide: torch.dtype) -> Tensor | None:
+    return x if x is None or x.dtype == wide else x.to(wide)
 
 
 def _as_autocast_does(dtype: torch.dtype, x: Any) -> Any:
@@ -208,19 +217,13 @@ def prepare(
     lead = _lead(name, query, key, value, value_name)
     (Hq, Q), (Hkv, K) = query.shape[-3:-1], key.shape[-3:-1]
 
-    def padded(x: Tensor) -> Tensor:
-        return x if x.dim() == len(lead) + 3 else x[(None,) * (len(lead) + 3 - x.dim())]
-
-    def widened(x: Tensor | None) -> Tensor | None:
-        return x if x is None or x.dtype == wide else x.to(wide)
-
     inputs = Inputs(
         query if query.shape[:-3] == lead else query.expand(*lead, *query.shape[-3:]),
-        padded(key),
-        padded(value),
-        _pairs(name, "bias", widened(bias), lead, Hq, Q, K),
-        _expanded(name, "log_weight", widened(log_weight), (*lead, Hkv, K), "(..., key heads, keys)"),
-        _expanded(name, "sink", widened(sink), (*lead, Hq), "(..., heads)"),
+        _padded(key, len(lead)),
+        _padded(value, len(lead)),
+        _pairs(name, "bias", _widened(bias, wide), lead, Hq, Q, K),
+        _expanded(name, "log_weight", _widened(log_weight, wide), (*lead, Hkv, K), "(..., key heads, keys)"),
+        _expanded(name, "sink", _widened(sink, wide), (*lead, Hq), "(..., heads)"),
         _pairs(name, "mask", mask, lead, Hq, Q, K),
     )
     chosen = backend or default_backend(query.device, dtype)

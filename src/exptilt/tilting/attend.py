@@ -52,7 +52,7 @@ def _run(call: Call, key_mass: bool) -> Tilted:
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
             mass = compiled.key_mass(
-                *own[:2], own.bias, own.log_weight, own.sink, own.mask, *known, *settings.rule.numbers, settings.backend
+                own.query, own.key, own.bias, own.log_weight, own.sink, own.mask, *known, *settings.rule.numbers, settings.backend
             )
         else:
             mass = masses.key_mass(own, *known, settings)
@@ -269,7 +269,9 @@ def fisher_vector_product(
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
     elif compiling:
-        product = compiled.hessian_product(*t[:2], along, *t[3:], *settings.rule.numbers, settings.backend, settings.check)
+        product = compiled.hessian_product(
+            t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, *settings.rule.numbers, settings.backend, settings.check
+        )
     else:
         product = masses.hessian_product(t, along, settings)
     return product.to(call.dtype)

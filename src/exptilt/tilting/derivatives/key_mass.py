@@ -23,10 +23,11 @@ def with_own_weights(t: Inputs) -> Inputs:
     heads = t.query.shape[-3]
     dtype = torch.promote_types(t.query.dtype, torch.float32)
     if t.log_weight is None:
-        return t._replace(log_weight=t.query.new_zeros((), dtype=dtype).expand(*t.query.shape[:-2], t.key.shape[-2]))
+        weight = t.query.new_zeros((), dtype=dtype).expand(*t.query.shape[:-2], t.key.shape[-2])
+        return Inputs(t.query, t.key, t.value, t.bias, weight, t.sink, t.mask)  # old compilers know neither _replace nor t[:4]
     lead, K = t.query.shape[:-3], t.key.shape[-2]
     weight = t.log_weight.unsqueeze(-2).expand(*t.log_weight.shape[:-1], heads // t.log_weight.shape[-2], K).flatten(-3, -2)
-    return t._replace(log_weight=weight.expand(*lead, heads, K))
+    return Inputs(t.query, t.key, t.value, t.bias, weight.expand(*lead, heads, K), t.sink, t.mask)
 
 
 def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings) -> Tensor:
