@@ -9,7 +9,7 @@ EXTRAS := report,hf,ode,bench,dev
 TESTS  ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-all report bench lint format constraints clean-kernels clean
+.PHONY: help setup models rivals test test-all report bench lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,9 +75,6 @@ constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
 	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
 	@touch $(STAMP)
-
-clean-kernels: ## forget compiled kernels, after a change in a helper that they call
-	find src tests -name '*.nb[ic]' -delete
 
 clean: ## remove .venv, caches and the report
 	rm -rf $(VENV) .venv-efax report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support.kernels import run_chunks
 from exptilt._support.linalg import is_concrete
-from exptilt._support.threads import run_chunks
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 8192  # a quarter of a millisecond of gammas; a new stream costs a twentieth of that
@@ -103,13 +103,13 @@ def _fill(result: Tensor, generator: torch.Generator | None, draw: Callable[[np.
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     flat = result.view(-1).numpy()
 
-    def work(first: int, last: int, own: None) -> None:
+    def work(first: int, last: int) -> None:
         for block in range(first, last):
             start, stop = block * _BLOCK, min((block + 1) * _BLOCK, flat.size)
             stream = np.random.SFC64(np.random.SeedSequence(seed, spawn_key=(block,)))
             flat[start:stop] = draw(np.random.Generator(stream), start, stop)
 
-    run_chunks(work, -(-flat.size // _BLOCK), lambda: None)
+    run_chunks(work, -(-flat.size // _BLOCK))
 
 
 class _Pathwise(torch.autograd.Function):
