@@ -8,7 +8,7 @@ import torch
 import exptilt
 
 # Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
-collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/gpu.py"]
+collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
 
 
 @pytest.fixture(autouse=True)

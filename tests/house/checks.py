@@ -29,7 +29,7 @@ OPTIONAL_LIBRARIES = {
     *("matplotlib", "jinja2", "pandas", "psutil", "triton", "torchdiffeq"),
     *("transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf", "accelerate", "tensorboard", "wandb"),
 }
-MAY_IMPORT = {"tilting/gpu.py": {"triton"}}
+MAY_IMPORT = {"tilting/backends/triton.py": {"triton"}}
 
 LINES_AT_MOST = 500
 NAMES_AT_MOST = 25

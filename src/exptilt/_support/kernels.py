@@ -122,7 +122,7 @@ def _temporary() -> Path:
     return folder
 
 
-class _Locator(_CacheLocator):  # type: ignore[misc]
+class _Locator(_CacheLocator):
     def __init__(self, function: Any, file: str):
         self._py_file, self._function = file, function
 
@@ -141,11 +141,11 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
         return cls(function, file)
 
 
-class _Stored(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = [_Locator]  # noqa: RUF012: numba's name and kind
+class _Stored(CompileResultCacheImpl):
+    _locator_classes = [_Locator]  # noqa: RUF012  numba's name and kind
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """numba's cache, kept where and as long as this module says; a miss is announced.
 
     The source is read at once, while it is what has just been imported; a folder is looked for when there is something to load.
@@ -190,7 +190,7 @@ def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def make(function: Callable[..., Any]) -> Any:
-        made = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
+        made: Any = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
         made._cache = _Cache(made.py_func, title)
         return made
 
@@ -209,7 +209,7 @@ def region(title: str, signature: Any, variant: str = "") -> Callable[[Callable[
     def make(function: Callable[..., Any]) -> int:
         function.variant = variant  # type: ignore[attr-defined]
         options = {"nopython": True, "error_model": "numpy"}
-        made = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+        made: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
         made._cache = _Cache(function, title)
         made.compile()
         return int(made.address)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exptilt._support.elementary import STRICT, bits_of_float64, float64_from_bits
 from exptilt._support.kernels import kernel, run_chunks
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import has_tangent, is_concrete
 
 Array = np.ndarray[Any, Any]
 _MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
@@ -136,7 +136,7 @@ def suits(*tensors: Tensor) -> bool:
     """Whether a kernel is used: many entries, in main memory, and nobody wants derivatives. Else torch, which has them."""
     if max(tensor.numel() for tensor in tensors) < _MANY or not is_concrete(*tensors):
         return False
-    if any(tensor.device.type != "cpu" or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if any(tensor.device.type != "cpu" or has_tangent(tensor) for tensor in tensors):
         return False
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 

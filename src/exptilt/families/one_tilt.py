@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exptilt._support.elementary import FAST, exp_of_negative
 from exptilt._support.kernels import kernel, run_chunks
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import has_tangent, is_concrete
 
 Array = np.ndarray[Any, Any]
 _MANY = 1 << 16  # numbers in the points from which the kernel is used
@@ -74,7 +74,7 @@ def suits(points: Tensor, log_weight: Tensor, eta: Tensor) -> bool:
         return False
     if not is_concrete(*tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return False
-    return all(torch.autograd.forward_ad.unpack_dual(t).tangent is None for t in tensors)
+    return not any(has_tangent(t) for t in tensors)
 
 
 def tilt_once(points: Tensor, log_weight: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
