@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_restore_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 
 _Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
@@ -123,6 +124,12 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
 
 
 # ---- private for other reasons
+
+
+def function_modes() -> list[Any]:
+    """The torch function modes that are on, outermost first."""
+    return _get_current_function_mode_stack()
+
 
 no_torch_function = torch._C._disabled_torch_function_impl
 """What a subclass of Tensor sets ``__torch_function__`` to if it has nothing to say there."""
