@@ -100,14 +100,12 @@ def test_forked_workers():
 FORKED = """
 import os, torch, exptilt
 torch.set_num_threads(2)
-x = torch.randn(600, 600)
-x @ x + x.exp()  # torch's threads are awake, and nobody has attended yet
+q = torch.randn(1, 4, 300, 32)
+expected = torch.nn.functional.scaled_dot_product_attention(q, q, q).numpy()  # torch's threads are awake; nobody has attended yet
 child = os.fork()
-if child == 0:
-    q = torch.randn(1, 4, 300, 32)
-    found = exptilt.attend(q, q, q).output
-    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    os._exit(0 if torch.allclose(found, expected, atol=1e-4) else 1)
+if child == 0:  # torch's own operations would hang here
+    found = exptilt.attend(q, q, q).output.numpy()
+    os._exit(0 if abs(found - expected).max() < 1e-4 else 1)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
