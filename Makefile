@@ -7,9 +7,11 @@ STAMP  := $(VENV)/.installed
 PIP    := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 EXTRAS := report,hf,ode,bench,dev
 TESTS  ?= tests
+# Processes that share the tests, each with its part of the cores. JOBS=0: one, with all of them.
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-all report bench lint format constraints clean
+.PHONY: help setup models rivals test test-slow test-all fuzz report bench lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +42,16 @@ report: $(STAMP) ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
 
 test: $(STAMP) ## run the tests (all but those marked slow)
-	@$(BIN)/python -m pytest -m "not slow" $(TESTS) src README.md docs
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(TESTS) src README.md docs
 
-test-all: models ## run every test, the slow ones too
-	@$(BIN)/python -m pytest $(TESTS) src README.md docs
+# One process with all cores to itself: what is slow is mostly large, or measures.
+test-slow: models ## run the tests marked slow, and only those
+	@$(BIN)/python -m pytest -m slow $(TESTS)
+
+test-all: test test-slow ## run every test, the slow ones too
+
+fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or better (N=20000 for many)
+	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.tilting_fuzz
 
 # efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
 rivals: ## set up .venv-efax for the one rival that needs a newer Python than we do

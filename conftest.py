@@ -1,14 +1,39 @@
-"""Names that every doctest may use without importing them: `torch` and `xt`; and what cannot be imported for its doctests."""
+"""Names that every doctest may use without importing them (`torch`, `xt`), and what has no doctests to run.
 
+Where several processes share the tests (`make test`), each takes its part of the cores: with as many threads
+as cores in each, they would spin in each other's way.
+"""
+
+import os
+import random
 from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import settings
 
 import exptilt
 
 # Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
 collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
+
+
+if (_processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+    _threads = max(1, (os.cpu_count() or 1) // _processes)
+    torch.set_num_threads(_threads)
+    os.environ["OMP_NUM_THREADS"] = str(_threads)  # for what the tests start
+
+
+# The same examples in every run: a failure that comes and goes with the hour helps nobody.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Numbers of torch's global generator, and of Python's, do not depend on which tests ran before."""
+    torch.manual_seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def test_refusals_are_told(monkeypatch):
     assert all(": " in words and "\n" not in words for words in said.values())
 
 
+@pytest.mark.slow
 def test_quick_run_of_times(quick, capsys):
     path = quick(attention)
     results = harness.read(path)
@@ -80,6 +81,7 @@ def test_quick_run_of_times(quick, capsys):
         assert words in printed
 
 
+@pytest.mark.slow
 def test_quick_run_of_memory(quick, capsys):
     results = harness.read(quick(attention_memory))
     assert results["matrix"] == 2 * 1024**2 * 4
@@ -90,6 +92,7 @@ def test_quick_run_of_memory(quick, capsys):
     assert "one n×n matrix" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_quick_run_of_scaling(quick, capsys):
     path = quick(attention_scaling)
     assert [run["n"] for run in harness.read(path)["runs"]] == list(attention_scaling.QUICK)

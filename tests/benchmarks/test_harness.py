@@ -1,8 +1,9 @@
-"""The measuring tools measure: sizes that are known beforehand, sleeps that are known beforehand."""
+"""The measuring tools measure: sizes known beforehand, and times on a clock that only the cases move."""
 
 import json
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,10 +37,19 @@ def test_memory_failure_is_told():
 
 def test_sampling_agrees_with_the_kernel(monkeypatch):
     monkeypatch.setattr(harness, "_reset_high_water", lambda: False)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(harness, "time", SimpleNamespace(sleep=pause))
 
     def run():
         block = np.ones(200 * MEGABYTE // 8)
-        time.sleep(0.05)
+        before = len(pauses)
+        while len(pauses) < before + 2:  # between two pauses the sampler has looked, however busy the machine
+            time.sleep(0.001)
         return float(block[0])
 
     assert 190 * MEGABYTE < harness._one_call(run).peak < 230 * MEGABYTE
@@ -75,24 +85,42 @@ def test_slow_cases_join_some_rounds():
     assert [times[name].rounds for name in "abc"] == [4, 4, 2]
 
 
-def test_compare_finds_a_ratio():
-    times = harness.compare({"one": lambda: time.sleep(0.004), "three": lambda: time.sleep(0.012)}, "one", rounds=5, minimum_seconds=0.0)
-    assert 0.004 <= times["one"].best <= times["one"].median
-    assert times["three"].ratio == times["three"].best / times["one"].best
-    assert times["three"].ratio > 1.0
-    assert times["three"].ratio_low <= times["three"].ratio_high
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock for `compare`; `clock.wait(seconds)` moves it on, and nothing else does."""
+    now = 0.0
+
+    def wait(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: now))
+    return SimpleNamespace(wait=wait)
 
 
-def test_quick_functions_are_repeated():
+def test_compare_finds_a_ratio(clock):
+    """Best over best, and quartiles of what the rounds say: one takes 4 in each round, three 12 to 20."""
+    three = iter([100, 100, 16, 12, 20, 16, 16])  # the first two are warm-up and calibration
+    cases = {"one": lambda: clock.wait(4.0), "three": lambda: clock.wait(next(three))}
+    times = harness.compare(cases, "one", rounds=5, minimum_seconds=0.0)
+    assert (times["one"].best, times["one"].median, times["one"].ratio) == (4, 4, 1)
+    assert (times["three"].best, times["three"].median) == (12, 16)
+    assert (times["three"].ratio, times["three"].ratio_median) == (3, 4)
+    assert 3 <= times["three"].ratio_low < 4 < times["three"].ratio_high <= 5
+
+
+def test_quick_functions_are_repeated(clock):
     count = 0
 
     def quick():
         nonlocal count
         count += 1
+        clock.wait(0.125)
 
-    calls = harness.compare({"quick": quick}, "quick", rounds=2, minimum_seconds=0.002)["quick"].calls
-    assert calls > 10
-    assert count == 2 + 2 * calls
+    timing = harness.compare({"quick": quick}, "quick", rounds=2, minimum_seconds=2.0)["quick"]
+    assert timing.calls == 16
+    assert timing.best == 0.125
+    assert count == 2 + 2 * timing.calls
 
 
 def test_compare_refuses():

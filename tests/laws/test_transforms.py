@@ -124,7 +124,12 @@ def test_grad_reaches_the_fields(case: Case, g: torch.Generator) -> None:
     assert all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-@every
+# Four times as long as the next family.
+SLOW_TO_COMPILE = {"VonMisesFisher"}
+TO_COMPILE = [pytest.param(c, marks=[pytest.mark.slow] * (c.name in SLOW_TO_COMPILE)) for c in CASES]
+
+
+@pytest.mark.parametrize("case", TO_COMPILE, ids=lambda case: case.name)
 def test_compile(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (2,))
     eta = case.tilt(h, g)

@@ -52,7 +52,11 @@ def test_statistics_against_eager_weights(name, side):
         sink = call.options.get("sink")
         p = torch.softmax(s if sink is None else torch.cat([s, sink[:, None, None].expand(N, H, Q, 1)], -1), -1)[..., :K]
         rows = real_query[:, None, :, None].expand_as(p)
-        assert torch.allclose(p[rows].float(), weight[rows], atol=2e-5)
+        # Watched and eager run drift apart layer by layer, each product rounded by 2⁻²⁴ of what it sums: a
+        # score by ‖q‖‖k‖ 2⁻²⁴, a weight by no more than its score. Seven such units were seen (t5, torch's
+        # plain kernels), at most three in other models; 16 leaves room for kernels that were not tried.
+        unit = call.options["scale"] * call.query.norm(dim=-1).max() * call.key.norm(dim=-1).max() * 2.0**-24
+        assert (p[rows] - weight[rows]).abs().max() <= 16 * unit
         assert weight[rows].max() > 0.4  # far from uniform, so that a wrong order of keys would be seen
         expected = oracle.statistics(s, p, real_query, real_key, sink)
         part = frame[frame.layer == call.layer].sort_values(["item", "head"])

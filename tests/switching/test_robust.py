@@ -170,23 +170,35 @@ def test_singular_innovations_are_refused():
             model.filter(rng.normal(size=(4, 1)), method=method)
 
 
-def test_builds_for_exact_sizes_agree_with_the_general_one():
-    """Long series use kernels compiled for their sizes; each stretch of a batch short enough does not."""
+@pytest.fixture
+def long_series():
+    """A model and a series of 6000: whole, it takes the kernels for exact sizes, in halves the others."""
     rng = np.random.default_rng(8)
     model = random_model(rng, 2, 2, 1, transition=simplex(rng, 2, 2))
-    y = random_data(rng, 6000, 1)
+    return model, random_data(rng, 6000, 1)
+
+
+def test_filters_for_exact_sizes_agree_with_the_general_ones(long_series):
+    model, y = long_series
     for method in METHODS:
         long = model.filter(y, method=method)
         short = model.filter(y[:3000], method=method)
-        np.testing.assert_allclose(long.log_likelihood_terms[:3000], short.log_likelihood_terms, rtol=1e-9, atol=1e-10)
+        terms, wanted = long.log_likelihood_terms[:3000], short.log_likelihood_terms
+        np.testing.assert_allclose(terms, wanted, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(long.mode_covariance[:3000], short.mode_covariance, rtol=1e-8, atol=1e-10)
-    long, lengths = model.smooth(np.stack([y[:3000], y[3000:]])), [model.smooth(y[:3000]), model.smooth(y[3000:])]
+
+
+@pytest.mark.slow  # compiles two large kernels once more
+def test_smoother_and_slopes_for_exact_sizes_agree_with_the_general_ones(long_series):
+    model, y = long_series
+    parts = [y[:3000], y[3000:]]
+    long, lengths = model.smooth(np.stack(parts)), [model.smooth(part) for part in parts]
     for k in range(2):
         np.testing.assert_allclose(long.mode_mean[k], lengths[k].mode_mean, rtol=1e-8, atol=1e-9)
         np.testing.assert_allclose(long.pair_probability[k], lengths[k].pair_probability, rtol=1e-8, atol=1e-9)
     slopes = []
-    for parts in ([np.stack([y[:3000], y[3000:]])], [y[:3000], y[3000:]]):
+    for data in ([np.stack(parts)], parts):
         W = torch.tensor(model.dynamics).requires_grad_()
-        total = sum(model.replace(dynamics=W).filter(part).log_likelihood.sum() for part in parts)
+        total = sum(model.replace(dynamics=W).filter(part).log_likelihood.sum() for part in data)
         slopes.append(torch.autograd.grad(total, W)[0])
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-8, atol=1e-8)

@@ -101,8 +101,11 @@ def inside_transforms(transforms: Any) -> AbstractContextManager[Any]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor, not one of those that stand for values while a graph is traced."""
-    return type(tensor) in (Tensor, Parameter)
+    """Whether this is an ordinary tensor: not one that stands for values while a graph is traced, nor one of a batch.
+
+    The batches are those of ``torch.autograd.grad(is_grads_batched=True)``, which has a `vmap` of its own.
+    """
+    return type(tensor) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def without_tangent(tensor: _Tensor) -> _Tensor:

@@ -86,16 +86,21 @@ def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
 def invert_dirichlet(mean: Tensor) -> Tensor:
     """The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
 
-    First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows, and log (R − S)/(K − R) is
-    nearly −log τ + const at both ends: Newton's steps on that, kept between the totals known to be too small and too large. Then Newton on
-    all entries, whose Hessian is a diagonal minus a rank-one matrix.
+    First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows,
+    and log (R − S)/(K − R) is nearly −log τ + const at both ends: Newton's steps on that, kept between the
+    totals known to be too small and too large. Then Newton on all entries, whose Hessian is a diagonal minus
+    a rank-one matrix; and once more on each entry with Σα held, since where entries differ by many orders of
+    magnitude the rank-one part is a difference of nearly equal numbers. Lower precisions are solved in
+    float64: near the boundary S = 1 they have no digits to spare.
     """
+    given, mean = mean.dtype, mean.double()
     count = mean.shape[-1]
     s = mean.exp().sum(-1)
     left = -torch.expm1(torch.logsumexp(mean, -1))  # 1 − S, to all digits
     target = (left / (count - 1)).log()
     total = (count - s) / (2 * left)
     low, high = torch.full_like(total, 1e-30), torch.full_like(total, 1e30)
+    settled = torch.zeros_like(total, dtype=torch.bool)
     for _ in range(60 if is_concrete(total) else 12):
         alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1), 3)
         ratio = alpha.sum(-1) / total
@@ -105,14 +110,18 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
         low, high = torch.where(ratio > 1, total, low), torch.where(ratio > 1, high, total)
         new = total * change.clamp(-16, 16).exp()
         new = torch.where((new > low) & (new < high), new, low.sqrt() * high.sqrt())
-        settled = (new - total).abs() < 1e-3 * total
+        # A total that has settled stays: at the root rounding chooses the side, and the next step may leave
+        # the bracket.
+        new = torch.where(settled, total, new)
+        settled = settled | ((new - total).abs() < 1e-3 * total)
         total = new
         if is_concrete(settled) and bool(settled.all()):
             break  # close enough for the steps below; where values cannot be looked at, all rounds are taken
     alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
     for _ in range(3):
         alpha = _dirichlet_step(alpha, mean)
-    return alpha
+    wanted = mean + torch.digamma(alpha.sum(-1, keepdim=True))
+    return (alpha - (torch.digamma(alpha) - wanted) / _trigamma(alpha)).to(given)
 
 
 def _dirichlet_step(alpha: Tensor, mean: Tensor) -> Tensor:

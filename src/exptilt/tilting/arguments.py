@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, KeywordError
+from exptilt._support.transforms import derivatives_wanted
 from exptilt.tilting.backends.dispatch import BACKENDS, default_backend
 from exptilt.tilting.derivatives.rules import Settings
 from exptilt.tilting.problem import Inputs, wide_dtype
@@ -32,12 +33,21 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Call:
-    """A checked call: canonical inputs, settings, the dtype of the output, and whether autocast must be kept out of what follows."""
+    """A checked call.
+
+    Attributes:
+        inputs: canonical.
+        settings: the rule, the backend, whether results are checked.
+        dtype: of the output.
+        autocast: whether autocast must be kept out of what follows.
+        tracked: whether anyone may ask for a derivative.
+    """
 
     inputs: Inputs
     settings: Settings
     dtype: torch.dtype
     autocast: bool
+    tracked: bool
 
 
 def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -192,6 +202,9 @@ def prepare(
             raise _fail(name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype).")
     if value is None:
         value = key[..., :0]
+    tracked = torch.compiler.is_compiling() or derivatives_wanted((query, key, value, bias, log_weight, sink))
+    if tracked and dtype != wide:  # here, so that gradients are added up over broadcast axes before they are rounded
+        query, key, value = query.to(wide), key.to(wide), value.to(wide)
     lead = _lead(name, query, key, value, value_name)
     (Hq, Q), (Hkv, K) = query.shape[-3:-1], key.shape[-3:-1]
 
@@ -223,4 +236,4 @@ def prepare(
         None if window is None or window >= max(Q, K) else window,  # nothing is farther than that
         None if softcap is None else float(softcap),
     )
-    return Call(inputs, Settings(rule, chosen, device == "cpu" if check is None else bool(check)), dtype, casting)
+    return Call(inputs, Settings(rule, chosen, device == "cpu" if check is None else bool(check)), dtype, casting, tracked)

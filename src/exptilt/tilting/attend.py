@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import derivatives_wanted, transform_compiled
+from exptilt._support.transforms import in_transform, transform_compiled
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.backends import reference
+from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import compiled, identities, key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs
@@ -32,9 +33,11 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
     if settings.backend == "reference" or (compiling and transform_compiled()):  # the compiler cannot see derivatives inside transforms
+        if settings.check and t.sink is not None and not (compiling or in_transform()):
+            check_sink(t.sink)
         output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
         return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass if key_mass else None)
-    if compiling or derivatives_wanted(t):
+    if call.tracked:
         if compiling:
             found = compiled.attend(*t, *settings.rule.numbers, settings.backend, settings.check)
         else:
@@ -43,17 +46,18 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     else:
         output, lines, sink_shift, _ = forward(t, settings)
         G, entropy, mean, variance, maximum, weight, gap = lines
-        shift = identities.shift_of(lines) if sink_shift is None and key_mass else sink_shift
+        shift = maximum if sink_shift is None else sink_shift
     if key_mass:
         own = masses.with_own_weights(t)
-        known = shift, weight, gap, variance.detach()
+        known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
             mass = compiled.key_mass(
                 *own[:2], own.bias, own.log_weight, own.sink, own.mask, *known, *settings.rule.numbers, settings.backend
             )
         else:
             mass = masses.key_mass(own, *known, settings)
-    return Tilted(output if output.dtype == call.dtype else output.to(call.dtype), G, entropy, mean, variance, maximum, mass)
+    output = output if output.dtype == call.dtype else output.to(call.dtype)
+    return Tilted(output, G, entropy, mean, variance, maximum, mass, (shift.detach(), weight.detach(), gap.detach()))
 
 
 @explain_keywords

@@ -40,14 +40,15 @@ class Tilted:
     score_variance: Tensor
     score_max: Tensor
     key_mass: Tensor | None = None
+    parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight, gap of ``problem.Lines``: what `merge` joins, not rounded together
 
     def __repr__(self) -> str:
-        lines = [_described(f.name, getattr(self, f.name)) for f in fields(self)]
+        lines = [_described(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "parts"]
         return "Tilted(\n" + "\n".join(line for line in lines if line) + "\n)"
 
 
 def _described(name: str, x: Any) -> str:
-    """One line about a field: shape, dtype, and the range of what is finite in it."""
+    """One line about a field: shape, dtype, and the range of its numbers."""
     if x is None:
         return ""
     if not isinstance(x, Tensor):
@@ -55,11 +56,11 @@ def _described(name: str, x: Any) -> str:
     text = f"    {name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
     if not is_plain(x) or x.device.type == "meta" or in_transform() or not x.is_floating_point():
         return text
-    finite = x.detach()[torch.isfinite(x.detach())]
-    if finite.numel():
-        text += f", {finite.min().item():.4g} to {finite.max().item():.4g}"
-    odd = x.numel() - finite.numel()
-    return text + (f", {odd} not finite" if odd else "")
+    numbers = x.detach()[~x.detach().isnan()]
+    if numbers.numel():
+        text += f", {numbers.min().item():.3g} to {numbers.max().item():.3g}"
+    missing = x.numel() - numbers.numel()
+    return text + (f", {missing} NaN" if missing else "")
 
 
 def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:
@@ -103,20 +104,43 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
             "merge: a part has key_mass, which cannot be joined: the share of a part differs from query to query. "
             "Call attend(..., key_mass=True) over all keys, or leave it out."
         )
-    G_parts = torch.stack([part.log_normalizer for part in parts])
-    top = G_parts.detach().amax(0)
-    shift = torch.where(top == -torch.inf, 0.0, top)
-    z = torch.exp(G_parts - shift).sum(0)
-    alive = z > 0
-    log_z = torch.where(alive, z, 1.0).log()
-    G = torch.where(alive, shift + log_z, -torch.inf)
-    log_w = torch.where(G_parts == -torch.inf, -torch.inf, G_parts - shift - log_z)
-    w = torch.exp(log_w)
-    means = torch.stack([part.score_mean for part in parts])
-    mean = (w * means).sum(0)
-    spread = torch.where(w > 0, means - mean, 0.0)
+    shift, weight, gap = (torch.stack(x) for x in zip(*(_parts(part) for part in parts), strict=True))
+    G_parts, means = (torch.stack([getattr(part, name) for part in parts]) for name in ("log_normalizer", "score_mean"))
+    some = weight != 0
+    top = torch.where(some, shift, -torch.inf).amax(0)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    apart = torch.where(some, shift - top, 0.0)
+    z = torch.where(some, weight * torch.exp(apart), 0.0)
+    total = z.sum(0)
+    alive = total != 0
+    log_total = torch.where(alive, total, 1.0).log()
+    # Values come from the parts, derivatives from the results that they were rounded to.
+    log_z = _valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, G_parts, 0.0))
+    w_value = torch.where(some, torch.exp(log_z - log_total), 0.0)
+    log_normalizer = _valued(log_total, (w_value.detach() * torch.where(some, G_parts, 0.0)).sum(0))
+    log_w = torch.where(some, log_z - log_normalizer, 0.0)
+    w = torch.where(some, torch.exp(log_w), 0.0)
+    centres = torch.where(some, _valued(gap + apart, torch.where(some, means, 0.0)), 0.0)
+    centre = (w * centres).sum(0)
+    spread = torch.where(some, centres - centre, 0.0)
     variance = (w * (torch.stack([part.score_variance for part in parts]) + spread.square())).sum(0)
-    entropy = (w * (torch.stack([part.entropy for part in parts]) - torch.where(w > 0, log_w, 0.0))).sum(0)
+    entropy = (w * (torch.stack([part.entropy for part in parts]) - log_w)).sum(0)
     output = (w[..., None].to(parts[0].output.dtype) * torch.stack([part.output for part in parts])).sum(0)
     maximum = torch.stack([part.score_max for part in parts]).amax(0)
-    return Tilted(output, G, entropy, mean, variance, maximum)
+    G, mean = torch.where(alive, top + log_normalizer, -torch.inf), torch.where(alive, top + centre, 0.0)
+    return Tilted(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre.detach()))
+
+
+def _parts(x: Tilted) -> tuple[Tensor, Tensor, Tensor]:
+    """Shift, weight and gap of a result; made up from its statistics where it does not carry them."""
+    if x.parts is not None:
+        return x.parts
+    G = x.log_normalizer.detach()
+    some = G != -torch.inf
+    shift = torch.where(some, G, 0.0)
+    return shift, some.to(G.dtype), torch.where(some, x.score_mean.detach() - shift, 0.0)
+
+
+def _valued(value: Tensor, derivative: Tensor) -> Tensor:
+    """A number with the value of one tensor and the derivatives of another."""
+    return value.detach() + (derivative - derivative.detach())

@@ -13,13 +13,14 @@ from exptilt.tilting.score_rule import ScoreRule, columns, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
 _TILE_CELLS = 1 << 21  # scores held at once
+_TILE_KEYS = 1024  # keys of a tile at most: a sum over more of them is cut, and so as exact as a sum in pairs
 
 
 def _tiles(t: Inputs) -> list[tuple[int, int]]:
     """Where the tiles of keys begin and end; their size does not depend on data."""
     rows = max(1, t.query[..., 0].numel())
     K = t.key.shape[-2]
-    width = max(16, min(K, _TILE_CELLS // rows))
+    width = max(16, min(K, _TILE_CELLS // rows, _TILE_KEYS))
     return [(j, min(j + width, K)) for j in range(0, K, width)]
 
 
@@ -137,11 +138,16 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
     return output, torch.stack([r, x0, x1, x2])
 
 
-def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs."""
+def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs.
+
+    output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are enough.
+    """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
-    a0, a1, a2 = lines[3:]
+    zero = torch.zeros_like(lines[0])
+    a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
+    a0 = a0 - (cotangent * output).sum(-1, keepdim=True)
     sums = _Sums(t, needs)
     for j0, j1 in _tiles(t):
         tile = _Tile(t, rule, j0, j1)
@@ -152,11 +158,14 @@ def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs:
     return sums.collect(rule.scale)
 
 
-def second(t: Inputs, cotangent: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+def second(
+    t: Inputs, cotangent: Tensor, output: Tensor, output_dot: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     a0, a1, a2, pushed, e0, e1 = lines[3:]
+    a0, e0 = a0 - (cotangent * output).sum(-1, keepdim=True), e0 - (cotangent * output_dot).sum(-1, keepdim=True)
     sums = _Sums(t, needs)
     for j0, j1 in _tiles(t):
         tile = _Tile(t, rule, j0, j1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from exptilt._support.transforms import push
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.derivatives import identities
-from exptilt.tilting.derivatives.identities import Cotangents, Statistics
+from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.problem import Dots, Inputs, Lines, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -27,7 +27,7 @@ def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
     return Statistics(output, fixed, lines.weight, lines.gap, lines.variance)
 
 
-def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Cotangents:
+def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Tangents:
     stats = _statistics(t, rule)
     pushed, sums = tiled.tangent(t, dots, identities.tangent_rows(stats), rule)
     return identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink)
@@ -36,7 +36,7 @@ def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Cotangents:
 def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Needs) -> tuple[Tensor, ...]:
     stats = _statistics(t, rule)
     dot = _tangent(t, dots, rule)
-    found = tiled.second(t, bar.output, dots, identities.second_rows(stats, bar, dot), rule, needs)
+    found = tiled.second(t, bar.output, stats.output, dot.output, dots, identities.second_rows(stats, bar, dot), rule, needs)
     made = identities.spread(found, t)
     if t.sink is not None:
         made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))

@@ -31,11 +31,23 @@ class Statistics(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of output, log-normalizer, mean and variance; also their tangents, which have the same shapes."""
+    """Cotangents of output, log-normalizer, mean and variance, or gradients by them, in the same shapes."""
 
     output: Tensor
     log_normalizer: Tensor
     mean: Tensor
+    variance: Tensor
+
+
+class Tangents(NamedTuple):
+    """Tangents of output, log-normalizer, gap (E[cṡ], the mean's less the log-normalizer's) and variance.
+
+    The gap's is kept, not the mean's: where attention is nearly one-hot the two on whose difference entropy depends are nearly equal.
+    """
+
+    output: Tensor
+    log_normalizer: Tensor
+    gap: Tensor
     variance: Tensor
 
 
@@ -93,14 +105,18 @@ def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
-    """a0, a1, a2 of (gradient); 0 for queries that see nothing."""
-    a0 = bar.log_normalizer - (bar.output * stats.output).sum(-1) + bar.mean - bar.variance * stats.variance
+    """a0 (without <ō,o>, see below), a1, a2 of (gradient); 0 for queries that see nothing.
+
+    A sweep subtracts <ō,o> from <ō,v_j> itself, by the same sum in the same order: where a query sees one key only, o is that key's value,
+    and the two cancel to the last bit. The same goes for <ō,ȯ> and <ō,v̇_j> of second derivatives.
+    """
+    a0 = bar.log_normalizer + bar.mean - bar.variance * stats.variance
     alive = stats.weight != 0
     return tuple(torch.where(alive, x, 0.0) for x in (a0, bar.mean + 2 * bar.variance, bar.variance))  # type: ignore[return-value]
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*rows))
+    return torch.stack(rows)
 
 
 def tangent_rows(stats: Statistics) -> Tensor:
@@ -108,15 +124,14 @@ def tangent_rows(stats: Statistics) -> Tensor:
     return _stacked(weight_rows(stats))
 
 
-def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None) -> Cotangents:
+def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None) -> Tangents:
     """(tangent) from the sweep's sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' and Σ p (ṡ' v + v̇)."""
     r, x0, x1, x2 = sums.unbind()
     if sink is not None:
         p, c = _sink_outcome(stats, sink)
         x = torch.where(p != 0, p * (-r if sink_dot is None else sink_dot.unsqueeze(-1) - r), 0.0)
         x0, x1, x2 = x0 + x, x1 + c * x, x2 + c * c * x
-    G = r + x0
-    return Cotangents(pushed - x0.unsqueeze(-1) * stats.output, G, G + x1, x2 - stats.variance * x0 + 2 * x1)
+    return Tangents(pushed - x0.unsqueeze(-1) * stats.output, r + x0, x1, x2 - stats.variance * x0 + 2 * x1)
 
 
 def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
@@ -128,23 +143,23 @@ def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
     """(..., Hq): Σ_i p t of the sink."""
     a0, a1, a2 = coefficients(stats, bar)
     p, c = _sink_outcome(stats, sink)
-    return (p * (a0 + c * (a1 + a2 * c))).sum(-1)
+    return (p * (a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c))).sum(-1)
 
 
-def second_rows(stats: Statistics, bar: Cotangents, dot: Cotangents) -> Tensor:
+def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
     """The rows of the second sweep: those of the gradient, then Ġ, e0, e1."""
     a0, a1, a2 = coefficients(stats, bar)
-    x1 = dot.mean - dot.log_normalizer
-    e0 = -(bar.output * dot.output).sum(-1) - a1 * x1 - a2 * dot.variance
-    return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * x1])
+    e0 = -a1 * dot.gap - a2 * dot.variance
+    return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap])
 
 
-def second_sink(stats: Statistics, bar: Cotangents, dot: Cotangents, sink: Tensor, sink_dot: Tensor | None) -> Tensor:
+def second_sink(stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor, sink_dot: Tensor | None) -> Tensor:
     """(..., Hq): Σ_i p r of the sink."""
     _, _, _, a0, a1, a2, pushed, e0, e1 = second_rows(stats, bar, dot).unbind()
     p, c = _sink_outcome(stats, sink)
     x = -pushed if sink_dot is None else sink_dot.unsqueeze(-1) - pushed
-    t = a0 + c * (a1 + a2 * c)
+    t = a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c)
+    e0 = e0 - (bar.output * dot.output).sum(-1)
     return (p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c)).sum(-1)
 
 

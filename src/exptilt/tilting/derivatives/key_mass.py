@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exptilt._support.transforms import derivatives_wanted
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
 from exptilt.tilting.problem import MASS, Dots, Inputs
@@ -32,7 +33,8 @@ def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Te
     """(..., Hq, K), with all of its derivatives; t as `with_own_weights` makes it."""
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     only = Settings(settings.rule, settings.backend, needs=MASS)
-    return Gradient.apply(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]  # type: ignore[no-any-return]
+    rule = Gradient.apply if derivatives_wanted(t) else Gradient.forward
+    return rule(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]  # type: ignore[no-any-return]
 
 
 def pull_key_mass(

@@ -110,6 +110,7 @@ def _gradient(
     log_weight: Tensor | None,
     mask: Tensor | None,
     cotangent: Tensor,
+    output: Tensor,
     rows: Tensor,
     scale: float,
     causal: bool,
@@ -120,7 +121,7 @@ def _gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = _inputs(query, key, value, bias, log_weight, mask), Needs(*needs)
-    found = dispatch.sweep(backend, "gradient")(t, cotangent, rows, ScoreRule(scale, causal, window, softcap), wanted)
+    found = dispatch.sweep(backend, "gradient")(t, cotangent, output, rows, ScoreRule(scale, causal, window, softcap), wanted)
     return _flat(found, t, wanted)
 
 
@@ -136,6 +137,8 @@ def _second(
     log_weight: Tensor | None,
     mask: Tensor | None,
     cotangent: Tensor,
+    output: Tensor,
+    output_dot: Tensor,
     query_dot: Tensor | None,
     key_dot: Tensor | None,
     value_dot: Tensor | None,
@@ -152,17 +155,17 @@ def _second(
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = _inputs(query, key, value, bias, log_weight, mask), Needs(*needs)
     dots, rule = Dots(query_dot, key_dot, value_dot, bias_dot, weight_dot), ScoreRule(scale, causal, window, softcap)
-    return _flat(dispatch.sweep(backend, "second")(t, cotangent, dots, rows, rule, wanted), t, wanted)
+    return _flat(dispatch.sweep(backend, "second")(t, cotangent, output, output_dot, dots, rows, rule, wanted), t, wanted)
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator where a graph is being traced (tensors are of a subclass then), the plain function, which costs less, elsewhere."""
+    """The operator where tensors stand for something else (a graph is traced, or old-style batches), else the plain function."""
     operator = torch.library.custom_op(f"exptilt::{name}", plain, mutates_args=())
     operator.register_fake(fake)
 
     @wraps(plain)
-    def call(query: Tensor, *rest: Any) -> Any:
-        return (plain if is_plain(query) else operator)(query, *rest)
+    def call(*arguments: Any) -> Any:
+        return (plain if all(is_plain(x) for x in arguments if isinstance(x, Tensor)) else operator)(*arguments)
 
     return call
 

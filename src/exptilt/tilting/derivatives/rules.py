@@ -44,7 +44,7 @@ from torch.autograd import Function
 from exptilt._support.transforms import forward_derivatives, in_transform, without_tangent
 from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import higher, identities, operators
-from exptilt.tilting.derivatives.identities import Cotangents, Statistics
+from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
 from exptilt.tilting.derivatives.vmap import fold
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs
@@ -64,7 +64,7 @@ class Settings:
 ATTEND = Layout(inputs=Inputs)
 TANGENT = Layout(inputs=Inputs, dots=Dots, stats=Statistics)
 GRADIENT = Layout(inputs=Inputs, bar=Cotangents, stats=Statistics)
-SECOND = Layout(inputs=Inputs, bar=Cotangents, dots=Dots, stats=Statistics, dot=Cotangents)
+SECOND = Layout(inputs=Inputs, bar=Cotangents, dots=Dots, stats=Statistics, dot=Tangents)
 
 
 def _zero(x: Tensor | None, like: Tensor) -> Tensor:
@@ -150,9 +150,9 @@ class Attend(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = Dots(*tangents[: len(Dots._fields)]), ctx.settings
-        o, G, mean, variance = Tangent.apply(*TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
+        o, G, gap, variance = Tangent.apply(*TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
         moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
-        return o, G, G - mean, mean, variance, moved, None, None, None, None
+        return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -165,7 +165,7 @@ def _saved_of_attend(saved: Any) -> tuple[Inputs, Statistics, Tensor, Tensor]:
 
 
 class Tangent(Function):
-    """inputs, their tangents, statistics → tangents of output, G, mean, variance."""
+    """inputs, their tangents, statistics → `Tangents` of the results."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -181,8 +181,9 @@ class Tangent(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        a, dot = TANGENT.read(ctx.saved_tensors), Cotangents(*ctx.saved_tensors[TANGENT.count :])
-        bar = Cotangents(*(_zero(x, like) for x, like in zip(bars, dot, strict=True)))
+        a, dot = TANGENT.read(ctx.saved_tensors), Tangents(*ctx.saved_tensors[TANGENT.count :])
+        o, G, gap, variance = (_zero(x, like) for x, like in zip(bars, dot, strict=True))
+        bar = Cotangents(o, G - gap, gap, variance)  # the gap's tangent is the mean's less the log-normalizer's
         primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
         wanted = TANGENT.part("dots", ctx.needs_input_grad)
         linear = Dots()
@@ -208,8 +209,9 @@ class Gradient(Function):
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = GRADIENT.read(arguments), arguments[-1]
         t, bar, stats = a["inputs"], a["bar"], a["stats"]
-        rows, flags = identities.gradient_rows(stats, bar), settings.needs.flags()
-        found = operators.gradient(*t[:5], t.mask, bar.output, rows, *settings.rule.numbers, settings.backend, flags)
+        rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
+        flags = settings.needs.flags()
+        found = operators.gradient(*t[:5], t.mask, bar.output, stats.output, rows, *settings.rule.numbers, settings.backend, flags)
         dots = identities.spread(Gradients(*found), t)
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
@@ -254,7 +256,7 @@ class Second(Function):
         a, settings = SECOND.read(arguments), arguments[-1]
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows, flags = identities.second_rows(stats, bar, dot), settings.needs.flags()
-        found = operators.second(*t[:5], t.mask, bar.output, *dots[:5], rows, *settings.rule.numbers, settings.backend, flags)
+        found = operators.second(*t[:5], t.mask, bar.output, stats.output, dot.output, *dots[:5], rows, *settings.rule.numbers, settings.backend, flags)
         made = identities.spread(Gradients(*found), t)
         if t.sink is not None:
             made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
@@ -297,7 +299,7 @@ def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, 
     return _present(found, t, wanted)
 
 
-def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Cotangents, settings: Settings, wanted: Any) -> Dots:
+def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tangents, settings: Settings, wanted: Any) -> Dots:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
         return Dots()
@@ -310,5 +312,6 @@ def pull_gradient(
 ) -> tuple[Dots, Cotangents]:
     """A cotangent `dots` of the gradient, carried back: to the wanted inputs, and to the cotangents of the statistics."""
     plain = Settings(settings.rule, settings.backend)
-    dot = Cotangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
-    return second(t, bar, dots, stats, dot, plain, wanted), dot
+    dot = Tangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
+    by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)
+    return second(t, bar, dots, stats, dot, plain, wanted), by_bar

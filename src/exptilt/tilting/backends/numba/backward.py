@@ -27,7 +27,19 @@ import numpy as np
 from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take, whole_at
-from exptilt.tilting.backends.numba.product import CHAIN, lanes_in, number, pack_rows, product, read, size_of, write
+from exptilt.tilting.backends.numba.product import (
+    CHAIN,
+    bytes_of,
+    copy_row,
+    lanes_in,
+    number,
+    pack_rows,
+    product,
+    read,
+    size_of,
+    thin_dots,
+    write,
+)
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.tangent import push_scores
@@ -40,25 +52,25 @@ _KEY_STRIP = 48  # keys for which the rows that see them are looked for together
 
 
 @row_loop(2, writes=(0, 1), sums=("sum",))
-def _gradient_row(s, t, shift, inverse, gap, a0, a1, a2):
+def _gradient_row(s, t, shift, inverse, gap, met, a0, a1, a2):
     """s → p, t → ds."""
     d = s - shift
     p = exp(d) * inverse
     c = (d - gap).at_least(FAR)
-    ds = (p * (t + a0 + c * (c * a2 + a1))).where(p.differs(0.0), 0.0)
+    ds = (p * (t - met + a0 + c * (c * a2 + a1))).where(p.differs(0.0), 0.0)
     return p, ds, ds
 
 
 @row_loop(4, writes=(0, 1, 2), sums=("sum",))
-def _second_row(s, t, u, v, shift, inverse, gap, a0, a1, a2, pushed, e0, e1):
+def _second_row(s, t, u, v, shift, inverse, gap, met, a0, a1, a2, pushed, met_dot, e0, e1):
     """s → p ṡ', t → p t, u: ṡ → p r; v holds <ō, v̇>."""
     d = s - shift
     p = exp(d) * inverse
     c = (d - gap).at_least(FAR)
     alive = p.differs(0.0)
-    y = t + a0 + c * (c * a2 + a1)
+    y = t - met + a0 + c * (c * a2 + a1)
     x = u - pushed
-    ds = (p * ((y + a1 + c * (a2 + a2)) * x + v + e0 + c * e1)).where(alive, 0.0)
+    ds = (p * ((y + a1 + c * (a2 + a2)) * x + (v - met_dot) + e0 + c * e1)).where(alive, 0.0)
     return (p * x).where(alive, 0.0), (p * y).where(alive, 0.0), ds, ds
 
 
@@ -77,6 +89,30 @@ def _mass_of_four(s0, s1, s2, s3, columns, m0, m1, m2, m3, z0, z1, z2, z3):
 @row_loop(2, writes=(1,))
 def _mass_of_one(s, columns, shift, inverse):
     return columns + exp(s - shift) * inverse
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _chain(zero, a, b, dim):
+    """<a, b>, by the same chain of multiply-adds as a product."""
+    total = zero
+    for d in range(dim):
+        total += read(zero, a, d) * read(zero, b, d)
+    return total
+
+
+@njit(error_model="numpy")
+def _products(f, zero, outs, step, address, table, row_step, kind, dim, where, count, line, found):
+    """found[r] = <ō, x> of each row with its own vector x of an operand, with the bits that <ō, v_j> has if v_j is that vector."""
+    size, one = size_of(zero), number(zero, 1.0)
+    for r in range(count):
+        at = whole_at(table, where[0, r]) + where[1, r] * row_step
+        copy_row(zero, kind, line, address + at * bytes_of(zero, kind), dim, dim, False)
+        if f.thin:
+            target = line + step * size
+            thin_dots(one, target, 0, outs + r * step * size, 0, 1, line, dim, 1, dim, False)
+            found[r] = read(zero, target, 0)
+        else:
+            found[r] = _chain(zero, outs + r * step * size, line, dim)
 
 
 @njit(error_model="numpy")
@@ -199,8 +235,10 @@ def backward_sweep(f, zero):
             widening(f, f.value_kind, Dv),
             widening(f, f.key_dot_kind, D),
             widening(f, f.value_dot_kind, Dv),
+            wide_v + width,
         ),
     )
+    line = at[22]
     S, T, U, V, queries, moved, outs = at[0], at[1], at[2], at[3], at[4], at[5], at[6]
     summed, packed, packed_dot, packed_out, slope = at[7], at[8], at[9], at[10], at[11]
     bend, columns = slope + long * size, slope + 2 * long * size
@@ -212,6 +250,7 @@ def backward_sweep(f, zero):
     where = np.empty((4, f.tile_rows), np.int64)
     scale, one = number(zero, f.scale), number(zero, 1.0)
     panel = f.tile_rows * width
+    met, met_dot = np.zeros(f.tile_rows, np.float64), np.zeros(f.tile_rows, np.float64)
     fill_row(zero, (columns,), long // lanes, (zero,))
     while True:
         start = take(f, f.chunk)
@@ -257,6 +296,14 @@ def backward_sweep(f, zero):
                             )
                             if f.need_value:
                                 pack_rows(zero, packed_out, panel, outs, wide_v, h, Dv, False)
+                            _products(
+                                f, zero, outs, wide_v, f.attended, f.attended_at, f.attended_step, f.attended_kind, Dv, where, h, line, met
+                            )
+                            if second:
+                                _products(
+                                    f, zero, outs, wide_v, f.attended_dot, f.attended_dot_at, f.attended_dot_step, f.attended_dot_kind, Dv,
+                                    where, h, line, met_dot,
+                                )  # fmt: skip
                         if f.need_query:
                             fill_row(zero, (summed,), h * wide_q // lanes, (zero,))
                         for tile in range(tile_from, tile_to):
@@ -266,25 +313,25 @@ def backward_sweep(f, zero):
                                 s1 = min(h, s0 + f.strip)
                                 n = s1 - s0
                                 w0, w = strip_range(where, s0, s1, j0, w_tile, width)
-                                line = s0 * long * size
+                                here = s0 * long * size
                                 q, o = queries + s0 * wide_q * size, outs + s0 * wide_v * size
                                 if w > w0:
-                                    against(f, scale, zero, S + line, long, q, wide_q, n, k, keys, block, tile, w0, w, False)
+                                    against(f, scale, zero, S + here, long, q, wide_q, n, k, keys, block, tile, w0, w, False)
                                     if f.only_mass:
-                                        _mass(f, zero, S + line, long, where, s0, s1, j0, w0, w, columns, row_part, w_tile, total_rows)
+                                        _mass(f, zero, S + here, long, where, s0, s1, j0, w0, w, columns, row_part, w_tile, total_rows)
                                         continue
                                     if Dv > 0:
-                                        against(f, one, zero, T + line, long, o, wide_v, n, v, values, block, tile, w0, w, False)
+                                        against(f, one, zero, T + here, long, o, wide_v, n, v, values, block, tile, w0, w, False)
                                     if f.query_dot != 0:
                                         d = moved + s0 * wide_q * size
-                                        against(f, scale, zero, U + line, long, d, wide_q, n, k, keys, block, tile, w0, w, False)
+                                        against(f, scale, zero, U + here, long, d, wide_q, n, k, keys, block, tile, w0, w, False)
                                     if f.key_dot != 0:
                                         both = f.query_dot != 0
                                         against(
-                                            f, scale, zero, U + line, long, q, wide_q, n, k_dot, dot_keys, block, tile, w0, w, both
+                                            f, scale, zero, U + here, long, q, wide_q, n, k_dot, dot_keys, block, tile, w0, w, both
                                         )
                                     if f.value_dot != 0:
-                                        against(f, one, zero, V + line, long, o, wide_v, n, v_dot, dot_values, block, tile, w0, w, False)
+                                        against(f, one, zero, V + here, long, o, wide_v, n, v_dot, dot_values, block, tile, w0, w, False)
                                 elif f.only_mass:
                                     continue
                                 for r in range(s0, s1):
@@ -307,7 +354,8 @@ def backward_sweep(f, zero):
                                     rows = f.rows + row * size
                                     step = total_rows
                                     shift, inverse, gap = read(zero, rows, 0), read(zero, rows, step), read(zero, rows, 2 * step)
-                                    a0, a1, a2 = read(zero, rows, 3 * step), read(zero, rows, 4 * step), read(zero, rows, 5 * step)
+                                    a1, a2 = read(zero, rows, 4 * step), read(zero, rows, 5 * step)
+                                    met_here, a0 = number(zero, met[r]), read(zero, rows, 3 * step)
                                     if second:
                                         if f.query_dot == 0 and f.key_dot == 0:
                                             fill_row(zero, (u_at,), vectors, (zero,))
@@ -318,11 +366,11 @@ def backward_sweep(f, zero):
                                         push_scores(f, zero, u, slope, left, vectors, head, i, j0, lo, hi)
                                         pushed = read(zero, rows, 6 * step)
                                         e0, e1 = read(zero, rows, 7 * step), read(zero, rows, 8 * step)
-                                        numbers = (shift, inverse, gap, a0, a1, a2, pushed, e0, e1)
+                                        numbers = (shift, inverse, gap, met_here, a0, a1, a2, pushed, number(zero, met_dot[r]), e0, e1)
                                         found = _second_row(zero, (s_at, t_at, u_at, x + left * size), vectors, numbers)[0]
                                         ds = u
                                     else:
-                                        found = _gradient_row(zero, (s_at, t_at), vectors, (shift, inverse, gap, a0, a1, a2))[0]
+                                        found = _gradient_row(zero, (s_at, t_at), vectors, (shift, inverse, gap, met_here, a0, a1, a2))[0]
                                         ds = t
                                     if f.row_sum != 0:
                                         place = key_part * total_rows + row
@@ -344,10 +392,10 @@ def backward_sweep(f, zero):
                                     if second:
                                         clear_outside(zero, lanes, u, 0, left, vectors, w_tile)
                                 if f.need_query and w > w0:
-                                    target, D1 = summed + s0 * wide_q * size, (U if second else T) + line
+                                    target, D1 = summed + s0 * wide_q * size, (U if second else T) + here
                                     gather(f, zero, target, wide_q, D1, long, n, k, key_rows, block, tile, w0, w, True)
                                     if second and f.key_dot != 0:
-                                        gather(f, zero, target, wide_q, T + line, long, n, k_dot, dot_rows, block, tile, w0, w, True)
+                                        gather(f, zero, target, wide_q, T + here, long, n, k_dot, dot_rows, block, tile, w0, w, True)
                             if f.only_mass:
                                 continue
                             if f.need_value:

@@ -18,13 +18,25 @@ the scores are, and so is what becomes of o every few tiles (``workspace.py``).
 import math
 
 import numpy as np
-from numba import carray, njit
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from exptilt.tilting.backends.numba.frame import set_whole_at, take
 from exptilt.tilting.backends.numba.product import lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
-from exptilt.tilting.backends.numba.vector_math import exp, row_loop
+from exptilt.tilting.backends.numba.vector_math import (
+    I64,
+    element_of,
+    exp_of_limited,
+    lanes_of,
+    load,
+    no_lower,
+    row_loop,
+    splat,
+)
 from exptilt.tilting.backends.numba.workspace import FAR, FLUSH, arena, clear_outside, copy_rows, flush, scale_row, widening
 
 STATISTICS = ("log_normalizer", "entropy", "mean", "variance", "maximum", "weight", "gap")
@@ -38,9 +50,9 @@ def _largest(s):
 @row_loop(1, writes=(1,), sums=("sum", "sum"))
 def _weights(s, shift):
     """e^{s − shift}, and the sums of that and of that times s − shift."""
-    d = s - shift
-    e = exp(d)
-    return e, e, e * d.at_least(FAR)
+    d = no_lower(s - shift)
+    e = exp_of_limited(d)
+    return e, e, e * d
 
 
 @row_loop(2, sums=("sum",))
@@ -49,13 +61,26 @@ def _spread(s, e, shift, centre):
     return e * d * d
 
 
-@njit(error_model="numpy")
-def find(zero, s, count, x):
-    """Index of the first number of a row that equals x."""
-    for j in range(count):
-        if read(zero, s, j) == x:
-            return j
-    return 0
+@intrinsic
+def find(typing_context, zero, s, vectors, x):
+    """Index of the first number of a row that equals x; 0 if there is none."""
+
+    def generate(context, builder, signature, arguments):
+        vector = ir.VectorType(element_of(signature.args[0]), lanes_of(signature.args[0]))
+        _, s, vectors, x = arguments
+        wanted, bits = splat(builder, vector, x), ir.IntType(vector.count)
+        found = cgutils.alloca_once_value(builder, ir.Constant(I64, 0))
+        builder.store(ir.Constant(I64, 0), found)
+        with cgutils.for_range(builder, vectors) as loop:
+            index = builder.mul(loop.index, ir.Constant(I64, vector.count))
+            same = builder.bitcast(builder.fcmp_ordered("==", load(builder, vector, s, index), wanted), bits)
+            with builder.if_then(builder.icmp_unsigned("!=", same, ir.Constant(bits, 0)), likely=False):
+                first = builder.cttz(builder.zext(same, I64), ir.Constant(ir.IntType(1), 1))
+                builder.store(builder.add(index, first), found)
+                loop.do_break()
+        return builder.load(found)
+
+    return types.int64(zero, types.int64, types.int64, zero), generate
 
 
 @njit(error_model="numpy")
@@ -140,7 +165,7 @@ def forward_sweep(f, zero):
                         begin[r - s0], vectors[r - s0] = left, n
                         high = _largest(zero, (s + left * size,), n, ())[0]
                         if high > top[r]:
-                            best[r] = j0 + left + find(zero, s + left * size, n * lanes, high)
+                            best[r] = j0 + left + find(zero, s + left * size, n, high)
                             rebase = math.exp(top[r] - high)
                             z[r] *= rebase
                             square[r] *= rebase

@@ -16,7 +16,7 @@ import numpy as np
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-OPERANDS = ("query", "key", "value", "cotangent", "query_dot", "key_dot", "value_dot")
+OPERANDS = ("query", "key", "value", "cotangent", "attended", "attended_dot", "query_dot", "key_dot", "value_dot")
 PLANES = ("bias", "weight", "mask", "bias_dot", "weight_dot")
 _NUMBERS = (
     "next",  # the first unit of work that nobody has taken yet

@@ -31,12 +31,14 @@ _STATISTIC_LINES = 7  # of the forward sweep
 
 
 @lru_cache(4096)
-def _table(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Array:
-    """Where each block begins: all sums of places along the given axes, (blocks,)."""
+def _table(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, ...]) -> tuple[Array, int]:
+    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor of them, ·, ·) begins, and the address of that table."""
     places = np.zeros(1, np.int64)
-    for size, step in zip(sizes, steps, strict=True):
-        places = (places[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
-    return places
+    here = shape[-3]
+    for size, mine, step in zip((*lead, here), shape[:-2], steps[:-2], strict=True):
+        places = (places[:, None] + np.arange(size, dtype=np.int64) * (0 if mine == 1 else step)).reshape(-1)
+    table = np.repeat(places, heads // here)
+    return table, table.ctypes.data
 
 
 def _rounded(x: int, to: int) -> int:
@@ -47,7 +49,7 @@ class Launch:
     """A problem as the sweeps take it: its sizes, its frame, and what must stay alive until they have run."""
 
     def __init__(self, t: Inputs, rule: ScoreRule):
-        self.lead = torch.broadcast_shapes(t.query.shape[:-3], t.key.shape[:-3], t.value.shape[:-3])
+        self.lead = t.query.shape[:-3]
         self.heads, self.Q, self.D = t.query.shape[-3:]
         self.key_heads, self.K = t.key.shape[-3:-1]
         self.Dv = t.value.shape[-1]
@@ -81,14 +83,10 @@ class Launch:
         return x
 
     def table(self, x: Tensor, heads: int) -> int:
-        """Address of the table of where each of (items · heads) blocks of x (..., heads or a divisor of them, ·, ·) begins."""
-        here = x.shape[-3]
-        steps = [0] * (len(self.lead) - (x.dim() - 3)) + [
-            0 if x.shape[axis] == 1 else x.stride(axis) for axis in range(x.dim() - 3)
-        ]
-        sizes = (*self.lead, here, heads // here) if here else (*self.lead, 0)
-        table = _table(sizes, (*steps, 0 if here == 1 else x.stride(-3), 0) if here else (*steps, 0))
-        return self.keep(table).ctypes.data  # type: ignore[no-any-return]
+        """Address of the table of where each of (items · heads) blocks of x begins."""
+        table, address = _table(self.lead, heads, x.shape, x.stride())
+        self.kept.append(table)
+        return address
 
     def operand(self, name: str, x: Tensor | None) -> None:
         """Vectors of queries (query, cotangent and their like) or of keys."""
@@ -136,7 +134,8 @@ class Launch:
             f.tile_rows = _rounded(-(-self.block_rows // tiles), block)
         f.strip = min(f.tile_rows, 4 * block)
         held = vectors + cells * (f.strip if strips else f.tile_rows)
-        columns = machine().cache_bytes * 3 // 4 // self.size // held
+        share = 1.5 if strips else 0.75  # keys and values of a strip's sweep are read in order: they may come from the next cache
+        columns = int(machine().cache_bytes * share) // self.size // held
         pair = 2 * self.width
         f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
         f.shelf_slots = max(1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)))
@@ -225,7 +224,7 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
 
 
 @lru_cache(256)
-def _owners(lead: tuple[int, ...], key_heads: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
+def _owners(lead: torch.Size, key_heads: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Blocks in an order in which those that add to the same place of a bias's gradient follow each other, and where each such run begins.
 
     shape is that of the bias's axes before the queries; without any, every block is a run of its own.
@@ -245,10 +244,21 @@ def _owners(lead: tuple[int, ...], key_heads: int, shape: tuple[int, ...]) -> tu
     return order, np.concatenate([[0], changes, [blocks]])
 
 
-def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs: Needs, dots: Dots | None) -> Gradients:
+def _backward(
+    t: Inputs,
+    rule: ScoreRule,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    needs: Needs,
+    dots: Dots | None = None,
+    output_dot: Tensor | None = None,
+) -> Gradients:
     p = Launch(t, rule)
     f = p.frame
     p.operand("cotangent", cotangent)
+    p.operand("attended", output)
+    p.operand("attended_dot", output_dot)
     p.rows_tensor(rows)
     if dots is not None:
         _dots(p, dots)
@@ -307,11 +317,13 @@ def _backward(t: Inputs, rule: ScoreRule, cotangent: Tensor, rows: Tensor, needs
     )  # fmt: skip
 
 
-def gradient(t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
-    """Cotangent (*lead, Hq, Q, Dv) of the output, and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
-    return _backward(t, rule, cotangent, rows, needs, None)
+def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+    """A cotangent of the output (*lead, Hq, Q, Dv), and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
+    return _backward(t, rule, cotangent, output, rows, needs)
 
 
-def second(t: Inputs, cotangent: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+def second(
+    t: Inputs, cotangent: Tensor, output: Tensor, output_dot: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): those of `gradient`, then pushed, e0, e1."""
-    return _backward(t, rule, cotangent, rows, needs, dots)
+    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)

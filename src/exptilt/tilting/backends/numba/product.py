@@ -40,7 +40,7 @@ from exptilt.tilting.backends.numba.vector_math import (
 )
 
 ROWS = machine().block_rows
-CHAIN = 256
+CHAIN = 128
 THIN = 8
 NATIVE, BFLOAT16, FLOAT16 = 0, 1, 2
 KINDS = {torch.float32: NATIVE, torch.float64: NATIVE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -89,6 +89,15 @@ def _constant(n: int) -> Any:
     return ir.Constant(I64, n)
 
 
+def _prefetch(builder: Any, place: Any) -> None:
+    """Ask for a line of memory; any address may be asked for."""
+    byte = ir.IntType(8).as_pointer()
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), "llvm.prefetch.p0"
+    )
+    builder.call(function, [builder.bitcast(place, byte), *(ir.Constant(I32, x) for x in (0, 3, 1))])
+
+
 def _block(rows):
     """The innermost step for a fixed number of rows."""
 
@@ -113,6 +122,9 @@ def _block(rows):
                 line = builder.mul(loop.index, _constant(2 * lanes))
                 halves = [Lanes(builder, load(builder, vector, B, builder.add(line, _constant(h * lanes)))) for h in range(2)]
                 step = builder.mul(loop.index, a_step)
+                if machine().prefetch:
+                    ahead = builder.add(line, _constant(2 * lanes * machine().prefetch))
+                    _prefetch(builder, pointer(builder, element, B, ahead))
                 for r in range(rows):
                     a = Lanes(builder, splat(builder, vector, builder.load(pointer(builder, element, starts[r], step))))
                     for h in range(2):

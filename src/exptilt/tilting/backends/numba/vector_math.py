@@ -113,14 +113,23 @@ class Lanes:
         return total
 
 
+def no_lower(d: Lanes) -> Lanes:
+    """d, or the number from which on downwards e^d is 0; NaN stays NaN."""
+    return d.at_least(-(127 if d.single else 1023) * math.log(2.0))
+
+
 def exp(d: Lanes) -> Lanes:
     """e^d for d <= 0, NaN for NaN; to about 1 unit in the last place in float32, 2 in float64."""
-    single, builder, vector = d.single, d.builder, d.value.type
+    return exp_of_limited(no_lower(d))
+
+
+def exp_of_limited(y: Lanes) -> Lanes:
+    """`exp` of what `no_lower` returns."""
+    single, builder, vector = y.single, y.builder, y.value.type
     bits = ir.VectorType(I32 if single else I64, vector.count)
     mantissa, offset = (23, 127) if single else (52, 1023)
     high, low = (0.693359375, -2.12194440e-4) if single else (6.93145751953125e-1, 1.42860682030941723212e-6)
     shift = 1.5 * 2.0**mantissa  # adding it rounds to an integer, which then stands in the low bits
-    y = d.at_least(-offset * math.log(2.0))
     t = y * (1.0 / math.log(2.0)) + shift
     n = t - shift
     r = n * -high + y
