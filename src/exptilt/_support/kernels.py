@@ -162,6 +162,8 @@ class _Cache(FunctionCache):
             super().__init__(self._function)
             self._found = True
         found = super().load_overload(signature, context)
+        if found is not None and tuple(found.signature.args) != tuple(sigutils.normalize_signature(signature)[0]):
+            found = None  # two processes that save for the first time at once may give their files one name
         if found is None:
             _announce(self._title)
         return found
