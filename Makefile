@@ -11,8 +11,7 @@ TESTS  ?= tests
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-slow test-all fuzz report bench lint format constraints clean-kernels
-.PHONY: clean
+.PHONY: help setup models rivals test test-slow test-all fuzz report bench lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,9 +83,6 @@ constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
 	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
 	@touch $(STAMP)
-
-clean-kernels: ## forget compiled kernels, after a change in a helper that they call
-	find src tests -name '*.nb[ic]' -delete
 
 clean: ## remove .venv, caches and the report
 	rm -rf $(VENV) .venv-efax report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

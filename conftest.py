@@ -15,7 +15,7 @@ from hypothesis import settings
 import exptilt
 
 # Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
-collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/gpu.py"]
+collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
 
 
 if (_processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:

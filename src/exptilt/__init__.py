@@ -9,7 +9,7 @@ model libraries are imported only by those who call for them. To add a public na
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from exptilt._support import process as _process  # notes which process this is, before anybody forks
+from exptilt._support import process as _process  # noqa: F401  notes which process this is, before anybody forks
 
 if TYPE_CHECKING:
     from exptilt import attention, dynamics, families, lens, memory, report, switching, tilting

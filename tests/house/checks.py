@@ -29,7 +29,10 @@ OPTIONAL_LIBRARIES = {
     *("matplotlib", "jinja2", "pandas", "psutil", "triton", "torchdiffeq"),
     *("transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf", "accelerate", "tensorboard", "wandb"),
 }
-MAY_IMPORT = {"tilting/gpu.py": {"triton"}}
+MAY_IMPORT = {"tilting/backends/triton.py": {"triton"}}
+
+# Names that torch may change without notice are used in one file, which gives them plain names.
+MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}
 
 LINES_AT_MOST = 500
 NAMES_AT_MOST = 25
@@ -102,6 +105,36 @@ def eager_optional_imports(source: str, path: str) -> list[str]:
         for name in imported(node, "exptilt")
         if name.split(".")[0] in OPTIONAL_LIBRARIES - allowed
     ]
+
+
+def private_torch_names(source: str, path: str) -> list[str]:
+    """Names of torch with an underscore in front that `source` imports or looks up."""
+    if path in MAY_USE_PRIVATE_TORCH:
+        return []
+
+    def private(name: str) -> bool:
+        first, *rest = name.split(".")
+        return first == "torch" and any(part.startswith("_") and not part.endswith("__") for part in rest)
+
+    tree = ast.parse(source)
+    known, used = {}, []  # what a name of the file stands for; names of torch and where they are used
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias, name in zip(node.names, imported(node, "exptilt"), strict=True):
+                used.append((node, name))
+                if isinstance(node, ast.ImportFrom) or alias.asname:
+                    known[alias.asname or alias.name] = name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            first, _, rest = text.partition(".")
+            if re.fullmatch(r"[\w.]+", text):  # and not what a call returns
+                used.append((node, f"{known.get(first, first)}.{rest}"))
+            if node.attr.startswith("_dynamo"):  # a mark that the compiler reads, on any object
+                used.append((node, f"torch.{node.attr}"))
+    found = {(node.lineno, name) for node, name in used if private(name)}
+    shortest = {(line, name) for line, name in found if not any(line == at and name.startswith(f"{other}.") for at, other in found)}
+    return [f"{path}:{line}: {name} is private; give it a plain name in _support/transforms.py" for line, name in sorted(shortest)]
 
 
 def too_long(source: str, path: str) -> list[str]:

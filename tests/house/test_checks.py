@@ -65,7 +65,7 @@ def test_eager_optional_import_is_seen(source):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("tilting/gpu.py", "import triton"),
+        ("tilting/backends/triton.py", "import triton"),
         ("tilting/tiled.py", "def f():\n    import triton"),
         ("tilting/tiled.py", "if TYPE_CHECKING:\n    import pandas"),
         ("tilting/tiled.py", "import numpy, torch, numba"),
@@ -73,6 +73,36 @@ def test_eager_optional_import_is_seen(source):
 )
 def test_allowed_optional_import_passes(path, source):
     assert checks.eager_optional_imports(source, path) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nx = torch._C._functorch.peek_interpreter_stack()",
+        "import torch as t\nx = t._C",
+        "from torch.autograd import forward_ad\nx = forward_ad._current_level",
+        "from torch import Tensor\nx = Tensor._make_wrapper_subclass",
+        "from torch.utils import _pytree as pytree",
+        "from torch.utils._pytree import tree_map",
+        "import torch._dynamo",
+        "def f():\n    f._dynamo_marked_constant = True",
+    ],
+)
+def test_private_name_of_torch_is_seen(source):
+    assert len(checks.private_torch_names(source, "lens/watch.py")) == 1
+    assert checks.private_torch_names(source, "_support/transforms.py") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nx = torch.__version__",
+        "from torch import nn\nclass A(nn.Module):\n    def f(self):\n        return self._x",
+        "import numpy\nnumpy._x",
+    ],
+)
+def test_other_names_pass(source):
+    assert checks.private_torch_names(source, "lens/watch.py") == []
 
 
 def test_length():

@@ -28,7 +28,7 @@ def test_there_is_something_to_check():
     assert "report" in PUBLIC_FOLDERS
 
 
-@pytest.mark.parametrize("check", [checks.upward_imports, checks.eager_optional_imports, checks.too_long])
+@pytest.mark.parametrize("check", [checks.upward_imports, checks.eager_optional_imports, checks.private_torch_names, checks.too_long])
 def test_sources(check):
     assert complaints(check) == []
 

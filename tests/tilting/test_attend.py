@@ -2,14 +2,41 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exptilt as xt
+from exptilt.tilting.backends import tiled
+from exptilt.tilting.backends.numba import forward, launch
+from exptilt.tilting.backends.numba.machine import machine
 from oracles import attention as oracle
 from tilting.cases import FIELDS, close, problems
 
 BACKENDS = ("cpu", "tiled")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles as for a processor with hardly any cache, and plain torch's alike."""
+    small = machine()._replace(cache_bytes=1 << 12)
+    monkeypatch.setattr(launch, "machine", lambda: small)
+    monkeypatch.setattr(tiled, "_TILE_CELLS", 1 << 16)
+
+
+@pytest.fixture
+def many_parts(small_tiles, monkeypatch):
+    """Any work is worth a thread; gives a function that sets how many there are, and the list of how many parts were joined each time."""
+    monkeypatch.setattr(launch, "_WORTH_A_THREAD", 1)
+    joined, join = [], forward.join
+
+    def spy(parts, *arguments):
+        joined.append(parts)
+        join(parts, *arguments)
+
+    monkeypatch.setattr(forward, "join", spy)
+    before = torch.get_num_threads()
+    yield joined
+    torch.set_num_threads(before)
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,9 +69,8 @@ def test_backends_against_reference(backend, problem):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 70}, {"window": 300}])
-def test_many_tiles(backend, options, monkeypatch):
+def test_many_tiles(backend, options, small_tiles):
     """Lengths that are not multiples of a tile, with several tiles each way."""
-    monkeypatch.setattr("exptilt.tilting.tiled._TILE_CELLS", 1 << 16)
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 2, 777, 16), torch.randn(1, 1, 1301, 16), torch.randn(1, 1, 1301, 24)
     query, key, value = query.double(), key.double(), value.double()
@@ -54,20 +80,13 @@ def test_many_tiles(backend, options, monkeypatch):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(largest=150), threads=st.integers(2, 9))
-def test_keys_in_parts(problem, threads):
+def test_keys_in_parts(many_parts, problem, threads):
     """More threads than tiles of queries: each takes a part of the keys, of which some may be hidden from all queries."""
     query, key, value, options = problem
-    before = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exptilt.tilting.cpu.launch._SPLIT_PRODUCTS", 0)
-        patch.setattr("exptilt.tilting.cpu.launch._CACHE_BYTES", 0)
-        torch.set_num_threads(threads)
-        try:
-            found = xt.attend(query, key, value, **options)
-        finally:
-            torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    found = xt.attend(query, key, value, **options)
     expected = xt.attend(query, key, value, backend="reference", **options)
     for name in FIELDS[:-1]:
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
@@ -79,15 +98,16 @@ def test_a_batch_of_one_that_the_keys_do_not_have():
     torch.testing.assert_close(xt.attend(query, key, key).output[0], xt.attend(query[0], key, key).output)
 
 
-def test_the_first_of_equal_maxima_wins_across_parts(monkeypatch):
+def test_the_first_of_equal_maxima_wins_across_parts(many_parts):
     """The maximum's derivative goes to one key: that of the lowest place, wherever parts begin."""
-    monkeypatch.setattr("exptilt.tilting.cpu.launch._SPLIT_PRODUCTS", 0)
-    monkeypatch.setattr("exptilt.tilting.cpu.launch._CACHE_BYTES", 0)
+    torch.set_num_threads(4)
     query, key = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros(1, 100, 1, dtype=torch.float64)
     key[0, [40, 90]] = 2.0
     key.requires_grad_()
     (slope,) = torch.autograd.grad(xt.attend(query, key, key.detach(), scale=1.0).score_max.sum(), key)
     assert slope.nonzero()[:, 1].tolist() == [40]
+    assert many_parts
+    assert min(many_parts) > 1
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

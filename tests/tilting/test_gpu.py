@@ -16,16 +16,18 @@ import pytest
 import torch
 
 import exptilt as xt
-from exptilt.tilting import reference
-from exptilt.tilting.problem import Options, Tensors
+from exptilt.tilting.backends import reference
+from exptilt.tilting.problem import Inputs, Lines
+from exptilt.tilting.score_rule import ScoreRule
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
 
 WORKER = """
 import sys, warnings, torch
 import exptilt as xt
-from exptilt.tilting import gpu
-from exptilt.tilting.problem import Options, Tensors
+from exptilt.tilting.backends import triton as gpu
+from exptilt.tilting.problem import Inputs
+from exptilt.tilting.score_rule import ScoreRule
 
 def attend(**arguments):
     leaves = [x.requires_grad_() for x in arguments.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
@@ -39,7 +41,7 @@ for kind, arguments in torch.load(sys.argv[1]):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            found = attend(**arguments) if kind == "attend" else gpu.forward(Tensors(*arguments[0]), Options(*arguments[1]))
+            found = attend(**arguments) if kind == "attend" else gpu.forward(Inputs(*arguments[0]), ScoreRule(*arguments[1]))
         except Exception as problem:
             found = repr(problem)
     results.append((found, [str(w.message) for w in seen if "gpu" in str(w.message)]))
@@ -88,7 +90,7 @@ def draw(seed):
     mask = torch.rand(pairs(), generator=g) < 0.6 if some(0.4) else None
     scale = (1e4 if big and bias is None else 1.0) / math.sqrt(D) * r.choice([1.0, 0.3, -1.0])
     options = scale, some(0.4), r.choice([0, 1, 5, 40, 10**12]) if some(0.5) else None, r.choice([0.5, 2.0, 30.0]) if some(0.4) else None
-    return (query, key, value, bias, log_weight, mask), options
+    return (query, key, value, bias, log_weight, None, mask), options
 
 
 def degenerate():
@@ -106,8 +108,8 @@ def degenerate():
         "no keys": ((q, k[:, :, :0], v[:, :, :0]), plain),
         "no queries": ((q[:, :, :0], k, v), plain),
         "no batch": ((q[:0], k[:0], v[:0]), plain),
-        "some rows hidden": ((q, k, v, None, None, hidden), plain),
-        "all hidden": ((q, k, v, None, None, hidden & False), plain),
+        "some rows hidden": ((q, k, v, None, None, None, hidden), plain),
+        "all hidden": ((q, k, v, None, None, None, hidden & False), plain),
         "all weights zero": ((q, k, v, None, torch.full((1, 1, 40), -torch.inf, dtype=torch.float64)), plain),
         "window 0": ((q, k, v), (0.5, False, 0, None)),
         "causal, more queries than keys": ((q, k[:, :, :7], v[:, :, :7]), (0.5, True, None, None)),
@@ -166,16 +168,16 @@ NAMES = ["output", "log_normalizer", "entropy", "mean", "variance", "maximum"]
 
 
 def judge(result, tensors, options):
-    """Hold (output, statistics, best) against the float64 reference."""
-    output, statistics, best = result
-    t, options = Tensors(*tensors), Options(*options)
-    wide = Tensors(*(x if x is None or x.dtype == torch.bool else x.double() for x in t))
-    exact, plain = reference.attend(wide, None, options)[:6], reference.attend(t, None, options)[:6]
-    s = reference.scores(wide, options)
+    """Hold (output, lines, best) against the float64 reference."""
+    output, lines, best = result
+    t, rule = Inputs(*tensors), ScoreRule(*options)
+    wide = Inputs(*(x if x is None or x.dtype == torch.bool else x.double() for x in t))
+    exact, plain = reference.attend(wide, rule)[:6], reference.attend(t, rule)[:6]
+    s = reference.scores(wide, rule)
     finite = s[s > -torch.inf].abs()
     largest = finite.max().item() if finite.numel() else 0.0
     rounding = 8 * torch.finfo(t.query.dtype).eps * (1 + largest)
-    for name, x, y, z in zip(NAMES, (output, *statistics), exact, plain, strict=True):
+    for name, x, y, z in zip(NAMES, (output, *lines[:5]), exact, plain, strict=True):
         assert x.dtype == t.query.dtype
         assert x.shape == y.shape
         assert torch.equal(x == -torch.inf, y == -torch.inf), name
@@ -213,28 +215,30 @@ def test_first_of_equal_maxima(found):
 
 def test_closed_forms(found):
     """A few numbers that need no reference."""
-    _, (G, entropy, mean, variance, top), _ = found["degenerate", "all scores -1e4"][0]
-    for x, value in ((G, math.log(40) - 1e4), (entropy, math.log(40)), (mean, -1e4), (variance, 0.0), (top, -1e4)):
+    lines = Lines(*found["degenerate", "all scores -1e4"][0][1])
+    expected = Lines(math.log(40) - 1e4, math.log(40), -1e4, 0.0, -1e4, 40.0, 0.0)
+    for x, value in zip(lines, expected, strict=True):
         torch.testing.assert_close(x, torch.full_like(x, value), rtol=1e-14, atol=1e-11)
     for name in ("no keys", "all hidden", "window 0", "all weights zero"):
-        output, (G, entropy, mean, variance, top), _ = found["degenerate", name][0]
+        output, lines, _ = found["degenerate", name][0]
+        lines = Lines(*lines)
         assert (output == 0).all()
-        assert G.isneginf().all()
-        assert top.isneginf().all()
-        assert (torch.stack([entropy, mean, variance]) == 0).all()
+        assert lines.log_normalizer.isneginf().all()
+        assert lines.maximum.isneginf().all()
+        assert (torch.stack([lines.entropy, lines.mean, lines.variance, lines.weight]) == 0).all()
 
 
 def test_tiles_that_nobody_sees_are_skipped(found):
-    for at, (_, (output, statistics, _)) in enumerate((at, found["unseen", at][0]) for at in range(2)):
+    for at, (_, (output, lines, _)) in enumerate((at, found["unseen", at][0]) for at in range(2)):
         rows = slice(None) if at == 0 else slice(0, 32)  # of the second, the first tile of queries
         assert output[:, :, rows].isfinite().all()
-        assert statistics[:, :, :, rows].isfinite().all()
+        assert lines[:, :, :, rows].isfinite().all()
     assert found["unseen", 1][0][0][:, :, 32:].isnan().any()  # the second tile does look there
 
 
 def test_cases_are_mixed():
     """The draw holds every option on and off, alone and with others, in both precisions."""
-    drawn = [(Tensors(*tensors), Options(*options)) for tensors, options in RANDOM.values()]
+    drawn = [(Inputs(*tensors), ScoreRule(*options)) for tensors, options in RANDOM.values()]
     facts = {
         "float32": [t.query.dtype == torch.float32 for t, _ in drawn],
         "grouped": [t.query.shape[1] > t.key.shape[1] for t, _ in drawn],
@@ -285,8 +289,9 @@ COMPILE = r"""
 import contextlib, io, json, re, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from exptilt.tilting import gpu
-from exptilt.tilting.problem import Options, Tensors
+from exptilt.tilting.backends import triton as gpu
+from exptilt.tilting.problem import Inputs, Lines
+from exptilt.tilting.score_rule import ScoreRule
 
 NUMBERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8", torch.int64: "*i64"}
 
@@ -295,10 +300,10 @@ def kind(x):
 
 def compiled(capability, number, D, full):
     one = lambda *shape: torch.empty(*shape, dtype=number)
-    extra = (one(1, 1, 99, 77), one(2, 2, 77), torch.ones(1, 1, 99, 77).bool()) if full else ()
-    t = Tensors(one(2, 4, 99, D), one(2, 2, 77, D), one(2, 2, 77, D), *extra)
-    options = Options(0.1, causal=full, window=5 if full else None, softcap=2.0 if full else None)
-    _, arguments = gpu.launch(t, options, one(2, 4, 99, D), one(5, 2, 4, 99), torch.empty(2, 4, 99, dtype=torch.int64))
+    extra = (one(1, 1, 99, 77), one(2, 2, 77), None, torch.ones(1, 1, 99, 77).bool()) if full else ()
+    t = Inputs(one(2, 4, 99, D), one(2, 2, 77, D), one(2, 2, 77, D), *extra)
+    rule = ScoreRule(0.1, causal=full, window=5 if full else None, softcap=2.0 if full else None)
+    _, arguments = gpu.launch(t, rule, one(2, 4, 99, D), one(len(Lines._fields), 2, 4, 99), torch.empty(2, 4, 99, dtype=torch.int64))
     fixed = {p.name: arguments[p.name] for p in gpu._forward.params if p.is_constexpr or arguments[p.name] is None}
     signature = {p.name: "constexpr" if p.name in fixed else p.annotation_type or kind(arguments[p.name]) for p in gpu._forward.params}
     with contextlib.redirect_stdout(io.StringIO()) as log:  # the assembler's

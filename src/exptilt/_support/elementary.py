@@ -128,4 +128,3 @@ def exp_of_negative(x):
 @overload(exp_of_negative, inline="always")
 def _choose_exp(x):
     return (lambda x: _exp32(x)) if x == float32 else (lambda x: _exp64(x))
-

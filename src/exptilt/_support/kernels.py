@@ -14,17 +14,17 @@ and in a forked child, where OpenMP's team is gone and a new one would hang, a t
 same for work that is a Python function.
 """
 
-import ast
 import ctypes
 import hashlib
 import os
+import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +37,36 @@ from numba.core.ccallback import CFunc
 from exptilt._support.process import FIRST_PROCESS
 
 _PACKAGE = __name__.split(".")[0]
+_ROOT = Path(__file__).parents[1]
+# Statements that import, by their text: parsing whole files would take a tenth of a second at each start.
+_IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+import\s+(\([^)]*\)|[^\n#]*)|import\s+([^\n#]*))", re.MULTILINE)
+_NAME = re.compile(r"[\w.]+")
 
 
 # ---- where compiled code is kept
 
 
-def _imported(source: str) -> Iterator[str]:
-    """Modules of this package that a module's source imports."""
-    for node in ast.walk(ast.parse(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from (name for name in names if name.split(".")[0] == _PACKAGE)
-
-
 @cache
-def _source(module: str) -> str | None:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # a name inside a module, not a module
+def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
+    """The source of a module of this package and what it imports from it; None for a name that is not a module.
+
+    The file is found by its name: asking Python where a module is would import the folders above it.
+    """
+    first, *rest = module.split(".")
+    if first != _PACKAGE:
         return None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    place = _ROOT.joinpath(*rest)
+    file, package = place.with_suffix(".py"), module.rpartition(".")[0]
+    if not file.is_file():
+        file, package = place / "__init__.py", module
+    if not file.is_file():
         return None
-    return Path(spec.origin).read_text(encoding="utf-8")
+    source = file.read_text(encoding="utf-8")
+    names: list[str] = []
+    for base, inner, whole in _IMPORT.findall(source):
+        base = resolve_name(base, package) if base else ""
+        names += [base, *(f"{base}.{name}" for name in _NAME.findall(inner)), *_NAME.findall(whole)]
+    return source, tuple(names)
 
 
 @cache
@@ -69,10 +76,10 @@ def source_stamp(module: str) -> str:
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        source = None if name in seen else _source(name)
-        if source is not None:
-            seen[name] = source
-            waiting.extend(_imported(source))
+        found = None if name in seen else _source(name)
+        if found is not None:
+            seen[name] = found[0]
+            waiting.extend(found[1])
     digest = hashlib.sha256()
     for name in sorted(seen):
         digest.update(f"{name}\0{seen[name]}\0".encode())
@@ -115,7 +122,7 @@ def _temporary() -> Path:
     return folder
 
 
-class _Locator(_CacheLocator):  # type: ignore[misc]
+class _Locator(_CacheLocator):
     def __init__(self, function: Any, file: str):
         self._py_file, self._function = file, function
 
@@ -126,31 +133,46 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
         return source_stamp(self._function.__module__)
 
     def get_disambiguator(self) -> str:
-        return str(getattr(self._function, "variant", ""))
+        """What else names the files: folders may share one place, in which modules of one name must not meet."""
+        return f"{self._function.__module__}{getattr(self._function, 'variant', '')}"
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> "_Locator":
         return cls(function, file)
 
 
-class _Stored(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = [_Locator]  # noqa: RUF012: numba's name and kind
+class _Stored(CompileResultCacheImpl):
+    _locator_classes = [_Locator]  # noqa: RUF012  numba's name and kind
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's cache, kept where and as long as this module says; a miss is announced."""
+class _Cache(FunctionCache):
+    """numba's cache, kept where and as long as this module says; a miss is announced.
+
+    The source is read at once, while it is what has just been imported; a folder is looked for when there is something to load.
+    """
 
     _impl_class = _Stored
 
     def __init__(self, function: Any, title: str):
-        super().__init__(function)
-        self._title = title
+        source_stamp(function.__module__)
+        self._function, self._title, self._found = function, title, False
 
     def load_overload(self, signature: Any, context: Any) -> Any:
+        if not self._found:
+            super().__init__(self._function)
+            self._found = True
         found = super().load_overload(signature, context)
+        if found is not None and tuple(found.signature.args) != tuple(sigutils.normalize_signature(signature)[0]):
+            found = None  # two processes that save for the first time at once may give their files one name
         if found is None:
-            _say(f"compiling {self._title} (once; the result is kept on disk) ...")
+            _announce(self._title)
         return found
+
+
+@cache
+def _announce(title: str) -> None:
+    """Once for a title: kernels that call each other may share one."""
+    _say(f"compiling {title} (once; the result is kept on disk) ...")
 
 
 _say_lock = threading.Lock()
@@ -170,7 +192,7 @@ def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def make(function: Callable[..., Any]) -> Any:
-        made = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
+        made: Any = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
         made._cache = _Cache(made.py_func, title)
         return made
 
@@ -189,7 +211,7 @@ def region(title: str, signature: Any, variant: str = "") -> Callable[[Callable[
     def make(function: Callable[..., Any]) -> int:
         function.variant = variant  # type: ignore[attr-defined]
         options = {"nopython": True, "error_model": "numpy"}
-        made = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+        made: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
         made._cache = _Cache(function, title)
         made.compile()
         return int(made.address)

@@ -15,13 +15,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-
-
-def is_concrete(*tensors: Tensor) -> bool:
-    """Whether values may be looked at: not inside `torch.compile`, nor under a `torch.func` transform."""
-    if torch.compiler.is_compiling():
-        return False
-    return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
+from exptilt._support.transforms import is_concrete
 
 
 def common_shape(*shapes: torch.Size) -> torch.Size:

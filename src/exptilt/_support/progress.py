@@ -1,6 +1,9 @@
-"""Progress bars with time left, shown only where somebody looks and only on work that takes over two seconds."""
+"""What is said of work that takes its time: bars with time left, shown only where somebody looks, and a word where there is no bar."""
 
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -19,3 +22,15 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None, 
     """
     disable = None if show is None else not show
     yield from tqdm(items, desc=description, total=total, delay=2.0, disable=disable, leave=False)
+
+
+@contextmanager
+def announce_if_slow(message: str, *, after: float = 1.0) -> Iterator[None]:
+    """Print `message` on standard error if the block has not ended after so many seconds."""
+    timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))  # noqa: T201
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

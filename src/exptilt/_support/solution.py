@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ConvergenceError
+from exptilt._support.transforms import pytree
 
 Value = TypeVar("Value")
 

@@ -1,13 +1,21 @@
-"""What torch is doing around a call: derivatives, transforms, compilation. The only file that touches torch's private names for it."""
+"""What torch is doing around a call: derivatives, transforms, compilation. The only file that uses torch's private names."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_restore_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree
+
+_Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
+
+pytree = _pytree
+"""Trees of tensors, as torch itself takes arguments and results apart and puts them together again."""
 
 
 def in_transform() -> bool:
@@ -20,9 +28,19 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def forward_derivatives() -> AbstractContextManager[None]:
-    """Forward derivatives inside a `jvp`, where torch switches them off."""
-    return forward_ad._set_fwd_grad_enabled(True)
+def in_backward() -> bool:
+    """Whether a backward pass is under way on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def forward_derivatives(on: bool = True) -> AbstractContextManager[None]:
+    """Forward derivatives inside a `jvp`, where torch switches them off; or none of them, with False."""
+    return forward_ad._set_fwd_grad_enabled(on)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether the tensor carries a tangent at the open level of `forward_ad`."""
+    return in_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def derivatives_wanted(tensors: Iterable[Tensor | None]) -> bool:
@@ -41,6 +59,47 @@ def transform_compiled() -> bool:
 transform_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def is_concrete(*tensors: Tensor) -> bool:
+    """Whether values may be looked at: not inside `torch.compile`, nor under a `torch.func` transform."""
+    return not torch.compiler.is_compiling() and not any(is_wrapped(t) or t.is_meta for t in tensors)
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a torch.func transform follows this tensor: it is wrapped once for each."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """A wrapped tensor without its outermost wrapper."""
+    return torch._C._functorch.get_unwrapped(tensor)
+
+
+def vmap_axis(tensor: Tensor) -> tuple[int, int] | None:
+    """The axis that a ``vmap`` has hidden with the outermost wrapper, and the level of that ``vmap``; None if it is not one of those."""
+    functorch = torch._C._functorch
+    return (functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)) if functorch.is_batchedtensor(tensor) else None
+
+
+def with_vmap_axis(tensor: Tensor, level: int) -> Tensor:
+    """The tensor with its first axis hidden, as the ``vmap`` of that level would."""
+    return torch._C._functorch._add_batch_dim(tensor, 0, level)
+
+
+def current_level() -> int:
+    """The level of the innermost transform, 0 outside of all."""
+    return torch._C._functorch.maybe_current_level() or 0
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Take all transforms off; gives them, for `inside_transforms`."""
+    return temporarily_clear_interpreter_stack()
+
+
+def inside_transforms(transforms: Any) -> AbstractContextManager[Any]:
+    """Put transforms back that `outside_transforms` has taken off."""
+    return temporarily_restore_interpreter_stack(transforms)
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether this is an ordinary tensor: not one that stands for values while a graph is traced, nor one of a batch.
 
@@ -49,8 +108,8 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
-def without_tangent(tensor: Tensor | None) -> Tensor | None:
-    """The tensor without the tangent that it carries at the open level of `forward_ad`."""
+def without_tangent(tensor: _Tensor) -> _Tensor:
+    """The tensor, or None, without the tangent that it carries at the open level of `forward_ad`."""
     return None if tensor is None else forward_ad.unpack_dual(tensor).primal
 
 
@@ -65,3 +124,30 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
         duals = (forward_ad.make_dual(without_tangent(x), dot) for x, dot in zip(primals, tangents, strict=True))
         unpacked = [forward_ad.unpack_dual(x) for x in function(*duals)]
     return tuple(torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in unpacked)
+
+
+# ---- private for other reasons
+
+
+def function_modes() -> list[Any]:
+    """The torch function modes that are on, outermost first."""
+    return _get_current_function_mode_stack()
+
+
+no_torch_function = torch._C._disabled_torch_function_impl
+"""What a subclass of Tensor sets ``__torch_function__`` to if it has nothing to say there."""
+
+
+def empty_wrapper(cls: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    """An instance of a subclass of Tensor that holds no numbers of its own."""
+    return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+
+def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gamma(shape, 1) draws by torch, of the size of `shape`."""
+    return torch._standard_gamma(shape.contiguous(), generator=generator)
+
+
+def standard_gamma_slope(shape: Tensor, drawn: Tensor) -> Tensor:
+    """The pathwise derivative of a Gamma(shape, 1) draw in its shape; both of one size."""
+    return torch._standard_gamma_grad(shape, drawn)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exptilt._support.announce import announce_if_slow
+from exptilt._support.progress import announce_if_slow
 
 if TYPE_CHECKING:
     from exptilt.lens import Study

@@ -20,6 +20,7 @@ from numba import njit
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.kernels import kernel
 from exptilt.dynamics.points import check_points
 
 _LISTED = 16
@@ -99,7 +100,7 @@ def _labels(cloud: Any, tolerance: float) -> Any:
     return rank[found]
 
 
-@njit(cache=True)
+@njit(error_model="numpy")
 def _unreached(after, i):  # type: ignore[no-untyped-def]
     """The first point at or after i that has not been reached; the path is shortened on the way."""
     root = i
@@ -110,7 +111,7 @@ def _unreached(after, i):  # type: ignore[no-untyped-def]
     return root
 
 
-@njit(cache=True)
+@kernel("the kernel of clusters")
 def _components(x, radius):  # type: ignore[no-untyped-def]
     """Connected components of points (N, D) sorted by their first coordinate, linked at distances up to the radius."""
     count, dimension = x.shape

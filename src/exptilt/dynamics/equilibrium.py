@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
+from exptilt._support.transforms import in_transform
 from exptilt.dynamics.fixed_point import fixed_point
 from exptilt.dynamics.options import Options
 
@@ -96,7 +97,7 @@ class Equilibrium(nn.Module):
         given = {name: value for name, value in vars(self.options).items() if name != "caller"}
         found = fixed_point(lambda z: self.module(z, x), begin, **given)
         # Under a transform there is nothing to look at once it has ended.
-        inside = torch._C._functorch.peek_interpreter_stack() is not None
+        inside = in_transform()
         self._solution = (
             None if inside else Solution(found.value.detach(), found.code, found.residual, found.steps, found.distance, found.trace)
         )

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import forward_derivatives
 from exptilt.dynamics.implicit import attach
 from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
 from exptilt.dynamics.options import Options
@@ -108,7 +108,7 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
     with exact(start.device):
         scale = None if options.scale is None else _scale(options.scale, start, options.event_dims)
         follow = differentiated(first)
-        with plain() as stack, torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        with plain() as stack, torch.no_grad(), forward_derivatives(False):
             record = follow and not stack and first.requires_grad
             seat, state, image, floor = _sit(function, start, first, scale, options.event_dims, stack)
             del first  # and its graph

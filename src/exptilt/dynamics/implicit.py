@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from exptilt._support.errors import ConvergenceError
+from exptilt._support.transforms import current_level, forward_derivatives, in_transform, is_wrapped, without_tangent
 from exptilt.dynamics.krylov import gmres
 from exptilt.dynamics.levels import Seat, plain
 from exptilt.dynamics.precision import exact
@@ -184,7 +185,7 @@ class _Attach(Function):
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
         vector = _like(bar, ctx.saved_tensors[0])
-        if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch.is_grad_enabled() or in_transform():
             found = _Inverse.apply(vector, ctx.jacobian, ctx.step, ctx.axes, True)
         else:  # The common case: a first derivative. A step's residual comes to the step before it, and need not be computed here too.
             found = _solve(vector, ctx.jacobian, ctx.step, ctx.axes, True, verify=ctx.step == 0)
@@ -205,7 +206,7 @@ def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
     Within its rule a transform is off, so its level is one above the current one. Numbers are given out anew once a transform has ended,
     but levels still to come for this operand are below all that have ended: one of the seat's that has an axis already is new.
     """
-    level = (torch._C._functorch.maybe_current_level() or 0) + 1
+    level = current_level() + 1
     return (level if level in jacobian.tape.seat.levels and level not in axes else _OTHER, *axes)
 
 
@@ -218,15 +219,15 @@ def _keep(ctx: Any, inputs: Any) -> None:
 def _forwards(ctx: Any, dot: Tensor) -> Any:
     """S applied to a tangent, itself open to forward derivatives, which torch switches off inside a ``jvp`` (nested ones need them)."""
     (saved,) = ctx.saved_tensors
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    if not in_transform():
         return _Inverse.apply(_like(dot, saved), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
-    with forward_ad._set_fwd_grad_enabled(True):
-        return _Inverse.apply(_like(dot, forward_ad.unpack_dual(saved).primal), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
+    with forward_derivatives():
+        return _Inverse.apply(_like(dot, without_tangent(saved)), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
 
 
 def _like(vector: Tensor, other: Tensor) -> Tensor:
     """The same numbers, with every ``vmap`` axis that `other` has."""
-    return vector + torch.zeros_like(other) if torch._C._functorch.is_functorch_wrapped_tensor(other) else vector
+    return vector + torch.zeros_like(other) if is_wrapped(other) else vector
 
 
 def attach(seat: Seat, state: Tensor, tape: Tape | None, *, order: int, tolerance: float, strict: bool) -> Tensor:

@@ -17,37 +17,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_restore_interpreter_stack
-from torch.autograd import forward_ad
 
-_functorch = torch._C._functorch
+from exptilt._support import transforms
+from exptilt._support.transforms import forward_derivatives, has_tangent, is_wrapped, unwrapped, vmap_axis
+
 Function = Callable[[Tensor], Tensor]
 
 
 def bare(tensor: Tensor) -> tuple[Tensor, list[int]]:
     """The innermost tensor, an axis per ``vmap`` in front, and the levels of those axes. It keeps the graph it has below all transforms."""
-    if not _functorch.is_functorch_wrapped_tensor(tensor):
+    if not is_wrapped(tensor):
         return tensor, []
-    raw, levels = bare(_functorch.get_unwrapped(tensor))
-    if _functorch.is_batchedtensor(tensor):
-        raw = raw.movedim(_functorch.maybe_get_bdim(tensor) + len(levels), len(levels))
-        levels = [*levels, _functorch.maybe_get_level(tensor)]
+    raw, levels = bare(unwrapped(tensor))
+    if (found := vmap_axis(tensor)) is not None:
+        axis, level = found
+        raw = raw.movedim(axis + len(levels), len(levels))
+        levels = [*levels, level]
     return raw, levels
 
 
 def differentiated(tensor: Tensor) -> bool:
     """Whether any transform, or autograd in either direction, follows this tensor."""
-    if _functorch.is_batchedtensor(tensor):
-        return differentiated(_functorch.get_unwrapped(tensor))
-    if _functorch.is_functorch_wrapped_tensor(tensor):
+    if vmap_axis(tensor) is not None:
+        return differentiated(unwrapped(tensor))
+    if is_wrapped(tensor):
         return True
     with plain():
-        return tensor.requires_grad or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None)
+        return tensor.requires_grad or has_tangent(tensor)
 
 
 @contextmanager
 def _untracked() -> Iterator[None]:
-    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+    with torch.no_grad(), forward_derivatives(False):
         yield
 
 
@@ -89,7 +90,7 @@ class Seat:
     def wrap(self, raw: Tensor) -> Tensor:
         """A plain tensor with the axes of `levels` in front, as the transforms know it."""
         for level in self.levels:
-            raw = _functorch._add_batch_dim(raw, 0, level)
+            raw = transforms.with_vmap_axis(raw, level)
         return raw
 
     def unwrap(self, tensor: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class Seat:
         """Call from the seat within the transforms, whose tensor comes back."""
         if not self.stack:
             return call(*raws)
-        with temporarily_restore_interpreter_stack(self.stack):
+        with transforms.inside_transforms(self.stack):
             return call(*(self.wrap(raw) for raw in raws))
 
     def __call__(self, state: Tensor) -> Tensor:
@@ -130,5 +131,5 @@ def spread(raw: Tensor, levels: list[int], wanted: tuple[int, ...], sizes: tuple
 @contextmanager
 def plain() -> Iterator[Any]:
     """Take all transforms off. Yields them, for `Seat.stack`."""
-    with temporarily_clear_interpreter_stack() as stack:
+    with transforms.outside_transforms() as stack:
         yield stack

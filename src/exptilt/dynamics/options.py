@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 
 # Which of the options each solver takes.
 TAKES = {

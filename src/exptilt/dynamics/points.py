@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 
 
 def check_points(name: str, points: Tensor) -> None:

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt._support.linalg import check_covariance, is_concrete
+from exptilt._support.linalg import check_covariance
+from exptilt._support.transforms import derivatives_wanted, is_concrete
 from exptilt.dynamics.points import check_points, cloud_scale, full_precision
-from exptilt._support.transforms import derivatives_wanted
 
 Renormalizer = Callable[[Tensor], Tensor]
 

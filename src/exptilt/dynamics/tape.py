@@ -10,8 +10,8 @@ transforms are in place.
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from exptilt._support.transforms import forward_derivatives, in_forward_mode, without_tangent
 from exptilt.dynamics.levels import Seat
 
 
@@ -29,8 +29,8 @@ class Tape:
         with torch.enable_grad():
             self.seen = seat.inside(seat.function, self.point)  # as the transforms know it
             image = seat.unwrap(self.seen)
-            if forward_ad._current_level >= 0:
-                image = forward_ad.unpack_dual(image).primal
+            if in_forward_mode():
+                image = without_tangent(image)
         self.image = image if image.requires_grad else None
         self.cotangent: Tensor | None = None
         self.pulled: Tensor | None = None
@@ -57,7 +57,7 @@ class Tape:
             flat = (-1, self.event)
             return torch.stack([self.seat.push(self.point.reshape(flat), v.reshape(flat)).reshape(v.shape) for v in vectors])
         if self.pulled is None:
-            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(False):
+            with torch.enable_grad(), forward_derivatives(False):
                 self.cotangent = torch.zeros_like(self.image).requires_grad_()
                 (self.pulled,) = torch.autograd.grad(
                     self.image, self.point, self.cotangent, create_graph=True, allow_unused=True, materialize_grads=True
@@ -84,7 +84,7 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(output, leaf, vector, retain_graph=True, allow_unused=True, materialize_grads=True)
         return found
 
-    with forward_ad._set_fwd_grad_enabled(False):
+    with forward_derivatives(False):
         if vectors.shape[0] == 1:
             return pull(vectors[0]).unsqueeze(0)
         stacked: Tensor = torch.func.vmap(pull)(vectors)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import common_shape, is_concrete
+from exptilt._support.linalg import common_shape
+from exptilt._support.transforms import is_concrete
 
 
 def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None:

@@ -12,8 +12,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from exptilt.families.log_gamma import Array, both_remainders, log_of_ratio, remainder, remainders, run, suits
 from exptilt._support.elementary import STRICT
+from exptilt._support.kernels import kernel
+from exptilt.families.log_gamma import Array, both_remainders, log_of_ratio, remainder, remainders, run, suits
 
 _NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it the difference loses four bits
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))
@@ -30,19 +31,19 @@ def _deviance(x: float, gap: float, log_ratio: float) -> float:
     return near if abs(gap) < _NEAR * x else gap - x * log_ratio
 
 
-@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+@kernel("the kernels of divergences", fastmath=STRICT)
 def _sweep(x: Array, gap: Array, log_ratio: Array, result: Array) -> None:
     for i in range(x.size):
         result[i] = _deviance(x[i], gap[i], log_ratio[i])
 
 
-@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+@kernel("the kernels of divergences", fastmath=STRICT)
 def _sweep_pairs(x: Array, m: Array, result: Array) -> None:
     for i in range(x.size):
         result[i] = _deviance(x[i], m[i] - x[i], log_of_ratio(m[i], x[i]))
 
 
-@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+@kernel("the kernels of divergences", fastmath=STRICT)
 def _sweep_gammas(a: Array, b: Array, change: Array, log_rate: Array, result: Array) -> None:
     for i in range(a.size):
         gap = b[i] - a[i]

@@ -15,7 +15,8 @@ where they are exact.
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import is_concrete, multivariate_digamma
+from exptilt._support.linalg import multivariate_digamma
+from exptilt._support.transforms import is_concrete
 
 
 def _trigamma(a: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import common_shape, is_concrete
+from exptilt._support.linalg import common_shape
+from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind

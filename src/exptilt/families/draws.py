@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import is_concrete
-from exptilt._support.threads import run_chunks
+from exptilt._support import transforms
+from exptilt._support.kernels import run_chunks
+from exptilt._support.transforms import has_tangent, in_transform, is_concrete
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 8192  # a quarter of a millisecond of gammas; a new stream costs a twentieth of that
@@ -43,7 +44,7 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     """Gamma(shape, 1) draws, entry by entry, differentiable in the shape; never 0 but the least normal number instead."""
     tiny = torch.finfo(shape.dtype).tiny
     if not _on_cpu(shape):
-        return torch._standard_gamma(shape.contiguous(), generator=generator).clamp_min(tiny)
+        return transforms.standard_gamma(shape, generator).clamp_min(tiny)
     flat = shape.detach().reshape(-1).double().numpy()
     result = torch.empty(shape.shape, dtype=shape.dtype)
     _fill(result, generator, lambda rng, start, stop: np.maximum(rng.standard_gamma(flat[start:stop]), tiny))
@@ -88,14 +89,14 @@ def _counts(rng: np.random.Generator, rate: Array) -> Array:
 
 def functorch_active() -> bool:
     """Whether a `torch.func` transform is under way: under `vmap` what is drawn belongs to a batch, even if the parameters do not."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not torch.compiler.is_compiling() and in_transform()
 
 
 def _on_cpu(tensor: Tensor) -> bool:
     """Whether NumPy may draw: values can be looked at, are in main memory, and no derivative by `torch.func` is being taken."""
     if not is_concrete(tensor) or functorch_active() or tensor.device.type != "cpu":
         return False
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is None
+    return not has_tangent(tensor)
 
 
 def _fill(result: Tensor, generator: torch.Generator | None, draw: Callable[[np.random.Generator, int, int], Array]) -> None:
@@ -103,13 +104,13 @@ def _fill(result: Tensor, generator: torch.Generator | None, draw: Callable[[np.
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     flat = result.view(-1).numpy()
 
-    def work(first: int, last: int, own: None) -> None:
+    def work(first: int, last: int) -> None:
         for block in range(first, last):
             start, stop = block * _BLOCK, min((block + 1) * _BLOCK, flat.size)
             stream = np.random.SFC64(np.random.SeedSequence(seed, spawn_key=(block,)))
             flat[start:stop] = draw(np.random.Generator(stream), start, stop)
 
-    run_chunks(work, -(-flat.size // _BLOCK), lambda: None)
+    run_chunks(work, -(-flat.size // _BLOCK))
 
 
 class _Pathwise(torch.autograd.Function):
@@ -123,4 +124,4 @@ class _Pathwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
         shape, drawn = ctx.saved_tensors
-        return bar * torch._standard_gamma_grad(shape, drawn), None
+        return bar * transforms.standard_gamma_slope(shape, drawn), None

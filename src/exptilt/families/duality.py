@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from exptilt._support.linalg import dot, matvec
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import has_tangent, is_wrapped, pytree
 
 if TYPE_CHECKING:
     from exptilt.families.measure import Measure
@@ -87,11 +87,7 @@ def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps
 
 
 def _differentiable(tensor: Tensor) -> bool:
-    return (
-        tensor.requires_grad
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or torch.autograd.forward_ad.unpack_dual(tensor)[1] is not None
-    )
+    return tensor.requires_grad or is_wrapped(tensor) or has_tangent(tensor)
 
 
 def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:

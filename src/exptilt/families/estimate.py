@@ -11,7 +11,8 @@ from enum import Enum
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from exptilt._support.transforms import pytree
 
 
 class Kind(Enum):

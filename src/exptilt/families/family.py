@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import duality
 from exptilt.families.checks import check_finite
 from exptilt.families.measure import Measure

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution
+from exptilt._support.transforms import is_concrete
 from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.hull import box_excess, ended_on_boundary

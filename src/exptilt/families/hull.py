@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

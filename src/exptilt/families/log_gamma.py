@@ -18,7 +18,6 @@ relative to 1 + |value|: 1e-14 for R (the logarithms cancel below 8), 4e-15 for 
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from exptilt._support.announce import announce_if_slow
-from exptilt._support.linalg import is_concrete
-from exptilt._support.threads import run_chunks
 from exptilt._support.elementary import STRICT, bits_of_float64, float64_from_bits
+from exptilt._support.kernels import kernel, run_chunks
+from exptilt._support.transforms import has_tangent, is_concrete
 
 Array = np.ndarray[Any, Any]
 _MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
@@ -92,7 +90,7 @@ def both_remainders(x: float) -> tuple[float, float]:
     return first * r + (more if small else 0.0), second * q + (steeper if small else 0.0)
 
 
-@njit(nogil=True, cache=True, fastmath=STRICT, error_model="numpy")
+@kernel("the kernels of log-gamma", fastmath=STRICT)
 def _sweep(a: Array, remainder: Array, slope_remainder: Array) -> None:
     for i in range(a.size):
         remainder[i], slope_remainder[i] = both_remainders(a[i])
@@ -138,28 +136,21 @@ def suits(*tensors: Tensor) -> bool:
     """Whether a kernel is used: many entries, in main memory, and nobody wants derivatives. Else torch, which has them."""
     if max(tensor.numel() for tensor in tensors) < _MANY or not is_concrete(*tensors):
         return False
-    if any(tensor.device.type != "cpu" or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if any(tensor.device.type != "cpu" or has_tangent(tensor) for tensor in tensors):
         return False
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
-@cache
-def _compile(kernel: Callable[..., None], count: int) -> None:
-    """Have a kernel compiled, once, before several threads ask for it."""
-    with announce_if_slow("exptilt: compiling the log-gamma kernels (kept on disk for next time) ..."):
-        kernel(*np.empty((count, 0)))
-
-
-def run(kernel: Callable[..., None], outputs: int, *inputs: Tensor) -> Tensor:
-    """``kernel(*inputs, *outputs)`` entry by entry on all threads: ``(outputs, ...)`` in the dtype of the inputs, which broadcast."""
+def run(sweep: Callable[..., None], outputs: int, *inputs: Tensor) -> Tensor:
+    """``sweep(*inputs, *outputs)`` entry by entry on all threads: ``(outputs, ...)`` in the dtype of the inputs, which broadcast."""
     wide = inputs if all(x.shape == inputs[0].shape for x in inputs) else torch.broadcast_tensors(*inputs)
     flat = [tensor.detach().double().reshape(-1).numpy() for tensor in wide]
     values = np.empty((outputs, flat[0].size))
-    _compile(kernel, len(flat) + outputs)
 
-    def work(start: int, stop: int, own: None) -> None:
+    def work(start: int, stop: int) -> None:
         piece = slice(start * _UNIT, stop * _UNIT)
-        kernel(*(array[piece] for array in flat), *values[:, piece])
+        sweep(*(array[piece] for array in flat), *values[:, piece])
 
-    run_chunks(work, -(-flat[0].size // _UNIT), lambda: None)
+    work(0, 0)  # compiled or loaded before several threads ask for it
+    run_chunks(work, -(-flat[0].size // _UNIT))
     return torch.from_numpy(values).to(wide[0].dtype).reshape(outputs, *wide[0].shape)

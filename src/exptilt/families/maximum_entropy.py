@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot, is_concrete
+from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_finite, check_tensors, check_values
 from exptilt.families.conflict import conflicting
 from exptilt.families.empirical import Empirical

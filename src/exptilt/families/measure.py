@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, distributions
-from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import common_shape, dot, is_concrete
+from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import duality
 from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate

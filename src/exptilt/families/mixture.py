@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.utils import _pytree as pytree
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution
+from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.estimate import Estimate

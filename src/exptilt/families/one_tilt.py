@@ -7,18 +7,15 @@ then what counts is that a block of points is still in the cache when its weight
 are cut into parts whose sums are merged in order, so that the number of threads makes no difference to the last bit.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from exptilt._support.announce import announce_if_slow
-from exptilt._support.linalg import is_concrete
-from exptilt._support.threads import run_chunks
 from exptilt._support.elementary import FAST, exp_of_negative
+from exptilt._support.kernels import kernel, run_chunks
+from exptilt._support.transforms import has_tangent, is_concrete
 
 Array = np.ndarray[Any, Any]
 _MANY = 1 << 16  # numbers in the points from which the kernel is used
@@ -26,7 +23,7 @@ _PARTS = 64  # of the points, for threads to take
 _ROWS = 128  # points whose weights are made together: 64 KiB of float64 at 64 dimensions
 
 
-@njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
+@kernel("the kernel of one tilt", fastmath=FAST)
 def _sweep(points: Array, log_weight: Array, eta: Array, score: Array, peak: Array, mass: Array, total: Array) -> None:
     """Of some points (N, D): their scores (N,), the largest (1,), and Σ e^{s − largest} (1,) and with x (D,), those two in float64."""
     count, size = points.shape
@@ -77,31 +74,23 @@ def suits(points: Tensor, log_weight: Tensor, eta: Tensor) -> bool:
         return False
     if not is_concrete(*tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return False
-    return all(torch.autograd.forward_ad.unpack_dual(t).tangent is None for t in tensors)
-
-
-@cache
-def _compile(dtype: Any) -> None:
-    """Have the kernel compiled, once, before several threads ask for it."""
-    none = np.empty(0, dtype)
-    with announce_if_slow("exptilt: compiling the kernel of one tilt (kept on disk for next time) ..."):
-        _sweep(np.empty((0, 1), dtype), none, np.empty(1, dtype), none, np.empty(1, dtype), np.zeros(1), np.zeros(1))
+    return not any(has_tangent(t) for t in tensors)
 
 
 def tilt_once(points: Tensor, log_weight: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(G, mean, scores): ``()``, ``(D,)``, ``(N,)`` of ``points (N, D)``, ``log_weight (N,)`` and ``eta (D,)``."""
     x, w, e = points.detach().numpy(), log_weight.detach().numpy(), eta.detach().numpy()
-    _compile(x.dtype)
     count, size = x.shape
     score, length = np.empty(count, x.dtype), -(-count // _PARTS)
     peak, mass, total = np.full(_PARTS, -np.inf, x.dtype), np.zeros(_PARTS), np.zeros((_PARTS, size))
 
-    def work(first: int, last: int, own: None) -> None:
+    def work(first: int, last: int) -> None:
         for i in range(first, last):
             piece, one = slice(i * length, (i + 1) * length), slice(i, i + 1)
             _sweep(x[piece], w[piece], e, score[piece], peak[one], mass[one], total[i])
 
-    run_chunks(work, _PARTS, lambda: None)
+    _sweep(x[:0], w[:0], e, score[:0], peak[:1], mass[:1], total[0])  # compiled or loaded before several threads ask for it
+    run_chunks(work, _PARTS)
     share = np.exp(peak.astype(np.float64) - peak.max())
     whole = share @ mass
     value, mean = peak.max() + np.log(whole), share @ total / whole

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_values
 from exptilt.families.conjugacy import in_support
 from exptilt.families.diagonal_gaussian import DiagonalGaussian

@@ -6,16 +6,13 @@ torch makes three calls of a library for each matrix of a batch, which at D = 3 
 float64 and on all threads. Where derivatives are wanted, or the matrices are few or large, torch does it.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from torch import Tensor, from_numpy
 
-from exptilt._support.announce import announce_if_slow
+from exptilt._support.kernels import kernel, run_chunks
 from exptilt._support.linalg import factorize, indefiniteness, inverse_from_cholesky
-from exptilt._support.threads import run_chunks
 from exptilt.families.log_gamma import suits
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +20,7 @@ _LARGE = 8  # dimension from which a library's calls are worth their cost
 _UNIT = 256  # matrices that one thread takes at least
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel("the kernel of small inverses")
 def _sweep(matrices: Array, inverses: Array, pivots: Array) -> None:
     """Inverse and least L_ii² of each matrix; NaN and a number that is not positive where there is no L."""
     count, size, _ = matrices.shape
@@ -66,24 +63,17 @@ def _sweep(matrices: Array, inverses: Array, pivots: Array) -> None:
                 inverse[j, i] = t
 
 
-@cache
-def _compile() -> None:
-    """Have the kernel compiled, once, before several threads ask for it."""
-    with announce_if_slow("exptilt: compiling the kernel of small inverses (kept on disk for next time) ..."):
-        _sweep(np.empty((0, 1, 1)), np.empty((0, 1, 1)), np.empty(0))
-
-
 def _swept(matrix: Tensor) -> tuple[Array, Array]:
     size = matrix.shape[-1]
     flat = matrix.detach().double().reshape(-1, size, size).contiguous().numpy()
     inverse, pivot = np.empty(flat.shape), np.empty(len(flat))
-    _compile()
 
-    def work(start: int, stop: int, own: None) -> None:
+    def work(start: int, stop: int) -> None:
         piece = slice(start * _UNIT, stop * _UNIT)
         _sweep(flat[piece], inverse[piece], pivot[piece])
 
-    run_chunks(work, -(-len(flat) // _UNIT), lambda: None)
+    work(0, 0)  # compiled or loaded before several threads ask for it
+    run_chunks(work, -(-len(flat) // _UNIT))
     return inverse, pivot
 
 

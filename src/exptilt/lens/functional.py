@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
+from exptilt._support.transforms import function_modes
 from exptilt.attention import attend
 from exptilt.lens.interface import dense_sight, split_mask
 from exptilt.lens.sight import look
@@ -59,7 +60,7 @@ class FunctionalMode(TorchFunctionMode):
 
 def open_watch() -> "Watch | None":
     """The watch that was opened last in this thread and is still open."""
-    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, FunctionalMode)]
+    modes = [mode for mode in function_modes() if isinstance(mode, FunctionalMode)]
     return modes[-1].watch if modes else None
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+
+from exptilt._support.transforms import empty_wrapper, no_torch_function, pytree
 
 
 class Rule(NamedTuple):
@@ -94,11 +95,11 @@ class RuleMask(Tensor):
     key_offset: int
     _make: Callable[[], Tensor]
     _cells: Tensor | None
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shape: tuple[int, ...], device: torch.device, **_: Any) -> "RuleMask":  # noqa: D102
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        return empty_wrapper(cls, shape, torch.bool, device)
 
     def __init__(
         self, shape: tuple[int, ...], device: torch.device, *, rule: Rule | None, padding: Tensor | None, query_offset: int,
@@ -126,7 +127,7 @@ class RuleMask(Tensor):
         def cells(x: Any) -> Any:
             return x.dense() if isinstance(x, RuleMask) else x
 
-        return function(*tree_map(cells, args), **tree_map(cells, kwargs or {}))
+        return function(*pytree.tree_map(cells, args), **pytree.tree_map(cells, kwargs or {}))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RuleMask({tuple(self.shape)}, rule={self.rule}, padded={self.padding is not None})"

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
+from exptilt._support.transforms import in_backward, pytree
 from exptilt.attention import attend
 from exptilt.lens.call import AttentionCall
 from exptilt.lens.dropout import dropped
@@ -248,7 +248,7 @@ class Watch:
         tilted: Tilted,
     ) -> None:  # fmt: skip
         """Record a call that has been made; arguments as in `attend`."""
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return  # a checkpointed layer runs anew inside backward: seen already
         if self._outer is not None:
             self._outer.note(module, kind, query, key, value, options, sight, tilted)
@@ -256,7 +256,7 @@ class Watch:
             return  # a module of another model: it shares its configuration with this one, or belongs to the outer watch
         if kind == "self":
             self._last_real = sight.real_query
-        still = tree_map(Tensor.detach, tilted)
+        still = pytree.tree_map(Tensor.detach, tilted)
         with torch.no_grad():
             mass = mass_of_keys(query, key, options, sight, self.check) if self.key_mass else None
             first = first_key_mass(query, key, options, sight.first, still.log_normalizer)

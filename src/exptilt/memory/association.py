@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 from exptilt.attention import attend
 from exptilt.dynamics import fixed_point
 from exptilt.memory.sweep import wide

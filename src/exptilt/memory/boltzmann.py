@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
 from exptilt._support.progress import track
+from exptilt._support.transforms import is_concrete
 from exptilt.memory.checks import check_count
 
 _MOST_UNITS = 24  # enumerated: 2^24 states, block after block

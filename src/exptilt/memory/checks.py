@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield

@@ -4,10 +4,10 @@ The field h = Wσ is kept up to date: looking at a unit costs nothing, a flip co
 order N instead of N².
 """
 
-from numba import njit
+from exptilt._support.kernels import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel("the kernel of a classical network")
 def sweep(weight, state, field, order, tie):  # type: ignore[no-untyped-def]
     """Visit units in that order in each row of state (B, N), in place, with field (B, N) = state @ weight."""
     for b in range(state.shape[0]):

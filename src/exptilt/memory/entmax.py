@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 from exptilt.memory.sweep import Keys
 
 _MOST_STEPS = 60  # seen: 3 to 9, for up to a million patterns and alpha down to 1.01

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.solution import Solution, Status
-from exptilt.memory.separation import Softmax
 from exptilt._support.transforms import derivatives_wanted
+from exptilt.memory.separation import Softmax
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield

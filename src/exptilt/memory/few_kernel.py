@@ -1,7 +1,6 @@
 """Retrieval of one state after another, compiled."""
 
 import numpy as np
-from numba import njit
 
 from exptilt._support.elementary import FAST, exp_of_negative
 from exptilt._support.kernels import kernel
@@ -9,7 +8,7 @@ from exptilt._support.kernels import kernel
 CONVERGED, MAX_STEPS, NOT_FINITE = 0, 1, 2
 
 
-@njit(fastmath=FAST, error_model="numpy")
+@kernel("the kernel of retrieval", fastmath=FAST)
 def few(query, key, value, log_weight, scale, output, statistics):  # type: ignore[no-untyped-def]
     """Attention of a few queries (Q, D) on keys (K, D) and values (K, Dv), on this thread.
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
 from exptilt._support.solution import Solution
+from exptilt._support.transforms import is_concrete
 from exptilt.memory import basins, few, margins, metastable, recall, retrieval, storage
 from exptilt.memory.checks import as_beta, as_patterns, as_tensor, check_state
 from exptilt.memory.separation import Polynomial, Separation, separation

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import is_concrete
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete
 from exptilt.dynamics import fixed_point
 from exptilt.memory import few
 from exptilt.memory.checks import check_count

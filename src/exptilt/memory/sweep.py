@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt._support.linalg import is_concrete
+from exptilt._support.transforms import is_concrete
 from exptilt.memory.similarity import Similarity
 
 _PART_NUMBERS = 1 << 23  # numbers of a converted copy of some patterns: 32 MiB of float32

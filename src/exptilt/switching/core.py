@@ -17,8 +17,7 @@ The sizes arrive as arguments. They may be known when the caller is compiled (se
 loops
 over 4 states are then unrolled as if the 4 had been typed in, and as all offsets count from one base the compiler knows that no two
 matrices
-overlap and keeps them in registers. Both together are worth a factor of 4. After a change in this file clear numba's cache
-(``__pycache__/*.nb?``): numba looks only at the date of the file that holds the outer kernel.
+overlap and keeps them in registers. Both together are worth a factor of 4.
 """
 
 from typing import Any
@@ -27,13 +26,15 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from .._support import kernels
+
 Buffer = np.ndarray
 LOG_TWO_PI = 1.8378770664093453
 
 # Sums may be re-ordered and multiply-adds fused; infinities and NaN keep their meaning, for log 0 = −inf is an everyday value here.
 FAST = {"contract", "reassoc", "nsz"}
 inlined = njit(forceinline=True, fastmath=FAST, error_model="numpy")
-kernel = njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+kernel = kernels.kernel("the switching kernels", fastmath=FAST)
 
 
 def count(size: Any) -> int:

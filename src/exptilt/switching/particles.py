@@ -13,7 +13,7 @@ import torch
 
 from .core import Buffer, collapse_some, copy, kernel, log_sum, predict_some, update_room, update_some
 from .parameters import Parameters, Stored, load, look, places
-from .running import call, check_failures
+from .running import check_failures
 
 
 @kernel
@@ -178,6 +178,6 @@ def run_particles(
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
     chosen = torch.multinomial(probability, series * particles, replacement=True, generator=generator).reshape(series, particles).numpy()
     ess = np.empty(rows)
-    call(swarm, p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m))
+    swarm(p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m))
     check_failures(out.failure, M, "rbpf")
     return out, ess

@@ -21,7 +21,7 @@ from .kernels import begin_series
 from .model import SwitchingLinearGaussian
 from .output import arrange
 from .parameters import Parameters, load, look, places
-from .running import call, check_failures
+from .running import check_failures
 
 
 @kernel
@@ -133,7 +133,7 @@ def most_likely_path(model: SwitchingLinearGaussian, y: Any, *, method: str = "v
         path = torch.cat([smooth_exact(flat, first, y_all[a:b], sizes, k)["path"] for k, (a, b) in enumerate(cuts)]).numpy()
     else:
         path, failure = np.empty(len(data.rows), np.int64), np.full((data.series, 2), -1, dtype=np.int64)
-        call(viterbi, parameters(flat, first), data.rows, data.starts, path, failure, sizes)
+        viterbi(parameters(flat, first), data.rows, data.starts, path, failure, sizes)
         check_failures(failure, model.modes, "most_likely_path")
     if data.kind == "torch":
         out = [torch.from_numpy(path[a:b]) for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)]

@@ -1,21 +1,19 @@
-"""Running the kernels: which build, on how many threads, with a word when one has to be compiled, and as a differentiable operation.
+"""Running the kernels: which build, on how many threads, and as a differentiable operation.
 
-Series are independent, so the threads of ``_support/threads.py`` take them in turn. How many there are is torch's to say
+Series are independent, so the threads of ``_support/kernels.py`` take them in turn. How many there are is torch's to say
 (``torch.set_num_threads``).
 
 Long runs of small models use a build for their exact sizes (see `core.count`); all else uses one build for all sizes.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numba.core import event
 
 from .._support.errors import ArgumentError
-from .._support.threads import run_chunks
+from .._support.kernels import run_chunks
 from .adjoint import Gradients, backward
 from .inputs import parameters
 from .kernels import mix_first, mix_last
@@ -26,32 +24,11 @@ LONG = 5000  # rows from which a build for exact sizes is worth its compilation,
 SMALL = (16, 16, 8)  # largest M, n, m of such a build; beyond, unrolled code grows too large
 
 
-class _Announce(event.Listener):
-    """Says, once per process, that something is being compiled."""
-
-    said = False
-
-    def on_start(self, event: event.Event) -> None:
-        if not _Announce.said:
-            _Announce.said = True
-            sys.stderr.write("exptilt: compiling the switching kernels (once; the result is kept on disk) ...\n")
-            sys.stderr.flush()
-
-    def on_end(self, event: event.Event) -> None:
-        pass
-
-
-def call(kernel: Any, *arguments: Any) -> Any:
-    """Call a numba kernel, announcing a compilation if there is one."""
-    with event.install_listener("numba:compile", _Announce()):
-        return kernel(*arguments)
-
-
 def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
     """Do ``work(begin, end)`` over all series, in as many threads as torch would use and as there is work for."""
     series, rows = len(starts) - 1, int(starts[-1])
     threads = min(series, torch.get_num_threads(), max(1, rows // 500))
-    run_chunks(lambda begin, end, _: work(begin, end), series, lambda: None, threads=threads)
+    run_chunks(work, series, threads=threads)
 
 
 def size_arguments(rows: int, M: int, n: int, m: int) -> Any:
@@ -81,7 +58,7 @@ def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, ev
     def work(begin: int, end: int) -> None:
         kernel(p, y, starts, begin, end, int(method == "gpb1"), int(everything), out, sizes)
 
-    call(kernel, p, y, starts, 0, 0, 0, 0, out, sizes)  # compile or load before any thread starts
+    work(0, 0)  # compiled or loaded before several threads ask for it
     over_series(starts, work)
     check_failures(out.failure, M, method)
     return out
@@ -141,6 +118,6 @@ def run_adjoint(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, o
         parts.append(mine)
         backward(p, y, starts, begin, end, METHODS[method], out, terms_bar, mine, sizes)
 
-    call(backward, p, y, starts, 0, 0, METHODS[method], out, terms_bar, fresh(), sizes)
+    work(0, 0)  # compiled or loaded before several threads ask for it
     over_series(starts, work)
     return Gradients._make([*[np.sum([part[k] for part in parts], axis=0) for k in range(len(p) - 1)], y_bar])

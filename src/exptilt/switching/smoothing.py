@@ -15,7 +15,7 @@ from .model import SwitchingLinearGaussian
 from .moments import mixture
 from .output import arrange
 from .parameters import Parameters, Stored
-from .running import METHODS, call, over_series, run_filter, size_arguments
+from .running import METHODS, over_series, run_filter, size_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
         parts.append(mine)
         smooth_back(p, starts, begin, end, out, mine, regressors, sizes)
 
-    call(smooth_back, p, starts, 0, 0, out, fresh(), regressors, sizes)
+    work(0, 0)  # compiled or loaded before several threads ask for it
     over_series(starts, work)
     return Smoothing._make([*shared, *[np.sum([part[k] for part in parts], axis=0) for k in range(7, 11)]])
 

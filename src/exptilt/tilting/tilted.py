@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import in_transform, is_plain
+from exptilt._support.transforms import in_transform, is_plain, pytree
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:
     return [getattr(x, name) for name in there], there
 
 
-register_pytree_node(
+pytree.register_pytree_node(
     Tilted, _flatten, lambda values, names: Tilted(**dict(zip(names, values, strict=True))), serialized_type_name="exptilt.Tilted"
 )
 

@@ -1,4 +1,7 @@
-"""Which backend runs a sweep, and what is said of numbers that are not finite. Missing sweeps fall back to `tiled`, with one warning each."""
+"""Which backend runs a sweep, and what is said of numbers that are not finite.
+
+Missing sweeps fall back to `tiled`, with one warning each.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -39,7 +42,7 @@ def sweep(backend: str, name: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         _say_once(backend, name)
         module = tiled
-    return getattr(module, name)  # type: ignore[no-any-return]
+    return getattr(module, name)
 
 
 def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
