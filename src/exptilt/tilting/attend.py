@@ -14,7 +14,8 @@ from exptilt._support.transforms import in_transform, transform_compiled
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.backends import reference
 from exptilt.tilting.backends.dispatch import check_sink
-from exptilt.tilting.derivatives import compiled, identities, key_mass as masses
+from exptilt.tilting.derivatives import compiled
+from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.tilted import Tilted

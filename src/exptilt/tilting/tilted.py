@@ -31,6 +31,7 @@ class Tilted:
         score_variance: ``(..., Hq, Q)``, its variance.
         score_max: ``(..., Hq, Q)``, the largest score of a visible key.
         key_mass: ``(..., Hq, K)``, the attention each key receives, summed over queries; None if not asked for.
+        parts: three ``(..., Hq, Q)`` of which log_normalizer and score_mean are rounded sums, for `merge`; None if not known.
     """
 
     output: Tensor
@@ -40,7 +41,7 @@ class Tilted:
     score_variance: Tensor
     score_max: Tensor
     key_mass: Tensor | None = None
-    parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight, gap of ``problem.Lines``: what `merge` joins, not rounded together
+    parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight and gap of ``problem.Lines``
 
     def __repr__(self) -> str:
         lines = [_described(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "parts"]
@@ -136,7 +137,7 @@ def _parts(x: Tilted) -> tuple[Tensor, Tensor, Tensor]:
     if x.parts is not None:
         return x.parts
     G = x.log_normalizer.detach()
-    some = G != -torch.inf
+    some = torch.isneginf(G).logical_not()
     shift = torch.where(some, G, 0.0)
     return shift, some.to(G.dtype), torch.where(some, x.score_mean.detach() - shift, 0.0)
 

@@ -129,11 +129,11 @@ def _mass_context(ctx: Any, inputs: Any, output: Any) -> None:
 def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
     if bar is None:
         return (None,) * 15
-    query, key, bias, log_weight, sink, mask, *rest = ctx.saved_tensors
+    query, key, bias, log_weight, sink, mask, shift, weight, gap, variance = ctx.saved_tensors
     t = Inputs(query, key, key, bias, log_weight, sink, mask)
     need = ctx.needs_input_grad
     wanted = (need[0], need[1], False, need[2], need[3], need[4])
-    found = masses.pull_key_mass(t, *rest, bar, _settings(ctx.numbers), wanted)
+    found = masses.pull_key_mass(t, shift, weight, gap, variance, bar, _settings(ctx.numbers), wanted)
     given = zip((found.query, found.key, found.bias, found.log_weight, found.sink), (query, key, bias, log_weight, sink), strict=True)
     return (*(_narrowed(g, x) for g, x in given), *(None,) * 10)
 
@@ -204,9 +204,7 @@ def _pulled_product(
 @_pulled_product.register_fake
 def _(bar: Any, query: Any, key: Any, vector: Any, bias: Any, log_weight: Any, sink: Any, *_: Any) -> Any:
     made = (query, key, vector, bias, log_weight, sink)
-    return tuple(
-        query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in made
-    )
+    return tuple(query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in made)
 
 
 def _product_context(ctx: Any, inputs: Any, output: Any) -> None:

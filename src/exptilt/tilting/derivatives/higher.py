@@ -60,12 +60,17 @@ def _push(function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], dot
     return push(_of_some(function, arguments, moving), tuple(arguments[i] for i in moving), tuple(dots[i] for i in moving))
 
 
+def _masked(inputs: Any, a: dict[str, Any]) -> Inputs:
+    """The differentiable inputs with the mask of the given ones."""
+    return Inputs(*inputs)._replace(mask=a["inputs"].mask)
+
+
 def push_tangent(a: dict[str, Any], moving: dict[str, Any], rule: ScoreRule) -> tuple[Tensor, ...]:
     """The forward derivative of `rules.Tangent`."""
     n = _DIFFERENTIABLE
 
     def function(*x: Any) -> tuple[Tensor, ...]:
-        return tuple(_tangent(Inputs(*x[:n], a["inputs"].mask), Dots(*x[n:]), rule))
+        return tuple(_tangent(_masked(x[:n], a), Dots(*x[n:]), rule))
 
     return _push(function, [*a["inputs"][:n], *a["dots"]], [*moving["inputs"][:n], *moving["dots"]])
 
@@ -74,7 +79,7 @@ def _second_of(a: dict[str, Any], rule: ScoreRule, needs: Needs) -> Callable[...
     n, m = _DIFFERENTIABLE, _DIFFERENTIABLE + len(Cotangents._fields)
 
     def function(*x: Any) -> tuple[Tensor, ...]:
-        return _second(Inputs(*x[:n], a["inputs"].mask), Cotangents(*x[n:m]), Dots(*x[m:]), rule, needs)
+        return _second(_masked(x[:n], a), Cotangents(*x[n:m]), Dots(*x[m:]), rule, needs)
 
     return function
 

@@ -10,6 +10,7 @@ from exptilt.tilting.derivatives.identities import Cotangents, Statistics
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
 from exptilt.tilting.problem import MASS, Dots, Inputs
 
+
 def sum_of_G(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor) -> tuple[Inputs, Cotangents, Statistics]:
     """Inputs, cotangents and statistics of `rules.Gradient` for derivatives of Σ_i G_i."""
     nothing = gap.new_zeros((*gap.shape, 0))
@@ -35,7 +36,7 @@ def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Te
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     only = Settings(settings.rule, settings.backend, needs=MASS)
     rule = Gradient.apply if derivatives_wanted(t) else Gradient.forward
-    return rule(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]  # type: ignore[no-any-return]
+    return rule(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]
 
 
 def pull_key_mass(

@@ -1,6 +1,6 @@
 """Named groups of tensors as the flat arguments that torch's autograd functions take, and back."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 

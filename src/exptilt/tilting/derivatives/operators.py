@@ -10,7 +10,7 @@ They know no derivatives themselves (``rules.py`` does) and take canonical tenso
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, List  # noqa: UP035: old releases of torch read List, not list, in an operator's signature
+from typing import Any, List  # noqa: UP035 (old releases of torch read List, not list, in an operator's signature)
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def _tangent(
     t = _inputs(query, key, value, bias, log_weight, mask)
     dots = Dots(query_dot, key_dot, value_dot, bias_dot, weight_dot)
     found = dispatch.sweep(backend, "tangent")(t, dots, rows, ScoreRule(scale, causal, window, softcap))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _fake_tangent(query: Any, key: Any, value: Any, *_: Any) -> Any:

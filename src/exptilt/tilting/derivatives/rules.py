@@ -256,7 +256,8 @@ class Second(Function):
         a, settings = SECOND.read(arguments), arguments[-1]
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows, flags = identities.second_rows(stats, bar, dot), settings.needs.flags()
-        found = operators.second(*t[:5], t.mask, bar.output, stats.output, dot.output, *dots[:5], rows, *settings.rule.numbers, settings.backend, flags)
+        given = (*t[:5], t.mask, bar.output, stats.output, dot.output, *dots[:5], rows)
+        found = operators.second(*given, *settings.rule.numbers, settings.backend, flags)
         made = identities.spread(Gradients(*found), t)
         if t.sink is not None:
             made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
@@ -307,9 +308,7 @@ def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tange
     return _present(Second.apply(*flat), t, wanted)
 
 
-def pull_gradient(
-    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any
-) -> tuple[Dots, Cotangents]:
+def pull_gradient(t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any) -> tuple[Dots, Cotangents]:
     """A cotangent `dots` of the gradient, carried back: to the wanted inputs, and to the cotangents of the statistics."""
     plain = Settings(settings.rule, settings.backend)
     dot = Tangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))

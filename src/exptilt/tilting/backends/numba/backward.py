@@ -27,19 +27,8 @@ import numpy as np
 from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take, whole_at
-from exptilt.tilting.backends.numba.product import (
-    CHAIN,
-    bytes_of,
-    copy_row,
-    lanes_in,
-    number,
-    pack_rows,
-    product,
-    read,
-    size_of,
-    thin_dots,
-    write,
-)
+from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, number, pack_rows, read, size_of, write
+from exptilt.tilting.backends.numba.product import CHAIN, product, thin_dots
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.tangent import push_scores
@@ -285,15 +274,11 @@ def backward_sweep(f, zero):
                         if f.need_key:
                             pack_rows(zero, packed, panel, queries, wide_q, h, D, False)
                         if f.query_dot != 0:
-                            copy_rows(
-                                zero, moved, wide_q, f.query_dot, f.query_dot_at, f.query_dot_step, f.query_dot_kind, D, where, h
-                            )
+                            copy_rows(zero, moved, wide_q, f.query_dot, f.query_dot_at, f.query_dot_step, f.query_dot_kind, D, where, h)
                             if f.need_key:
                                 pack_rows(zero, packed_dot, panel, moved, wide_q, h, D, False)
                         if Dv > 0:
-                            copy_rows(
-                                zero, outs, wide_v, f.cotangent, f.cotangent_at, f.cotangent_step, f.cotangent_kind, Dv, where, h
-                            )
+                            copy_rows(zero, outs, wide_v, f.cotangent, f.cotangent_at, f.cotangent_step, f.cotangent_kind, Dv, where, h)
                             if f.need_value:
                                 pack_rows(zero, packed_out, panel, outs, wide_v, h, Dv, False)
                             _products(
@@ -327,9 +312,7 @@ def backward_sweep(f, zero):
                                         against(f, scale, zero, U + here, long, d, wide_q, n, k, keys, block, tile, w0, w, False)
                                     if f.key_dot != 0:
                                         both = f.query_dot != 0
-                                        against(
-                                            f, scale, zero, U + here, long, q, wide_q, n, k_dot, dot_keys, block, tile, w0, w, both
-                                        )
+                                        against(f, scale, zero, U + here, long, q, wide_q, n, k_dot, dot_keys, block, tile, w0, w, both)
                                     if f.value_dot != 0:
                                         against(f, one, zero, V + here, long, o, wide_v, n, v_dot, dot_values, block, tile, w0, w, False)
                                 elif f.only_mass:

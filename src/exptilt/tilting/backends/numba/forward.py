@@ -23,8 +23,9 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exptilt._support.kernels import kernel
 from exptilt.tilting.backends.numba.frame import set_whole_at, take
-from exptilt.tilting.backends.numba.product import lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.vector_math import (
@@ -232,7 +233,7 @@ def forward_sweep(f, zero):
     return memory.size
 
 
-@njit(error_model="numpy")
+@kernel("the kernel of attention that joins parts of the keys")
 def join(parts, part_output, part_statistics, part_best, output, statistics, best):
     """The parts of each row, joined as in ``tilted.py``: output (rows, Dv), statistics (7, rows), best (rows,), with parts in front."""
     rows, Dv = output.shape

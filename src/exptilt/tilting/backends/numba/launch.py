@@ -16,7 +16,8 @@ from torch import Tensor
 from exptilt._support.kernels import run_region
 from exptilt.tilting.backends.numba.frame import Frame
 from exptilt.tilting.backends.numba.machine import machine
-from exptilt.tilting.backends.numba.product import KINDS, THIN
+from exptilt.tilting.backends.numba.packing import KINDS
+from exptilt.tilting.backends.numba.product import THIN
 from exptilt.tilting.backends.numba.regions import compiled
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
@@ -39,6 +40,11 @@ def _table(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, ..
         places = (places[:, None] + np.arange(size, dtype=np.int64) * (0 if mine == 1 else step)).reshape(-1)
     table = np.repeat(places, heads // here)
     return table, table.ctypes.data
+
+
+def _zeros(shape: tuple[int, ...], number: str) -> Tensor:
+    """Zeros that the system hands out, without torch's threads, which a forked child does not have."""
+    return torch.from_numpy(np.zeros(shape, number))
 
 
 def _rounded(x: int, to: int) -> int:
@@ -192,11 +198,9 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
         from exptilt.tilting.backends.numba.forward import join
 
         whole = p.new(*shape, p.Dv), p.new(_STATISTIC_LINES, *shape), torch.empty(shape, dtype=torch.int64)
-        n = p.rows
-        join(
-            parts, output.numpy().reshape(parts, n, p.Dv), lines.numpy().reshape(_STATISTIC_LINES, parts, n), best.numpy().reshape(parts, n),
-            whole[0].numpy().reshape(n, p.Dv), whole[1].numpy().reshape(_STATISTIC_LINES, n), whole[2].numpy().reshape(n),
-        )  # fmt: skip
+        shapes = (p.rows, p.Dv), (_STATISTIC_LINES, p.rows), (p.rows,)
+        pieces = output.view(parts, *shapes[0]), lines.view(_STATISTIC_LINES, parts, p.rows), best.view(parts, p.rows)
+        join(parts, *(x.numpy() for x in pieces), *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)))
         return *whole, bool(f.bad), bool(f.blind)
     return output[0], lines[:, 0], best[0], bool(f.bad), bool(f.blind)
 
@@ -277,7 +281,7 @@ def _backward(
     owners = len(bounds) - 1
     if 0 < owners < 4 * crew and crew > 1:
         wanted = -(-4 * crew // owners)
-        if p.K >= p.block_rows:
+        if p.block_rows <= p.K:
             f.key_parts = min(wanted, p.key_tiles)
         else:
             f.row_parts = min(wanted, p.row_tiles)
@@ -288,7 +292,7 @@ def _backward(
     wide, wide_v = _rounded(p.D, p.width), _rounded(p.Dv, p.width)
 
     def zeros(there: bool, name: str, *shape: int) -> Tensor:
-        made = torch.zeros(shape if there else (0,), dtype=p.dtype)
+        made = _zeros(shape if there else (0,), p.number)
         if there:
             setattr(f, name, p.keep(made).data_ptr() or 1)
         return made
@@ -298,9 +302,9 @@ def _backward(
     value = zeros(needs.value, "value_grad", f.row_parts, *p.lead, p.key_heads, p.K, wide_v)
     columns = zeros(needs.columns, "column_sum", f.row_parts, *p.lead, p.heads, p.K)
     row_sum = zeros(needs.rows, "row_sum", f.key_parts, *p.lead, p.heads, p.Q)
-    bias = torch.zeros(0, dtype=p.dtype)
+    bias = _zeros((0,), p.number)
     if full_bias and t.bias is not None:
-        bias = torch.zeros(t.bias.shape, dtype=p.dtype)
+        bias = _zeros(tuple(t.bias.shape), p.number)
         f.bias_grad, f.bias_grad_at, f.bias_grad_row = bias.data_ptr() or 1, p.table(bias, p.heads), p.K
     p.run("backward", owners * f.key_parts * f.row_parts)
 

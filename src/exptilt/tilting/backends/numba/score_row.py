@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.product import lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.vector_math import I64, Lanes, element_of, lanes_of, load, pointer, row_loop, store, tanh
 
 

@@ -10,20 +10,8 @@ from collections import namedtuple
 from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.product import (
-    NATIVE,
-    bytes_of,
-    copy_row,
-    lanes_in,
-    long_product,
-    number,
-    pack_columns,
-    pack_rows,
-    product,
-    size_of,
-    thin_dots,
-    thin_sum,
-)
+from exptilt.tilting.backends.numba.packing import NATIVE, bytes_of, copy_row, lanes_in, number, pack_columns, pack_rows, size_of
+from exptilt.tilting.backends.numba.product import long_product, product, thin_dots, thin_sum
 
 # One operand of a block: address, numbers from one vector to the next, kind, dimension, how many vectors there are; and, for half
 # precision, where a tile of it is widened, and which tile is there (an array of one).

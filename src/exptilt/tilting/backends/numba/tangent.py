@@ -4,14 +4,15 @@ Given ṡ_ij (from tangents of query, key, bias, log_weight) and v̇_j, it sums,
 
     Σ_j p ṡ'   Σ_j p c ṡ'   Σ_j p c² ṡ'   Σ_j p (ṡ' v_j + v̇_j),        ṡ' = ṡ − r,  c = s − mean,
 
-from which ``derivatives/identities.py`` makes the tangents of all results. r is the mean of ṡ over the first keys that the query sees: near the mean over all of them, so that no difference of large numbers occurs.
+from which ``derivatives/identities.py`` makes the tangents of all results. r is the mean of ṡ over the first keys that the query sees:
+near the mean over all of them, so that no difference of large numbers occurs.
 """
 
 import numpy as np
 from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take
-from exptilt.tilting.backends.numba.product import lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_in, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop

@@ -164,6 +164,11 @@ def lanes_of(number: Any) -> int:
     return machine().lanes(4 if number == types.float32 else 8)
 
 
+def constant(n: int) -> Any:
+    """An integer."""
+    return ir.Constant(I64, n)
+
+
 def splat(builder: Any, vector: Any, x: Any) -> Any:
     """A vector with x in every lane."""
     none = ir.Constant(vector, None)
@@ -195,9 +200,7 @@ def _halved(builder: Any, x: Any, join: Callable[[Lanes, Lanes], Lanes]) -> Any:
     n = x.type.count
     while n > 1:
         n //= 2
-        parts = [
-            builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, n), list(range(k * n, k * n + n)))) for k in range(2)
-        ]
+        parts = [builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, n), list(range(k * n, k * n + n)))) for k in range(2)]
         x = join(Lanes(builder, parts[0]), Lanes(builder, parts[1])).value
     return builder.extract_element(x, ir.Constant(I32, 0))
 
@@ -216,10 +219,10 @@ def row_loop(reads: int, writes: Sequence[int] = (), sums: Sequence[str] = ()) -
 
     def make(body: Callable[..., Any]) -> Any:
         @intrinsic
-        def loop(typing_context, zero, places, count, numbers):  # type: ignore[no-untyped-def]
+        def loop(typing_context, zero, places, count, numbers):
             how_many = len(numbers)
 
-            def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            def generate(context, builder, signature, arguments):
                 number = signature.args[0]
                 vector = ir.VectorType(element_of(number), lanes_of(number))
                 addresses = cgutils.unpack_tuple(builder, arguments[1])

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.product import NATIVE, bytes_of, copy_row, read, size_of, write
+from exptilt.tilting.backends.numba.packing import NATIVE, bytes_of, copy_row, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import fill_row
 from exptilt.tilting.backends.numba.vector_math import row_loop
 
