@@ -16,7 +16,7 @@ def test_table_shows_everyone_and_the_best_rival() -> None:
         "Empirical: natural": {"exptilt": {"best": 0.1}, "SciPy L-BFGS": {"best": 0.4}, "SciPy Newton-CG": {"best": 0.2}},
         "maximum entropy: contradictory": {"exptilt": {"best": 2.0}},
     }
-    header, rows = benchmark.time_table(times)
+    header, rows = benchmark.time_table({"times": times})
     assert header[1:-1] == list(benchmark.SHOWN)
     assert rows[0] == ["KL: Gamma", "3", "6", "", "12", "", "0.50"]
     assert rows[1] == ["Empirical: natural", "100", "", "200", "", "", "0.50"]

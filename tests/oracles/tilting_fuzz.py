@@ -522,10 +522,10 @@ def judge(mix):
     return findings
 
 
-def complaints(seed):
-    """What is wrong with a mix, one line each; none if all is well."""
+def complaints(seed, most=2.0):
+    """What is wrong with a mix, one line each: errors of more than `most` times plain torch's."""
     m = mix_of(seed)
-    over = [finding for finding in judge(m) if finding.over]
+    over = [finding for finding in judge(m) if not finding.ratio <= most]
     return [str(m), *(f"    {finding}" for finding in over)] if over else []
 
 

@@ -18,7 +18,7 @@ BACKENDS = ("cpu", "tiled")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles as for a processor with hardly any cache, and plain torch's alike."""
-    small = machine()._replace(cache_bytes=1 << 12)
+    small = machine()._replace(cache_bytes=1 << 10)
     monkeypatch.setattr(launch, "machine", lambda: small)
     monkeypatch.setattr(tiled, "_TILE_CELLS", 1 << 16)
 

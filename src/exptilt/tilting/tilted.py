@@ -123,7 +123,7 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     w = torch.where(some, torch.exp(log_w), 0.0)
     centres = torch.where(some, _valued(gap + apart, torch.where(some, means, 0.0)), 0.0)
     centre = (w * centres).sum(0)
-    spread = torch.where(some, centres - centre, 0.0)
+    spread = torch.where(w != 0, centres - centre, 0.0)
     variance = (w * (torch.stack([part.score_variance for part in parts]) + spread.square())).sum(0)
     entropy = (w * (torch.stack([part.entropy for part in parts]) - log_w)).sum(0)
     output = (w[..., None].to(parts[0].output.dtype) * torch.stack([part.output for part in parts])).sum(0)

@@ -147,12 +147,15 @@ def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: S
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     zero = torch.zeros_like(lines[0])
     a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
-    a0 = a0 - (cotangent * output).sum(-1, keepdim=True)
-    sums = _Sums(t, needs)
-    for j0, j1 in _tiles(t):
+    sums, tiles = _Sums(t, needs), _tiles(t)
+    met = (cotangent * output).sum(-1, keepdim=True)
+    for j0, j1 in tiles:
         tile = _Tile(t, rule, j0, j1)
         p, c, some = tile.weights(lines)
-        d = torch.where(some, p * (_against(cotangent, tile.v) + a0 + c * (a1 + a2 * c)), 0.0)
+        y = _against(cotangent, tile.v)
+        if len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
+            met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
+        d = torch.where(some, p * (y - met + a0 + c * (a1 + a2 * c)), 0.0)
         z = d if tile.slope is None else d * tile.slope
         sums.add(d, tile, [(z, _finite(tile.k))], [(z, t.query)], p, cotangent)
     return sums.collect(rule.scale)
@@ -165,15 +168,19 @@ def second(
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     a0, a1, a2, pushed, e0, e1 = lines[3:]
-    a0, e0 = a0 - (cotangent * output).sum(-1, keepdim=True), e0 - (cotangent * output_dot).sum(-1, keepdim=True)
-    sums = _Sums(t, needs)
-    for j0, j1 in _tiles(t):
+    sums, tiles = _Sums(t, needs), _tiles(t)
+    met, met_dot = ((cotangent * x).sum(-1, keepdim=True) for x in (output, output_dot))
+    for j0, j1 in tiles:
         tile = _Tile(t, rule, j0, j1)
         p, c, some = tile.weights(lines)
         z, s = tile.push(t, dots, rule, j0, j1)
-        y = _against(cotangent, tile.v) + a0 + c * (a1 + a2 * c)
+        y = _against(cotangent, tile.v)
         x = s - pushed
-        g = 0.0 if dots.value is None else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
+        g = torch.zeros_like(y) if dots.value is None else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
+        if len(tiles) == 1:
+            met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
+            met_dot = torch.where(some, p * (x * y + g), 0.0).sum(-1, keepdim=True)
+        y, g = y - met + a0 + c * (a1 + a2 * c), g - met_dot
         d = torch.where(some, p * ((y + a1 + 2 * a2 * c) * x + g + e0 + e1 * c), 0.0)
         m1, m2 = d, torch.where(some, p * y, 0.0)
         if tile.slope is not None and tile.bend is not None:

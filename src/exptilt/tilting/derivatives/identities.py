@@ -130,7 +130,7 @@ def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor
     if sink is not None:
         p, c = _sink_outcome(stats, sink)
         x = torch.where(p != 0, p * (-r if sink_dot is None else sink_dot.unsqueeze(-1) - r), 0.0)
-        x0, x1, x2 = x0 + x, x1 + c * x, x2 + c * c * x
+        x0, x1, x2 = x0 + x, x1 + c * x, x2 + torch.where(p != 0, c * c * x, 0.0)
     return Tangents(pushed - x0.unsqueeze(-1) * stats.output, r + x0, x1, x2 - stats.variance * x0 + 2 * x1)
 
 
@@ -143,7 +143,8 @@ def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
     """(..., Hq): Σ_i p t of the sink."""
     a0, a1, a2 = coefficients(stats, bar)
     p, c = _sink_outcome(stats, sink)
-    return (p * (a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c))).sum(-1)
+    t = a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c)
+    return torch.where(p != 0, p * t, 0.0).sum(-1)
 
 
 def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
@@ -160,7 +161,7 @@ def second_sink(stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor,
     x = -pushed if sink_dot is None else sink_dot.unsqueeze(-1) - pushed
     t = a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c)
     e0 = e0 - (bar.output * dot.output).sum(-1)
-    return (p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c)).sum(-1)
+    return torch.where(p != 0, p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c), 0.0).sum(-1)
 
 
 def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:

@@ -9,6 +9,7 @@ class Layout:
     """The flat arguments of an autograd function: named groups (each a NamedTuple of tensors or None), then one `Settings`.
 
     Example:
+        >>> from typing import NamedTuple
         >>> class Pair(NamedTuple):
         ...     a: int
         ...     b: int

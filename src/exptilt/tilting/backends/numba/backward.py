@@ -28,7 +28,7 @@ from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take, whole_at
 from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, number, pack_rows, read, size_of, write
-from exptilt.tilting.backends.numba.product import CHAIN, product, thin_dots
+from exptilt.tilting.backends.numba.product import CHAIN, DOTS, product, thin_dots
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.tangent import push_scores
@@ -82,11 +82,14 @@ def _mass_of_one(s, columns, shift, inverse):
 
 @njit(fastmath={"contract"}, error_model="numpy")
 def _chain(zero, a, b, dim):
-    """<a, b>, by the same chain of multiply-adds as a product."""
-    total = zero
-    for d in range(dim):
-        total += read(zero, a, d) * read(zero, b, d)
-    return total
+    """<a, b>, by the same chains of multiply-adds as a product."""
+    whole = zero
+    for start in range(0, dim, DOTS):
+        total = zero
+        for d in range(start, min(start + DOTS, dim)):
+            total += read(zero, a, d) * read(zero, b, d)
+        whole = total if start == 0 else whole + total
+    return whole
 
 
 @njit(error_model="numpy")

@@ -281,7 +281,7 @@ def _backward(
     owners = len(bounds) - 1
     if 0 < owners < 4 * crew and crew > 1:
         wanted = -(-4 * crew // owners)
-        if p.block_rows <= p.K:
+        if p.block_rows <= p.K or full_bias:  # rows of different heads may add to one place of a bias's gradient, keys do not
             f.key_parts = min(wanted, p.key_tiles)
         else:
             f.row_parts = min(wanted, p.row_tiles)

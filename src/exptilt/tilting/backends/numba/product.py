@@ -6,7 +6,8 @@ reads one line of B and one number from each of a few rows of A:
     acc[r] += A[r, l] · B[l, panel]      for l = 0 … inner − 1,    acc a block of numbers that never leaves the registers.
 
 Each number of C is one chain of multiply-adds in the order of l, however the rows are cut into blocks: the same product has the same bits
-in every sweep. Sums over keys or queries are cut into chains of `CHAIN`, which keeps them as exact as a library's.
+in every sweep. Sums over keys or queries are cut into chains of `CHAIN` and those over dimensions into chains of
+`DOTS`, which keeps them as exact as a library's.
 
 A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of keys serves all queries of a
 head, and a sweep on one thread is on one thread.
@@ -27,6 +28,7 @@ from exptilt.tilting.backends.numba.vector_math import I32, Lanes, constant, ele
 
 ROWS = machine().block_rows
 CHAIN = 128
+DOTS = 64
 THIN = 8
 
 
@@ -118,6 +120,16 @@ def product(alpha, C, c_row, A, a_row, a_step, B, panel, rows, columns, inner, a
         if left >= 1:
             _block1(alpha, c, c_row, a, a_row, a_step, B, inner, add)
         B += panel * size
+
+
+@njit(error_model="numpy")
+def dot_products(alpha, C, c_row, A, a_row, B, panel, rows, columns, inner, add):
+    """C (+)= alpha A B, in chains of `DOTS`: dot products of long vectors."""
+    size, width = size_of(alpha), 2 * lanes_in(alpha)
+    for start in range(0, max(inner, 1), DOTS):  # a sum of nothing is 0, which must be written too
+        n = min(DOTS, inner - start)
+        a, b = A + start * size, B + start * width * size
+        product(alpha, C, c_row, a, a_row, 1, b, panel, rows, columns, n, add or start > 0)
 
 
 @njit(error_model="numpy")

@@ -11,7 +11,7 @@ from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
 from exptilt.tilting.backends.numba.packing import NATIVE, bytes_of, copy_row, lanes_in, number, pack_columns, pack_rows, size_of
-from exptilt.tilting.backends.numba.product import long_product, product, thin_dots, thin_sum
+from exptilt.tilting.backends.numba.product import dot_products, long_product, thin_dots, thin_sum
 
 # One operand of a block: address, numbers from one vector to the next, kind, dimension, how many vectors there are; and, for half
 # precision, where a tile of it is widened, and which tile is there (an array of one).
@@ -74,7 +74,7 @@ def against(f, alpha, zero, C, c_row, A, a_row, rows, x, shelf, block, tile, fir
         place, step = _tile(f, zero, x, tile)
         pack_columns(zero, at, place, step, min(f.tile_keys, x.length - tile * f.tile_keys), x.dim)
     panel = 2 * lanes_in(zero) * x.dim
-    product(alpha, C, c_row, A, a_row, 1, at + first * x.dim * size, panel, rows, last - first, x.dim, add)
+    dot_products(alpha, C, c_row, A, a_row, at + first * x.dim * size, panel, rows, last - first, x.dim, add)
 
 
 @njit(error_model="numpy")
