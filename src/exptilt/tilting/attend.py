@@ -58,7 +58,8 @@ def _run(call: Call, key_mass: bool) -> Tilted:
         else:
             mass = masses.key_mass(own, *known, settings)
     output = output if output.dtype == call.dtype else output.to(call.dtype)
-    return Tilted(output, G, entropy, mean, variance, maximum, mass, (shift.detach(), weight.detach(), gap.detach()))
+    parts = (shift.detach(), weight.detach(), gap.detach()) if call.tracked else (shift, weight, gap)
+    return Tilted(output, G, entropy, mean, variance, maximum, mass, parts)
 
 
 @explain_keywords

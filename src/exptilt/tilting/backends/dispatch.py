@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
+_TRITON = (3, 6)  # as in pyproject.toml
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 _MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton"}
 
@@ -27,7 +28,17 @@ def default_backend(device: torch.device, dtype: torch.dtype) -> str:
     """`cpu` on the CPU, `gpu` for float32 on CUDA where Triton is installed, `tiled` elsewhere."""
     if device.type == "cpu":
         return "cpu"
-    return "gpu" if device.type == "cuda" and dtype == torch.float32 and find_spec("triton") else "tiled"
+    return "gpu" if device.type == "cuda" and dtype == torch.float32 and _triton_fits() else "tiled"
+
+
+@cache
+def _triton_fits() -> bool:
+    """Whether Triton is installed in a release that the kernel was checked with; older torch brings an older one."""
+    try:
+        major, minor = version("triton").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= _TRITON
 
 
 @cache

@@ -25,8 +25,10 @@ from exptilt.tilting.score_rule import ScoreRule
 Array = np.ndarray[Any, Any]
 # Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it they are packed anew.
 _SHELF_BYTES = 4 << 20
-# Multiply-adds that are worth one more thread: they take some ten times as long as it takes to wake one.
+# Multiply-adds that are worth one more thread: they take several times as long as it takes to wake one. With few queries they wait
+# for memory, and take longer.
 _WORTH_A_THREAD = 1 << 21
+_FEWER_IF_THIN = 8
 _SUM_LINES = 4  # of the tangent sweep
 _STATISTIC_LINES = 7  # of the forward sweep
 
@@ -157,7 +159,7 @@ class Launch:
 
     def crew(self) -> int:
         """How many threads the work is worth."""
-        work = self.rows * self.K * (self.D + self.Dv)
+        work = self.rows * self.K * (self.D + self.Dv) * (_FEWER_IF_THIN if self.frame.thin else 1)
         return max(1, min(self.threads, work // _WORTH_A_THREAD))
 
     def run(self, sweep: str, units: int) -> None:
@@ -190,8 +192,9 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
         f.key_parts = max(1, min(-(-2 * crew // units), p.key_tiles))
     parts = f.key_parts
     shape = (*p.lead, p.heads, p.Q)
-    output, lines = p.new(parts, *shape, p.Dv), p.new(_STATISTIC_LINES, parts, *shape)
-    best = torch.empty((parts, *shape), dtype=torch.int64)
+    pieces = (parts, *shape) if parts > 1 else shape
+    output, lines = p.new(*pieces, p.Dv), p.new(_STATISTIC_LINES, *pieces)
+    best = torch.empty(pieces, dtype=torch.int64)
     f.output, f.statistics, f.best = output.data_ptr(), lines.data_ptr(), best.data_ptr()
     p.run("forward", units * parts)
     if parts > 1:
@@ -199,10 +202,10 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
 
         whole = p.new(*shape, p.Dv), p.new(_STATISTIC_LINES, *shape), torch.empty(shape, dtype=torch.int64)
         shapes = (p.rows, p.Dv), (_STATISTIC_LINES, p.rows), (p.rows,)
-        pieces = output.view(parts, *shapes[0]), lines.view(_STATISTIC_LINES, parts, p.rows), best.view(parts, p.rows)
-        join(parts, *(x.numpy() for x in pieces), *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)))
+        by_part = output.view(parts, *shapes[0]), lines.view(_STATISTIC_LINES, parts, p.rows), best.view(parts, p.rows)
+        join(parts, *(x.numpy() for x in by_part), *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)))
         return *whole, bool(f.bad), bool(f.blind)
-    return output[0], lines[:, 0], best[0], bool(f.bad), bool(f.blind)
+    return output, lines, best, bool(f.bad), bool(f.blind)
 
 
 def _dots(p: Launch, dots: Dots) -> None:

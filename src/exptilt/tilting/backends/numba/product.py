@@ -28,7 +28,7 @@ from exptilt.tilting.backends.numba.vector_math import I32, Lanes, constant, ele
 
 ROWS = machine().block_rows
 CHAIN = 128
-DOTS = 64
+DOTS = 128
 THIN = 8
 
 
