@@ -63,6 +63,7 @@ def run(code, folder, **environment):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_the_widest_vectors_are_compiled_once_and_kept(tmp_path):
     first = run(FORWARD, tmp_path, EXPTILT_VECTOR_BITS="512")
     second = run(FORWARD, tmp_path, EXPTILT_VECTOR_BITS="512")
