@@ -6,6 +6,7 @@ as cores in each, they would spin in each other's way.
 
 import os
 import random
+import tempfile
 from importlib.util import find_spec
 
 import pytest
@@ -13,6 +14,10 @@ import torch
 from hypothesis import settings
 
 import exptilt
+
+# Two processes that compile at once with torch's inductor get in each other's way in its cache: each has its own.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{os.getuid()}-{worker}"))
 
 # Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
 collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
