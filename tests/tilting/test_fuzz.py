@@ -15,7 +15,7 @@ from oracles.tilting_fuzz import Finding, complaints, gradients_of, judge, quest
 from oracles.tilting_mixes import mix_of
 
 MIXES, CHUNK = 300, 30
-# Of 3,000 mixes (45,000 comparisons) 10 were over twice plain torch's error, the worst nine times: which ones
+# Of 3,000 mixes (45,000 comparisons) 14 were over twice plain torch's error, the worst nine times: which ones
 # depends on how a processor rounds. A mistake is off by more than that, or in more than two mixes of thirty.
 SOME, GROSS = 2, 20.0
 
