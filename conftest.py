@@ -17,7 +17,10 @@ import exptilt
 
 # Two processes that compile at once with torch's inductor get in each other's way in its cache: each has its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{os.getuid()}-{worker}"))
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR",
+        os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{os.getuid()}-{worker}"),
+    )
 
 # Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
 collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]

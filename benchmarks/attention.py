@@ -38,7 +38,11 @@ class Setting:
     slow_rounds: int
 
 
-SETTINGS = (Setting((1, 12, 1024, 64), 9, 4), Setting((1, 12, 2048, 64), 6, 3), Setting((1, 8, 4096, 64), 5, 2))
+SETTINGS = (
+    Setting((1, 12, 1024, 64), 9, 4),
+    Setting((1, 12, 2048, 64), 6, 3),
+    Setting((1, 8, 4096, 64), 5, 2),
+)
 QUICK = (Setting((1, 2, 256, 64), 2, 1),)
 
 
@@ -56,7 +60,13 @@ def measure(settings: tuple[Setting, ...]) -> dict[str, Any]:
             times = {}
             for group in rivals.groups(setting.shape, causal, leave_out=frozenset(refused)):
                 slow = {name: setting.slow_rounds for name in group.cases if is_slow(name)}
-                seen = harness.compare(group.cases, group.baseline, rounds=setting.rounds, slow=slow, label=f"{label}, {group.name}")
+                seen = harness.compare(
+                    group.cases,
+                    group.baseline,
+                    rounds=setting.rounds,
+                    slow=slow,
+                    label=f"{label}, {group.name}",
+                )
                 times[group.name] = {"baseline": group.baseline, "cases": seen}
                 for name in (name for name in LIMITS if name in seen):
                     goals.append(Goal(f"{name}, {label}", seen[name].ratio, LIMITS[name][causal]))
@@ -70,7 +80,11 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     header = ["case", *[f"{run['shape'][2]}{' causal' if run['causal'] else ''}" for run in runs], "goal", ""]
     rows = []
     for name, group in runs[0]["groups"].items():
-        rows.append([f"{name}: {group['baseline']}, ms"] + [f"{base(run, name)['best'] * 1e3:.0f}" for run in runs] + ["", ""])
+        rows.append(
+            [f"{name}: {group['baseline']}, ms"]
+            + [f"{base(run, name)['best'] * 1e3:.0f}" for run in runs]
+            + ["", ""]
+        )
         for case in group["cases"]:
             if case != group["baseline"]:
                 ratios = [run["groups"][name]["cases"][case]["ratio"] for run in runs]
@@ -97,13 +111,29 @@ def paint(axes: Any, results: dict[str, Any]) -> None:
     """A line of dots for each case: one dot a shape, its ratio to SDPA; goals as bars across the line."""
     from exptilt.report.figures import INK, SERIES
 
-    cases = [(group, case) for group, g in results["runs"][0]["groups"].items() for case in g["cases"] if case != g["baseline"]]
+    cases = [
+        (group, case)
+        for group, g in results["runs"][0]["groups"].items()
+        for case in g["cases"]
+        if case != g["baseline"]
+    ]
     for place, (group, case) in enumerate(cases):
         colour = SERIES[0] if case in LIMITS else SERIES[1]
         for causal, offset in ((False, -0.14), (True, 0.14)):
-            ratios = [run["groups"][group]["cases"][case]["ratio"] for run in results["runs"] if run["causal"] == causal]
+            ratios = [
+                run["groups"][group]["cases"][case]["ratio"]
+                for run in results["runs"]
+                if run["causal"] == causal
+            ]
             face = "white" if causal else colour
-            axes.plot(ratios, [place + offset] * len(ratios), "o", color=colour, markerfacecolor=face, markersize=4.5)
+            axes.plot(
+                ratios,
+                [place + offset] * len(ratios),
+                "o",
+                color=colour,
+                markerfacecolor=face,
+                markersize=4.5,
+            )
             if case in LIMITS:
                 ends = [place + min(offset * 3, 0), place + max(offset * 3, 0)]
                 axes.plot([LIMITS[case][causal]] * 2, ends, color=INK, linewidth=1.6)
@@ -139,7 +169,9 @@ PARTS = (harness.Part(PAGE, "times", "attention", table, PICTURES),)
 
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
-    path = harness.save("attention", measure(QUICK if arguments.quick else SETTINGS), folder=harness.folder(arguments.quick))
+    path = harness.save(
+        "attention", measure(QUICK if arguments.quick else SETTINGS), folder=harness.folder(arguments.quick)
+    )
     show(path)
     if not arguments.quick:
         harness.write(PARTS)

@@ -40,8 +40,17 @@ def prepare(name: str, shape: tuple[int, int, int, int]) -> Callable[[], object]
 def measure(shape: tuple[int, int, int, int], names: list[str]) -> dict[str, Any]:
     seen = {name: harness.peak_extra_memory(prepare, name, shape) for name in harness.track(names, "memory")}
     batch, heads, n, _ = shape
-    goals = [Goal(name, memory.beyond / 1e6, LIMIT, "MB") for name, memory in seen.items() if name.startswith("attend")]
-    return {"shape": shape, "matrix": batch * heads * n * n * torch.float32.itemsize, "memory": seen, "goals": goals}
+    goals = [
+        Goal(name, memory.beyond / 1e6, LIMIT, "MB")
+        for name, memory in seen.items()
+        if name.startswith("attend")
+    ]
+    return {
+        "shape": shape,
+        "matrix": batch * heads * n * n * torch.float32.itemsize,
+        "memory": seen,
+        "goals": goals,
+    }
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

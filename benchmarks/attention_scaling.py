@@ -37,9 +37,18 @@ def measure(lengths: tuple[int, ...]) -> dict[str, Any]:
         }
         runs.append({"n": n, "cases": harness.compare(cases, "SDPA", rounds=rounds(n), label=f"n = {n}")})
     upper = runs[len(runs) // 2 - 1 :]
-    exponents = {name: slope([(run["n"], run["cases"][name].best) for run in upper]) for name in runs[0]["cases"]}
-    growth = {name: upper[-1]["cases"][name].ratio / upper[0]["cases"][name].ratio for name in exponents if name != "SDPA"}
-    goals = [Goal(f"{name}: ratio at n = {upper[-1]['n']} over that at {upper[0]['n']}", value, FLAT) for name, value in growth.items()]
+    exponents = {
+        name: slope([(run["n"], run["cases"][name].best) for run in upper]) for name in runs[0]["cases"]
+    }
+    growth = {
+        name: upper[-1]["cases"][name].ratio / upper[0]["cases"][name].ratio
+        for name in exponents
+        if name != "SDPA"
+    }
+    goals = [
+        Goal(f"{name}: ratio at n = {upper[-1]['n']} over that at {upper[0]['n']}", value, FLAT)
+        for name, value in growth.items()
+    ]
     return {"runs": runs, "exponents": exponents, "goals": goals}
 
 
@@ -55,7 +64,11 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name, exponent in results["exponents"].items():
         cases = [run["cases"][name] for run in runs]
-        cells = [f"{c['best'] * 1e3:.1f}" for c in cases] if name == "SDPA" else [f"{c['ratio']:.2f}" for c in cases]
+        cells = (
+            [f"{c['best'] * 1e3:.1f}" for c in cases]
+            if name == "SDPA"
+            else [f"{c['ratio']:.2f}" for c in cases]
+        )
         rows.append(["SDPA, ms" if name == "SDPA" else name, *cells, f"{exponent:.2f}"])
     return ["case", *[str(run["n"]) for run in runs], "exponent"], rows
 
@@ -67,7 +80,15 @@ def lines(axes: Any, results: dict[str, Any], key: str) -> None:
     n = [run["n"] for run in results["runs"]]
     looks = [(INK, "--"), (SERIES[0], "-"), (SERIES[1], "-"), (SERIES[2], "-"), (SERIES[0], "-.")]
     for name, (colour, style) in zip(results["exponents"], looks, strict=True):
-        axes.plot(n, [run["cases"][name][key] for run in results["runs"]], style, marker="o", markersize=3.5, color=colour, label=name)
+        axes.plot(
+            n,
+            [run["cases"][name][key] for run in results["runs"]],
+            style,
+            marker="o",
+            markersize=3.5,
+            color=colour,
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(n, [str(value) for value in n])
     axes.set_xlabel("n, length of query and key")
@@ -80,7 +101,14 @@ def paint_seconds(axes: Any, results: dict[str, Any]) -> None:
     lines(axes, results, "best")
     first, last = results["runs"][0], results["runs"][-1]
     end = last["cases"]["SDPA"]["best"] * 0.5
-    axes.plot([first["n"], last["n"]], [end * (first["n"] / last["n"]) ** 2, end], ":", color=INK, linewidth=1.0, label="slope of n²")
+    axes.plot(
+        [first["n"], last["n"]],
+        [end * (first["n"] / last["n"]) ** 2, end],
+        ":",
+        color=INK,
+        linewidth=1.0,
+        label="slope of n²",
+    )
     axes.set_ylabel("seconds")
     axes.legend()
 

@@ -62,7 +62,10 @@ def natural_arrays(member: f.ExponentialFamily, name: str) -> dict[str, np.ndarr
     if not isinstance(member, f.Gaussian):
         return {name: member.natural_parameter.numpy()}
     precision = torch.linalg.inv(member.covariance_matrix)
-    return {name: (precision @ member.mean_vector[..., None])[..., 0].numpy(), f"{name} matrix": (precision / -2).numpy()}
+    return {
+        name: (precision @ member.mean_vector[..., None])[..., 0].numpy(),
+        f"{name} matrix": (precision / -2).numpy(),
+    }
 
 
 def open_efax(python: Path, batch: int, threads: int) -> Efax:
@@ -82,13 +85,21 @@ def efax_cases(worker: Efax, batch: int) -> dict[str, Cases]:
         group, name = title.split(": ")
         got = worker.answer(title)
         if group == "round trip":  # it solves to a tolerance of its own
-            wanted = np.concatenate([array.reshape(batch, -1) for array in natural_arrays(first[name], name).values()], 1)
+            wanted = np.concatenate(
+                [array.reshape(batch, -1) for array in natural_arrays(first[name], name).values()], 1
+            )
             np.testing.assert_allclose(got, wanted, atol=1e-5)
         elif group == "KL":
             np.testing.assert_allclose(got[:, 0], f.kl(first[name], second[name]).value.numpy(), atol=1e-9)
         else:
-            mean = first[name].mean_parameter if name in ("Gamma", "Poisson", "Gaussian") else first[name].sample()
-            np.testing.assert_allclose(got.mean(0), mean.mean(0)[: got.shape[1]].numpy(), atol=10 / batch**0.5)
+            mean = (
+                first[name].mean_parameter
+                if name in ("Gamma", "Poisson", "Gaussian")
+                else first[name].sample()
+            )
+            np.testing.assert_allclose(
+                got.mean(0), mean.mean(0)[: got.shape[1]].numpy(), atol=10 / batch**0.5
+            )
         cases[title] = {"efax": worker.case(title)}
     return cases
 
@@ -126,8 +137,13 @@ def sample_cases(batch: int) -> dict[str, Cases]:
     shape, rate = first["Gamma"].shape.numpy(), first["Gamma"].rate.numpy()
     cases["Gamma"]["SciPy"] = lambda: scipy.stats.gamma(shape, scale=1 / rate).rvs(random_state=generator)
     sphere = f.VonMisesFisher(torch.tensor([1.0, 2.0, 3.0, 1.0], dtype=F64))
-    twin = scipy.stats.vonmises_fisher((sphere.vector / sphere.concentration).numpy(), float(sphere.concentration))
-    cases["VonMisesFisher"] = {"exptilt": lambda: sphere.sample((batch,)), "SciPy": lambda: twin.rvs(batch, random_state=generator)}
+    twin = scipy.stats.vonmises_fisher(
+        (sphere.vector / sphere.concentration).numpy(), float(sphere.concentration)
+    )
+    cases["VonMisesFisher"] = {
+        "exptilt": lambda: sphere.sample((batch,)),
+        "SciPy": lambda: twin.rvs(batch, random_state=generator),
+    }
     return cases
 
 
@@ -154,7 +170,9 @@ def empirical_cases(count: int, dimension: int) -> Cases:
     cases: Cases = {
         "exptilt": lambda: h.natural(mean),
         "SciPy L-BFGS": lambda: minimize(objective, start, jac=True, method="L-BFGS-B", options=tight),
-        "SciPy Newton-CG": lambda: minimize(objective, start, jac=True, hessp=product, method="Newton-CG", options={"xtol": 1e-10}),
+        "SciPy Newton-CG": lambda: minimize(
+            objective, start, jac=True, hessp=product, method="Newton-CG", options={"xtol": 1e-10}
+        ),
     }
     ours = cases["exptilt"]()
     assert ours.converged
@@ -170,7 +188,9 @@ def entropy_cases(outcomes: int, constraints: int) -> Cases:
 
     def rival() -> np.ndarray:
         v = cvxpy.Variable(outcomes)
-        cvxpy.Problem(cvxpy.Maximize(cvxpy.sum(cvxpy.entr(v))), [cvxpy.sum(v) == 1, matrix.T @ v == wanted]).solve()
+        cvxpy.Problem(
+            cvxpy.Maximize(cvxpy.sum(cvxpy.entr(v))), [cvxpy.sum(v) == 1, matrix.T @ v == wanted]
+        ).solve()
         return np.asarray(v.value)
 
     ours = f.maximum_entropy(a, mean=mean)
@@ -226,7 +246,9 @@ def main(argv: list[str] | None = None) -> Path:
         times = harness.compare(cases, rivals[0] if rivals else "exptilt", rounds=rounds, label=title)
         harness.print_times(times)
         results[title] = times
-        goals.extend(Goal(f"{title}, over {other}", times["exptilt"].best / times[other].best, 1.0) for other in rivals)
+        goals.extend(
+            Goal(f"{title}, over {other}", times["exptilt"].best / times[other].best, 1.0) for other in rivals
+        )
 
     with contextlib.ExitStack() as stack:
         theirs: dict[str, Cases] = {}
@@ -235,16 +257,25 @@ def main(argv: list[str] | None = None) -> Path:
             worker = stack.enter_context(open_efax(chosen.efax, batch, arguments.threads))
             theirs, rival = efax_cases(worker, batch), worker.versions.replace("\t", " ")
         print(f"efax: {rival}")
-        ours: dict[str, Cases] = {f"round trip: {name}": {"exptilt": round_trip(member)} for name, member in members(batch, 0).items()}
+        ours: dict[str, Cases] = {
+            f"round trip: {name}": {"exptilt": round_trip(member)}
+            for name, member in members(batch, 0).items()
+        }
         ours |= {f"KL: {name}": cases for name, cases in kl_cases(batch).items()}
         ours |= {f"sampling: {name}": cases for name, cases in sample_cases(batch).items()}
         for title, cases in ours.items():
             measure(title, cases | theirs.get(title, {}))
     measure("Empirical: natural", empirical_cases(*((3000, 8) if arguments.quick else (100_000, 64))))
     measure("maximum entropy: dense", entropy_cases(*((200, 5) if arguments.quick else (10_000, 100))), 2)
-    measure("maximum entropy: contradictory", conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))), 2)
+    measure(
+        "maximum entropy: contradictory",
+        conflict_cases(*((200, 5, 3) if arguments.quick else (10_000, 100, 20))),
+        2,
+    )
     harness.print_goals(goals)
-    path = harness.save("families", {"efax": rival, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    path = harness.save(
+        "families", {"efax": rival, "times": results, "goals": goals}, folder=harness.folder(arguments.quick)
+    )
     harness.print_table(*time_table(harness.read(path)))
     if not arguments.quick:
         harness.write(PARTS)

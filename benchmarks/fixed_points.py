@@ -56,7 +56,10 @@ def measure(name: str, sizes: tuple[int, int, int, float], rounds: int) -> tuple
     exact = problem(*sizes, dtype=torch.float64)
     reference = fixed_point(exact[2], exact[3]).value
     slopes = torch.autograd.grad(reference.square().sum(), exact[:2])
-    print(f"\n{name}: {sizes[0]} states, {sizes[1]} patterns, {sizes[2]} dimensions, β = {sizes[3]:g}", flush=True)
+    print(
+        f"\n{name}: {sizes[0]} states, {sizes[1]} patterns, {sizes[2]} dimensions, β = {sizes[3]:g}",
+        flush=True,
+    )
     results: dict[str, Any] = {}
     goals = []
     for ours, theirs in PAIRS.items():
@@ -78,15 +81,26 @@ def measure(name: str, sizes: tuple[int, int, int, float], rounds: int) -> tuple
             for got, wanted in zip((run(), *both(run)()), (reference, *slopes), strict=True):
                 assert float((got - wanted).detach().norm() / wanted.detach().norm()) < 10 * TOLERANCE
         with torch.no_grad():
-            steps = int(fixed_point(function, start, solver=ours, tolerance=TOLERANCE).steps), int(model(function, start)[1]["nstep"].max())
-        print(f"  {ours}: {steps[0]} steps here, {steps[1]} there (where a run that stops at {LIMIT} has not converged)")
+            steps = (
+                int(fixed_point(function, start, solver=ours, tolerance=TOLERANCE).steps),
+                int(model(function, start)[1]["nstep"].max()),
+            )
+        print(
+            f"  {ours}: {steps[0]} steps here, {steps[1]} there (where a run that stops at {LIMIT} has not converged)"
+        )
         for what, wrap in (("forward", alone), ("forward and backward", both)):
             model.train(what != "forward")
             times = harness.compare(
-                {"exptilt": wrap(solve), "torchdeq": wrap(rival)}, "torchdeq", rounds=rounds, label=f"{name}, {ours}, {what}"
+                {"exptilt": wrap(solve), "torchdeq": wrap(rival)},
+                "torchdeq",
+                rounds=rounds,
+                label=f"{name}, {ours}, {what}",
             )
             harness.print_times(times)
-            results[f"{ours}, {what}"] = {"times": times, "steps": {"exptilt": steps[0], "torchdeq": steps[1]}}
+            results[f"{ours}, {what}"] = {
+                "times": times,
+                "steps": {"exptilt": steps[0], "torchdeq": steps[1]},
+            }
             goals.append(Goal(f"{name}, {ours}, {what}, over torchdeq", times["exptilt"].ratio, 1.0))
     return results, goals
 
@@ -94,7 +108,10 @@ def measure(name: str, sizes: tuple[int, int, int, float], rounds: int) -> tuple
 def abilities() -> dict[str, dict[str, str]]:
     """What works, on a small float64 problem; an error's first words where it does not."""
     g = torch.Generator().manual_seed(1)
-    a, b = 0.2 * torch.randn(3, 3, dtype=torch.float64, generator=g), torch.randn(2, 3, dtype=torch.float64, generator=g)
+    a, b = (
+        0.2 * torch.randn(3, 3, dtype=torch.float64, generator=g),
+        torch.randn(2, 3, dtype=torch.float64, generator=g),
+    )
     model = deq("anderson", 1e-13)
 
     def ours(a: Tensor) -> Tensor:
@@ -126,7 +143,9 @@ def abilities() -> dict[str, dict[str, str]]:
         "hessian": lambda f: torch.func.hessian(squared(f)),
         "vmap": lambda f: lambda a: torch.func.vmap(f)(torch.stack([a, a / 2])),
     }.items():
-        checks[name] = lambda f, transform=transform: torch.testing.assert_close(transform(f)(a), transform(unrolled)(a))
+        checks[name] = lambda f, transform=transform: torch.testing.assert_close(
+            transform(f)(a), transform(unrolled)(a)
+        )
     table: dict[str, dict[str, str]] = {}
     for name, check in checks.items():
         table[name] = {}
@@ -147,14 +166,18 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         for case, row in cases.items():
             ours, theirs = row["times"]["exptilt"], row["times"]["torchdeq"]
             times = [f"{1e3 * ours['best']:.1f}", f"{1e3 * theirs['best']:.1f}", f"{ours['ratio']:.2f}"]
-            rows.append([f"{name}, {case}", str(row["steps"]["exptilt"]), str(row["steps"]["torchdeq"]), *times])
+            rows.append(
+                [f"{name}, {case}", str(row["steps"]["exptilt"]), str(row["steps"]["torchdeq"]), *times]
+            )
     return header, rows
 
 
 def ability_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """What works and what fails, for the page; a bar would end a cell."""
     who = ["exptilt", "torchdeq"]
-    return ["", *who], [[name, *(row[one].replace("|", "/") for one in who)] for name, row in results["abilities"].items()]
+    return ["", *who], [
+        [name, *(row[one].replace("|", "/") for one in who)] for name, row in results["abilities"].items()
+    ]
 
 
 PARTS = (
@@ -179,7 +202,11 @@ def main(argv: list[str] | None = None) -> Path:
         for who, said in row.items():
             print(f"    {who:9s} {said}")
     harness.print_goals(goals)
-    path = harness.save("fixed_points", {"sizes": results, "abilities": can, "goals": goals}, folder=harness.folder(arguments.quick))
+    path = harness.save(
+        "fixed_points",
+        {"sizes": results, "abilities": can, "goals": goals},
+        folder=harness.folder(arguments.quick),
+    )
     if not arguments.quick:
         harness.write(PARTS)
     return path

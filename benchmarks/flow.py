@@ -22,7 +22,9 @@ FLAT = 40.0  # MB beyond inputs and outputs; one matrix of scores at N = 20,000 
 
 
 def points_of(count: int) -> torch.Tensor:
-    return torch.nn.functional.layer_norm(torch.randn(count, DIMENSION, generator=torch.Generator().manual_seed(0)), (DIMENSION,))
+    return torch.nn.functional.layer_norm(
+        torch.randn(count, DIMENSION, generator=torch.Generator().manual_seed(0)), (DIMENSION,)
+    )
 
 
 def naive(x: torch.Tensor) -> torch.Tensor:
@@ -55,20 +57,39 @@ def measure_all(sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
     times, memory = {}, {}
     for count in sizes:
         large = count > 10_000
-        slow = {"naive": min(3, rounds), "measuring": min(3, rounds)} if large else {"measuring": min(3, rounds)}
+        slow = (
+            {"naive": min(3, rounds), "measuring": min(3, rounds)} if large else {"measuring": min(3, rounds)}
+        )
         print(f"\nN = {count}", flush=True)
-        quick = 3 * rounds if count <= 2048 else rounds  # small sizes differ little, and more from one moment to the next
-        times[count] = harness.compare(cases_for(count), "Flow", rounds=quick, slow=slow, label=f"N = {count}")
+        quick = (
+            3 * rounds if count <= 2048 else rounds
+        )  # small sizes differ little, and more from one moment to the next
+        times[count] = harness.compare(
+            cases_for(count), "Flow", rounds=quick, slow=slow, label=f"N = {count}"
+        )
         harness.print_times(times[count])
         memory[count] = {name: harness.peak_extra_memory(prepare, name, count) for name in ("Flow", "naive")}
-    goals = [Goal(f"time of Flow over naive, N = {count}", 1 / times[count]["naive"].ratio, 1.0) for count in sizes]
-    goals += [Goal(f"memory of Flow, N = {count}", memory[count]["Flow"].beyond / 1e6, FLAT, "MB") for count in sizes]
+    goals = [
+        Goal(f"time of Flow over naive, N = {count}", 1 / times[count]["naive"].ratio, 1.0) for count in sizes
+    ]
+    goals += [
+        Goal(f"memory of Flow, N = {count}", memory[count]["Flow"].beyond / 1e6, FLAT, "MB")
+        for count in sizes
+    ]
     harness.print_goals(goals)
     return {"dimension": DIMENSION, "times": times, "memory": memory, "goals": goals}
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    header = ["N", "steps a second", "naive", "times faster", "measuring / step", "MB beyond the points", "naive MB"]
+    header = [
+        "N",
+        "steps a second",
+        "naive",
+        "times faster",
+        "measuring / step",
+        "MB beyond the points",
+        "naive MB",
+    ]
     rows = []
     for count, times in results["times"].items():
         ours, rival, extra = times["Flow"], times["naive"], times["measuring"]

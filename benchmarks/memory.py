@@ -119,13 +119,17 @@ def classical_cases(units: int, load: float) -> dict[str, Callable[[], Any]]:
 
 def speed_table(times: dict[str, Any], sizes: list[int], what: str) -> tuple[list[str], list[list[str]]]:
     """Times of a step, or of a retrieval, by number of patterns, from saved results."""
-    header = ["patterns"] + [f"batch {batch}: {column}" for batch in (256, 1) for column in ("torch, ms", "exptilt, ms", "ratio")]
+    header = ["patterns"] + [
+        f"batch {batch}: {column}" for batch in (256, 1) for column in ("torch, ms", "exptilt, ms", "ratio")
+    ]
     rows = []
     for count in sizes:
         row = [f"{count:,}"]
         for batch in (256, 1):
             found = times[f"{what}, batch {batch}, N = {count}"]
-            row += [f"{1e3 * found[who]['best']:.3g}" for who in ("plain torch", "exptilt")] + [f"{found['exptilt']['ratio']:.2f}"]
+            row += [f"{1e3 * found[who]['best']:.3g}" for who in ("plain torch", "exptilt")] + [
+                f"{found['exptilt']['ratio']:.2f}"
+            ]
         rows.append(row)
     return header, rows
 
@@ -133,18 +137,29 @@ def speed_table(times: dict[str, Any], sizes: list[int], what: str) -> tuple[lis
 def cost_table(times: dict[str, Any], sizes: list[int]) -> tuple[list[str], list[list[str]]]:
     """Memory, retrieval and the classical network, from saved results."""
     rows = [
-        [f"one step, batch 256, {count:,} patterns, {kind}", f"{times[f'memory, {kind}, N = {count}']['peak'] / 2**20:.0f} MiB"]
+        [
+            f"one step, batch 256, {count:,} patterns, {kind}",
+            f"{times[f'memory, {kind}, N = {count}']['peak'] / 2**20:.0f} MiB",
+        ]
         for count in (sizes[0], sizes[-1])
         for kind in ("exptilt", "sparsemax", "plain torch")
     ]
-    rows += [[f"retrieval of 256 states from {sizes[-1]:,}, {what}", f"{row['best']:.3g} s"] for what, row in times["file"].items()]
-    rows += [[f"classical network, {what}", f"{row['best']:.3g} s"] for what, row in times["classical, N = 1000, load 0.16"].items()]
+    rows += [
+        [f"retrieval of 256 states from {sizes[-1]:,}, {what}", f"{row['best']:.3g} s"]
+        for what, row in times["file"].items()
+    ]
+    rows += [
+        [f"classical network, {what}", f"{row['best']:.3g} s"]
+        for what, row in times["classical, N = 1000, load 0.16"].items()
+    ]
     return ["what", "cost"], rows
 
 
 PARTS = (
     harness.Part(PAGE, "memory steps", "memory", lambda x: speed_table(x["times"], x["sizes"], "step")),
-    harness.Part(PAGE, "memory retrievals", "memory", lambda x: speed_table(x["times"], x["long"], "retrieval")),
+    harness.Part(
+        PAGE, "memory retrievals", "memory", lambda x: speed_table(x["times"], x["long"], "retrieval")
+    ),
     harness.Part(PAGE, "memory costs", "memory", lambda x: cost_table(x["times"], x["sizes"])),
 )
 
@@ -200,7 +215,11 @@ def main(argv: list[str] | None = None) -> Path:
     results[name] = times
     goals.append(Goal(f"{name}, over numpy", times["exptilt"].ratio, 1.0))
     harness.print_goals(goals)
-    path = harness.save("memory", {"sizes": sizes, "long": long, "times": results, "goals": goals}, folder=harness.folder(arguments.quick))
+    path = harness.save(
+        "memory",
+        {"sizes": sizes, "long": long, "times": results, "goals": goals},
+        folder=harness.folder(arguments.quick),
+    )
     for part in PARTS:
         harness.print_table(*part.table(harness.read(path)))
     if not arguments.quick:

@@ -33,7 +33,11 @@ def training(monitor_log: str | None, watched: bool, windows: int, folder: Path)
 
     checkpoint = FOLDER / "checkpoint-256"
     model = AutoModelForCausalLM.from_pretrained(checkpoint).train()
-    tokens = torch.tensor(AutoTokenizer.from_pretrained(checkpoint)((FOLDER / "text.txt").read_text("utf-8"), verbose=False)["input_ids"])
+    tokens = torch.tensor(
+        AutoTokenizer.from_pretrained(checkpoint)((FOLDER / "text.txt").read_text("utf-8"), verbose=False)[
+            "input_ids"
+        ]
+    )
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     generator = torch.Generator().manual_seed(0)
 
@@ -47,7 +51,9 @@ def training(monitor_log: str | None, watched: bool, windows: int, folder: Path)
 
     if monitor_log is None:
         return step
-    monitor = xt.lens.TrainingMonitor(model, every=EVERY, log=monitor_log, folder=folder, max_logit=1e9, min_entropy=None)
+    monitor = xt.lens.TrainingMonitor(
+        model, every=EVERY, log=monitor_log, folder=folder, max_logit=1e9, min_entropy=None
+    )
     numbers = iter(range(0, 10**9, EVERY)) if watched else iter(range(1, 10**9, EVERY))
 
     def monitored() -> None:
@@ -72,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         harness.print_times(times)
         goals = []
         for log in ("CSV", "TensorBoard"):
-            overhead = ((EVERY - 1) * times["not watched"].ratio_median + times[f"watched, {log}"].ratio_median) / EVERY
+            overhead = (
+                (EVERY - 1) * times["not watched"].ratio_median + times[f"watched, {log}"].ratio_median
+            ) / EVERY
             goals.append(Goal(f"training, one step in {EVERY} to {log}", overhead, 1.03))
         harness.print_goals(goals)
         harness.save("monitor", {"times": times, "goals": goals}, folder=harness.folder(arguments.quick))

@@ -47,7 +47,12 @@ def filterpy_imm(model: SwitchingLinearGaussian) -> Any:
     filters = []
     for k in range(model.modes):
         one = KalmanFilter(model.states, model.outputs)
-        one.F, one.Q, one.H, one.R = model.dynamics[k], model.process_noise[k], model.observation[k], model.observation_noise[k]
+        one.F, one.Q, one.H, one.R = (
+            model.dynamics[k],
+            model.process_noise[k],
+            model.observation[k],
+            model.observation_noise[k],
+        )
         one.x, one.P = model.initial_mean[k][:, None].copy(), model.initial_covariance[k].copy()
         filters.append(one)
     return IMMEstimator(filters, model.initial_probability.copy(), model.transition.copy())
@@ -74,7 +79,14 @@ def first_call() -> float:
     root = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root / "benchmarks")}
     words = [sys.executable, "-c", code]
-    return min(float(subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout) for _ in range(3))
+    return min(
+        float(
+            subprocess.run(
+                words, cwd=root, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for _ in range(3)
+    )
 
 
 def gradient(model: SwitchingLinearGaussian, y: torch.Tensor, method: str) -> Any:
@@ -107,7 +119,11 @@ def gnp_em() -> tuple[float, int, str]:
         observation_offset=[[-0.5], [1.0]],
     )
     options: dict[str, Any] = {
-        "fixed": {"observation": True, "dynamics": [[False, False], [True, True]], "process_noise": [[False, True], [True, True]]},
+        "fixed": {
+            "observation": True,
+            "dynamics": [[False, False], [True, True]],
+            "process_noise": [[False, True], [True, True]],
+        },
         "shared": ("dynamics", "process_noise", "observation_noise"),
         "standard_errors": False,
     }
@@ -129,10 +145,18 @@ def scaling(quick: bool) -> dict[str, list[tuple[int, float, float]]]:
     """Microseconds a step of IMM and GPB2 as T, M and n grow, the others as in the main case."""
     rng = np.random.default_rng(0)
     cases: dict[str, list[tuple[int, float, float]]] = {"T": [], "M": [], "n": []}
-    grid = {"T": [1000, 10_000, 100_000] if quick else [1000, 10_000, 100_000, 1_000_000], "M": [1, 2, 4, 8, 16], "n": [1, 2, 4, 8, 16, 32]}
+    grid = {
+        "T": [1000, 10_000, 100_000] if quick else [1000, 10_000, 100_000, 1_000_000],
+        "M": [1, 2, 4, 8, 16],
+        "n": [1, 2, 4, 8, 16, 32],
+    }
     for axis, values in grid.items():
         for value in values:
-            M, n, T = (value if axis == "M" else 3), (value if axis == "n" else 4), (value if axis == "T" else 2000)
+            M, n, T = (
+                (value if axis == "M" else 3),
+                (value if axis == "n" else 4),
+                (value if axis == "T" else 2000),
+            )
             model, y = make(M, n, 2), rng.normal(size=(T, 2))
             seconds = []
             for method in ("imm", "gpb2"):
@@ -154,7 +178,9 @@ def main() -> None:
     model, y = make(M, n, m), rng.normal(size=(T, m))
     batch = rng.normal(size=(256, 200, m))
     # the same numbers first: filterpy's IMM and ours agree
-    difference = float(np.abs(model.filter(y[:short], method="imm").mean - run_filterpy(model, y[:short])).max())
+    difference = float(
+        np.abs(model.filter(y[:short], method="imm").mean - run_filterpy(model, y[:short])).max()
+    )
     cases = {
         "filterpy IMM": lambda: run_filterpy(model, y[:short]),
         "IMM": lambda: model.filter(y, method="imm"),
@@ -169,11 +195,17 @@ def main() -> None:
     times = compare(cases, "filterpy IMM", rounds=3 if arguments.quick else 7, label="switching")
     micro = {name: 1e6 * t.best / steps[name] for name, t in times.items()}
     faster = {name: micro["filterpy IMM"] / value for name, value in micro.items()}
-    print_table(("case", "µs a step", "× faster than filterpy"), [(k, f"{micro[k]:.3g}", f"{faster[k]:.0f}") for k in cases])
+    print_table(
+        ("case", "µs a step", "× faster than filterpy"),
+        [(k, f"{micro[k]:.3g}", f"{faster[k]:.0f}") for k in cases],
+    )
     print(f"largest difference between filterpy's IMM means and ours: {difference:.2g}\n")
     em, em_steps, reason = gnp_em()
     first = first_call()
-    memory = {store: peak_extra_memory(prepare_memory, store, 200_000 if arguments.quick else 1_000_000) for store in ("all", "last")}
+    memory = {
+        store: peak_extra_memory(prepare_memory, store, 200_000 if arguments.quick else 1_000_000)
+        for store in ("all", "last")
+    }
     goals = [
         Goal("IMM, one series", micro["IMM"], 1.0, "µs a step"),
         Goal("IMM, one series, share of filterpy's time", 1 / faster["IMM"], 1 / 700),
@@ -188,7 +220,9 @@ def main() -> None:
     print_goals(goals)
     grown = scaling(arguments.quick)
     for axis, rows in grown.items():
-        print_table((axis, "IMM µs a step", "GPB2 µs a step"), [(k, f"{a:.3g}", f"{b:.3g}") for k, a, b in rows])
+        print_table(
+            (axis, "IMM µs a step", "GPB2 µs a step"), [(k, f"{a:.3g}", f"{b:.3g}") for k, a, b in rows]
+        )
     results = {
         "times": times, "microseconds": micro, "faster": faster, "difference": difference, "goals": goals, "scaling": grown,
         "em": [em, em_steps, reason], "first_call": first, "memory": memory,

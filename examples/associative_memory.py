@@ -16,8 +16,12 @@ def main() -> None:
         memory = Hopfield(patterns, beta=1.0, similarity="euclidean", separation=separation)
         found = memory.retrieve(noisy)
         error = (found.value - patterns[:100]).norm(dim=-1)
-        print(f"{separation:9s} {found.status.name} after {int(found.steps)} steps, farthest from its pattern {float(error.max()):.2g}")
-    basin = Hopfield(patterns, beta=1.0, similarity="euclidean").basin(index=range(5), directions=8, generator=generator)
+        print(
+            f"{separation:9s} {found.status.name} after {int(found.steps)} steps, farthest from its pattern {float(error.max()):.2g}"
+        )
+    basin = Hopfield(patterns, beta=1.0, similarity="euclidean").basin(
+        index=range(5), directions=8, generator=generator
+    )
     print(
         "basins reach",
         ", ".join(f"{r:.1f}" for r in basin.mean.tolist()),
@@ -31,7 +35,10 @@ def main() -> None:
     signs = patterns[:8].sign()
     classical = ClassicalHopfield.hebbian(signs)
     overlap = (classical.retrieve(noisy[:8].sign()).value * signs).mean(-1)
-    print("classical network, 8 patterns on 64 units, overlaps:", ", ".join(f"{m:.2f}" for m in overlap.tolist()))
+    print(
+        "classical network, 8 patterns on 64 units, overlaps:",
+        ", ".join(f"{m:.2f}" for m in overlap.tolist()),
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ def main() -> None:
     for name in ("sphere", "layer", "batch", "whiten"):
         path = Flow(name, beta=1.0).run(points, 150, keep="last", measure_every=10)
         row = f"{name:12s}  {int(path.clusters.count[-1]):8d}  {float(path.clusters.largest[-1]):7.2f}  {float(path.mean_cosine[-1]):11.3f}"
-        print(row + f"  {float(path.gaussianity.sliced[0]):.2f} at first, {float(path.gaussianity.sliced[5]):.2f} after 50 steps")
+        print(
+            row
+            + f"  {float(path.gaussianity.sliced[0]):.2f} at first, {float(path.gaussianity.sliced[5]):.2f} after 50 steps"
+        )
 
 
 if __name__ == "__main__":

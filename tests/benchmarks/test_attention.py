@@ -28,7 +28,11 @@ def _same_threads():
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
     """Runs a benchmark's quick form; its files go to a folder of the test."""
-    monkeypatch.setattr(harness, "folder", lambda quick: tmp_path if quick else pytest.fail("a quick run must not write to docs"))
+    monkeypatch.setattr(
+        harness,
+        "folder",
+        lambda quick: tmp_path if quick else pytest.fail("a quick run must not write to docs"),
+    )
     page = attention.PAGE.read_text("utf-8")
     yield lambda benchmark: benchmark.main(["--quick"])
     assert attention.PAGE.read_text("utf-8") == page
@@ -37,7 +41,9 @@ def quick(tmp_path, monkeypatch):
 @pytest.fixture(params=[False, True], ids=["plain", "causal"])
 def computed(request):
     """What every case returns, by name, at a small shape."""
-    return {name: case() for group in rivals.groups(SHAPE, request.param) for name, case in group.cases.items()}
+    return {
+        name: case() for group in rivals.groups(SHAPE, request.param) for name, case in group.cases.items()
+    }
 
 
 def close(a, b):
@@ -99,7 +105,10 @@ def test_quick_run_of_memory(quick, capsys):
 def test_quick_run_of_scaling(quick, capsys):
     path = quick(attention_scaling)
     assert [run["n"] for run in harness.read(path)["runs"]] == list(attention_scaling.QUICK)
-    assert {p.name for p in path.parent.glob("*.svg")} == {"attention_scaling.svg", "attention_scaling_ratio.svg"}
+    assert {p.name for p in path.parent.glob("*.svg")} == {
+        "attention_scaling.svg",
+        "attention_scaling_ratio.svg",
+    }
     assert "exponent" in capsys.readouterr().out
 
 
@@ -158,7 +167,9 @@ def test_quick_run_of_shared_parts(quick, capsys):
     results = harness.read(quick(attention_shared))
     seen = results["memory"]["bias, one for all, backward to it"]
     assert seen["copy"] == 2 * 2 * 64 * 64 * 4
-    assert seen["shared"]["returned"] == 4 * (4 * 2 * 2 * 64 * 64 + 64 * 64)  # output, three gradients, the bias's
+    assert seen["shared"]["returned"] == 4 * (
+        4 * 2 * 2 * 64 * 64 + 64 * 64
+    )  # output, three gradients, the bias's
     assert [goal["limit"] for goal in results["goals"]] == [seen["copy"] / 4e6]
     assert attention_shared.copy_bytes("keys", attention_shared.QUICK["keys"]) == 2 * 2 * 128 * 64 * 4
     assert "one copy alone" in capsys.readouterr().out

@@ -69,7 +69,9 @@ def test_storages_are_counted_once():
 
 def test_compare_is_interleaved():
     order = []
-    times = harness.compare({name: lambda name=name: order.append(name) for name in "abc"}, "a", rounds=4, minimum_seconds=0.0)
+    times = harness.compare(
+        {name: lambda name=name: order.append(name) for name in "abc"}, "a", rounds=4, minimum_seconds=0.0
+    )
     assert order[:6] == list("aabbcc")  # warm-up and calibration
     assert order[6:] == list("abc") + list("bca") + list("cab") + list("abc")
     assert times["a"].ratio == 1.0
@@ -142,7 +144,11 @@ def test_goals_are_printed_and_never_fail(capsys):
 
 def test_save_and_plot(tmp_path, capsys):
     timing = harness.Timing(1.0, 2.0, 1.5, 1.4, 1.6, 3, 1)
-    path = harness.save("some", {"times": {"a": timing}, "goal": harness.Goal("g", 1.0, 2.0), "n": np.int64(3)}, folder=tmp_path)
+    path = harness.save(
+        "some",
+        {"times": {"a": timing}, "goal": harness.Goal("g", 1.0, 2.0), "n": np.int64(3)},
+        folder=tmp_path,
+    )
     content = json.loads(path.read_text("utf-8"))
     assert content["results"]["times"]["a"]["ratio"] == 1.5
     assert content["results"]["goal"]["met"] is True

@@ -2,7 +2,9 @@
 
 import shutil
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -18,7 +20,9 @@ COLOUR = """(text) => { const canvas = document.createElement("canvas"), context
 
 
 def open_page(browser, address, width=1280, scheme="light", script=True):
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=script)
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=script
+    )
     page = context.new_page()
     page.complaints, page.requests = [], []
     page.on("console", lambda message: page.complaints.append(message.text))

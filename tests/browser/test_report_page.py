@@ -10,10 +10,14 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    pictures = [Figure(figures.draw(f"f{i}", lambda axes: axes.plot([1, 2, 4])), "A line that rises.", "It rises.") for i in range(3)]
+    pictures = [
+        Figure(figures.draw(f"f{i}", lambda axes: axes.plot([1, 2, 4])), "A line that rises.", "It rises.")
+        for i in range(3)
+    ]
     wide = Table("wide", ("name", *"abcdefghijkl"), (("row", *(1234.5678 * k for k in range(12))),))
     return write_page(
-        Page("t", "lead", [Section("s", ("text " * 30,), (*pictures, wide))], 0, ()), tmp_path_factory.mktemp("page")
+        Page("t", "lead", [Section("s", ("text " * 30,), (*pictures, wide))], 0, ()),
+        tmp_path_factory.mktemp("page"),
     ).as_uri()
 
 
@@ -41,7 +45,10 @@ def test_shell(browser, address, width, scheme):
 
 def test_tables_sort(browser, tmp_path):
     rows = (("b", 2.0), ("n", float("nan")), ("a", -1.0), ("c", 10.0))
-    path = write_page(Page("t", "l", [Section("s", (), [Table("c", ("name", "value"), rows, sortable=True)])], None, ()), tmp_path)
+    path = write_page(
+        Page("t", "l", [Section("s", (), [Table("c", ("name", "value"), rows, sortable=True)])], None, ()),
+        tmp_path,
+    )
     page = open_page(browser, path.as_uri())
     names = page.locator("tbody th")
     assert names.all_inner_texts() == ["b", "n", "a", "c"]
@@ -55,8 +62,12 @@ def test_tables_sort(browser, tmp_path):
 
 def test_policy_holds(browser, address):
     page = open_page(browser, address)
-    page.evaluate("document.body.appendChild(Object.assign(document.createElement('script'), {textContent: 'window.intruder = 1'}))")
-    page.evaluate("document.body.appendChild(Object.assign(document.createElement('img'), {src: 'https://example.org/x.png'}))")
+    page.evaluate(
+        "document.body.appendChild(Object.assign(document.createElement('script'), {textContent: 'window.intruder = 1'}))"
+    )
+    page.evaluate(
+        "document.body.appendChild(Object.assign(document.createElement('img'), {src: 'https://example.org/x.png'}))"
+    )
     page.wait_for_timeout(100)
     assert page.evaluate("window.intruder") is None
     assert len([text for text in page.complaints if "Content Security Policy" in text]) == 2

@@ -38,17 +38,26 @@ def cell(page, layer, head):
 
 
 def colours(page):
-    return page.locator("td[data-layer]").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).backgroundColor)")
+    return page.locator("td[data-layer]").evaluate_all(
+        "cells => cells.map((cell) => getComputedStyle(cell).backgroundColor)"
+    )
 
 
 def test_everything_is_drawn(page, made):
     assert page.locator("td[data-layer]").count() == 16
     assert len(set(colours(page))) > 8
-    assert page.locator("[data-curve] svg path.line").count() == 1 + 5 + 1  # one line, a spectrum of five places, one line
+    assert (
+        page.locator("[data-curve] svg path.line").count() == 1 + 5 + 1
+    )  # one line, a spectrum of five places, one line
     assert page.locator("[data-curve] svg path.band").count() == 1
     assert page.locator("#training-charts svg").count() == 3  # loss, entropy, norm
     assert page.locator("#head .small svg rect.bar").count() == 2 * 20
-    assert page.evaluate("document.querySelector('canvas.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]") > 200
+    assert (
+        page.evaluate(
+            "document.querySelector('canvas.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]"
+        )
+        > 200
+    )
     assert page.locator("#head .tokens tbody tr").count() == 12
     assert "queries and keys are of different sizes" in page.locator("#head .statistics").inner_text()
     assert page.locator(".unscripted").first.is_hidden()
@@ -59,7 +68,9 @@ def test_values_are_the_study_s(page, made):
     assert cell(page, 2, 1).inner_text() == f"{value:.2g}"
     cell(page, 2, 1).hover()
     assert f"Layer 2, head 1: entropy {value:.3f}" in page.locator("#heat-readout").inner_text()
-    np.testing.assert_array_less(0, [float(text) for text in page.locator("td[data-layer]").all_inner_texts()])
+    np.testing.assert_array_less(
+        0, [float(text) for text in page.locator("td[data-layer]").all_inner_texts()]
+    )
 
 
 def test_darkest_is_highest(page, made):
@@ -98,7 +109,10 @@ def test_a_head_opens_by_keyboard(page):
     assert page.evaluate("document.activeElement.dataset.layer") == "0"
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "End"):
         page.keyboard.press(key)
-    assert page.evaluate("[document.activeElement.dataset.layer, document.activeElement.dataset.head]") == ["0", "3"]
+    assert page.evaluate("[document.activeElement.dataset.layer, document.activeElement.dataset.head]") == [
+        "0",
+        "3",
+    ]
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert page.locator("#head h3").inner_text() == "Layer 1, head 3"
@@ -110,7 +124,9 @@ def test_addresses_open_heads(browser, address):
     assert page.locator("#head h3").inner_text() == "Layer 2, head 3"
     assert page.locator("#measure").input_value() == "first_key_mass"
     page.locator(".findings a").nth(4).click()
-    page.wait_for_function("document.querySelector('#measure').value === 'ascent'")  # the address changes a moment after the click
+    page.wait_for_function(
+        "document.querySelector('#measure').value === 'ascent'"
+    )  # the address changes a moment after the click
     page.evaluate("location.hash = '#L99H99'")
     assert page.complaints == []
     page.context.close()
@@ -120,7 +136,9 @@ def test_addresses_open_heads(browser, address):
 def test_strange_addresses_do_no_harm(browser, address, mark):
     page = open_page(browser, address + mark)
     assert page.locator("td[data-layer]").count() == 16
-    assert page.locator("#head h3").inner_text() == ("Layer 1, head 1" if "L1H1" in mark else "Layer 0, head 0")
+    assert page.locator("#head h3").inner_text() == (
+        "Layer 1, head 1" if "L1H1" in mark else "Layer 0, head 0"
+    )
     assert page.locator("#measure").input_value() == "entropy"
     assert page.complaints == []
     page.context.close()
@@ -132,7 +150,9 @@ def test_attention_follows_the_chosen_token(page, made):
     assert page.locator(".token").nth(5).get_attribute("aria-pressed") == "true"
     best = int(strip[5].argmax())
     assert f"(token {best})" in page.locator(".attention .readout").inner_text()
-    labels = page.locator(".token").evaluate_all("words => words.map((word) => word.getAttribute('aria-label'))")
+    labels = page.locator(".token").evaluate_all(
+        "words => words.map((word) => word.getAttribute('aria-label'))"
+    )
     shares = np.array([float(label.split(" gets ")[1].removesuffix(" %")) / 100 for label in labels])
     np.testing.assert_allclose(shares, strip[5], atol=0.01)
     page.keyboard.press("ArrowRight")
@@ -158,7 +178,11 @@ def test_slider_turns_heatmap_and_curves(page, made):
 
 def test_the_last_checkpoint_is_not_the_model_studied(browser, made, tmp_path):
     early = dataclasses.replace(
-        made, heads={k: dataclasses.replace(m, value=None if m.value is None else 0.5 * m.value) for k, m in made.heads.items()}
+        made,
+        heads={
+            k: dataclasses.replace(m, value=None if m.value is None else 0.5 * m.value)
+            for k, m in made.heads.items()
+        },
     )
     kept = {name: values for name, values in made.training.heads.items() if name != "symmetry"}
     early = dataclasses.replace(early, training=dataclasses.replace(made.training, heads=kept))
@@ -180,7 +204,10 @@ def test_the_last_checkpoint_is_not_the_model_studied(browser, made, tmp_path):
     np.testing.assert_allclose(shown(), made.training.heads["entropy"][-1].ravel(), rtol=0.05)
     assert page.locator("#training-charts line.cursor").first.get_attribute("visibility") == "visible"
     assert "±" not in page.locator("#heat-readout").inner_text()
-    assert page.locator("#heat-reading").inner_text() == f"Shown: step 3000, one of 9 checkpoints. The model studied: {reading}"
+    assert (
+        page.locator("#heat-reading").inner_text()
+        == f"Shown: step 3000, one of 9 checkpoints. The model studied: {reading}"
+    )
     assert "in the model studied" in page.locator("#head").inner_text()
 
     page.select_option("#measure", "symmetry")
@@ -220,7 +247,9 @@ def test_colours_can_be_read(browser, address, scheme):
     for ink, paper in pairs:
         if paper != "rgba(0, 0, 0, 0)":
             assert contrast(page.evaluate(COLOUR, ink), page.evaluate(COLOUR, paper)) >= 4.4
-    body = page.evaluate("(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()")
+    body = page.evaluate(
+        "(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()"
+    )
     ink, paper = (page.evaluate(COLOUR, colour) for colour in body)
     assert contrast(ink, paper) >= 7
     assert (sum(paper) > 600) == (scheme == "light")
@@ -248,7 +277,10 @@ def test_on_paper(browser, address):
     assert page.locator("#heads-table").is_visible()
     page.set_viewport_size({"width": 794, "height": 1123})  # A4
     assert page.evaluate("document.documentElement.scrollWidth") <= 794
-    assert sum(page.evaluate(COLOUR, page.evaluate("getComputedStyle(document.body).backgroundColor"))) == 3 * 255
+    assert (
+        sum(page.evaluate(COLOUR, page.evaluate("getComputedStyle(document.body).backgroundColor")))
+        == 3 * 255
+    )
     assert len(page.pdf()) > 20_000
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details[open]").count() == 0
@@ -278,7 +310,9 @@ def test_one_outlier_does_not_wash_out_the_rest(browser, made, tmp_path):
 
 
 def test_a_study_with_no_head_measure(browser, made, tmp_path):
-    study = dataclasses.replace(made, heads={"x": HeadMeasure("x", "", "a", "", None, reason="none seen.")}, training=None, details=[])
+    study = dataclasses.replace(
+        made, heads={"x": HeadMeasure("x", "", "a", "", None, reason="none seen.")}, training=None, details=[]
+    )
     page = open_page(browser, write(study, tmp_path).as_uri())
     assert page.complaints == []
     assert page.get_by_text("none seen.").first.is_visible()

@@ -12,7 +12,9 @@ from exptilt.lens import Study, models
 
 
 def run(*words, cwd=None):
-    return subprocess.run([sys.executable, "-m", "exptilt", *words], capture_output=True, text=True, cwd=cwd, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "exptilt", *words], capture_output=True, text=True, cwd=cwd, check=False
+    )
 
 
 def printed_commands(text):
@@ -29,7 +31,9 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
     name, *words = shlex.split(command)
     assert name == "exptilt"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "MOST_TOKENS", 256)  # the words are as printed; the study reads less than a reader's would
+    monkeypatch.setattr(
+        report, "MOST_TOKENS", 256
+    )  # the words are as printed; the study reads less than a reader's would
     try:
         code = main.main(words)
     except SystemExit as stop:  # --version
@@ -41,7 +45,9 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
         study = Study.from_json((tmp_path / "report" / "study.json").read_text("utf-8"))
         assert study.name == models.DEFAULT
         assert 200 < study.text_facts["tokens"] <= 256
-        assert study.training.steps.tolist() == [step for step, _ in models.find_checkpoints([models.default_folder()])]
+        assert study.training.steps.tolist() == [
+            step for step, _ in models.find_checkpoints([models.default_folder()])
+        ]
         assert study.training.loss[-1] < study.training.loss[0]
 
 
@@ -58,7 +64,9 @@ def test_help_ends_with_the_commands():
     assert main.build_parser().format_help().endswith(main.EXAMPLES)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["report", "--help"], ["bench", "--help"], ["bench", "--list"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["report", "--help"], ["bench", "--help"], ["bench", "--list"]]
+)
 def test_light_commands_load_nothing_heavy(words):
     code = (
         "import sys\nfrom exptilt.cli.main import main\n"

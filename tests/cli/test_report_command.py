@@ -30,7 +30,16 @@ def text(tmp_path):
 
 def test_a_model_with_checkpoints(tiny, text, tmp_path, capsys):
     out = tmp_path / "a b" / "out"
-    words = ["report", str(tiny / "checkpoint-50"), "--text", str(text), "--checkpoints", str(tiny), "--out", str(out)]
+    words = [
+        "report",
+        str(tiny / "checkpoint-50"),
+        "--text",
+        str(text),
+        "--checkpoints",
+        str(tiny),
+        "--out",
+        str(out),
+    ]
     assert main.main(words) == 0
     said = capsys.readouterr().out
     assert "checkpoint-50: 2 layers of 2 heads" in said
@@ -92,7 +101,9 @@ def pickled(folder):
 def without_attention(folder):
     from transformers import MambaConfig, MambaForCausalLM
 
-    MambaForCausalLM(MambaConfig(vocab_size=100, hidden_size=16, state_size=4, num_hidden_layers=1)).save_pretrained(folder)
+    MambaForCausalLM(
+        MambaConfig(vocab_size=100, hidden_size=16, state_size=4, num_hidden_layers=1)
+    ).save_pretrained(folder)
     from report.tiny import default_tokenizer
 
     default_tokenizer().save_pretrained(folder)
@@ -115,7 +126,8 @@ def test_bad_models(tmp_path, capsys, make, match):
 
 
 @pytest.mark.parametrize(
-    ("content", "match"), [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not a text in UTF-8"), (None, "cannot be read")]
+    ("content", "match"),
+    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not a text in UTF-8"), (None, "cannot be read")],
 )
 def test_bad_texts(tiny, tmp_path, capsys, content, match):
     path = tmp_path / "text"
@@ -126,7 +138,12 @@ def test_bad_texts(tiny, tmp_path, capsys, content, match):
 
 
 def test_bad_checkpoints(tiny, text, tmp_path, capsys):
-    refuse([tiny / "checkpoint-5", "--text", text, "--checkpoints", tmp_path / "none"], tmp_path / "out", capsys, "there is no folder")
+    refuse(
+        [tiny / "checkpoint-5", "--text", text, "--checkpoints", tmp_path / "none"],
+        tmp_path / "out",
+        capsys,
+        "there is no folder",
+    )
     truncated(tmp_path / "checkpoint-7")
     words = [str(tiny / "checkpoint-5"), "--text", str(text), "--checkpoints", str(tmp_path / "checkpoint-7")]
     assert main.main(["report", *words, "--out", str(tmp_path / "out")]) == 2
@@ -137,13 +154,20 @@ def test_bad_checkpoints(tiny, text, tmp_path, capsys):
 def test_out_that_cannot_be_written(tiny, text, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     refuse([tiny / "checkpoint-5", "--text", text], tmp_path / "file", capsys, "is a file")
-    refuse([tiny / "checkpoint-5", "--text", text], tmp_path / "file" / "below", capsys, "nothing can be written into")
+    refuse(
+        [tiny / "checkpoint-5", "--text", text],
+        tmp_path / "file" / "below",
+        capsys,
+        "nothing can be written into",
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_out_that_is_forbidden(tiny, text, tmp_path, capsys):
     (tmp_path / "locked").mkdir(mode=0o500)
-    refuse([tiny / "checkpoint-5", "--text", text], tmp_path / "locked", capsys, "nothing can be written into")
+    refuse(
+        [tiny / "checkpoint-5", "--text", text], tmp_path / "locked", capsys, "nothing can be written into"
+    )
 
 
 def test_full_disk(tiny, text, tmp_path, monkeypatch, capsys):
@@ -203,5 +227,9 @@ def test_control_c_leaves_no_page_and_a_rerun_goes_on(tiny, tmp_path):
 
 def test_help_ends_with_commands():
     parser = main.build_parser()
-    (choices,) = [action.choices for action in parser._actions if hasattr(action, "choices") and isinstance(action.choices, dict)]
+    (choices,) = [
+        action.choices
+        for action in parser._actions
+        if hasattr(action, "choices") and isinstance(action.choices, dict)
+    ]
     assert choices["report"].format_help().endswith(report.EXAMPLES)

@@ -45,7 +45,9 @@ def test_intervals():
     x = torch.tensor([[1.0, 2.0, 4.0, math.nan], [0.0, 0.0, 1.0, 3.0]], dtype=F64)
     found = mean_interval(x)
     for row, values in enumerate((x[0, :3], x[1])):
-        wanted = scipy.stats.t.interval(0.95, len(values) - 1, float(values.mean()), scipy.stats.sem(values.numpy()))
+        wanted = scipy.stats.t.interval(
+            0.95, len(values) - 1, float(values.mean()), scipy.stats.sem(values.numpy())
+        )
         assert (float(found.low[row]), float(found.high[row])) == pytest.approx(wanted)
         assert float(found.mean[row]) == pytest.approx(float(values.mean()))
     for hits in (0, 3, 10):
@@ -57,11 +59,21 @@ def test_theorem_one_and_its_scope():
     found = theorem_one(count=600, steps=3)
     fixed, other, laplace = found.row("fixed point"), found.row("gaussian"), found.row("laplace")
     assert max(fixed.drift) < 1e-12  # every point of the fixed law is fixed
-    assert other.covariance_error[0] > 1 > 1e-12 > other.covariance_error[1]  # any Gaussian arrives in one step
+    assert (
+        other.covariance_error[0] > 1 > 1e-12 > other.covariance_error[1]
+    )  # any Gaussian arrives in one step
     length = (found.mean.square().sum() + found.covariance.trace()).sqrt()
-    assert other.mean_error[0] == pytest.approx(float((1 - found.mean).norm() / length), rel=0.2)  # the start is about 1
+    assert other.mean_error[0] == pytest.approx(
+        float((1 - found.mean).norm() / length), rel=0.2
+    )  # the start is about 1
     assert other.mean_error[0] > 0.5 > 1e-12 > other.mean_error[1]
-    centred = theorem_one(torch.zeros(2, dtype=torch.float64), count=200, steps=1, starts=("gaussian",), renormalizers=("whiten",))
+    centred = theorem_one(
+        torch.zeros(2, dtype=torch.float64),
+        count=200,
+        steps=1,
+        starts=("gaussian",),
+        renormalizers=("whiten",),
+    )
     assert 0 < centred.rows[0].mean_error[0] < 10
     assert centred.rows[0].mean_error[1] < 1e-12
     assert min(other.gaussian_p) > 0.01
@@ -88,7 +100,9 @@ def test_theorem_one_for_a_measure_of_ones_own():
 
 @pytest.fixture(scope="module")
 def sweep():
-    return equilibrium_sweep(counts=(100,), dimensions=(2, 3), starts=("laplace",), seeds=3, steps=150, measure_every=50)
+    return equilibrium_sweep(
+        counts=(100,), dimensions=(2, 3), starts=("laplace",), seeds=3, steps=150, measure_every=50
+    )
 
 
 def test_equilibria_are_clusters(sweep):
@@ -123,7 +137,9 @@ def test_a_sweep_can_be_read(sweep):
     assert len(axes) == 8
     for place, kind in enumerate(("sphere", "layer", "batch", "whiten")):
         s = sweep.select(dimension=2, renormalizer=kind).settings[0]
-        np.testing.assert_allclose(axes[place].get_lines()[0].get_ydata(), s.effective.log().mean(-1).exp(), rtol=1e-9)
+        np.testing.assert_allclose(
+            axes[place].get_lines()[0].get_ydata(), s.effective.log().mean(-1).exp(), rtol=1e-9
+        )
         shape = axes[4 + place].get_lines()[0].get_ydata()
         np.testing.assert_allclose(shape, s.sliced.log().mean(-1).exp(), rtol=1e-9)
         band = axes[place].collections[0].get_paths()[0].vertices[:, 1]
@@ -160,8 +176,12 @@ def test_equal_cosine_simulation():
     found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
     assert found.continuous_error < 1e-7
     assert found.stepped_error < 3e-2
-    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(torch.eye(8, dtype=F64), 256, keep="last", measure_every=64, progress=False)
-    assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(2.0, abs=0.1)
+    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(
+        torch.eye(8, dtype=F64), 256, keep="last", measure_every=64, progress=False
+    )
+    assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(
+        2.0, abs=0.1
+    )
     assert found.random_error[1] < found.random_error[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
     assert len(found.plot().axes[0].get_lines()) == 5

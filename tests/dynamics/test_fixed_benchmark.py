@@ -11,11 +11,19 @@ import harness
 
 def test_quick_run(tmp_path, monkeypatch, capsys) -> None:
     """Without the clock, and without the table of abilities, which other tests hold us to."""
-    monkeypatch.setattr(harness, "folder", lambda quick: tmp_path if quick else pytest.fail("a quick run must not write to docs"))
     monkeypatch.setattr(
-        harness, "compare", lambda cases, baseline, **_: dict.fromkeys(cases, harness.Timing(1.0, 1.0, 1.0, 1.0, 1.0, 1, 1))
+        harness,
+        "folder",
+        lambda quick: tmp_path if quick else pytest.fail("a quick run must not write to docs"),
     )
-    monkeypatch.setattr(fixed_points, "abilities", lambda: {"grad": {"exptilt": "yes", "torchdeq": "Error: a | b"}})
+    monkeypatch.setattr(
+        harness,
+        "compare",
+        lambda cases, baseline, **_: dict.fromkeys(cases, harness.Timing(1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)),
+    )
+    monkeypatch.setattr(
+        fixed_points, "abilities", lambda: {"grad": {"exptilt": "yes", "torchdeq": "Error: a | b"}}
+    )
     threads, page = torch.get_num_threads(), fixed_points.PAGE.read_text("utf-8")
     try:
         results = harness.read(fixed_points.main(["--quick"]))

@@ -18,7 +18,9 @@ A, B = contraction(3, 0.6, 0), torch.randn(2, 3, dtype=F64, generator=generator(
 
 
 def ours(a: torch.Tensor, b: torch.Tensor, solver: str = "anderson", order: int = 2) -> torch.Tensor:
-    return fixed_point(lambda x: torch.tanh(x @ a.mT) + b, torch.zeros_like(b), solver=solver, order=order).value
+    return fixed_point(
+        lambda x: torch.tanh(x @ a.mT) + b, torch.zeros_like(b), solver=solver, order=order
+    ).value
 
 
 def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -73,7 +75,9 @@ TRANSFORMS = {
     "hessian of vmap": lambda f: hessian(lambda x: vmap(f)(x).sum()),
     "jacfwd of vmap": lambda f: jacfwd(vmap(f)),
     "jacrev of vmap": lambda f: jacrev(vmap(f)),
-    "vmap of vmap": lambda f: lambda x: vmap(lambda c: vmap(lambda a: f(c * a))(x))(torch.tensor([0.5, 1.0], dtype=F64)),
+    "vmap of vmap": lambda f: (
+        lambda x: vmap(lambda c: vmap(lambda a: f(c * a))(x))(torch.tensor([0.5, 1.0], dtype=F64))
+    ),
     "vmap of rev of vmap": lambda f: lambda x: vmap(jacrev(vmap(f)))(torch.stack([x, 0.5 * x])),
 }
 
@@ -107,7 +111,9 @@ def test_vmap_over_start_alone_and_solution_fields() -> None:
     assert found.code.shape == found.residual.shape == (4, 2)
     assert found.trace.shape[0] == 4
     with pytest.raises(ConvergenceError, match=r"\(1, 0\)"):
-        vmap(lambda c: fixed_point(lambda x: 2 * c * x.abs() + 1, torch.ones(1, 1, dtype=F64)))(torch.tensor([0.1, 1.0], dtype=F64))
+        vmap(lambda c: fixed_point(lambda x: 2 * c * x.abs() + 1, torch.ones(1, 1, dtype=F64)))(
+            torch.tensor([0.1, 1.0], dtype=F64)
+        )
 
 
 def test_plain_backward_after_vmap_and_batched_cotangents() -> None:
@@ -116,12 +122,17 @@ def test_plain_backward_after_vmap_and_batched_cotangents() -> None:
     grads = [torch.autograd.grad(v.square().sum(), stack, retain_graph=True)[0] for v in values]
     close(*grads, 1e-9)
     basis = torch.eye(18, dtype=F64).reshape(18, 3, 2, 3)
-    rows = [vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0])(basis) for v in values]
+    rows = [
+        vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0])(basis) for v in values
+    ]
     close(*rows, 1e-9)
     # Levels of the cotangents' vmaps bear the numbers that those of the solve had.
     scale, some = torch.tensor([0.5, 1.0], dtype=F64), torch.eye(36, dtype=F64).reshape(6, 6, 2, 3, 2, 3)
     values = [vmap(lambda c, x=x: vmap(lambda a: x(c * a, B))(stack))(scale) for x in (ours, oracle)]
-    rows = [vmap(vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0]))(some) for v in values]
+    rows = [
+        vmap(vmap(lambda u, v=v: torch.autograd.grad(v, stack, u, retain_graph=True)[0]))(some)
+        for v in values
+    ]
     close(*rows, 1e-9)
 
 
@@ -150,9 +161,16 @@ def test_parameters_of_modules_get_gradients() -> None:
     layer = torch.nn.Linear(3, 3).double()
     with torch.no_grad():
         layer.weight.mul_(0.5)
-    found = [v.square().sum() for v in (fixed_point(lambda x: torch.tanh(layer(x)), torch.ones(2, 3, dtype=F64)).value,)]
+    found = [
+        v.square().sum()
+        for v in (fixed_point(lambda x: torch.tanh(layer(x)), torch.ones(2, 3, dtype=F64)).value,)
+    ]
     slow = unrolled(lambda x: torch.tanh(layer(x)), torch.ones(2, 3, dtype=F64), 100).square().sum()
-    for left, right in zip(torch.autograd.grad(found[0], layer.parameters()), torch.autograd.grad(slow, layer.parameters()), strict=True):
+    for left, right in zip(
+        torch.autograd.grad(found[0], layer.parameters()),
+        torch.autograd.grad(slow, layer.parameters()),
+        strict=True,
+    ):
         close(left, right, 1e-9)
 
 
@@ -166,7 +184,9 @@ def test_the_value_is_nobody_elses() -> None:
 def test_start_has_no_derivative() -> None:
     start = torch.zeros(3, dtype=F64, requires_grad=True)
     assert not fixed_point(lambda x: x.cos(), start).value.requires_grad
-    assert (grad(lambda s: fixed_point(lambda x: x.cos(), s).value.sum())(torch.zeros(3, dtype=F64)) == 0).all()
+    assert (
+        grad(lambda s: fixed_point(lambda x: x.cos(), s).value.sum())(torch.zeros(3, dtype=F64)) == 0
+    ).all()
 
 
 def test_no_grad_prepares_nothing() -> None:
@@ -182,7 +202,9 @@ def test_no_grad_prepares_nothing() -> None:
     assert len(calls) == int(found.steps)
     calls.clear()
     found = fixed_point(function, torch.zeros(1, dtype=F64))
-    assert all(calls)  # the last step's graph is that of the first order; the second takes one evaluation more
+    assert all(
+        calls
+    )  # the last step's graph is that of the first order; the second takes one evaluation more
     assert len(calls) == int(found.steps) + 1
 
 
@@ -190,7 +212,9 @@ def test_gradient_costs_one_linear_solve(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(implicit, "_DENSE", 0)
     solves = []
     real = implicit.gmres
-    monkeypatch.setattr(implicit, "gmres", lambda *args, **options: solves.append(1) or real(*args, **options))
+    monkeypatch.setattr(
+        implicit, "gmres", lambda *args, **options: solves.append(1) or real(*args, **options)
+    )
     weight = A.clone().requires_grad_()
     for order in (1, 2, 3):
         torch.autograd.grad(ours(weight, B, order=order).square().sum(), weight)
@@ -267,7 +291,9 @@ def test_attention_layer_and_kernels_inside() -> None:
         return torch.nn.functional.layer_norm(0.2 * z + 0.3 * seen.squeeze(1) + x, (4,))
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return fixed_point(lambda z: layer(z, x, w, True), torch.zeros_like(x), event_dims=2, max_steps=2000).value[0, 0, 0]
+        return fixed_point(
+            lambda z: layer(z, x, w, True), torch.zeros_like(x), event_dims=2, max_steps=2000
+        ).value[0, 0, 0]
 
     def slow(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return unrolled(lambda z: layer(z, x, w, False), torch.zeros_like(x), 40)[0, 0, 0]
@@ -290,11 +316,15 @@ def test_attention_layer_and_kernels_inside() -> None:
 
 def test_unconverged_samples_keep_a_derivative_and_no_memory_leaks() -> None:
     a = torch.tensor(0.9, dtype=F64, requires_grad=True)
-    found = fixed_point(lambda x: a * x + 1, torch.zeros(1, dtype=F64), solver="picard", max_steps=3, throw=False)
+    found = fixed_point(
+        lambda x: a * x + 1, torch.zeros(1, dtype=F64), solver="picard", max_steps=3, throw=False
+    )
     (slope,) = torch.autograd.grad(found.value.sum(), a)
     close(slope, (found.value / (1 - a)).detach()[0])  # x/(1 − a), at the x where it stopped
     b = torch.tensor(1.0, dtype=F64, requires_grad=True)
-    found = fixed_point(lambda x: b * x * x, torch.tensor([1.5], dtype=F64), solver="picard", max_steps=3, throw=False)
+    found = fixed_point(
+        lambda x: b * x * x, torch.tensor([1.5], dtype=F64), solver="picard", max_steps=3, throw=False
+    )
     close(found.value, torch.tensor([1.5], dtype=F64))  # it runs away: the first point was the best
     close(torch.autograd.grad(found.value.sum(), b)[0], torch.tensor(1.5**2 / (1 - 2 * 1.5), dtype=F64))
     gc.collect()

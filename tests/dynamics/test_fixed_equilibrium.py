@@ -42,7 +42,9 @@ def test_output_and_gradients_against_unrolling(solver: str) -> None:
     slow = unrolled(lambda state: f(state, x), torch.zeros_like(x), 200)
     close(z, slow, 1e-9)
     weight = torch.randn(z.shape, dtype=F64, generator=generator(1))
-    for left, right in zip(*(torch.autograd.grad((v * weight).sum(), (x, *f.parameters())) for v in (z, slow)), strict=True):
+    for left, right in zip(
+        *(torch.autograd.grad((v * weight).sum(), (x, *f.parameters())) for v in (z, slow)), strict=True
+    ):
         close(left, right, 1e-8)
 
 
@@ -111,7 +113,9 @@ def test_copies_modes_and_transforms() -> None:
     parameters = {name.removeprefix("module."): value.detach() for name, value in model.named_parameters()}
 
     def loss(p):
-        return torch.func.functional_call(model, {f"module.{k}": v for k, v in p.items()}, (x,)).square().mean()
+        return (
+            torch.func.functional_call(model, {f"module.{k}": v for k, v in p.items()}, (x,)).square().mean()
+        )
 
     found = torch.func.grad(loss)(parameters)
     slow = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
@@ -122,7 +126,11 @@ def test_copies_modes_and_transforms() -> None:
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = {}
-    monkeypatch.setattr(equilibrium, "fixed_point", lambda f, start, **options: passed.update(options) or fixed_point(f, start, **options))
+    monkeypatch.setattr(
+        equilibrium,
+        "fixed_point",
+        lambda f, start, **options: passed.update(options) or fixed_point(f, start, **options),
+    )
     options = {
         "solver": "anderson",
         "tolerance": 1e-9,

@@ -17,7 +17,10 @@ def operator(matrices: torch.Tensor, calls: list[int]):
 
 
 def test_arnoldi_relation() -> None:
-    matrices, start = torch.randn(3, 7, 7, dtype=F64, generator=generator(0)), torch.randn(3, 7, dtype=F64, generator=generator(1))
+    matrices, start = (
+        torch.randn(3, 7, 7, dtype=F64, generator=generator(0)),
+        torch.randn(3, 7, dtype=F64, generator=generator(1)),
+    )
     basis, hessenberg = arnoldi(operator(matrices, []), start, 5)
     close(basis @ basis.mT, torch.eye(6, dtype=F64).expand(3, 6, 6), 1e-12)
     close(matrices @ basis[:, :5].mT, basis.mT @ hessenberg, 1e-11)
@@ -29,7 +32,10 @@ def test_arnoldi_relation() -> None:
 def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float, verify: bool) -> None:
     """The least residual over each Krylov space, by dense least squares, says when."""
     n = 20
-    a, b = torch.eye(n, dtype=F64) - contraction(n, 0.9, 2), torch.randn(1, n, dtype=F64, generator=generator(2))
+    a, b = (
+        torch.eye(n, dtype=F64) - contraction(n, 0.9, 2),
+        torch.randn(1, n, dtype=F64, generator=generator(2)),
+    )
     powers = [b[0]]
     for size in range(1, n + 1):  # noqa: B007
         space = torch.linalg.qr(torch.stack(powers, 1)).Q
@@ -46,17 +52,27 @@ def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float, v
 
 def test_gmres_restarts_zero_rows_and_exhausted_spaces() -> None:
     n = 24
-    matrices = torch.stack([torch.eye(n, dtype=F64) - contraction(n, 0.8, 3), torch.eye(n, dtype=F64), 3 * torch.eye(n, dtype=F64)])
+    matrices = torch.stack(
+        [
+            torch.eye(n, dtype=F64) - contraction(n, 0.8, 3),
+            torch.eye(n, dtype=F64),
+            3 * torch.eye(n, dtype=F64),
+        ]
+    )
     right = torch.randn(3, n, dtype=F64, generator=generator(4))
     right[1] = 0
-    solution, missed = gmres(operator(torch.eye(n, dtype=F64) - matrices, []), right, 1e-12, restart=5, max_restarts=60)
+    solution, missed = gmres(
+        operator(torch.eye(n, dtype=F64) - matrices, []), right, 1e-12, restart=5, max_restarts=60
+    )
     close(solution, torch.linalg.solve(matrices, right), 1e-10)
     assert (missed <= 1e-12 * right.norm(dim=-1)).all()
 
 
 def test_gmres_says_when_there_is_no_answer() -> None:
     calls: list[int] = []
-    solution, missed = gmres(operator(torch.eye(3, dtype=F64)[None], calls), torch.ones(1, 3, dtype=F64), 1e-9, verify=False)
+    solution, missed = gmres(
+        operator(torch.eye(3, dtype=F64)[None], calls), torch.ones(1, 3, dtype=F64), 1e-9, verify=False
+    )
     close(missed, torch.tensor([3.0], dtype=F64).sqrt(), 1e-12)
     assert solution.isfinite().all()
     assert len(calls) == 2
@@ -88,7 +104,9 @@ def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -
     if memory > 1:
         close(solution[0], torch.linalg.solve(torch.eye(n, dtype=F64) - matrices[0], right[0]), 1e-7)
         assert (missed <= 1e-10 * right.norm(dim=-1)).all()
-        assert len(calls) <= 30 + 1 + n + 1  # a space of 30, which is swift here, a whole one, and a look at the residual after each
+        assert (
+            len(calls) <= 30 + 1 + n + 1
+        )  # a space of 30, which is swift here, a whole one, and a look at the residual after each
         assert gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0] > 0.01
     else:  # restarts go on as long as they bring something
         assert missed[0] < 0.5 * right[0].norm()

@@ -23,7 +23,10 @@ def test_linear_has_the_closed_form(solver: str, n: int, radius: float) -> None:
 @each
 def test_attention_against_long_iteration(solver: str) -> None:
     g = generator(2)
-    patterns, injection = torch.randn(20, 6, dtype=F64, generator=g), 0.3 * torch.randn(4, 6, dtype=F64, generator=g)
+    patterns, injection = (
+        torch.randn(20, 6, dtype=F64, generator=g),
+        0.3 * torch.randn(4, 6, dtype=F64, generator=g),
+    )
     function = attention(patterns / 3, injection, 1.0)
     found = fixed_point(function, torch.zeros(4, 6, dtype=F64), solver=solver)
     close(found.value, unrolled(function, torch.zeros(4, 6, dtype=F64)), 1e-11)
@@ -33,13 +36,18 @@ def test_random_problems_over_solvers_and_options() -> None:
     g = generator(3)
     for trial in range(40):
         n, batch = int(torch.randint(1, 12, (), generator=g)), [(), (1,), (3,), (2, 2)][trial % 4]
-        a, b = contraction(n, 0.2 + 0.7 * float(torch.rand((), generator=g)), trial), torch.randn(*batch, n, dtype=F64, generator=g)
+        a, b = (
+            contraction(n, 0.2 + 0.7 * float(torch.rand((), generator=g)), trial),
+            torch.randn(*batch, n, dtype=F64, generator=g),
+        )
 
         def function(x, a=a, b=b):
             return torch.tanh(x @ a.mT) + b
 
         solver = SOLVERS[trial % 4]
-        extra: dict[str, float] = {"damping": 0.7} if solver in ("anderson", "picard") and trial % 3 == 0 else {}
+        extra: dict[str, float] = (
+            {"damping": 0.7} if solver in ("anderson", "picard") and trial % 3 == 0 else {}
+        )
         extra |= {"window": 1 + trial % 5} if solver != "picard" and trial % 3 == 1 else {}
         start = 10 * torch.randn(*batch, n, dtype=F64, generator=g)
         found = fixed_point(function, start, solver=solver, **extra)
@@ -70,7 +78,10 @@ def test_newton_is_quadratic_and_broyden_superlinear() -> None:
 def test_damping_tames_what_oscillates() -> None:
     """X ↦ −x + 2 oscillates for ever about 1; half steps land on it at once."""
     start = torch.tensor([0.3], dtype=F64)
-    assert fixed_point(lambda x: 2 - x, start, solver="picard", throw=False, max_steps=50).status is Status.MAX_STEPS
+    assert (
+        fixed_point(lambda x: 2 - x, start, solver="picard", throw=False, max_steps=50).status
+        is Status.MAX_STEPS
+    )
     found = fixed_point(lambda x: 2 - x, start, solver="picard", damping=0.5)
     close(found.value, torch.ones(1, dtype=F64))
     assert int(found.steps) == 2
@@ -80,7 +91,13 @@ def test_window_and_regularization_matter() -> None:
     a, b = contraction(30, 0.97, 5), torch.randn(1, 30, dtype=F64, generator=generator(5))
     steps = {
         (window, weight): int(
-            fixed_point(lambda x: x @ a.mT + b, torch.zeros(1, 30, dtype=F64), window=window, regularization=weight, max_steps=2000).steps
+            fixed_point(
+                lambda x: x @ a.mT + b,
+                torch.zeros(1, 30, dtype=F64),
+                window=window,
+                regularization=weight,
+                max_steps=2000,
+            ).steps
         )
         for window, weight in [(1, 0.0), (10, 0.0), (10, 10.0)]
     }
@@ -94,7 +111,9 @@ def test_samples_of_different_difficulty_end_by_themselves(solver: str) -> None:
     rate = torch.tensor([0.0, 0.5, 0.98], dtype=F64)[:, None]
     together = fixed_point(lambda x: rate * torch.sin(x) + 1, torch.zeros(3, 4, dtype=F64), solver=solver)
     for row in range(3):
-        alone = fixed_point(lambda x, row=row: rate[row] * torch.sin(x) + 1, torch.zeros(4, dtype=F64), solver=solver)
+        alone = fixed_point(
+            lambda x, row=row: rate[row] * torch.sin(x) + 1, torch.zeros(4, dtype=F64), solver=solver
+        )
         close(together.value[row], alone.value, 0)
         count = int(alone.steps)
         close(together.trace[:count, row], alone.trace, 0)
@@ -194,14 +213,20 @@ def test_nan_is_said_and_stays_in_its_sample(solver: str) -> None:
         return (x / 2 + 1) * bad
 
     found = fixed_point(function, torch.zeros(3, 2, dtype=F64), solver=solver, throw=False)
-    assert [list(Status)[code] for code in found.code] == [Status.CONVERGED, Status.NOT_FINITE, Status.CONVERGED]
+    assert [list(Status)[code] for code in found.code] == [
+        Status.CONVERGED,
+        Status.NOT_FINITE,
+        Status.CONVERGED,
+    ]
     close(found.value[[0, 2]], torch.full((2, 2), 2.0, dtype=F64))
     with pytest.raises(ConvergenceError, match="NaN or infinity"):
         fixed_point(function, torch.zeros(3, 2, dtype=F64), solver=solver)
 
 
 def test_what_did_not_converge_returns_its_best_point() -> None:
-    found = fixed_point(lambda x: 2 * x + 1, torch.tensor([-0.9], dtype=F64), solver="picard", throw=False, max_steps=5)
+    found = fixed_point(
+        lambda x: 2 * x + 1, torch.tensor([-0.9], dtype=F64), solver="picard", throw=False, max_steps=5
+    )
     assert found.status is Status.MAX_STEPS
     assert float(found.residual) == float(found.trace.min())
     close(found.residual, (found.value + 1).abs()[0] / found.value.abs()[0])
@@ -243,14 +268,20 @@ def test_empty_batch() -> None:
 def test_a_scale_ends_what_shrinks_to_zero() -> None:
     """x/2 halves the state, and its relative residual is 1 for ever; in units of a scale it is what is left over that."""
     start = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=F64)
-    assert not fixed_point(lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, throw=False).converged
+    assert not fixed_point(
+        lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, throw=False
+    ).converged
     for scale in (2.0, torch.tensor([2.0, 2.0]), torch.tensor(2.0)):
-        found = fixed_point(lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, scale=scale)
+        found = fixed_point(
+            lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, scale=scale
+        )
         size = found.value.norm(dim=-1)
         assert torch.allclose(found.residual, size / 2 / 2, rtol=1e-12)
         assert bool((found.residual <= 1e-6).all())
         assert bool((found.residual > 0.5e-6).all())  # and no farther
-    large = fixed_point(lambda x: x / 2 + 50, start, scale=1e-3, tolerance=1e-8)  # a scale below the state changes nothing
+    large = fixed_point(
+        lambda x: x / 2 + 50, start, scale=1e-3, tolerance=1e-8
+    )  # a scale below the state changes nothing
     assert torch.equal(large.value, fixed_point(lambda x: x / 2 + 50, start, tolerance=1e-8).value)
 
     def halved(rate, scale):
@@ -264,8 +295,15 @@ def test_a_scale_ends_what_shrinks_to_zero() -> None:
 def test_strictness_apart_from_throwing() -> None:
     """X = x + (a − x)³ has J = 1 at x = a: no derivative exists."""
     a = torch.ones(1, dtype=F64, requires_grad=True)
-    for throw, strict, raises in ((True, None, True), (False, None, False), (False, True, True), (True, False, False)):
-        x = fixed_point(lambda x: x + (a - x) ** 3, torch.ones(1, dtype=F64), throw=throw, strict=strict).value
+    for throw, strict, raises in (
+        (True, None, True),
+        (False, None, False),
+        (False, True, True),
+        (True, False, False),
+    ):
+        x = fixed_point(
+            lambda x: x + (a - x) ** 3, torch.ones(1, dtype=F64), throw=throw, strict=strict
+        ).value
         if raises:
             with pytest.raises(ConvergenceError, match="no derivative exists"):
                 torch.autograd.grad(x.sum(), a)

@@ -39,7 +39,9 @@ def reference(layer: Layer, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The equilibrium and the gradients of its weighted sum, in float64."""
     layer, x = copy.deepcopy(layer).double(), x.double().requires_grad_()
     z = Equilibrium(layer)(x)
-    return z.detach().float(), [g.float() for g in torch.autograd.grad((z * weight(x)).sum(), (x, *layer.parameters()))]
+    return z.detach().float(), [
+        g.float() for g in torch.autograd.grad((z * weight(x)).sum(), (x, *layer.parameters()))
+    ]
 
 
 def weight(x: Tensor) -> Tensor:
@@ -77,10 +79,19 @@ def test_transforms_in_half_precision() -> None:
 
     def loss(t: Tensor) -> Tensor:
         weights, shift = a.to(t.dtype), b.to(t.dtype)
-        return fixed_point(lambda x: torch.tanh(t * x @ weights) + shift, torch.zeros_like(shift)).value.float().square().sum()
+        return (
+            fixed_point(lambda x: torch.tanh(t * x @ weights) + shift, torch.zeros_like(shift))
+            .value.float()
+            .square()
+            .sum()
+        )
 
     low, high = torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)
-    for transform in (lambda f: vmap(grad(f)), lambda f: vmap(hessian(f)), lambda f: lambda t: jvp(vmap(f), (t,), (t,))[1]):
+    for transform in (
+        lambda f: vmap(grad(f)),
+        lambda f: vmap(hessian(f)),
+        lambda f: lambda t: jvp(vmap(f), (t,), (t,))[1],
+    ):
         assert far(transform(loss)(low), transform(loss)(high).float()) < 0.08
 
 
@@ -122,7 +133,9 @@ def test_solvers_under_autocast(solver: str) -> None:
             found = fixed_point(lambda z: z @ weights.mT + shift, start, solver=solver).value
             assert found.dtype == start.dtype
             assert far(found, wanted) < 0.08
-        close = fixed_point(lambda z: z @ weights.mT.double() + shift, torch.zeros(3, 20, dtype=torch.float64), solver=solver)
+        close = fixed_point(
+            lambda z: z @ weights.mT.double() + shift, torch.zeros(3, 20, dtype=torch.float64), solver=solver
+        )
         assert far(close.value, wanted) < 1e-5  # float64 is never cast
         radius = spectral_radius(lambda z: z @ weights.mT, torch.zeros(20)).value
     assert abs(float(radius) - float(torch.linalg.eigvals(weights).abs().max())) < 0.02

@@ -11,7 +11,9 @@ from exptilt.dynamics import fixed_point, monotone_operator, spectral_radius
 @pytest.mark.parametrize("n", [1, 5, 150])
 def test_spectral_radius_of_linear_maps(n: int) -> None:
     matrices = torch.stack([contraction(n, 0.8, seed) for seed in range(3)])
-    found = spectral_radius(lambda x: (matrices @ x.unsqueeze(-1)).squeeze(-1), torch.ones(3, n, dtype=F64), tolerance=1e-6)
+    found = spectral_radius(
+        lambda x: (matrices @ x.unsqueeze(-1)).squeeze(-1), torch.ones(3, n, dtype=F64), tolerance=1e-6
+    )
     values = torch.linalg.eigvals(matrices)
     close(found.value, values.abs().amax(-1), 1e-4)
     assert (found.residual <= 1e-5).all()
@@ -26,7 +28,8 @@ def test_complex_pairs_and_units() -> None:
     angles, sizes = torch.linspace(0.2, 2.8, 50, dtype=F64), torch.linspace(0.2, 0.9, 50, dtype=F64)
     sizes[17] = 1.5
     blocks = [
-        s * torch.stack([torch.stack([a.cos(), -a.sin()]), torch.stack([a.sin(), a.cos()])]) for a, s in zip(angles, sizes, strict=True)
+        s * torch.stack([torch.stack([a.cos(), -a.sin()]), torch.stack([a.sin(), a.cos()])])
+        for a, s in zip(angles, sizes, strict=True)
     ]
     matrix = torch.block_diag(*blocks)
     found = spectral_radius(lambda x: x @ matrix.mT, torch.zeros(100, dtype=F64))
@@ -37,7 +40,9 @@ def test_complex_pairs_and_units() -> None:
 
 def test_radius_is_the_rate_of_picard() -> None:
     g = generator(1)
-    function = attention(torch.randn(12, 5, dtype=F64, generator=g), 0.2 * torch.randn(1, 5, dtype=F64, generator=g), 0.5)
+    function = attention(
+        torch.randn(12, 5, dtype=F64, generator=g), 0.2 * torch.randn(1, 5, dtype=F64, generator=g), 0.5
+    )
     found = fixed_point(function, torch.zeros(1, 5, dtype=F64), solver="picard", max_steps=3000)
     radius = spectral_radius(function, found.value)
     close(found.trace[-4] / found.trace[-5], radius.value, 5e-2)

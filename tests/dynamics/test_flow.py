@@ -57,9 +57,15 @@ def test_one_update_is_the_double_loop(case):
     M = N if patterns is None else patterns.shape[-2]
     all_patterns = points if patterns is None else patterns.expand(*batch, M, dim)
     all_masks = None if mask is None else mask.expand(*batch, N, M)
-    for index in torch.cartesian_prod(*map(torch.arange, batch)).reshape(-1, len(batch)).tolist() if batch else [[]]:
+    for index in (
+        torch.cartesian_prod(*map(torch.arange, batch)).reshape(-1, len(batch)).tolist() if batch else [[]]
+    ):
         i = tuple(index)
-        options = {"causal": flow.causal, "mask": None if all_masks is None else all_masks[i], "log_weight": weight}
+        options = {
+            "causal": flow.causal,
+            "mask": None if all_masks is None else all_masks[i],
+            "log_weight": weight,
+        }
         G, gradient = oracle.slope(points[i], all_patterns[i], flow.beta, **options)
         torch.testing.assert_close(info.log_normalizer[i], G, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(info.ascended[i], points[i] + flow.step * gradient, rtol=1e-11, atol=1e-11)
@@ -83,7 +89,8 @@ def test_any_measure(seed):
     flow = Flow(None, beta=beta, step=0.5, patterns=F.Gaussian(m, S))
     torch.testing.assert_close(flow(points), points + 0.5 * (m + beta * points @ S))
     torch.testing.assert_close(
-        flow.slope(points).log_normalizer, beta * points @ m + beta**2 / 2 * torch.einsum("...i,ij,...j", points, S, points)
+        flow.slope(points).log_normalizer,
+        beta * points @ m + beta**2 / 2 * torch.einsum("...i,ij,...j", points, S, points),
     )
     mixture = F.GaussianMixture(cloud(2, seed=seed), cloud(2, 3, seed=seed + 1), torch.stack([S, 2 * S]))
     eta = points.clone().requires_grad_()
@@ -101,7 +108,11 @@ def test_batch_of_measures_goes_with_the_batch_of_points():
 
 def test_batch_axes_of_patterns_or_mask_alone():
     points, patterns, mask = cloud(4, 3), cloud(2, 5, 3, seed=1), torch.ones(2, 4, 4, dtype=torch.bool).tril()
-    for flow in (Flow(patterns=patterns), Flow("sphere", patterns=F.Empirical(patterns)), Flow("sphere", mask=mask)):
+    for flow in (
+        Flow(patterns=patterns),
+        Flow("sphere", patterns=F.Empirical(patterns)),
+        Flow("sphere", mask=mask),
+    ):
         both = torch.stack([points, points])
         torch.testing.assert_close(flow.run(points, 2).states, flow.run(both, 2).states)
         torch.testing.assert_close(flow(points), flow(both))
@@ -118,7 +129,9 @@ def test_autocast_changes_nothing(kind):
     plain = flow.run(points, 2).states
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(flow.run(points, 2).states, plain)
-        assert torch.equal(Whiten(covariance=torch.eye(3))(points), Whiten(covariance=torch.eye(3))(points.clone()).float())
+        assert torch.equal(
+            Whiten(covariance=torch.eye(3))(points), Whiten(covariance=torch.eye(3))(points.clone()).float()
+        )
 
 
 def test_out_of_the_natural_domain():
@@ -184,7 +197,9 @@ def test_torch_func():
 def test_any_function_may_renormalise():
     points = cloud(5, 3)
     torch.testing.assert_close(Flow(torch.tanh)(points), torch.tanh(Flow(None)(points)))
-    with pytest.raises(ArgumentError, match=r"shape \(5, 3\) and torch.float64; got shape \(3,\) and torch.float64"):
+    with pytest.raises(
+        ArgumentError, match=r"shape \(5, 3\) and torch.float64; got shape \(3,\) and torch.float64"
+    ):
         Flow(lambda x: x.mean(0))(points)
 
 
@@ -241,13 +256,19 @@ def test_a_state_that_is_not_finite_names_step_and_point():
     def spoil(x):
         nonlocal count
         count += 1
-        return x.clone().index_put_((torch.tensor(1),), torch.tensor(math.inf, dtype=F64)) if count == 3 else x / x.norm()
+        return (
+            x.clone().index_put_((torch.tensor(1),), torch.tensor(math.inf, dtype=F64))
+            if count == 3
+            else x / x.norm()
+        )
 
     with pytest.raises(ConvergenceError, match=r"after step 3 the point at index \(1,\) is not finite"):
         Flow(spoil).run(points, 5)
     with pytest.raises(ConvergenceError, match=r"after step \d+ the point at index"):
         Flow(None, step=1e3).run(1e3 * points, 200, measure_every=None, keep="last")
-    with pytest.raises(ConvergenceError, match=r"after step \d+ the point at index"):  # not an error of what measures it
+    with pytest.raises(
+        ConvergenceError, match=r"after step \d+ the point at index"
+    ):  # not an error of what measures it
         Flow(None).run(cloud(9, 3, scale=1e150), 60)
 
 

@@ -34,9 +34,13 @@ def test_mardia_is_the_double_sum(seed, count, dimension):
         assert g.kurtosis[place].item() == pytest.approx(b2 / usual - 1, rel=1e-8, abs=1e-9)
         k = (dimension + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (dimension + 1) - 6))
         freedom = dimension * (dimension + 1) * (dimension + 2) / 6
-        assert g.skewness_p[place].item() == pytest.approx(scipy.stats.chi2.sf(k * count * b1 / 6, freedom), rel=1e-6, abs=1e-12)
+        assert g.skewness_p[place].item() == pytest.approx(
+            scipy.stats.chi2.sf(k * count * b1 / 6, freedom), rel=1e-6, abs=1e-12
+        )
         score = (b2 - usual * (count - 1) / (count + 1)) / math.sqrt(8 * usual / count)
-        assert g.kurtosis_p[place].item() == pytest.approx(2 * scipy.stats.norm.sf(abs(score)), rel=1e-6, abs=1e-12)
+        assert g.kurtosis_p[place].item() == pytest.approx(
+            2 * scipy.stats.norm.sf(abs(score)), rel=1e-6, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("count", [8, 12, 80, 2000])
@@ -51,7 +55,11 @@ def test_sliced_in_one_dimension_is_anderson_and_darling(count, bend):
 
 def test_p_values_are_uniform_for_gaussians():
     """400 clouds of a sheared Gaussian: each test rejects at 5% about 5% of the time (a binomial's 4 standard deviations)."""
-    x = cloud(400, 200, 3, seed=5) @ torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 9.0]], dtype=F64) + 100
+    x = (
+        cloud(400, 200, 3, seed=5)
+        @ torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 9.0]], dtype=F64)
+        + 100
+    )
     g = gaussianity(x)
     for p in (g.skewness_p, g.kurtosis_p, g.sliced_p):
         assert abs(float((p < 0.05).double().mean()) - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 400)
@@ -61,7 +69,12 @@ def test_p_values_are_uniform_for_gaussians():
 
 @pytest.mark.parametrize(
     ("bend", "test"),
-    [(torch.exp, "skewness_p"), (torch.sinh, "kurtosis_p"), (torch.sign, "sliced_p"), (lambda x: x.clamp(-0.5, 0.5), "sliced_p")],
+    [
+        (torch.exp, "skewness_p"),
+        (torch.sinh, "kurtosis_p"),
+        (torch.sign, "sliced_p"),
+        (lambda x: x.clamp(-0.5, 0.5), "sliced_p"),
+    ],
 )
 def test_each_test_sees_what_it_should(bend, test):
     assert getattr(gaussianity(bend(cloud(500, 2))), test).item() < 1e-6
@@ -98,7 +111,13 @@ def test_rank_of_flat_clouds():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 4), st.sampled_from([0.0, 0.05, 0.3, 0.8]), st.booleans())
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.05, 0.3, 0.8]),
+    st.booleans(),
+)
 def test_clusters_are_connected_components(seed, count, dimension, tolerance, clumped):
     x = cloud(count, dimension, seed=seed)
     if clumped:

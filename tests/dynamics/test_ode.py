@@ -95,15 +95,23 @@ def test_causal_and_masked():
     points, mask = cloud(6, 2), torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) < 0.6
     flow = Flow("sphere", causal=True, mask=mask)
     exact = flow.ode(points, 0.5, samples=2).last
-    steps = Flow("sphere", causal=True, mask=mask, step=0.001).run(Sphere()(points), 500, keep="last", measure_every=None).last
+    steps = (
+        Flow("sphere", causal=True, mask=mask, step=0.001)
+        .run(Sphere()(points), 500, keep="last", measure_every=None)
+        .last
+    )
     torch.testing.assert_close(exact, steps, atol=1e-3, rtol=1e-3)
 
 
 def test_a_renormaliser_of_ones_own():
     """Held to an ellipse of equal weights, the user's function alone is enough."""
     weight = torch.tensor([1.0, 4.0], dtype=F64)
-    path = Flow(lambda x: x / (weight * x**2).sum(-1, keepdim=True).sqrt()).ode(cloud(5, 2), 1.0, samples=3, rtol=1e-8)
-    torch.testing.assert_close((weight * path.states**2).sum(-1), torch.ones(3, 5, dtype=F64), atol=1e-6, rtol=1e-6)
+    path = Flow(lambda x: x / (weight * x**2).sum(-1, keepdim=True).sqrt()).ode(
+        cloud(5, 2), 1.0, samples=3, rtol=1e-8
+    )
+    torch.testing.assert_close(
+        (weight * path.states**2).sum(-1), torch.ones(3, 5, dtype=F64), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_bad_input():

@@ -25,7 +25,12 @@ def spread(x):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(6, 12), st.integers(2, 5), st.sampled_from([1e-150, 1e-3, 1.0, 1e5, 1e150]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(6, 12),
+    st.integers(2, 5),
+    st.sampled_from([1e-150, 1e-3, 1.0, 1e5, 1e150]),
+)
 def test_against_the_obvious(seed, count, dimension, scale):
     x = cloud(2, count, dimension, seed=seed)
     for renormalize in EVERY:
@@ -39,7 +44,9 @@ def test_epsilon_is_that_of_torch():
     x = cloud(4, 5)
     torch.testing.assert_close(Layer(1e-2)(x), torch.nn.functional.layer_norm(x, (5,), eps=1e-2))
     torch.testing.assert_close(RMS(1e-2)(x), torch.nn.functional.rms_norm(x, (5,), eps=1e-2))
-    torch.testing.assert_close(Batch(1e-2)(x), torch.nn.functional.batch_norm(x, None, None, training=True, eps=1e-2))
+    torch.testing.assert_close(
+        Batch(1e-2)(x), torch.nn.functional.batch_norm(x, None, None, training=True, eps=1e-2)
+    )
     assert torch.equal(Layer(1e-2)(torch.ones(2, 3)), torch.zeros(2, 3))
 
 
@@ -48,10 +55,18 @@ def test_epsilon_is_that_of_torch():
 def test_the_quick_way_is_the_careful_one(renormalize, dtype):
     """With derivatives asked for the careful way is taken; the quick one agrees to rounding, and gives way where numbers are extreme."""
     tiny, large = (1e-30, 1e30) if dtype == torch.float32 else (1e-250, 1e250)
-    for x in (cloud(40, 7), cloud(40, 7) + 1e3, tiny * cloud(40, 7), large * cloud(40, 7), torch.cat([cloud(9, 7), tiny * cloud(9, 7)])):
+    for x in (
+        cloud(40, 7),
+        cloud(40, 7) + 1e3,
+        tiny * cloud(40, 7),
+        large * cloud(40, 7),
+        torch.cat([cloud(9, 7), tiny * cloud(9, 7)]),
+    ):
         x = x.to(dtype)
         careful = renormalize(x.clone().requires_grad_()).detach()
-        torch.testing.assert_close(renormalize(x), careful, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(
+            renormalize(x), careful, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps
+        )
 
 
 def test_whitening_at_any_scale_in_single_precision():
@@ -67,7 +82,11 @@ def test_radius():
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.booleans())
 def test_whitening_hits_its_target(seed, dimension, batched):
-    a, m, x = cloud(dimension, dimension, seed=seed), cloud(dimension, seed=seed + 1), cloud(2, 12, dimension, seed=seed + 2)
+    a, m, x = (
+        cloud(dimension, dimension, seed=seed),
+        cloud(dimension, seed=seed + 1),
+        cloud(2, 12, dimension, seed=seed + 2),
+    )
     S = a @ a.mT + 0.1 * torch.eye(dimension, dtype=F64)
     if batched:
         S, m = torch.stack([S, 2 * S]), torch.stack([m, -m])
@@ -114,7 +133,9 @@ def test_zero_vectors():
 @pytest.mark.parametrize(("count", "dimension"), [(3, 4), (4, 4), (1, 2)])
 def test_a_flat_cloud_cannot_be_white(count, dimension):
     x = cloud(count, dimension)
-    with pytest.raises(ArgumentError, match=f"{count} points in {dimension} dimensions span only {count - 1}"):
+    with pytest.raises(
+        ArgumentError, match=f"{count} points in {dimension} dimensions span only {count - 1}"
+    ):
         Whiten()(x)
 
 
@@ -125,7 +146,9 @@ def test_a_floor_mends_and_warns():
     kept = torch.linalg.eigvalsh(spread(y))
     torch.testing.assert_close(kept[2:], torch.ones(2, dtype=F64))
     assert float(kept[:2].abs().max()) < 1e-6
-    narrow = Whiten()(cloud(9, 2)) * torch.tensor([1.0, 0.01], dtype=F64)  # eigenvalues 1 and 10⁻⁴, the second lifted to 10⁻²
+    narrow = Whiten()(cloud(9, 2)) * torch.tensor(
+        [1.0, 0.01], dtype=F64
+    )  # eigenvalues 1 and 10⁻⁴, the second lifted to 10⁻²
     with pytest.warns(ExptiltWarning, match=r"lifted 1 eigenvalues of the covariance by up to 0\.0099"):
         kept = torch.linalg.eigvalsh(spread(Whiten(floor=1e-2)(narrow)))
     torch.testing.assert_close(kept, torch.tensor([1e-2, 1.0], dtype=F64))

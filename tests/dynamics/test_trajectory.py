@@ -34,14 +34,18 @@ def test_rows_are_what_they_say():
     for t in range(4):
         for item in range(2):
             x = path.states[t, item]
-            assert path.log_normalizer[t, item].item() == pytest.approx(float(oracle.slope(x, x, 0.5)[0].mean()))
+            assert path.log_normalizer[t, item].item() == pytest.approx(
+                float(oracle.slope(x, x, 0.5)[0].mean())
+            )
             lengths = [math.dist(p, [0.0] * 3) for p in x.tolist()]
             got = [float(getattr(path.norms, name)[t, item]) for name in ("mean", "smallest", "largest")]
             assert got == pytest.approx([sum(lengths) / 9, min(lengths), max(lengths)])
             covariance = oracle.covariance(x)
             assert path.covariance_trace[t, item].item() == pytest.approx(float(covariance.trace()))
             torch.testing.assert_close(path.spectrum[t, item], torch.linalg.eigvalsh(covariance).flip(0))
-            cosines = [float(x[i] @ x[j]) / lengths[i] / lengths[j] for i in range(9) for j in range(9) if i != j]
+            cosines = [
+                float(x[i] @ x[j]) / lengths[i] / lengths[j] for i in range(9) for j in range(9) if i != j
+            ]
             assert path.mean_cosine[t, item].item() == pytest.approx(sum(cosines) / 72)
             assert path.clusters.count[t, item] == clusters(x).count
             torch.testing.assert_close(path.gaussianity.sliced[t, item], gaussianity(x).sliced)
@@ -52,18 +56,26 @@ def test_rows_are_what_they_say():
             ascended = before + 0.7 * oracle.slope(before, before, 0.5)[1]
             spread = [float((y - y.mean(0)).norm()) for y in (before, ascended, x)]
             grew = [float(value[t, item]) for value in vars(path.growth).values()]
-            wanted = [ascended.norm() / before.norm(), x.norm() / ascended.norm(), spread[1] / spread[0], spread[2] / spread[1]]
+            wanted = [
+                ascended.norm() / before.norm(),
+                x.norm() / ascended.norm(),
+                spread[1] / spread[0],
+                spread[2] / spread[1],
+            ]
             assert grew == pytest.approx([float(value) for value in wanted])
 
 
 def test_wide_clouds_have_the_same_spectrum():
     x = cloud(4, 7)
     path = Flow(None).run(x, 0)
-    torch.testing.assert_close(path.spectrum[0], torch.linalg.eigvalsh(oracle.covariance(x)).flip(0), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        path.spectrum[0], torch.linalg.eigvalsh(oracle.covariance(x)).flip(0), atol=1e-12, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"), [("all", [0, 1, 2, 3, 4, 5]), ("last", [5]), (2, [0, 2, 4, 5]), (1, [0, 1, 2, 3, 4, 5]), (9, [0, 5])]
+    ("keep", "kept"),
+    [("all", [0, 1, 2, 3, 4, 5]), ("last", [5]), (2, [0, 2, 4, 5]), (1, [0, 1, 2, 3, 4, 5]), (9, [0, 5])],
 )
 def test_what_is_kept(keep, kept):
     points = cloud(7, 2)
@@ -74,7 +86,9 @@ def test_what_is_kept(keep, kept):
     assert torch.equal(path.log_normalizer, whole.log_normalizer)
 
 
-@pytest.mark.parametrize(("every", "rows"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (None, [0, 5]), (7, [0, 5])])
+@pytest.mark.parametrize(
+    ("every", "rows"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (None, [0, 5]), (7, [0, 5])]
+)
 def test_what_is_measured(every, rows):
     points = cloud(7, 2)
     whole, path = Flow("rms").run(points, 5), Flow("rms").run(points, 5, measure_every=every)
@@ -94,7 +108,16 @@ def test_run_takes_no_gradients():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"steps": -1}, {"steps": 2.0}, {"steps": True}, {"keep": "some"}, {"keep": 0}, {"measure_every": 0}, {"tolerance": -1.0}]
+    "bad",
+    [
+        {"steps": -1},
+        {"steps": 2.0},
+        {"steps": True},
+        {"keep": "some"},
+        {"keep": 0},
+        {"measure_every": 0},
+        {"tolerance": -1.0},
+    ],
 )
 def test_bad_run(bad):
     with pytest.raises(ArgumentError, match=next(iter(bad))):
@@ -188,7 +211,9 @@ def test_animate_says_what_it_needs():
 def test_large_cloud_in_little_memory():
     """3000 points: a matrix of scores would be 72 MB of float64; torch's own count of what is allocated stays far below."""
     points = cloud(3000, 8)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as seen:
         Flow("layer").run(points, 1, keep="last", measure_every=None)
     largest = max(event.self_cpu_memory_usage for event in seen.events())
     assert largest < 36e6

@@ -13,7 +13,11 @@ from rivals import efax_process
 def test_table_shows_everyone_and_the_best_rival() -> None:
     times = {
         "KL: Gamma": {"exptilt": {"best": 0.003}, "torch": {"best": 0.006}, "efax": {"best": 0.012}},
-        "Empirical: natural": {"exptilt": {"best": 0.1}, "SciPy L-BFGS": {"best": 0.4}, "SciPy Newton-CG": {"best": 0.2}},
+        "Empirical: natural": {
+            "exptilt": {"best": 0.1},
+            "SciPy L-BFGS": {"best": 0.4},
+            "SciPy Newton-CG": {"best": 0.2},
+        },
         "maximum entropy: contradictory": {"exptilt": {"best": 2.0}},
     }
     header, rows = benchmark.time_table({"times": times})

@@ -18,7 +18,12 @@ def attainable(points: np.ndarray, mean: np.ndarray) -> bool:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), count=st.integers(2, 2500), dimension=st.integers(1, 8), reach=st.floats(0.1, 2.5))
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(2, 2500),
+    dimension=st.integers(1, 8),
+    reach=st.floats(0.1, 2.5),
+)
 def test_against_all_points(seed: int, count: int, dimension: int, reach: float) -> None:
     g = np.random.default_rng(seed)
     points = g.normal(size=(count, dimension)) * 10 ** g.uniform(-3, 3, dimension)
@@ -32,7 +37,9 @@ def test_against_all_points(seed: int, count: int, dimension: int, reach: float)
     if alone:
         assert named == alone
     else:
-        assert all(attainable(points[:, rest], mean[rest]) for rest in ([i for i in named if i != j] for j in named))
+        assert all(
+            attainable(points[:, rest], mean[rest]) for rest in ([i for i in named if i != j] for j in named)
+        )
 
 
 def test_more_than_sixteen_at_once() -> None:

@@ -43,12 +43,23 @@ def test_mixture_bracket_and_estimate(seed: int, a: int, b: int) -> None:
 
 def test_brackets_are_tight_where_they_should_be() -> None:
     g = torch.Generator().manual_seed(3)
-    far = f.GaussianMixture(torch.tensor([0.0, 1.0], dtype=F64), torch.tensor([[-50.0], [50.0]], dtype=F64), torch.eye(1, dtype=F64))
-    moved = f.GaussianMixture(torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([[-50.5], [50.0]], dtype=F64), torch.eye(1, dtype=F64))
+    far = f.GaussianMixture(
+        torch.tensor([0.0, 1.0], dtype=F64),
+        torch.tensor([[-50.0], [50.0]], dtype=F64),
+        torch.eye(1, dtype=F64),
+    )
+    moved = f.GaussianMixture(
+        torch.tensor([1.0, 0.0], dtype=F64),
+        torch.tensor([[-50.5], [50.0]], dtype=F64),
+        torch.eye(1, dtype=F64),
+    )
     found = f.kl(far, moved, generator=g)
     # Far apart components: KL = KL(weights) + Σ π KL(components), and the upper bound reaches it.
     w = torch.softmax(far.log_weight, 0)
-    truth = float((w * (torch.log_softmax(far.log_weight, 0) - torch.log_softmax(moved.log_weight, 0))).sum() + w[0] * 0.125)
+    truth = float(
+        (w * (torch.log_softmax(far.log_weight, 0) - torch.log_softmax(moved.log_weight, 0))).sum()
+        + w[0] * 0.125
+    )
     assert float(found.upper) == pytest.approx(truth, rel=1e-9)
     assert float(f.kl(far, far, samples=0).upper) == pytest.approx(0, abs=1e-9)
     entropy = far.entropy(generator=g)
@@ -73,8 +84,14 @@ def test_batches_and_generic_mixtures() -> None:
     p, q = mixture(g, 3, (4,)), mixture(g, 2, (4,))
     found = f.kl(p, q, generator=g)
     assert found.value.shape == found.lower.shape == (4,)
-    gammas = f.Mixture(torch.zeros(2, dtype=F64), f.Gamma(torch.tensor([[2.0], [5.0]], dtype=F64), torch.ones(2, 1, dtype=F64)))
-    one = f.Mixture(torch.tensor([1.0, 0.0], dtype=F64), f.Gamma(torch.tensor([[2.5], [4.0]], dtype=F64), torch.ones(2, 1, dtype=F64)))
+    gammas = f.Mixture(
+        torch.zeros(2, dtype=F64),
+        f.Gamma(torch.tensor([[2.0], [5.0]], dtype=F64), torch.ones(2, 1, dtype=F64)),
+    )
+    one = f.Mixture(
+        torch.tensor([1.0, 0.0], dtype=F64),
+        f.Gamma(torch.tensor([[2.5], [4.0]], dtype=F64), torch.ones(2, 1, dtype=F64)),
+    )
     found = f.kl(gammas, one, generator=g)
     assert 0 <= float(found.lower) <= float(found.value) + 5 * float(found.standard_error)
     assert float(found.upper) >= float(found.value) - 5 * float(found.standard_error)
@@ -98,7 +115,8 @@ def test_families_within_families() -> None:
     torch.testing.assert_close(f.kl(full, same).value, twin)
     times = f.Exponential(torch.tensor([2.0]))
     torch.testing.assert_close(
-        f.kl(times, f.Gamma(torch.tensor([1.0]), torch.tensor([3.0]))).value, f.kl(times, f.Exponential(torch.tensor([3.0]))).value
+        f.kl(times, f.Gamma(torch.tensor([1.0]), torch.tensor([3.0]))).value,
+        f.kl(times, f.Exponential(torch.tensor([3.0]))).value,
     )
 
 
@@ -111,7 +129,9 @@ def test_points() -> None:
         f.kl(p, f.Empirical(points + 1))
     with pytest.raises(ValueError, match=r"infinite\. Project first"):
         f.kl(p, f.Gaussian(torch.zeros(1), torch.eye(1)))
-    with pytest.raises(ValueError, match=r"different spaces, Poisson \(counts, events \(\(1,\),\)\) and Poisson"):
+    with pytest.raises(
+        ValueError, match=r"different spaces, Poisson \(counts, events \(\(1,\),\)\) and Poisson"
+    ):
         f.kl(f.Poisson(torch.ones(1)), f.Poisson(torch.ones(2)))
     with pytest.raises(ValueError, match="samples must be"):
         f.kl(mixture(torch.Generator(), 2), mixture(torch.Generator(), 2), samples=1)
@@ -123,7 +143,9 @@ def test_any_density() -> None:
     rule = f.FromDensity.quadrature(lambda x: gaussian.log_prob(x) + 3)
     found = f.kl(rule, wide)
     assert float(found.value) == pytest.approx(float(f.kl(gaussian, wide).value), abs=1e-9)
-    draws = f.FromDensity.monte_carlo(lambda x: gaussian.log_prob(x) + 3, wide, samples=4000, generator=torch.Generator().manual_seed(0))
+    draws = f.FromDensity.monte_carlo(
+        lambda x: gaussian.log_prob(x) + 3, wide, samples=4000, generator=torch.Generator().manual_seed(0)
+    )
     sampled = f.kl(draws, wide)
     assert abs(float(sampled.value) - float(f.kl(gaussian, wide).value)) < 5 * float(sampled.standard_error)
     assert abs(float(draws.log_normalizer(torch.zeros(1, dtype=F64))) - 3) < 5 * float(
@@ -145,10 +167,16 @@ def test_what_cannot_be_compared() -> None:
         f.kl(f.Poisson(torch.ones(3, 1)), f.Poisson(torch.ones(2, 1)))
     with pytest.raises(ValueError, match=r"q must be a measure; got int"):
         f.kl(counts, 3)  # type: ignore[arg-type]
-    for direction in (f.Gaussian(torch.zeros(3), torch.eye(3)), f.Dirichlet(torch.ones(3)), f.Categorical(torch.zeros(3))):
+    for direction in (
+        f.Gaussian(torch.zeros(3), torch.eye(3)),
+        f.Dirichlet(torch.ones(3)),
+        f.Categorical(torch.zeros(3)),
+    ):
         with pytest.raises(ValueError, match=r"different spaces.*on the sphere, events"):
             f.kl(direction, f.VonMisesFisher(torch.ones(3)))
-    inside = f.kl(f.Beta(torch.ones(1), torch.ones(1)), times, generator=torch.Generator().manual_seed(0))  # (0, 1) is part of (0, ∞)
+    inside = f.kl(
+        f.Beta(torch.ones(1), torch.ones(1)), times, generator=torch.Generator().manual_seed(0)
+    )  # (0, 1) is part of (0, ∞)
     assert abs(float(inside.value) - 0.5) < 5 * float(inside.standard_error)  # E x
 
 
@@ -156,12 +184,21 @@ def test_what_cannot_be_compared() -> None:
 def test_brackets_keep_their_digits_far_from_the_origin(diagonal: bool) -> None:
     g = torch.Generator().manual_seed(4)
     weight, other = torch.randn(2, 3, dtype=F64, generator=g)
-    means, variance = torch.randint(-3, 4, (2, 3, 2), generator=g).to(F64), torch.rand(2, 3, 2, dtype=F64, generator=g) + 0.5
+    means, variance = (
+        torch.randint(-3, 4, (2, 3, 2), generator=g).to(F64),
+        torch.rand(2, 3, 2, dtype=F64, generator=g) + 0.5,
+    )
 
     def moved(shift: float) -> list[f.Measure]:
         if diagonal:
-            return [f.Mixture(w, f.DiagonalGaussian(m + shift, v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
-        return [f.GaussianMixture(w, m + shift, torch.diag_embed(v)) for w, m, v in zip((weight, other), means, variance, strict=True)]
+            return [
+                f.Mixture(w, f.DiagonalGaussian(m + shift, v))
+                for w, m, v in zip((weight, other), means, variance, strict=True)
+            ]
+        return [
+            f.GaussianMixture(w, m + shift, torch.diag_embed(v))
+            for w, m, v in zip((weight, other), means, variance, strict=True)
+        ]
 
     here, there = f.kl(*moved(0.0), samples=0), f.kl(*moved(2.0**26), samples=0)
     torch.testing.assert_close(there.lower, here.lower, rtol=1e-10, atol=1e-12)
@@ -184,7 +221,12 @@ def test_standard_errors_are_those_of_repetition() -> None:
             found[name].append((float(h.log_normalizer(eta)), float(h.log_normalizer_error(eta))))
         for name, estimate in (("entropy", h.entropy()), ("KL", f.kl(h, other))):
             found[name].append((float(estimate.value), float(estimate.standard_error)))
-    truth = {"G": 1.0, "tilted": 1 - 0.25 + 0.125, "entropy": float(target.entropy()), "KL": float(f.kl(target, other).value)}
+    truth = {
+        "G": 1.0,
+        "tilted": 1 - 0.25 + 0.125,
+        "entropy": float(target.entropy()),
+        "KL": float(f.kl(target, other).value),
+    }
     for name, pairs in found.items():
         values, errors = torch.tensor(pairs, dtype=F64).unbind(-1)
         assert float(values.std()) == pytest.approx(float(errors.mean()), rel=0.2), name
@@ -204,7 +246,9 @@ def test_what_an_estimate_says_of_its_sample() -> None:
     draws = torch.tensor([[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]], dtype=F64)
     found = f.Estimate.sampled(draws, torch.zeros(2, dtype=F64), torch.full((2,), 9.0, dtype=F64))
     assert found.value.tolist() == [3, 5]
-    assert found.standard_error.tolist() == pytest.approx([(7 / 3) ** 0.5, 0])  # variance 7 of one draw, three draws
+    assert found.standard_error.tolist() == pytest.approx(
+        [(7 / 3) ** 0.5, 0]
+    )  # variance 7 of one draw, three draws
     middle = f.Estimate.bounded(torch.tensor([1.0]), torch.tensor([4.0]))
     assert middle.value.tolist() == [2.5]
 
@@ -219,12 +263,24 @@ def numbers(*values: float) -> torch.Tensor:
         (f.Gamma(numbers(2.0), numbers(3.0)), f.Gamma(numbers(4.0), numbers(1.5)), 0.0, math.inf),
         (f.Exponential(numbers(2.0)), f.Exponential(numbers(0.7)), 0.0, math.inf),
         (f.Beta(numbers(2.0), numbers(3.0)), f.Beta(numbers(1.5), numbers(0.8)), 0.0, 1.0),
-        (f.DiagonalGaussian(numbers(0.5), numbers(2.0)), f.DiagonalGaussian(numbers(-1.0), numbers(0.7)), -math.inf, math.inf),
-        (f.Gaussian(numbers(0.5), numbers(2.0)[None]), f.Gaussian(numbers(-1.0), numbers(0.7)[None]), -math.inf, math.inf),
+        (
+            f.DiagonalGaussian(numbers(0.5), numbers(2.0)),
+            f.DiagonalGaussian(numbers(-1.0), numbers(0.7)),
+            -math.inf,
+            math.inf,
+        ),
+        (
+            f.Gaussian(numbers(0.5), numbers(2.0)[None]),
+            f.Gaussian(numbers(-1.0), numbers(0.7)[None]),
+            -math.inf,
+            math.inf,
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_overlap_is_the_integral_of_the_product(p: f.ExponentialFamily, q: f.ExponentialFamily, lower: float, upper: float) -> None:
+def test_overlap_is_the_integral_of_the_product(
+    p: f.ExponentialFamily, q: f.ExponentialFamily, lower: float, upper: float
+) -> None:
     product = f.FromDensity.quadrature(lambda x: p.log_prob(x) + q.log_prob(x), lower=[lower], upper=[upper])
     assert float(p._overlap(q)) == pytest.approx(float(product.log_normalizer(numbers(0.0))), abs=1e-9)
 
@@ -232,7 +288,9 @@ def test_overlap_is_the_integral_of_the_product(p: f.ExponentialFamily, q: f.Exp
 def test_overlap_of_outcomes() -> None:
     p, q = f.Categorical(numbers(0.3, -1.0, 2.0)), f.Categorical(numbers(1.0, 0.0, -0.5))
     one_hot = torch.eye(3, dtype=F64)
-    assert float(p._overlap(q)) == pytest.approx(float(torch.logsumexp(p.log_prob(one_hot) + q.log_prob(one_hot), 0)), abs=1e-12)
+    assert float(p._overlap(q)) == pytest.approx(
+        float(torch.logsumexp(p.log_prob(one_hot) + q.log_prob(one_hot), 0)), abs=1e-12
+    )
 
 
 def test_infinite_where_the_support_is_too_small() -> None:
@@ -241,19 +299,31 @@ def test_infinite_where_the_support_is_too_small() -> None:
     line = f.Gaussian(torch.zeros(2), torch.eye(2))
     coins, outcomes = f.BernoulliProduct(torch.zeros(2)), f.Categorical(torch.tensor([0.0, 1.0]))
     counts = f.Poisson(torch.ones(2))
-    for p, q in ((line, f.Gamma(torch.ones(2), torch.ones(2))), (coins, outcomes), (counts, coins), (counts, outcomes)):
+    for p, q in (
+        (line, f.Gamma(torch.ones(2), torch.ones(2))),
+        (coins, outcomes),
+        (counts, coins),
+        (counts, outcomes),
+    ):
         found = f.kl(p, q, generator=generator)
         assert (float(found.value), float(found.standard_error), float(found.lower)) == (math.inf, 0.0, 0.0)
     finite = f.kl(outcomes, coins, generator=generator)  # Σ p log p + 2 log 2
-    assert abs(float(finite.value) - (2 * math.log(2) - float(outcomes.entropy()))) < 5 * float(finite.standard_error)
+    assert abs(float(finite.value) - (2 * math.log(2) - float(outcomes.entropy()))) < 5 * float(
+        finite.standard_error
+    )
     box = f.FromDensity.quadrature(lambda x: torch.zeros_like(x[..., 0]), lower=(0.0,), upper=(1.0,))
     shifted = f.FromDensity.quadrature(lambda x: torch.zeros_like(x[..., 0]), lower=(0.5,), upper=(2.0,))
     assert (float(f.kl(box, shifted).value), float(f.kl(box, shifted).standard_error)) == (math.inf, 0.0)
 
 
 def test_draws_on_a_sphere_are_compared_with_the_sphere() -> None:
-    uniform, tilted = f.VonMisesFisher(torch.zeros(3, dtype=F64)), f.VonMisesFisher(torch.tensor([0.0, 1.0, 2.0], dtype=F64))
-    drawn = f.FromDensity.monte_carlo(tilted.log_prob, uniform, samples=20_000, generator=torch.Generator().manual_seed(0))
+    uniform, tilted = (
+        f.VonMisesFisher(torch.zeros(3, dtype=F64)),
+        f.VonMisesFisher(torch.tensor([0.0, 1.0, 2.0], dtype=F64)),
+    )
+    drawn = f.FromDensity.monte_carlo(
+        tilted.log_prob, uniform, samples=20_000, generator=torch.Generator().manual_seed(0)
+    )
     found = f.kl(drawn, uniform)
     assert abs(float(found.value) - float(f.kl(tilted, uniform).value)) < 5 * float(found.standard_error)
     assert drawn.tilt(torch.ones(3, dtype=F64)).base is drawn.base is uniform.base
@@ -263,10 +333,16 @@ def test_draws_on_a_sphere_are_compared_with_the_sphere() -> None:
 
 def test_points_that_are_listed_twice() -> None:
     points = numbers(1.0, 1.0, 2.0)[:, None]
-    p, q = f.Empirical(points, numbers(0.0, -math.inf, 0.0)), f.Empirical(points, numbers(-math.inf, 0.0, 0.0))
+    p, q = (
+        f.Empirical(points, numbers(0.0, -math.inf, 0.0)),
+        f.Empirical(points, numbers(-math.inf, 0.0, 0.0)),
+    )
     assert float(f.kl(p, q).value) == float(f.kl(q, p).value) == 0
     g = torch.Generator().manual_seed(0)
-    x, (a, b) = torch.randint(0, 3, (4, 6, 2), generator=g).to(F64), torch.randn(2, 4, 6, dtype=F64, generator=g)
+    x, (a, b) = (
+        torch.randint(0, 3, (4, 6, 2), generator=g).to(F64),
+        torch.randn(2, 4, 6, dtype=F64, generator=g),
+    )
     a[0, 0] = -math.inf
     found = f.kl(f.Empirical(x, a), f.Empirical(x, b))
     for i in range(4):
@@ -276,7 +352,9 @@ def test_points_that_are_listed_twice() -> None:
         assert float(found.value[i]) == pytest.approx(float(expected), rel=1e-12)
     by_vmap = torch.func.vmap(lambda x, a, b: f.kl(f.Empirical(x, a), f.Empirical(x, b)).value)(x, a, b)
     torch.testing.assert_close(by_vmap, found.value)
-    far = f.kl(f.Empirical(points, numbers(-1.0, 0.0, -900.0)), f.Empirical(points, numbers(-900.0, -901.0, 0.0)))
+    far = f.kl(
+        f.Empirical(points, numbers(-1.0, 0.0, -900.0)), f.Empirical(points, numbers(-900.0, -901.0, 0.0))
+    )
     assert 890 < float(far.value) < 900  # in logarithms throughout: e^−900 is no number
 
 
@@ -293,13 +371,20 @@ def test_points_and_counts() -> None:
     mixture = f.Mixture(numbers(0.0, 0.0, 0.0), f.Poisson(rates))
     assert float(f.kl(f.Empirical(x[:1]), mixture).value) == pytest.approx(-float(mixture.log_prob(x[0])))
     drawn = f.FromDensity.monte_carlo(
-        f.Poisson(rates[1]).log_prob, f.Poisson(rates[2]), samples=2000, generator=torch.Generator().manual_seed(0)
+        f.Poisson(rates[1]).log_prob,
+        f.Poisson(rates[2]),
+        samples=2000,
+        generator=torch.Generator().manual_seed(0),
     )
     estimate = f.kl(f.Empirical(x, weight), drawn)
     assert abs(float(estimate.value - expected[1])) < 5 * float(estimate.standard_error) < 0.5
-    with pytest.raises(ValueError, match=r"KL\(Poisson ‖ Empirical\) is infinite unless the points are all the outcomes"):
+    with pytest.raises(
+        ValueError, match=r"KL\(Poisson ‖ Empirical\) is infinite unless the points are all the outcomes"
+    ):
         f.kl(f.Poisson(rates[0]), f.Empirical(x))
-    with pytest.raises(ValueError, match=r"a density.*KL\(Exponential ‖ Empirical\) is infinite\. Project first"):
+    with pytest.raises(
+        ValueError, match=r"a density.*KL\(Exponential ‖ Empirical\) is infinite\. Project first"
+    ):
         f.kl(f.Exponential(rates[0]), f.Empirical(x))
 
 
@@ -314,17 +399,28 @@ def test_batches_of_p_and_q_broadcast() -> None:
     torch.testing.assert_close(f.kl(rule.tilt(tilts), others).value, truth)
     torch.testing.assert_close(f.kl(rule, others).value, f.kl(one, others).value)
     assert f.kl(rule, others).standard_error.shape == (3, 1)
-    same = f.GaussianMixture(torch.zeros(2, 2, dtype=F64), one.tilt(tilts).mean_vector[:, None].expand(2, 2, 1), one.covariance_matrix)
+    same = f.GaussianMixture(
+        torch.zeros(2, 2, dtype=F64),
+        one.tilt(tilts).mean_vector[:, None].expand(2, 2, 1),
+        one.covariance_matrix,
+    )
     for p in (same, f.FromDensity.monte_carlo(one.log_prob, one, samples=2000, generator=g).tilt(tilts)):
         found = f.kl(p, others, generator=g)
         assert found.value.shape == found.lower.shape == found.standard_error.shape == (3, 2)
         assert bool(((found.value - truth).abs() < 5 * found.standard_error).all())
     for q in (one, same):
-        assert f.kl(f.GaussianMixture(numbers(0.0), numbers(0.0)[:, None], numbers(1.0)[None]), q, generator=g).value.shape == q.batch_shape
+        assert (
+            f.kl(
+                f.GaussianMixture(numbers(0.0), numbers(0.0)[:, None], numbers(1.0)[None]), q, generator=g
+            ).value.shape
+            == q.batch_shape
+        )
 
 
 def test_nodes_on_the_edge_of_a_support() -> None:
     """The last nodes of (0, 1) round to 1, where a Beta has no density: they weigh nothing."""
     box = f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0])
     exact = f.kl(f.Beta(numbers(1.0), numbers(1.0)), f.Beta(numbers(2.0), numbers(0.5))).value
-    assert float(f.kl(box, f.Beta(numbers(2.0), numbers(0.5))).value) == pytest.approx(float(exact), rel=1e-10)
+    assert float(f.kl(box, f.Beta(numbers(2.0), numbers(0.5))).value) == pytest.approx(
+        float(exact), rel=1e-10
+    )

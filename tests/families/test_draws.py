@@ -97,8 +97,12 @@ def test_gamma_draws_carry_their_derivative(shape: float) -> None:
     x = standard_gamma(a, generator(4))
     (slope,) = torch.autograd.grad(x.sum(), a)
     value, step = x.detach().numpy(), 1e-5 * shape
-    rise = (scipy.special.gammainc(shape + step, value) - scipy.special.gammainc(shape - step, value)) / (2 * step)
-    np.testing.assert_allclose(slope.numpy(), -rise / scipy.stats.gamma(shape).pdf(value), rtol=1e-3, atol=1e-7)
+    rise = (scipy.special.gammainc(shape + step, value) - scipy.special.gammainc(shape - step, value)) / (
+        2 * step
+    )
+    np.testing.assert_allclose(
+        slope.numpy(), -rise / scipy.stats.gamma(shape).pdf(value), rtol=1e-3, atol=1e-7
+    )
     assert torch.equal(x.detach(), standard_gamma(a.detach(), generator(4)))
 
 
@@ -112,7 +116,11 @@ def test_where_values_cannot_be_seen_torch_draws() -> None:
 
 def all_of_meta() -> list[torch.Tensor]:
     rate = torch.ones(3, device="meta")
-    return [f.Poisson(rate).sample(), f.Gamma(rate, rate).sample(), f.DiagonalGaussian(rate, rate).sample((2,))]
+    return [
+        f.Poisson(rate).sample(),
+        f.Gamma(rate, rate).sample(),
+        f.DiagonalGaussian(rate, rate).sample((2,)),
+    ]
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 4, 7, 512])
@@ -171,7 +179,9 @@ def test_draws_of_a_tiny_shape_stay_in_the_open_support(dtype: torch.dtype) -> N
     shape, rate = torch.tensor([[1e-4], [1.0]], dtype=dtype), torch.tensor([[1e20], [1.0]], dtype=dtype)
     x = f.Gamma(shape, rate).sample((500,), generator=torch.Generator().manual_seed(0))
     assert bool((x > 0).all())
-    pair = f.NormalGamma(shape[0], shape[1], shape[0], rate[0]).sample((500,), generator=torch.Generator().manual_seed(0))
+    pair = f.NormalGamma(shape[0], shape[1], shape[0], rate[0]).sample(
+        (500,), generator=torch.Generator().manual_seed(0)
+    )
     assert bool((pair.precision > 0).all())
     p = f.Mixture(torch.zeros(2, dtype=dtype), f.Gamma(shape, rate))
     q = f.Mixture(torch.zeros(2, dtype=dtype), f.Gamma(2 * shape, torch.ones_like(rate)))

@@ -27,7 +27,9 @@ def normal_gamma(location: float, dtype: torch.dtype = F32) -> f.NormalGamma:
 
 def normal_inverse_wishart(location: float, dtype: torch.dtype = F64) -> f.NormalInverseWishart:
     scale = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=dtype)
-    return f.NormalInverseWishart(t(location, -location, dtype=dtype), t(2.0, dtype=dtype)[0], t(4.5, dtype=dtype)[0], scale)
+    return f.NormalInverseWishart(
+        t(location, -location, dtype=dtype), t(2.0, dtype=dtype)[0], t(4.5, dtype=dtype)[0], scale
+    )
 
 
 def test_the_location_does_not_matter() -> None:
@@ -45,10 +47,16 @@ def test_the_location_does_not_matter() -> None:
         assert float(f.kl(near, other).value) == float(f.kl(far, further).value) > 0
     one = torch.ones(1)
     x, y = f.MeanPrecision(one, one), f.MeanPrecision(one + 2.0**20, one)
-    assert float(normal_gamma(0.0).log_prob(x)) == float(normal_gamma(2.0**20).log_prob(y)) == pytest.approx(-2.22171, abs=1e-5)
+    assert (
+        float(normal_gamma(0.0).log_prob(x))
+        == float(normal_gamma(2.0**20).log_prob(y))
+        == pytest.approx(-2.22171, abs=1e-5)
+    )
     x, y = (f.MeanCovariance(t(m, 3.0), torch.eye(2, dtype=F64)) for m in (1.0, 1.0))
     y = f.MeanCovariance(x.mean + t(2.0**27, -(2.0**27)), x.covariance)
-    assert float(normal_inverse_wishart(0.0).log_prob(x)) == float(normal_inverse_wishart(2.0**27).log_prob(y))
+    assert float(normal_inverse_wishart(0.0).log_prob(x)) == float(
+        normal_inverse_wishart(2.0**27).log_prob(y)
+    )
 
 
 def test_no_member_is_invented() -> None:
@@ -85,7 +93,9 @@ def test_events_in_another_dtype() -> None:
 
 def test_draws_stay_in_the_support() -> None:
     g = torch.Generator().manual_seed(0)
-    x = f.VonMisesFisher(t(3.0, 0.0, dtype=F32)).sample((2_000_000,), generator=g)  # a float32 normal is 0 once in a million
+    x = f.VonMisesFisher(t(3.0, 0.0, dtype=F32)).sample(
+        (2_000_000,), generator=g
+    )  # a float32 normal is 0 once in a million
     assert not bool(x.isnan().any())
     assert float(f.Gamma(t(1e-4, dtype=F32), t(1e8, dtype=F32)).sample((1000,), generator=g).min()) > 0
     pair = f.NormalGamma(*(t(v, dtype=F32) for v in (0.0, 1e-3, 1e-3, 1e8))).sample((1000,), generator=g)
@@ -96,7 +106,10 @@ def test_draws_stay_in_the_support() -> None:
 def test_independence_of_another_kind_is_refused() -> None:
     normal = distributions.Normal(torch.zeros(3, 2), torch.ones(3, 2))
     for count in (0, 2):
-        with pytest.raises(ArgumentError, match=r"from_torch: got batch .* where this family has batch \(3,\) and events \(2,\)"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"from_torch: got batch .* where this family has batch \(3,\) and events \(2,\)",
+        ):
             f.DiagonalGaussian.from_torch(distributions.Independent(normal, count))
     assert f.DiagonalGaussian.from_torch(distributions.Independent(normal, 1)).batch_shape == (3,)
     assert f.Categorical.from_torch(distributions.Categorical(logits=torch.zeros(3, 2))).batch_shape == (3,)
@@ -105,7 +118,13 @@ def test_independence_of_another_kind_is_refused() -> None:
 def test_deviance() -> None:
     """Against 40 digits, on both sides of where the series ends; second derivatives at 0."""
     x = torch.logspace(-6, 12, 10, dtype=F64)[:, None]
-    d = torch.cat([torch.logspace(-9, 3, 40, dtype=F64), -torch.logspace(-9, -1e-3, 40, dtype=F64), t(-0.2, 0.2, 0.2001)])
+    d = torch.cat(
+        [
+            torch.logspace(-9, 3, 40, dtype=F64),
+            -torch.logspace(-9, -1e-3, 40, dtype=F64),
+            t(-0.2, 0.2, 0.2001),
+        ]
+    )
     m = x * (1 + d)
     found = deviance(x, m - x, (m / x).log())
     many = deviance(*(a.expand(50, *found.shape) for a in (x, m - x, (m / x).log())))
@@ -126,11 +145,19 @@ def test_entropies_at_large_parameters() -> None:
     with mpmath.workdps(40):
         a = mpmath.mpf(10) ** 8
         gamma = a + mpmath.loggamma(a) + (1 - a) * mpmath.digamma(a)
-        beta = 2 * mpmath.loggamma(a) - mpmath.loggamma(2 * a) - (a - 1) * 2 * mpmath.digamma(a) + (2 * a - 2) * mpmath.digamma(2 * a)
+        beta = (
+            2 * mpmath.loggamma(a)
+            - mpmath.loggamma(2 * a)
+            - (a - 1) * 2 * mpmath.digamma(a)
+            + (2 * a - 2) * mpmath.digamma(2 * a)
+        )
         poisson = mpmath.log(2 * mpmath.pi * mpmath.e * a) / 2 - 1 / (12 * a)
         halves = [a / 2, (a - 1) / 2]
         wishart = (
-            3 * mpmath.log(2) + mpmath.log(mpmath.pi) / 2 + sum(mpmath.loggamma(h) - (a - 3) / 2 * mpmath.digamma(h) for h in halves) + a
+            3 * mpmath.log(2)
+            + mpmath.log(mpmath.pi) / 2
+            + sum(mpmath.loggamma(h) - (a - 3) / 2 * mpmath.digamma(h) for h in halves)
+            + a
         )
         direction = 1 + mpmath.log(2 * mpmath.pi) - mpmath.log(mpmath.mpf(10) ** 20)
         exact = [float(value) for value in (gamma, beta, beta, poisson, wishart, direction)]
@@ -161,7 +188,9 @@ def test_densities_at_large_parameters() -> None:
                 n, at = t(1e8, dtype=dtype), t(1e8 + offset, dtype=dtype)
                 assert float(f.Gamma(n, n / n).log_prob(at)) == pytest.approx(gamma, abs=tolerance)
                 assert float(f.Poisson(n).log_prob(at)) == pytest.approx(poisson, abs=tolerance)
-        beta = float((a - 1) * 2 * mpmath.log(mpmath.mpf("0.5")) - 2 * mpmath.loggamma(a) + mpmath.loggamma(2 * a))
+        beta = float(
+            (a - 1) * 2 * mpmath.log(mpmath.mpf("0.5")) - 2 * mpmath.loggamma(a) + mpmath.loggamma(2 * a)
+        )
     for dtype in (F64, F32):
         n = t(1e8, dtype=dtype)
         assert float(f.Beta(n, n).log_prob(t(0.5, dtype=dtype))) == pytest.approx(beta, rel=1e-6)
@@ -212,22 +241,33 @@ def test_divergence_of_near_equal_members(pair: Callable[[torch.dtype, float], t
 def test_divergences_by_their_leading_term() -> None:
     assert float(f.kl(f.Poisson(t(1e8)), f.Poisson(t(1e8 + 1))).value) == pytest.approx(5e-9, rel=1e-7)
     # Of shapes: ½ (ψ'(a) − 1/a) δ² at equal means plus δ²/2a, together ½ ψ'(a) δ².
-    assert float(f.kl(f.Gamma(t(1e8), t(1.0)), f.Gamma(t(1e8 + 1), t(1.0))).value) == pytest.approx(5e-9, rel=1e-6)
+    assert float(f.kl(f.Gamma(t(1e8), t(1.0)), f.Gamma(t(1e8 + 1), t(1.0))).value) == pytest.approx(
+        5e-9, rel=1e-6
+    )
     p, q = f.Gamma(t(1e-300), t(1e300)), f.Gamma(t(1e-300), t(1e-300))
     assert float(f.kl(p, q).value) == pytest.approx(0, abs=1e-290)
-    assert float(f.kl(f.DiagonalGaussian(t(0.0), t(1e-30)), f.DiagonalGaussian(t(0.0), t(1.0))).value) == pytest.approx(34.04, abs=0.01)
+    assert float(
+        f.kl(f.DiagonalGaussian(t(0.0), t(1e-30)), f.DiagonalGaussian(t(0.0), t(1.0))).value
+    ) == pytest.approx(34.04, abs=0.01)
 
 
 def test_fisher_information_is_the_curvature_of_the_divergence() -> None:
     """The second derivative at 0, where a clamp would have none."""
-    for member in (f.Gamma(t(1e6), t(2.0)), f.Beta(t(0.3), t(4.0)), f.Dirichlet(t(1.0, 20.0, 0.1)), f.VonMisesFisher(t(3.0, 0, 1))):
+    for member in (
+        f.Gamma(t(1e6), t(2.0)),
+        f.Beta(t(0.3), t(4.0)),
+        f.Dirichlet(t(1.0, 20.0, 0.1)),
+        f.VonMisesFisher(t(3.0, 0, 1)),
+    ):
         theta = member.natural_parameter
 
         def divergence(other: Tensor, member: Any = member) -> Tensor:
             value: Tensor = member._kl(type(member)._from_natural(other))
             return value
 
-        torch.testing.assert_close(torch.func.hessian(divergence)(theta), member.fisher_information(), rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            torch.func.hessian(divergence)(theta), member.fisher_information(), rtol=1e-6, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -264,11 +304,18 @@ def test_draws_under_vmap(member: Any) -> None:
 
 
 def test_tilts_that_are_no_numbers() -> None:
-    for member in (f.Gaussian(torch.zeros(1), torch.eye(1)), f.Poisson(torch.ones(1)), f.VonMisesFisher(torch.ones(2))):
+    for member in (
+        f.Gaussian(torch.zeros(1), torch.eye(1)),
+        f.Poisson(torch.ones(1)),
+        f.VonMisesFisher(torch.ones(2)),
+    ):
         with pytest.raises(ArgumentError, match=r"eta\[0\] must be finite; got nan"):
             member.tilt(torch.full((member.dimension,), torch.nan))
     for eta in (-800.0, 800.0):
-        with pytest.raises(ArgumentError, match=r"eta\[1\] must be such that the rate λe\^η is a positive number of torch.float64; got"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"eta\[1\] must be such that the rate λe\^η is a positive number of torch.float64; got",
+        ):
             f.Poisson(t(1.0, 1.0)).tilt(t(0.0, eta))
     for member in (f.Gamma(t(2.0, 1.0), t(1.0, 1.0)), f.Exponential(t(2.0, 1.0)), f.Dirichlet(t(2.0, 1.0))):
         assert bool(member.log_normalizer(t(0.0, math.nan)).isnan())

@@ -23,8 +23,15 @@ def test_error_where_the_integral_diverges() -> None:
     error = waiting().log_normalizer_error(eta)
     assert float(error[0]) < 1e-12
     assert error[1:].tolist() == [math.inf, math.inf]
-    assert float(quadrature(lambda x: -torch.log1p(x[..., 0] ** 2) / 2).log_normalizer_error(ZERO)) == math.inf
-    flat = quadrature(lambda x: -(x[..., 0] ** 2) - torch.log1p(x[..., 1] ** 2) / 2, lower=[-math.inf] * 2, upper=[math.inf] * 2, nodes=65)
+    assert (
+        float(quadrature(lambda x: -torch.log1p(x[..., 0] ** 2) / 2).log_normalizer_error(ZERO)) == math.inf
+    )
+    flat = quadrature(
+        lambda x: -(x[..., 0] ** 2) - torch.log1p(x[..., 1] ** 2) / 2,
+        lower=[-math.inf] * 2,
+        upper=[math.inf] * 2,
+        nodes=65,
+    )
     assert float(flat.log_normalizer_error(torch.zeros(2, dtype=F64))) == math.inf
 
 
@@ -66,11 +73,16 @@ def test_sides_of_the_box() -> None:
         ({"nodes": 101.0}, "nodes must be an integer; got 101.0"),
         ({"lower": 0.0}, "lower must be a sequence of numbers, one per dimension; got 0.0"),
         ({"scale": 2.0}, "scale must be a sequence of numbers"),
-        ({"log_density": lambda x: x[..., 0].log()}, r"log_density must be a number below \+inf.*got nan at x = \[-8"),
+        (
+            {"log_density": lambda x: x[..., 0].log()},
+            r"log_density must be a number below \+inf.*got nan at x = \[-8",
+        ),
         ({"log_density": lambda x: -math.inf * x[..., 0] ** 0}, "log_density is −inf at all nodes"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    density: Callable[[torch.Tensor], torch.Tensor] = arguments.pop("log_density", lambda x: -(x[..., 0] ** 2))
+    density: Callable[[torch.Tensor], torch.Tensor] = arguments.pop(
+        "log_density", lambda x: -(x[..., 0] ** 2)
+    )
     with pytest.raises(ValueError, match=message):
         quadrature(density, **arguments)

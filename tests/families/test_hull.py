@@ -19,13 +19,17 @@ def distance_by_program(points: np.ndarray, target: np.ndarray) -> float:
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 30), dimension=st.integers(1, 5), reach=st.floats(0.1, 4))
+@given(
+    seed=st.integers(0, 10**6), count=st.integers(1, 30), dimension=st.integers(1, 5), reach=st.floats(0.1, 4)
+)
 def test_distance_against_a_quadratic_program(seed: int, count: int, dimension: int, reach: float) -> None:
     g = torch.Generator().manual_seed(seed)
     points = torch.randn(count, dimension, dtype=torch.float64, generator=g)
     target = reach * torch.randn(dimension, dtype=torch.float64, generator=g)
     nearest = nearest_in_hull(points, target)
-    assert float((target - nearest).norm()) == pytest.approx(distance_by_program(points.numpy(), target.numpy()), abs=2e-5)
+    assert float((target - nearest).norm()) == pytest.approx(
+        distance_by_program(points.numpy(), target.numpy()), abs=2e-5
+    )
     # The certificate: no point lies beyond the hyperplane through the nearest one.
     normal = target - nearest
     assert float(((points - nearest) @ normal).max()) <= 1e-9
@@ -36,12 +40,18 @@ SQUARE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5
 
 def test_inside_boundary_outside() -> None:
     means = torch.tensor(
-        [[0.3, 0.6], [1.0, 0.5], [1.0, 1.0], [3.0, 0.5], [2.0, 2.0], [1 - 1e-9, 0.5], [1 + 1e-6, 0.5]], dtype=torch.float64
+        [[0.3, 0.6], [1.0, 0.5], [1.0, 1.0], [3.0, 0.5], [2.0, 2.0], [1 - 1e-9, 0.5], [1 + 1e-6, 0.5]],
+        dtype=torch.float64,
     )
     solution = f.Empirical(SQUARE).natural(means)
     names = [list(f.Status)[int(code)].name for code in solution.code]
     assert names == ["CONVERGED", "BOUNDARY", "BOUNDARY", "OUTSIDE", "OUTSIDE", "CONVERGED", "OUTSIDE"]
-    torch.testing.assert_close(solution.distance, torch.tensor([0, 0, 0, 2, 2**0.5, 0, 1e-6], dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        solution.distance,
+        torch.tensor([0, 0, 0, 2, 2**0.5, 0, 1e-6], dtype=torch.float64),
+        rtol=1e-6,
+        atol=1e-12,
+    )
     assert bool(solution.value.isfinite().all())
     assert solution.status is f.Status.OUTSIDE
     assert f.Empirical(SQUARE).conjugate(means[3:5]).tolist() == [float("inf")] * 2
@@ -78,8 +88,16 @@ def test_one_point_and_flat_clouds() -> None:
         (f.VonMisesFisher(torch.zeros(2)), [[3.0, 0.0], [1.0, 0.0]], [2.0, 0.0]),
         (f.Wishart(torch.tensor(3.0), torch.eye(1)), [[-2.0], [0.0]], [2.0, 0.0]),
         (f.Dirichlet(torch.ones(2)), [[0.0, 0.0], [-0.6931471805599453] * 2], [0.6931472, 0.0]),
-        (f.Mixture(torch.zeros(1), f.Gamma(torch.ones(1, 1), torch.ones(1, 1))), [[-2.0], [-1.0]], [2.0, 1.0]),
-        (f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]), [[2.0], [-0.5]], [1.0, 0.5]),
+        (
+            f.Mixture(torch.zeros(1), f.Gamma(torch.ones(1, 1), torch.ones(1, 1))),
+            [[-2.0], [-1.0]],
+            [2.0, 1.0],
+        ),
+        (
+            f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]),
+            [[2.0], [-0.5]],
+            [1.0, 0.5],
+        ),
     ],
 )
 def test_closed_forms_know_their_hull(h: f.Measure, bad: list[list[float]], distance: list[float]) -> None:
@@ -87,7 +105,9 @@ def test_closed_forms_know_their_hull(h: f.Measure, bad: list[list[float]], dist
     solution = h.natural(torch.tensor(bad, dtype=torch.float64))
     torch.testing.assert_close(solution.distance, torch.tensor(distance, dtype=torch.float64))
     assert bool(solution.value.isfinite().all())
-    assert [list(f.Status)[int(code)].name for code in solution.code] == ["OUTSIDE" if d else "BOUNDARY" for d in distance]
+    assert [list(f.Status)[int(code)].name for code in solution.code] == [
+        "OUTSIDE" if d else "BOUNDARY" for d in distance
+    ]
 
 
 def test_or_raise_names_the_problem() -> None:
@@ -130,7 +150,10 @@ def test_from_mean_says_where_there_is_no_member(case: Case) -> None:
 def test_conjugate_on_the_boundary() -> None:
     """Minus the log-mass of the face: −log P(x = corner) at a corner; infinite for a density, and outside."""
     double = torch.float64
-    poisson, coin = f.Poisson(torch.tensor([2.0], dtype=double)), f.BernoulliProduct(torch.logit(torch.tensor([0.3, 0.6], dtype=double)))
+    poisson, coin = (
+        f.Poisson(torch.tensor([2.0], dtype=double)),
+        f.BernoulliProduct(torch.logit(torch.tensor([0.3, 0.6], dtype=double))),
+    )
     third = f.Categorical(torch.tensor([0.0, 1.0, 2.0], dtype=double))
     for h, corner in ((poisson, [0.0]), (coin, [0.0, 1.0]), (coin, [1.0, 1.0]), (third, [1.0, 0.0, 0.0])):
         x = torch.tensor(corner, dtype=double)
@@ -138,5 +161,7 @@ def test_conjugate_on_the_boundary() -> None:
         assert bool(h.conjugate(x - 2) == torch.inf)
     mixed = poisson.conjugate(torch.tensor([[0.0], [3.0], [-1.0]], dtype=double))
     torch.testing.assert_close(mixed, torch.tensor([2.0, 3 * np.log(1.5) - 1, torch.inf], dtype=double))
-    (slope,) = torch.autograd.functional.jacobian(lambda m: poisson.conjugate(m), torch.tensor([[3.0]], dtype=double))
+    (slope,) = torch.autograd.functional.jacobian(
+        lambda m: poisson.conjugate(m), torch.tensor([[3.0]], dtype=double)
+    )
     assert float(slope.squeeze()) == pytest.approx(np.log(1.5))

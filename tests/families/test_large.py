@@ -20,7 +20,9 @@ def test_rough_covariance_still_gives_the_exact_answer() -> None:
     mean = weight @ points
     torch.testing.assert_close(h.mean(eta), mean, rtol=1e-11, atol=1e-11)
     offset = points - mean[:, None]
-    torch.testing.assert_close(h.covariance(eta), (weight[..., None] * offset).mT @ offset, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        h.covariance(eta), (weight[..., None] * offset).mT @ offset, rtol=1e-10, atol=1e-10
+    )
     found = h.natural(mean)
     assert found.converged
     torch.testing.assert_close(found.value, eta, rtol=1e-8, atol=1e-9)

@@ -14,7 +14,9 @@ F64 = torch.float64
 def places() -> np.ndarray:
     g = np.random.default_rng(0)
     near = [z + g.normal(size=60) * 1e-3 for z in (1.0, 2.0, 1.4616321449683622, 8.0)]
-    return np.concatenate([10 ** g.uniform(-300, 20, 100), 10 ** g.uniform(-5, 5, 200), g.uniform(0.5, 20, 200), *near])
+    return np.concatenate(
+        [10 ** g.uniform(-300, 20, 100), 10 ** g.uniform(-5, 5, 200), g.uniform(0.5, 20, 200), *near]
+    )
 
 
 def true(a: float) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -33,10 +35,17 @@ def test_against_many_digits() -> None:
         for found in (kernel.remainders(wide), kernel.remainders(torch.as_tensor(x))):
             for which, tolerance in ((0, 1e-14), (1, 4e-15)):
                 errors = np.array(
-                    [float(abs(g - t[which]) / (1 + abs(t[which]))) for g, t in zip(found[which].tolist(), exact, strict=False)]
+                    [
+                        float(abs(g - t[which]) / (1 + abs(t[which])))
+                        for g, t in zip(found[which].tolist(), exact, strict=False)
+                    ]
                 )
                 assert errors.max() < tolerance
-                relative = [float(abs(g / t[which] - 1)) for g, t, a in zip(found[which].tolist(), exact, x, strict=False) if a > 8]
+                relative = [
+                    float(abs(g / t[which] - 1))
+                    for g, t, a in zip(found[which].tolist(), exact, x, strict=False)
+                    if a > 8
+                ]
                 assert max(relative) < 4e-15
     huge = kernel.remainders(torch.full((kernel._MANY,), 1e150, dtype=F64))
     assert (float(huge[0][0]), float(huge[1][0])) == pytest.approx((1 / 12e150, 1 / 12e300), rel=1e-15)
@@ -58,7 +67,10 @@ def test_divergences_do_not_depend_on_the_way() -> None:
     def some(*size: int) -> torch.Tensor:
         return 10 ** (4 * torch.rand(kernel._MANY, *size, dtype=F64, generator=g) - 2)
 
-    pairs = [(f.Gamma(some(1), some(1)), f.Gamma(some(1), some(1))), (f.Beta(some(1), some(1)), f.Beta(some(1), some(1)))]
+    pairs = [
+        (f.Gamma(some(1), some(1)), f.Gamma(some(1), some(1))),
+        (f.Beta(some(1), some(1)), f.Beta(some(1), some(1))),
+    ]
     pairs.append((f.Dirichlet(some(3)), f.Dirichlet(some(3))))
     for p, q in pairs:
         moving = p.map(lambda leaf, _: leaf.clone().requires_grad_())
@@ -71,7 +83,8 @@ def test_divergences_do_not_depend_on_the_way() -> None:
         assert float(((twin - f.kl(p, q).value).abs() / scale).max()) < 1e-12
         leaves = [leaf for leaf, _ in moving._leaves()]
         change = sum(
-            (2e-6 * slope * leaf.detach()).sum(-1) for slope, leaf in zip(torch.autograd.grad(by_torch.sum(), leaves), leaves, strict=True)
+            (2e-6 * slope * leaf.detach()).sum(-1)
+            for slope, leaf in zip(torch.autograd.grad(by_torch.sum(), leaves), leaves, strict=True)
         )
         more, less = (f.kl(p.map(lambda leaf, _, s=s: leaf * s), q).value for s in (1 + 1e-6, 1 - 1e-6))
         assert float(((more - less - change).abs() / (1e-9 * scale + change.abs() * 1e-3)).max()) < 1

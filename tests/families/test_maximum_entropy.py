@@ -10,7 +10,9 @@ from exptilt import families as f
 
 def by_cvxpy(a: np.ndarray, b: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, float]:
     v = cvxpy.Variable(len(b), nonneg=True)
-    problem = cvxpy.Problem(cvxpy.Maximize(b @ v + cvxpy.sum(cvxpy.entr(v))), [cvxpy.sum(v) == 1, a.T @ v == mean])
+    problem = cvxpy.Problem(
+        cvxpy.Maximize(b @ v + cvxpy.sum(cvxpy.entr(v))), [cvxpy.sum(v) == 1, a.T @ v == mean]
+    )
     value = problem.solve(solver=cvxpy.CLARABEL)
     return v.value, float(value)
 
@@ -48,7 +50,9 @@ def test_batched_and_redundant_constraints() -> None:
     a = torch.randn(3, 40, 2, dtype=torch.float64, generator=g)
     mean = 0.1 * torch.randn(3, 2, dtype=torch.float64, generator=g)
     plain = f.maximum_entropy(a, mean=mean)
-    doubled = f.maximum_entropy(torch.cat([a, a[..., :1] + a[..., 1:]], -1), mean=torch.cat([mean, mean.sum(-1, keepdim=True)], -1))
+    doubled = f.maximum_entropy(
+        torch.cat([a, a[..., :1] + a[..., 1:]], -1), mean=torch.cat([mean, mean.sum(-1, keepdim=True)], -1)
+    )
     assert plain.converged
     assert doubled.converged
     torch.testing.assert_close(doubled.value.probability, plain.value.probability, rtol=1e-6, atol=1e-9)
@@ -67,7 +71,9 @@ def test_infeasible_constraints_are_named() -> None:
     assert float(found.distance) >= 0.7
     # Each can be met alone; together they contradict: the second column is the first turned round.
     b = torch.stack([a[:, 0], 1 - a[:, 0], a[:, 2]], -1)
-    both = f.maximum_entropy(b, mean=torch.tensor([0.4, 0.4, 0.5], dtype=torch.float64), names=["x", "not x", "z"])
+    both = f.maximum_entropy(
+        b, mean=torch.tensor([0.4, 0.4, 0.5], dtype=torch.float64), names=["x", "not x", "z"]
+    )
     assert both.status is f.Status.OUTSIDE
     assert both.value.conflict == {(): ("x", "not x")}
 
@@ -124,7 +130,9 @@ def test_small_contradictions_are_named(gap: float) -> None:
     turned = torch.eye(3, dtype=torch.float64)
     turned[:2, :2] = torch.tensor([[1.0, 0.3], [0.2, 1.0]])
     normal = torch.tensor([1.0, -0.2, 0.0], dtype=torch.float64)
-    beyond = f.maximum_entropy(corners @ turned, mean=torch.tensor([1.1, 0.8, 0.5], dtype=torch.float64) + gap * normal)
+    beyond = f.maximum_entropy(
+        corners @ turned, mean=torch.tensor([1.1, 0.8, 0.5], dtype=torch.float64) + gap * normal
+    )
     assert beyond.value.conflict == {(): ("0", "1")}
 
 

@@ -34,12 +34,18 @@ def matrices(weight: torch.Tensor) -> f.Mixture:
 
 
 KINDS: list[Callable[[torch.Tensor], f.Measure]] = [gaussians, directions, counts, matrices]
-WEIGHTS = [(t(0.0, OUT, 1.0), t(0.0, 0.5, 0.0)), (t(0.0, 0.5, 0.0), t(1.0, 0.0, OUT)), (t(0.0, 0.0, OUT), t(0.0, OUT, OUT))]
+WEIGHTS = [
+    (t(0.0, OUT, 1.0), t(0.0, 0.5, 0.0)),
+    (t(0.0, 0.5, 0.0), t(1.0, 0.0, OUT)),
+    (t(0.0, 0.0, OUT), t(0.0, OUT, OUT)),
+]
 
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("weights", WEIGHTS, ids=["out of p", "out of q", "out of both"])
-def test_brackets_hold_without_some_components(make: Callable[[torch.Tensor], f.Mixture], weights: tuple[torch.Tensor, ...]) -> None:
+def test_brackets_hold_without_some_components(
+    make: Callable[[torch.Tensor], f.Mixture], weights: tuple[torch.Tensor, ...]
+) -> None:
     g = torch.Generator().manual_seed(0)
     p, q = (make(weight) for weight in weights)
     found = f.kl(p, q, samples=500, generator=g)
@@ -80,7 +86,9 @@ def test_components_that_are_infinitely_far() -> None:
 @pytest.mark.parametrize("make", KINDS)
 def test_gradient_is_mean(make: Callable[[torch.Tensor], f.Mixture]) -> None:
     h = make(t(0.3, OUT, 1.0))
-    eta = (0.1 * torch.randn(h.dimension, dtype=F64, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    eta = (
+        0.1 * torch.randn(h.dimension, dtype=F64, generator=torch.Generator().manual_seed(1))
+    ).requires_grad_()
     (slope,) = torch.autograd.grad(h.log_normalizer(eta), eta)
     torch.testing.assert_close(h.mean(eta), slope)
     columns = torch.autograd.functional.jacobian(h.mean, eta)
@@ -141,7 +149,12 @@ def test_from_torch_finds_the_family() -> None:
         f.Exponential(one),
         f.Beta(one, one),
     ]
-    families += [f.Dirichlet(pair[0] + 1), f.Categorical(pair[0]), f.BernoulliProduct(pair[0]), f.Wishart(4 * one[:, 0], pair)]
+    families += [
+        f.Dirichlet(pair[0] + 1),
+        f.Categorical(pair[0]),
+        f.BernoulliProduct(pair[0]),
+        f.Wishart(4 * one[:, 0], pair),
+    ]
     for family in families:
         back = f.Mixture.from_torch(f.Mixture(torch.tensor([0.0, 1.0]), family).to_torch())
         assert type(back.family) is type(family)
@@ -149,15 +162,23 @@ def test_from_torch_finds_the_family() -> None:
         torch.testing.assert_close(back.family.mean_parameter, family.mean_parameter)
     weights = torch.distributions.Categorical(torch.ones(2))
     with pytest.raises(ValueError, match="no family here is a Cauchy"):
-        f.Mixture.from_torch(torch.distributions.MixtureSameFamily(weights, torch.distributions.Cauchy(torch.ones(2), 1.0)))
+        f.Mixture.from_torch(
+            torch.distributions.MixtureSameFamily(weights, torch.distributions.Cauchy(torch.ones(2), 1.0))
+        )
 
 
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (torch.zeros(2), r"share dtype and device; got log_weight torch.float32 on cpu, Poisson.rate torch.float64"),
+        (
+            torch.zeros(2),
+            r"share dtype and device; got log_weight torch.float32 on cpu, Poisson.rate torch.float64",
+        ),
         (torch.zeros(2, dtype=torch.int64), r"log_weight must be a floating-point tensor; got torch.int64"),
-        (torch.zeros(4, 2, dtype=F64), r"do not broadcast together; got log_weight \(4, 2\), Poisson.rate \(3, 2, 1\)"),
+        (
+            torch.zeros(4, 2, dtype=F64),
+            r"do not broadcast together; got log_weight \(4, 2\), Poisson.rate \(3, 2, 1\)",
+        ),
         (torch.zeros((), dtype=F64), r"log_weight needs at least 1 axes"),
         (torch.zeros(3, 3, dtype=F64), r"log_weight must be \(..., K\).*got \(3, 3\) and \(3, 2\)"),
     ],

@@ -18,7 +18,9 @@ def check(h: f.Mixture, mean: torch.Tensor) -> None:
     """Converged, and the mean is off by no more than a few units in the last place of η make it."""
     found = h.natural(mean)
     assert found.converged, found.status
-    last = torch.finfo(mean.dtype).eps * (h.covariance(found.value).abs() @ found.value.abs()[..., None])[..., 0]
+    last = (
+        torch.finfo(mean.dtype).eps * (h.covariance(found.value).abs() @ found.value.abs()[..., None])[..., 0]
+    )
     scale = mean + h.covariance().diagonal().sqrt()
     assert bool(((h.mean(found.value) - mean).abs() <= 1e-11 * scale + 8 * last).all())
 
@@ -48,7 +50,9 @@ def test_single_precision_and_exponentials() -> None:
     mean = torch.tensor([[1e3], [1e7]], dtype=F64)
     found = e.natural(mean)
     assert found.converged, found.status
-    torch.testing.assert_close((1 - found.value) * mean, torch.ones_like(mean), rtol=3e-3, atol=0)  # the first has all the weight there
+    torch.testing.assert_close(
+        (1 - found.value) * mean, torch.ones_like(mean), rtol=3e-3, atol=0
+    )  # the first has all the weight there
 
 
 def test_running_out_of_steps_is_not_the_boundary() -> None:

@@ -12,11 +12,15 @@ F64 = torch.float64
 def cloud(count: int, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     points = torch.randn(count, size, dtype=F64, generator=g) + 3
-    weight = torch.where(torch.rand(count, generator=g) < 0.3, -torch.inf, 2 * torch.randn(count, dtype=F64, generator=g))
+    weight = torch.where(
+        torch.rand(count, generator=g) < 0.3, -torch.inf, 2 * torch.randn(count, dtype=F64, generator=g)
+    )
     return points, weight, torch.randn(size, dtype=F64, generator=g)
 
 
-@pytest.mark.parametrize(("count", "size"), [(_MANY, 1), (_MANY // 3 + 1, 3), (5000, 17), (2050, 64), (63, 1100)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(_MANY, 1), (_MANY // 3 + 1, 3), (5000, 17), (2050, 64), (63, 1100)]
+)
 def test_against_dense_sums(count: int, size: int) -> None:
     """Counts that leave parts, blocks and groups of four unfilled; scores that grow, so that the largest is overtaken again and again."""
     points, weight, eta = cloud(count, size)

@@ -26,12 +26,17 @@ def test_projection_matches_statistics_and_is_nearest(case: Case) -> None:
     cost = best._log_partition() - (expected * best.natural_parameter).sum(-1)
     for _ in range(5):
         other = case.make(g, (2,))
-        assert bool((other._log_partition() - (expected * other.natural_parameter).sum(-1) >= cost - 1e-9).all())
+        assert bool(
+            (other._log_partition() - (expected * other.natural_parameter).sum(-1) >= cost - 1e-9).all()
+        )
 
 
 def test_gaussian_mixture_by_hand() -> None:
     g = torch.Generator().manual_seed(0)
-    mean, root = torch.randn(4, 3, generator=g, dtype=torch.float64), torch.randn(4, 3, 3, generator=g, dtype=torch.float64)
+    mean, root = (
+        torch.randn(4, 3, generator=g, dtype=torch.float64),
+        torch.randn(4, 3, 3, generator=g, dtype=torch.float64),
+    )
     covariance = root @ root.mT + torch.eye(3, dtype=torch.float64)
     log_weight = torch.tensor([0.0, 1.0, -700.0, -torch.inf], dtype=torch.float64)
     best = f.project(f.GaussianMixture(log_weight, mean, covariance), f.Gaussian)
@@ -68,7 +73,9 @@ def test_points_give_the_maximum_likelihood_fit() -> None:
 
 
 def test_density_by_quadrature() -> None:
-    h = f.FromDensity.quadrature(lambda x: -x[..., 0] + 1.5 * x[..., 0].log(), lower=[0.0], upper=[float("inf")])
+    h = f.FromDensity.quadrature(
+        lambda x: -x[..., 0] + 1.5 * x[..., 0].log(), lower=[0.0], upper=[float("inf")]
+    )
     fit = f.project(h, f.Gamma)
     assert float(fit.shape) == pytest.approx(2.5, rel=1e-8)
     assert float(fit.rate) == pytest.approx(1, rel=1e-8)
@@ -95,7 +102,12 @@ def grid_posterior(log_prior: torch.Tensor, log_likelihood: torch.Tensor) -> tor
 @pytest.mark.parametrize(
     ("prior", "likelihood", "x", "member"),
     [
-        (f.Beta(torch.tensor([2.0]), torch.tensor([3.0])), f.BernoulliProduct, [1.0, 0, 1, 1], lambda p: f.BernoulliProduct(p.logit())),
+        (
+            f.Beta(torch.tensor([2.0]), torch.tensor([3.0])),
+            f.BernoulliProduct,
+            [1.0, 0, 1, 1],
+            lambda p: f.BernoulliProduct(p.logit()),
+        ),
         (f.Gamma(torch.tensor([2.0]), torch.tensor([3.0])), f.Poisson, [1.0, 0, 4, 2], f.Poisson),
         (f.Gamma(torch.tensor([2.0]), torch.tensor([3.0])), f.Exponential, [0.3, 1.0, 0.1], f.Exponential),
     ],
@@ -108,7 +120,10 @@ def test_posterior_on_a_grid(
     data = torch.tensor(x, dtype=torch.float64)[:, None]
     likelihoods = member(grid).log_prob(data[:, None]).sum(0)
     found = f.posterior(prior, likelihood, data)
-    torch.testing.assert_close(grid_posterior(found.log_prob(grid), torch.zeros(99)), grid_posterior(prior.log_prob(grid), likelihoods))
+    torch.testing.assert_close(
+        grid_posterior(found.log_prob(grid), torch.zeros(99)),
+        grid_posterior(prior.log_prob(grid), likelihoods),
+    )
 
 
 def test_posterior_of_gaussians() -> None:
@@ -116,7 +131,9 @@ def test_posterior_of_gaussians() -> None:
     data = torch.randn(20, 2, dtype=torch.float64, generator=g) + 1
     weight = torch.rand(20, dtype=torch.float64, generator=g)
     eye = torch.eye(2, dtype=torch.float64)
-    prior = f.NormalInverseWishart(torch.zeros(2), torch.tensor(2.0), torch.tensor(5.0), torch.eye(2)).to(torch.float64)
+    prior = f.NormalInverseWishart(torch.zeros(2), torch.tensor(2.0), torch.tensor(5.0), torch.eye(2)).to(
+        torch.float64
+    )
     found = f.posterior(prior, f.Gaussian, data, weight=weight)
     draws = prior.sample((50,), generator=g)
     gaussians = f.Gaussian(draws.mean, draws.covariance)
@@ -126,12 +143,20 @@ def test_posterior_of_gaussians() -> None:
     diagonal = f.NormalGamma(*(torch.full((2,), v, dtype=torch.float64) for v in (0.0, 2, 3, 1.5)))
     pair = diagonal.sample((50,), generator=g)
     total = f.DiagonalGaussian(pair.mean, 1 / pair.precision).log_prob(data[:, None]).sum(0)
-    difference = f.posterior(diagonal, f.DiagonalGaussian, data).log_prob(pair) - diagonal.log_prob(pair) - total
+    difference = (
+        f.posterior(diagonal, f.DiagonalGaussian, data).log_prob(pair) - diagonal.log_prob(pair) - total
+    )
     torch.testing.assert_close(difference, difference[:1].expand(50), rtol=1e-8, atol=1e-8)
     wishart = f.Wishart(torch.tensor(4.0, dtype=torch.float64), eye)
     precision = wishart.sample((50,), generator=g)
-    total = f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.linalg.inv(precision)).log_prob(data[:, None]).sum(0)
-    difference = f.posterior(wishart, f.Gaussian, data).log_prob(precision) - wishart.log_prob(precision) - total
+    total = (
+        f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.linalg.inv(precision))
+        .log_prob(data[:, None])
+        .sum(0)
+    )
+    difference = (
+        f.posterior(wishart, f.Gaussian, data).log_prob(precision) - wishart.log_prob(precision) - total
+    )
     torch.testing.assert_close(difference, difference[:1].expand(50), rtol=1e-7, atol=1e-7)
     counts = f.posterior(f.Dirichlet(torch.ones(3)), f.Categorical, torch.eye(3)[[0, 0, 2]])
     assert counts.concentration.tolist() == [3, 1, 2]
@@ -146,7 +171,11 @@ def column(*values: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("points", "family", "message"),
     [
-        (column(1.0, -2.5), f.BernoulliProduct, r"points\[1\] must be in the support of BernoulliProduct.*got \[-2.5\]"),
+        (
+            column(1.0, -2.5),
+            f.BernoulliProduct,
+            r"points\[1\] must be in the support of BernoulliProduct.*got \[-2.5\]",
+        ),
         (column(5.0, -0.2), f.Exponential, r"points\[1\] must be in the support of Exponential"),
         (column(0.5, 2.0), f.Poisson, r"points\[0\] must be in the support of Poisson"),
         (column(2.0, -1.0), f.Gamma, r"points\[1\] must be in the support of Gamma"),
@@ -157,7 +186,9 @@ def column(*values: float) -> torch.Tensor:
         (torch.eye(3), f.NormalInverseWishart, "NormalInverseWishart is no family of vectors"),
     ],
 )
-def test_points_off_the_support(points: torch.Tensor, family: type[f.ExponentialFamily], message: str) -> None:
+def test_points_off_the_support(
+    points: torch.Tensor, family: type[f.ExponentialFamily], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         f.project(f.Empirical(points), family)
 
@@ -174,19 +205,26 @@ def test_points_that_do_not_count_may_be_anywhere() -> None:
         f.project(f.Empirical(points, torch.stack([weight, 0 * weight.nan_to_num()])), f.Gamma)
     with pytest.raises(ValueError, match=r"must be in the support of Gamma"):
         f.project(f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2)), f.Gamma)
-    box = f.project(f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]), f.Beta)  # whose last nodes round to 1
+    box = f.project(
+        f.FromDensity.quadrature(lambda x: 0 * x[..., 0], lower=[0.0], upper=[1.0]), f.Beta
+    )  # whose last nodes round to 1
     torch.testing.assert_close(torch.cat([box.alpha, box.beta]), torch.ones(2, dtype=torch.float64))
 
 
 def test_waiting_times_are_gammas() -> None:
     g = torch.Generator().manual_seed(0)
     weight, rate = torch.tensor([0.0, 1.0, -torch.inf], dtype=torch.float64), column(1.0, 4.0, 9.0)
-    times, gammas = f.Mixture(weight, f.Exponential(rate)), f.Mixture(weight, f.Gamma(2 * torch.ones_like(rate), rate))
+    times, gammas = (
+        f.Mixture(weight, f.Exponential(rate)),
+        f.Mixture(weight, f.Gamma(2 * torch.ones_like(rate), rate)),
+    )
     same = f.Mixture(weight, f.Gamma(torch.ones_like(rate), rate))
     torch.testing.assert_close(f.project(times, f.Gamma).shape, f.project(same, f.Gamma).shape)
     assert float(f.project(gammas, f.Exponential).rate) == pytest.approx(1 / float(gammas.mean()))
     single = f.project(f.Exponential(rate[1]), f.Gamma)
-    torch.testing.assert_close(torch.cat([single.shape, single.rate]), torch.tensor([1.0, 4.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.cat([single.shape, single.rate]), torch.tensor([1.0, 4.0], dtype=torch.float64)
+    )
     assert float(f.project(f.Gamma(rate[1], rate[2]), f.Exponential).rate) == pytest.approx(9 / 4)
     drawn = f.project(f.Empirical(times.sample((20_000,), generator=g)), f.Gamma)
     assert float(drawn.shape) == pytest.approx(float(f.project(times, f.Gamma).shape), rel=0.05)
@@ -195,9 +233,18 @@ def test_waiting_times_are_gammas() -> None:
 def test_observations_off_the_support() -> None:
     coin, rate = f.Beta(torch.ones(1), torch.ones(1)), f.Gamma(torch.ones(1), torch.ones(1))
     bad: list[tuple[Callable[[], object], str]] = [
-        (lambda: f.posterior(rate, f.Poisson, torch.tensor([[2.0], [-1.0]])), r"x\[1\] must be in the support of Poisson; got \[-1.0\]"),
-        (lambda: f.posterior(coin, f.BernoulliProduct, torch.tensor([[3.0]])), r"x\[0\] must be in the support of BernoulliProduct"),
-        (lambda: f.posterior(coin, f.BernoulliProduct, torch.ones(2, 1), weight=torch.tensor([1.0, -1])), r"weight\[1\] must be finite"),
+        (
+            lambda: f.posterior(rate, f.Poisson, torch.tensor([[2.0], [-1.0]])),
+            r"x\[1\] must be in the support of Poisson; got \[-1.0\]",
+        ),
+        (
+            lambda: f.posterior(coin, f.BernoulliProduct, torch.tensor([[3.0]])),
+            r"x\[0\] must be in the support of BernoulliProduct",
+        ),
+        (
+            lambda: f.posterior(coin, f.BernoulliProduct, torch.ones(2, 1), weight=torch.tensor([1.0, -1])),
+            r"weight\[1\] must be finite",
+        ),
         (lambda: f.posterior(rate, f.Poisson, torch.tensor([[torch.nan]])), r"x\[0, 0\] must be finite"),
         (lambda: f.posterior(rate, f.Poisson(torch.ones(1)), torch.ones(1, 1)), "got an instance of Poisson"),  # type: ignore[arg-type]
         (lambda: f.expected_statistic(coin, 3), "expected_statistic: family must be"),  # type: ignore[arg-type]
@@ -205,5 +252,7 @@ def test_observations_off_the_support() -> None:
     for call, message in bad:
         with pytest.raises(ValueError, match=message):
             call()
-    padded = f.posterior(coin, f.BernoulliProduct, torch.tensor([[1.0], [-1.0]]), weight=torch.tensor([1.0, 0.0]))
+    padded = f.posterior(
+        coin, f.BernoulliProduct, torch.tensor([[1.0], [-1.0]]), weight=torch.tensor([1.0, 0.0])
+    )
     assert float(padded.alpha) == 2

@@ -13,7 +13,13 @@ from exptilt._support.errors import ExptiltWarning
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "matrix",
-    [-torch.eye(2), torch.zeros(2, 2), 1e-20 * torch.tensor([[0.0, 1], [1, 0]]), torch.tensor([[1.0, 5], [3, 1]]), -torch.ones(5, 5)],
+    [
+        -torch.eye(2),
+        torch.zeros(2, 2),
+        1e-20 * torch.tensor([[0.0, 1], [1, 0]]),
+        torch.tensor([[1.0, 5], [3, 1]]),
+        -torch.ones(5, 5),
+    ],
 )
 def test_anything_becomes_a_covariance(matrix: torch.Tensor, dtype: torch.dtype) -> None:
     matrix = matrix.to(dtype)

@@ -55,15 +55,24 @@ def test_bessel_derivatives(order: float) -> None:
 
 def test_digamma_gap() -> None:
     a = torch.logspace(-6, 12, 200, dtype=F64)
-    torch.testing.assert_close(digamma_gap(a)[a < 1e3], (a.log() - torch.digamma(a))[a < 1e3], rtol=1e-9, atol=0)
-    torch.testing.assert_close(digamma_gap(a)[a > 1e9], (0.5 / a + 1 / (12 * a**2))[a > 1e9], rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        digamma_gap(a)[a < 1e3], (a.log() - torch.digamma(a))[a < 1e3], rtol=1e-9, atol=0
+    )
+    torch.testing.assert_close(
+        digamma_gap(a)[a > 1e9], (0.5 / a + 1 / (12 * a**2))[a > 1e9], rtol=1e-14, atol=0
+    )
     torch.testing.assert_close(invert_digamma_gap(digamma_gap(a)), a, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 5, 20])
 def test_multivariate_gap(dimension: int) -> None:
     degrees = dimension - 1 + torch.logspace(-4, 5, 60, dtype=F64)
-    torch.testing.assert_close(invert_multivariate_gap(multivariate_gap(degrees, dimension), dimension), degrees, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        invert_multivariate_gap(multivariate_gap(degrees, dimension), dimension),
+        degrees,
+        rtol=1e-8,
+        atol=1e-10,
+    )
 
 
 def test_inverse_digamma() -> None:
@@ -78,7 +87,9 @@ def test_dirichlet(count: int, low: float, high: float) -> None:
     alpha = 10 ** (low + (high - low) * torch.rand(200, count, dtype=F64, generator=g))
     mean = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
     found = invert_dirichlet(mean)
-    torch.testing.assert_close(torch.digamma(found) - torch.digamma(found.sum(-1, keepdim=True)), mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        torch.digamma(found) - torch.digamma(found.sum(-1, keepdim=True)), mean, rtol=1e-10, atol=1e-12
+    )
     torch.testing.assert_close(found, alpha, rtol=1e-6, atol=0)
 
 
@@ -87,7 +98,9 @@ def test_poisson_entropy_on_both_sides_of_its_series(rate: float) -> None:
     """E[log x!] by a sum to λ = 64 and by an asymptotic series beyond: against the sum over all counts that matter."""
     count = np.arange(int(rate + 40 * rate**0.5 + 60))
     log_p = scipy.stats.poisson(rate).logpmf(count)
-    assert float(Poisson(torch.tensor([rate], dtype=F64)).entropy()) == pytest.approx(-(np.exp(log_p) * log_p).sum(), rel=1e-10)
+    assert float(Poisson(torch.tensor([rate], dtype=F64)).entropy()) == pytest.approx(
+        -(np.exp(log_p) * log_p).sum(), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

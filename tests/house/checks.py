@@ -27,7 +27,16 @@ HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in 
 # imported only where they are used.
 OPTIONAL_LIBRARIES = {
     *("matplotlib", "jinja2", "pandas", "psutil", "triton", "torchdiffeq"),
-    *("transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf", "accelerate", "tensorboard", "wandb"),
+    *(
+        "transformers",
+        "safetensors",
+        "tokenizers",
+        "huggingface_hub",
+        "gguf",
+        "accelerate",
+        "tensorboard",
+        "wandb",
+    ),
 }
 MAY_IMPORT = {"tilting/backends/triton.py": {"triton"}}
 
@@ -54,7 +63,11 @@ def imported(node: ast.AST, package: str) -> list[str]:
         if called in {"import_module", "importlib.import_module", "__import__"}:
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 return [first.value]
-            if isinstance(first, ast.JoinedStr) and first.values and isinstance(first.values[0], ast.Constant):
+            if (
+                isinstance(first, ast.JoinedStr)
+                and first.values
+                and isinstance(first.values[0], ast.Constant)
+            ):
                 return [str(first.values[0].value).rstrip(".")]
     return []
 
@@ -133,8 +146,15 @@ def private_torch_names(source: str, path: str) -> list[str]:
             if node.attr.startswith("_dynamo"):  # a mark that the compiler reads, on any object
                 used.append((node, f"torch.{node.attr}"))
     found = {(node.lineno, name) for node, name in used if private(name)}
-    shortest = {(line, name) for line, name in found if not any(line == at and name.startswith(f"{other}.") for at, other in found)}
-    return [f"{path}:{line}: {name} is private; give it a plain name in _support/transforms.py" for line, name in sorted(shortest)]
+    shortest = {
+        (line, name)
+        for line, name in found
+        if not any(line == at and name.startswith(f"{other}.") for at, other in found)
+    }
+    return [
+        f"{path}:{line}: {name} is private; give it a plain name in _support/transforms.py"
+        for line, name in sorted(shortest)
+    ]
 
 
 def too_long(source: str, path: str) -> list[str]:
@@ -184,7 +204,11 @@ def undocumented_call(name: str, function: Callable, docstring: str | None) -> l
     if not docstring:
         return [f"{name}: no docstring"]
     signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.name not in {"self", "cls"} and not p.name.startswith("_")]
+    parameters = [
+        p
+        for p in signature.parameters.values()
+        if p.name not in {"self", "cls"} and not p.name.startswith("_")
+    ]
     parts = sections(docstring)
     described = entries(parts.get("Args", "")) | entries(parts.get("Attributes", ""))
     complaints = []
@@ -192,9 +216,15 @@ def undocumented_call(name: str, function: Callable, docstring: str | None) -> l
         if parameter.name not in described:
             complaints.append(f"{name}: no entry for {parameter.name} under Args:")
         elif takes_tensor(parameter.annotation) and "``(" not in described[parameter.name]:
-            complaints.append(f"{name}: {parameter.name} is a tensor; its entry needs a shape such as ``(..., query, dim)``")
+            complaints.append(
+                f"{name}: {parameter.name} is a tensor; its entry needs a shape such as ``(..., query, dim)``"
+            )
     returned = signature.return_annotation
-    if returned is not inspect.Signature.empty and takes_tensor(returned) and "``(" not in parts.get("Returns", ""):
+    if (
+        returned is not inspect.Signature.empty
+        and takes_tensor(returned)
+        and "``(" not in parts.get("Returns", "")
+    ):
         complaints.append(f"{name}: returns a tensor; Returns: needs a shape such as ``(..., query)``")
     return complaints
 
@@ -232,7 +262,9 @@ MACHINE_PATH = re.compile(r"(?<![\w.~/:-])/(?:root|home|work|Users|opt|mnt)/[\w.
 
 def machine_paths(source: str, path: str) -> list[str]:
     return [
-        f"{path}:{number}: {match[0]}" for number, line in enumerate(source.splitlines(), start=1) for match in MACHINE_PATH.finditer(line)
+        f"{path}:{number}: {match[0]}"
+        for number, line in enumerate(source.splitlines(), start=1)
+        for match in MACHINE_PATH.finditer(line)
     ]
 
 

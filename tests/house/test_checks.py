@@ -198,7 +198,17 @@ class GoodDataclass:
 
 
 @pytest.mark.parametrize(
-    "value", [no_docstring, no_entry, no_shape, no_shape_of_optional, no_returned_shape, BareDataclass, ShapelessDataclass, SilentMethod]
+    "value",
+    [
+        no_docstring,
+        no_entry,
+        no_shape,
+        no_shape_of_optional,
+        no_returned_shape,
+        BareDataclass,
+        ShapelessDataclass,
+        SilentMethod,
+    ],
 )
 def test_bad_documentation_is_seen(value):
     assert len(checks.undocumented("value", value)) == 1
@@ -214,13 +224,17 @@ def test_machine_path_is_seen(folder):
     assert checks.machine_paths(f"open('/{folder}/someone/file')", "a.py")
 
 
-@pytest.mark.parametrize("text", ["https://example.org/home/page", "a/work/b", "/usr/bin/env", "see docs/work/x", "1/work"])
+@pytest.mark.parametrize(
+    "text", ["https://example.org/home/page", "a/work/b", "/usr/bin/env", "see docs/work/x", "1/work"]
+)
 def test_other_paths_pass(text):
     assert checks.machine_paths(text, "a.py") == []
 
 
 def test_targets():
-    assert checks.missing_targets("help: x\n\ttest: no\nPIP := 3\n", {"help", "test"}) == ["Makefile: no target test"]
+    assert checks.missing_targets("help: x\n\ttest: no\nPIP := 3\n", {"help", "test"}) == [
+        "Makefile: no target test"
+    ]
     assert checks.missing_targets("help: x\ntest:\n", {"help", "test"}) == []
 
 

@@ -15,8 +15,12 @@ from house import checks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "exptilt"
-SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-PUBLIC_FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py") if path.parent.name != "cli")
+SOURCES = {
+    path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))
+}
+PUBLIC_FOLDERS = sorted(
+    path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py") if path.parent.name != "cli"
+)
 
 
 def complaints(check):
@@ -28,7 +32,10 @@ def test_there_is_something_to_check():
     assert "report" in PUBLIC_FOLDERS
 
 
-@pytest.mark.parametrize("check", [checks.upward_imports, checks.eager_optional_imports, checks.private_torch_names, checks.too_long])
+@pytest.mark.parametrize(
+    "check",
+    [checks.upward_imports, checks.eager_optional_imports, checks.private_torch_names, checks.too_long],
+)
 def test_sources(check):
     assert complaints(check) == []
 
@@ -100,7 +107,9 @@ def import_report(statement=""):
     """What changes in a fresh process when the package is imported and every public name is loaded."""
     import json
 
-    code = SNAPSHOT.replace("STATEMENT", statement or "pass").replace("OPTIONAL", repr(sorted(checks.OPTIONAL_LIBRARIES)))
+    code = SNAPSHOT.replace("STATEMENT", statement or "pass").replace(
+        "OPTIONAL", repr(sorted(checks.OPTIONAL_LIBRARIES))
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     *noise, last = done.stdout.splitlines()
     return json.loads(last) | {"printed": noise + done.stderr.splitlines()}
@@ -125,13 +134,20 @@ def test_side_effects_would_be_seen():
 
 def test_bare_import_is_light():
     code = "import sys, exptilt; print([m for m in ('torch', 'numpy', 'numba', 'scipy') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def tracked_files():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: which files are tracked is not known")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -151,7 +167,9 @@ def test_makefile_targets():
     wanted = {"help", "setup", "test", "test-slow", "test-all", "report", "bench", "lint", "clean"}
     assert checks.missing_targets(makefile, wanted) == []
     assert re.search(r"^\.DEFAULT_GOAL := help$", makefile, flags=re.MULTILINE)
-    printed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert {"make report", "make test", "make setup"} <= set(re.findall(r"make [a-z]+", printed))
 
 
@@ -164,7 +182,11 @@ def test_versions_agree():
 
 
 def test_constraints_pin_everything_exactly():
-    lines = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
     pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

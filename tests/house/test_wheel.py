@@ -13,9 +13,15 @@ def test_wheel_holds_what_it_should(tmp_path):
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("exptilt-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"exptilt/report/{name}" for name in ("templates/page.html", "assets/page.css", "assets/page.js")} <= names
+    assert {
+        f"exptilt/report/{name}" for name in ("templates/page.html", "assets/page.css", "assets/page.js")
+    } <= names
     for folder in ("report/assets", "report/templates", "lens/shakespeare"):
-        data = [path for path in (ROOT / "src/exptilt" / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        data = [
+            path
+            for path in (ROOT / "src/exptilt" / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
         assert data
         assert {path.relative_to(ROOT / "src").as_posix() for path in data} <= names
     assert "exptilt/report/assets/study/start.js" in names

@@ -76,7 +76,9 @@ def toward_another(case_make: Callable[..., Any]) -> Callable[[Any, Generator], 
     return tilt
 
 
-def quadrature(h: f.Measure, lower: list[float], upper: list[float], wrap: Callable[[Tensor], Any] = lambda x: x) -> float:
+def quadrature(
+    h: f.Measure, lower: list[float], upper: list[float], wrap: Callable[[Tensor], Any] = lambda x: x
+) -> float:
     rule = f.FromDensity.quadrature(lambda x: h.log_prob(wrap(x)), lower=lower, upper=upper)
     return float(rule.log_normalizer(torch.zeros(len(lower), dtype=F64)).exp())
 
@@ -135,7 +137,10 @@ def _normal_gamma(g: Generator, batch: tuple[int, ...] = ()) -> f.NormalGamma:
 
 def _niw(g: Generator, batch: tuple[int, ...] = ()) -> f.NormalInverseWishart:
     return f.NormalInverseWishart(
-        randn(g, *batch, 2), rand(g, *batch, low=1, high=4), rand(g, *batch, low=6, high=9), spd(g, *batch, size=2)
+        randn(g, *batch, 2),
+        rand(g, *batch, low=1, high=4),
+        rand(g, *batch, low=6, high=9),
+        spd(g, *batch, size=2),
     )
 
 
@@ -165,12 +170,17 @@ def _density_line(g: Generator, batch: tuple[int, ...] = ()) -> f.Measure:
 
 
 def _density_plane(g: Generator, batch: tuple[int, ...] = ()) -> f.Measure:
-    return _spread_out(f.FromDensity.quadrature(log_normal_density, lower=[-math.inf] * 2, upper=[math.inf] * 2, nodes=97), batch)
+    return _spread_out(
+        f.FromDensity.quadrature(log_normal_density, lower=[-math.inf] * 2, upper=[math.inf] * 2, nodes=97),
+        batch,
+    )
 
 
 def _density_draws(g: Generator, batch: tuple[int, ...] = ()) -> f.Measure:
     proposal = f.Gaussian(torch.zeros(2, dtype=F64), 4 * torch.eye(2, dtype=F64))
-    return _spread_out(f.FromDensity.monte_carlo(log_normal_density, proposal, samples=2000, generator=g), batch)
+    return _spread_out(
+        f.FromDensity.monte_carlo(log_normal_density, proposal, samples=2000, generator=g), batch
+    )
 
 
 def _sphere_integral() -> float:
@@ -193,7 +203,9 @@ CASES = [
             f.Gaussian(t(0.0, 0.0), torch.tensor([[1.0, 0.999999], [0.999999, 1.0]], dtype=F64)),
         ],
         integral=lambda: quadrature(
-            f.Gaussian(t(0.5, -1), torch.tensor([[1.0, 0.6], [0.6, 2]], dtype=F64)), [-math.inf] * 2, [math.inf] * 2
+            f.Gaussian(t(0.5, -1), torch.tensor([[1.0, 0.6], [0.6, 2]], dtype=F64)),
+            [-math.inf] * 2,
+            [math.inf] * 2,
         ),
         scipy=lambda h: scipy.stats.multivariate_normal(h.mean_vector.numpy(), h.covariance_matrix.numpy()),
     ),
@@ -225,7 +237,9 @@ CASES = [
         _poisson,
         boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         extreme=lambda: [f.Poisson(t(1e-8, 1e8)), f.Poisson(t(63.9, 64.1))],
-        integral=lambda: float(f.Poisson(t(7.0)).log_prob(torch.arange(200.0, dtype=F64)[:, None]).exp().sum()),
+        integral=lambda: float(
+            f.Poisson(t(7.0)).log_prob(torch.arange(200.0, dtype=F64)[:, None]).exp().sum()
+        ),
         scipy=lambda h: scipy.stats.poisson(h.rate.numpy()),
     ),
     Case(
@@ -261,7 +275,9 @@ CASES = [
         boundary=lambda h: torch.full((*h.batch_shape, 4), 0.25, dtype=F64).log(),
         tilt=toward_another(_dirichlet),
         extreme=lambda: [f.Dirichlet(t(0.05, 1e3, 0.3)), f.Dirichlet(t(1e4, 3e3, 8e3))],
-        integral=lambda: quadrature(f.Dirichlet(t(0.7, 2.0)), [0.0], [1.0], lambda x: torch.cat([x, 1 - x], -1).clamp_min(1e-300)),
+        integral=lambda: quadrature(
+            f.Dirichlet(t(0.7, 2.0)), [0.0], [1.0], lambda x: torch.cat([x, 1 - x], -1).clamp_min(1e-300)
+        ),
         scipy=lambda h: scipy.stats.dirichlet(h.concentration.numpy()),
         scipy_x=lambda x: (x.numpy() / x.numpy().sum(-1, keepdims=True)).T,
     ),
@@ -275,15 +291,22 @@ CASES = [
             f.VonMisesFisher(torch.full((512,), 3.0, dtype=F64)),
         ],
         integral=_sphere_integral,
-        scipy=lambda h: scipy.stats.vonmises_fisher((h.vector / h.concentration).numpy(), float(h.concentration)),
+        scipy=lambda h: scipy.stats.vonmises_fisher(
+            (h.vector / h.concentration).numpy(), float(h.concentration)
+        ),
     ),
     Case(
         f.Wishart,
         _wishart,
         boundary=lambda h: t(1.0, 0, 0).expand(*h.batch_shape, 3),
         tilt=toward_another(_wishart),
-        extreme=lambda: [f.Wishart(t(1e4)[0], torch.eye(3, dtype=F64)), f.Wishart(t(3.0)[0], torch.diag(t(1e-2, 1, 1e2)))],
-        integral=lambda: quadrature(f.Wishart(t(3.0)[0], t(2.0)[:, None]), [0.0], [math.inf], lambda x: x.unsqueeze(-1)),
+        extreme=lambda: [
+            f.Wishart(t(1e4)[0], torch.eye(3, dtype=F64)),
+            f.Wishart(t(3.0)[0], torch.diag(t(1e-2, 1, 1e2))),
+        ],
+        integral=lambda: quadrature(
+            f.Wishart(t(3.0)[0], t(2.0)[:, None]), [0.0], [math.inf], lambda x: x.unsqueeze(-1)
+        ),
         scipy=lambda h: scipy.stats.wishart(float(h.degrees), h.scale.numpy()),
         scipy_x=lambda x: x.movedim(0, -1).numpy(),
     ),
@@ -293,14 +316,19 @@ CASES = [
         tilt=toward_another(_normal_gamma),
         extreme=lambda: [f.NormalGamma(t(100.0), t(1e-3), t(1e3), t(1e-3))],
         integral=lambda: quadrature(
-            f.NormalGamma(t(0.5), t(2.0), t(3.0), t(1.5)), [-math.inf, 0], [math.inf] * 2, lambda x: f.MeanPrecision(x[..., :1], x[..., 1:])
+            f.NormalGamma(t(0.5), t(2.0), t(3.0), t(1.5)),
+            [-math.inf, 0],
+            [math.inf] * 2,
+            lambda x: f.MeanPrecision(x[..., :1], x[..., 1:]),
         ),
     ),
     Case(
         f.NormalInverseWishart,
         _niw,
         tilt=toward_another(_niw),
-        extreme=lambda: [f.NormalInverseWishart(t(10.0, -10), t(1e-2)[0], t(1e3)[0], torch.diag(t(1e-2, 1e2)))],
+        extreme=lambda: [
+            f.NormalInverseWishart(t(10.0, -10), t(1e-2)[0], t(1e3)[0], torch.diag(t(1e-2, 1e2)))
+        ],
         integral=lambda: quadrature(
             f.NormalInverseWishart(t(0.5), t(2.0)[0], t(5.0)[0], t(3.0)[:, None]),
             [-math.inf, 0],
@@ -311,16 +339,27 @@ CASES = [
     Case(
         f.Empirical,
         _empirical,
-        boundary=lambda h: h.points.gather(-2, h.points[..., :1].argmax(-2, keepdim=True).expand(*h.batch_shape, 1, 3)).squeeze(-2),
-        extreme=lambda: [f.Empirical(t(0.0, 1e-4, 1e4)[:, None]), f.Empirical(torch.eye(3, dtype=F64), t(0.0, -500, -math.inf))],
-        integral=lambda: float(f.Empirical(t(0.0, 1, 3)[:, None], t(0.0, 2, 1)).log_prob(t(0.0, 1, 3)[:, None]).exp().sum()),
+        boundary=lambda h: h.points.gather(
+            -2, h.points[..., :1].argmax(-2, keepdim=True).expand(*h.batch_shape, 1, 3)
+        ).squeeze(-2),
+        extreme=lambda: [
+            f.Empirical(t(0.0, 1e-4, 1e4)[:, None]),
+            f.Empirical(torch.eye(3, dtype=F64), t(0.0, -500, -math.inf)),
+        ],
+        integral=lambda: float(
+            f.Empirical(t(0.0, 1, 3)[:, None], t(0.0, 2, 1)).log_prob(t(0.0, 1, 3)[:, None]).exp().sum()
+        ),
         tolerance=1e-7,
     ),
     Case(
         f.GaussianMixture,
         _mixture_each,
         extreme=lambda: [f.GaussianMixture(t(0.0, -400), t(1e3, -1e3)[:, None], t(1e-2, 1e2)[:, None, None])],
-        integral=lambda: quadrature(f.GaussianMixture(t(0.0, 1), t(-1.0, 2)[:, None], t(0.5, 1.5)[:, None, None]), [-math.inf], [math.inf]),
+        integral=lambda: quadrature(
+            f.GaussianMixture(t(0.0, 1), t(-1.0, 2)[:, None], t(0.5, 1.5)[:, None, None]),
+            [-math.inf],
+            [math.inf],
+        ),
         tolerance=1e-7,
     ),
     Case(f.GaussianMixture, _mixture_shared, name="GaussianMixture-shared", tolerance=1e-7),
@@ -329,10 +368,17 @@ CASES = [
         _mixture,
         boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
         tilt=lambda h, g: -rand(g, *h.batch_shape, h.dimension, low=-0.2, high=1),
-        integral=lambda: quadrature(f.Mixture(t(0.0, 1), f.Gamma(t(1.0, 3)[:, None], t(1.0, 2)[:, None])), [0.0], [math.inf]),
+        integral=lambda: quadrature(
+            f.Mixture(t(0.0, 1), f.Gamma(t(1.0, 3)[:, None], t(1.0, 2)[:, None])), [0.0], [math.inf]
+        ),
         tolerance=1e-7,
     ),
-    Case(f.FromDensity, _density_line, integral=lambda: quadrature(_density_line(Generator()), [-math.inf], [math.inf]), tolerance=1e-7),
+    Case(
+        f.FromDensity,
+        _density_line,
+        integral=lambda: quadrature(_density_line(Generator()), [-math.inf], [math.inf]),
+        tolerance=1e-7,
+    ),
     Case(f.FromDensity, _density_plane, name="FromDensity-plane", tolerance=1e-7),
     Case(f.FromDensity, _density_draws, name="FromDensity-draws", tolerance=1e-7),
 ]

@@ -48,7 +48,11 @@ def test_kl_property(case: Case, seed: int) -> None:
     there = f.kl(p, q)
     assert there.kind is f.Kind.EXACT
     assert bool((there.value >= -1e-10).all())
-    dual = p._log_partition() - q._log_partition() - (q.mean_parameter * (p.natural_parameter - q.natural_parameter)).sum(-1)
+    dual = (
+        p._log_partition()
+        - q._log_partition()
+        - (q.mean_parameter * (p.natural_parameter - q.natural_parameter)).sum(-1)
+    )
     close(f.kl(q, p).value, dual, 1e-8)
 
 
@@ -58,7 +62,11 @@ def test_float32_follows_float64(case: Case, g: torch.Generator) -> None:
     x = p.sample((4,), generator=g)
     exact, other = p.to(torch.float64), q.to(torch.float64)
     double = pytree.tree_map(lambda leaf: leaf.double(), x)
-    pairs = ((p.log_prob(x), exact.log_prob(double)), (p.entropy(), exact.entropy()), (f.kl(p, q).value, f.kl(exact, other).value))
+    pairs = (
+        (p.log_prob(x), exact.log_prob(double)),
+        (p.entropy(), exact.entropy()),
+        (f.kl(p, q).value, f.kl(exact, other).value),
+    )
     for rounded, value in pairs:
         assert rounded.dtype == torch.float32
         assert float((rounded - value).abs().max()) <= 2e-5 * (1 + float(value.abs().max()))
@@ -106,7 +114,9 @@ def test_scipy(case: Case, g: torch.Generator) -> None:
     points = case.scipy_x(x)
     density = twin.logpdf(points) if hasattr(twin, "logpdf") else twin.logpmf(points)
     univariate = density.ndim > 1
-    np.testing.assert_allclose(h.log_prob(x).numpy(), density.sum(-1) if univariate else density, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        h.log_prob(x).numpy(), density.sum(-1) if univariate else density, rtol=1e-9, atol=1e-9
+    )
     expected = np.sum(twin.entropy())
     np.testing.assert_allclose(float(h.entropy()), expected, rtol=1e-8, atol=1e-8)
     if univariate:

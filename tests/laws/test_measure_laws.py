@@ -79,7 +79,9 @@ def test_round_trip_property(case: Case, seed: int, scale: float) -> None:
     assert solution.converged, solution.status
     close(h.mean(solution.value), mean, 1e-7)
     fenchel = h.log_normalizer(eta) + h.conjugate(mean) - (eta * mean).sum(-1)
-    assert abs(float(fenchel)) < 1e-8 * (1 + float(h.log_normalizer(eta).abs()) + float((eta * mean).abs().sum()))
+    assert abs(float(fenchel)) < 1e-8 * (
+        1 + float(h.log_normalizer(eta).abs()) + float((eta * mean).abs().sum())
+    )
 
 
 @every
@@ -89,10 +91,18 @@ def test_tilting_composes(case: Case, g: torch.Generator) -> None:
     twice, once = h.tilt(a).tilt(b), h.tilt(a + b)
     assert type(twice) is type(h)
     for left, right in zip(pytree.tree_leaves(twice), pytree.tree_leaves(once), strict=True):
-        if case.cls in (f.Mixture, f.GaussianMixture, f.Empirical, f.FromDensity) and left.ndim and left.shape == twice.log_weight.shape:
+        if (
+            case.cls in (f.Mixture, f.GaussianMixture, f.Empirical, f.FromDensity)
+            and left.ndim
+            and left.shape == twice.log_weight.shape
+        ):
             left, right = torch.log_softmax(left, -1), torch.log_softmax(right, -1)
         close(left, right, 1e-8)
-    close(h.tilt(a).log_normalizer(b) - h.tilt(a).log_normalizer(0 * b), h.log_normalizer(a + b) - h.log_normalizer(a), 1e-8)
+    close(
+        h.tilt(a).log_normalizer(b) - h.tilt(a).log_normalizer(0 * b),
+        h.log_normalizer(a + b) - h.log_normalizer(a),
+        1e-8,
+    )
     close(h.tilt(a).mean(), h.mean(a), 1e-8)
 
 
@@ -146,7 +156,9 @@ def test_conjugate_on_the_boundary_is_the_limit_from_inside(case: Case, g: torch
     assert h.natural(edge).code.tolist() == [f.Status.BOUNDARY.code] * 3
     value = h.conjugate(edge)
     finite = case.cls in (f.BernoulliProduct, f.Categorical, f.Poisson, f.Empirical)
-    near, nearer = (h.conjugate(edge + share * (inside - edge)) for share in ((1e-5, 1e-8) if finite else (1e-2, 1e-4)))
+    near, nearer = (
+        h.conjugate(edge + share * (inside - edge)) for share in ((1e-5, 1e-8) if finite else (1e-2, 1e-4))
+    )
     assert bool((near.isfinite() & nearer.isfinite()).all())
     if finite:
         close(nearer, value, 1e-5)
@@ -167,7 +179,9 @@ def test_entropy_is_expected_surprise(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (2,))
     surprise = -h.log_prob(h.sample((20000,), generator=g))
     entropy = h.entropy()
-    value, error = (entropy.value, entropy.standard_error) if isinstance(entropy, f.Estimate) else (entropy, 0.0)
+    value, error = (
+        (entropy.value, entropy.standard_error) if isinstance(entropy, f.Estimate) else (entropy, 0.0)
+    )
     allowed = 5 * (surprise.std(0) / math.sqrt(20000) + error) + 1e-9
     if case.name == "FromDensity-draws":
         allowed = allowed + 0.05  # resampled from 2000 draws, the log_prob of a density
@@ -193,7 +207,9 @@ def test_float32_follows_float64(case: Case, g: torch.Generator) -> None:
     assert float((single.mean(solution.value) - mean).abs().max()) <= 2e-4 * (1 + float(mean.abs().max()))
 
 
-@pytest.mark.parametrize(("name", "h", "case"), EXTREMES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(EXTREMES)])
+@pytest.mark.parametrize(
+    ("name", "h", "case"), EXTREMES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(EXTREMES)]
+)
 def test_extreme_members(name: str, h: f.Measure, case: Case) -> None:
     zero = torch.zeros(h.dimension, dtype=h.dtype)
     assert all(bool(value.isfinite().all()) for value in (h.log_normalizer(zero), h.mean(), h.covariance()))

@@ -8,7 +8,11 @@ from laws.registry import CASES
 
 def test_every_public_measure_is_registered() -> None:
     bases = {families.Measure, families.ExponentialFamily}
-    public = {cls for name in families.__all__ if inspect.isclass(cls := getattr(families, name)) and issubclass(cls, families.Measure)}
+    public = {
+        cls
+        for name in families.__all__
+        if inspect.isclass(cls := getattr(families, name)) and issubclass(cls, families.Measure)
+    }
     assert public - bases == {case.cls for case in CASES}
 
 

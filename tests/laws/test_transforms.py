@@ -41,7 +41,14 @@ def test_vmap_over_members(case: Case, g: torch.Generator) -> None:
 
     dims = pytree.tree_map(lambda x: x, axes(h))
     got = torch.func.vmap(everything, in_dims=(dims, 0, 0))(h, eta, mean)
-    expected = (h.log_normalizer(eta), mean, h.covariance(eta), mean, h.natural(mean).value, h.bregman(eta, 0 * eta))
+    expected = (
+        h.log_normalizer(eta),
+        mean,
+        h.covariance(eta),
+        mean,
+        h.natural(mean).value,
+        h.bregman(eta, 0 * eta),
+    )
     for left, right in zip(got, expected, strict=True):
         close(left, right, 1e-7)
 
@@ -51,7 +58,9 @@ def test_vmap_of_densities(case: Case, g: torch.Generator) -> None:
     p, q = case.make(g, (3,)), case.make(g, (3,))
     x = p.sample(generator=g)
 
-    def everything(mine: f.ExponentialFamily, other: f.ExponentialFamily, event: object) -> tuple[torch.Tensor, ...]:
+    def everything(
+        mine: f.ExponentialFamily, other: f.ExponentialFamily, event: object
+    ) -> tuple[torch.Tensor, ...]:
         return mine.log_prob(event), mine.entropy(), f.kl(mine, other).value
 
     got = torch.func.vmap(everything, in_dims=(axes(p), axes(q), 0))(p, q, x)
@@ -86,7 +95,9 @@ def test_natural_is_differentiable_twice(case: Case, g: torch.Generator) -> None
     first = (loss(mean + direction) - loss(mean - direction)) / 2
     torch.testing.assert_close((slope(mean) * direction).sum(), first, rtol=1e-4, atol=1e-12)
     _, second = torch.func.jvp(slope, (mean,), (direction,))
-    torch.testing.assert_close(second, (slope(mean + direction) - slope(mean - direction)) / 2, rtol=1e-3, atol=1e-10)
+    torch.testing.assert_close(
+        second, (slope(mean + direction) - slope(mean - direction)) / 2, rtol=1e-3, atol=1e-10
+    )
     m = mean.clone().requires_grad_()
     loss(m).backward()
     assert m.grad is not None

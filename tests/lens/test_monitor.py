@@ -62,7 +62,11 @@ def test_a_reading_is_over_all_real_queries_of_all_calls():
     rows = {}
 
     def observe(call):
-        real = torch.ones(call.query.shape[0], call.query.shape[2], dtype=torch.bool) if call.real_query is None else call.real_query
+        real = (
+            torch.ones(call.query.shape[0], call.query.shape[2], dtype=torch.bool)
+            if call.real_query is None
+            else call.real_query
+        )
         for name in ("score_max", "entropy", "log_normalizer"):
             rows.setdefault((call.layer, name), []).append(getattr(call.tilted, name).transpose(1, 2)[real])
 
@@ -80,7 +84,10 @@ def test_a_reading_is_over_all_real_queries_of_all_calls():
     assert [(r.layer, r.head) for r in readings] == [(layer, head) for layer in range(2) for head in range(4)]
     assert readings == monitor.readings
     for r in readings:
-        every = {name: torch.cat(rows[r.layer, name])[:, r.head].double() for name in ("score_max", "entropy", "log_normalizer")}
+        every = {
+            name: torch.cat(rows[r.layer, name])[:, r.head].double()
+            for name in ("score_max", "entropy", "log_normalizer")
+        }
         assert r.queries == len(every["entropy"]) == 3 * 12 - 5 + 2 * 7
         assert r.name == f"encoder.layer.{r.layer}.attention.self"
         assert r.score_max == every["score_max"].max().item()
@@ -164,14 +171,19 @@ def test_warnings_come_once_a_head_until_it_recovers():
 
 def test_collapse_warns_with_layer_and_head():
     model = Small()
-    x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0)).sign() * torch.tensor([1, 1, 1, 1, 1, 0.1, 0.1, 0.1])
+    x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0)).sign() * torch.tensor(
+        [1, 1, 1, 1, 1, 0.1, 0.1, 0.1]
+    )
     monitor = xt.lens.TrainingMonitor(model, every=1, log=lambda *_: None, max_logit=None, min_entropy=1.0)
     model.gain = [300.0, 0.01]
     with pytest.warns(ExptiltWarning) as seen, monitor.step():
         model(x)
     (only,) = seen
     entropy = monitor.readings[0].entropy
-    assert str(only.message) == f"TrainingMonitor: step 0, layer 0 (inner), head 0: entropy has collapsed to {entropy:.4g} nats, below 1"
+    assert (
+        str(only.message)
+        == f"TrainingMonitor: step 0, layer 0 (inner), head 0: entropy has collapsed to {entropy:.4g} nats, below 1"
+    )
     quiet = xt.lens.TrainingMonitor(model, every=1, log=lambda *_: None, max_logit=None, min_entropy=None)
     with quiet.step():
         model(x)
@@ -181,7 +193,10 @@ def test_what_is_not_finite_is_told_of():
     model = Small()
     model.gain = [1.0, math.nan]
     monitor = xt.lens.TrainingMonitor(model, every=1, log=lambda *_: None)
-    with pytest.warns(ExptiltWarning, match=r"layer 0 \(inner\), head 1: scores are no longer finite") as seen, monitor.step():
+    with (
+        pytest.warns(ExptiltWarning, match=r"layer 0 \(inner\), head 1: scores are no longer finite") as seen,
+        monitor.step(),
+    ):
         model(torch.ones(1, 3, 8))
     assert len(seen) == 1
     assert [math.isinf(r.score_max) for r in monitor.readings] == [False, True]
@@ -203,7 +218,17 @@ def test_csv(tmp_path):
     log(50, readings(2.25, 0.1))
     got = rows(folder)
     assert list(got[0]) == list(COLUMNS)
-    assert [(r["step"], r["name"], r["head"], float(r["score_max"]), float(r["entropy"]), float(r["log_normalizer"])) for r in got] == [
+    assert [
+        (
+            r["step"],
+            r["name"],
+            r["head"],
+            float(r["score_max"]),
+            float(r["entropy"]),
+            float(r["log_normalizer"]),
+        )
+        for r in got
+    ] == [
         ("0", "a, b", "0", 1.5, 0.75, -1.5),
         ("0", "a, b", "1", math.inf, math.inf, -math.inf),
         ("50", "a, b", "0", 2.25, 1.125, -2.25),
@@ -221,7 +246,12 @@ def test_csv_goes_on_after_a_crash(tmp_path):
     path.write_text(path.read_text()[:-9])  # the last line is cut short
     with pytest.warns(ExptiltWarning, match=r"begins at step 50; took 4 lines .* out of"):
         CsvLog(tmp_path)(50, readings(7.0, 8.0))
-    assert [(r["step"], r["score_max"]) for r in rows(tmp_path)] == [("0", "1.0"), ("0", "2.0"), ("50", "7.0"), ("50", "8.0")]
+    assert [(r["step"], r["score_max"]) for r in rows(tmp_path)] == [
+        ("0", "1.0"),
+        ("0", "2.0"),
+        ("50", "7.0"),
+        ("50", "8.0"),
+    ]
     assert [p.name for p in tmp_path.iterdir()] == ["attention.csv"]
 
 
@@ -249,7 +279,10 @@ def test_tensorboard(tmp_path):
     for statistic, factor in (("score_max", 1.0), ("entropy", 0.5), ("log_normalizer", -1.0)):
         for head in range(2):
             events = found.Scalars(f"attention_{statistic}/layer_00_head_{head:02d}")
-            assert [(e.step, e.value) for e in events] == [(0, factor * (1.5 + head)), (50, factor * (7.0 + head))]
+            assert [(e.step, e.value) for e in events] == [
+                (0, factor * (1.5 + head)),
+                (50, factor * (7.0 + head)),
+            ]
 
 
 def test_weights_and_biases(monkeypatch, tmp_path):

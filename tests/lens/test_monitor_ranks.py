@@ -38,7 +38,9 @@ def worker(folder):
     rank = dist.get_rank()
     model = Attention()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    monitor = xt.lens.TrainingMonitor(wrapped, every=1, log="csv", folder=folder, max_logit=1e-3, min_entropy=None)
+    monitor = xt.lens.TrainingMonitor(
+        wrapped, every=1, log="csv", folder=folder, max_logit=1e-3, min_entropy=None
+    )
     import warnings
 
     with warnings.catch_warnings(record=True) as seen:
@@ -63,14 +65,26 @@ def worker(folder):
 
 
 def test_two_processes_read_as_one(tmp_path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(HERE), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(HERE),
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
     model = Attention()
     got = []
-    monitor = xt.lens.TrainingMonitor(model, every=1, log=lambda step, readings: got.append(readings), max_logit=None, min_entropy=None)
+    monitor = xt.lens.TrainingMonitor(
+        model, every=1, log=lambda step, readings: got.append(readings), max_logit=None, min_entropy=None
+    )
     with torch.no_grad():
         with monitor.step():
             for one in batches():
@@ -98,7 +112,9 @@ def test_two_processes_read_as_one(tmp_path):
     assert len(changed) > 0
     for rank in ranks:
         assert [(c["layer"], c["head"]) for c in rank["changed"]] == [(c.layer, c.head) for c in changed]
-        torch.testing.assert_close(torch.tensor(rank["weights"]), model.first.in_proj_weight.detach().flatten())
+        torch.testing.assert_close(
+            torch.tensor(rank["weights"]), model.first.in_proj_weight.detach().flatten()
+        )
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
 

@@ -12,7 +12,9 @@ import exptilt as xt
 def gpt2():
     torch.manual_seed(0)
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=16, **none))
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=16, **none)
+    )
 
 
 class Texts(torch.utils.data.Dataset):
@@ -26,12 +28,22 @@ class Texts(torch.utils.data.Dataset):
     def __getitem__(self, place):
         self.given += 1
         if self.given == self.fails_at:
-            return {"input_ids": self.tokens[place] + 1000, "labels": self.tokens[place]}  # beyond the vocabulary: forward raises
+            return {
+                "input_ids": self.tokens[place] + 1000,
+                "labels": self.tokens[place],
+            }  # beyond the vocabulary: forward raises
         return {"input_ids": self.tokens[place], "labels": self.tokens[place]}
 
 
 def train(folder, model, monitor, texts=None, **other):
-    options = {"max_steps": 5, "per_device_train_batch_size": 2, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "seed": 0}
+    options = {
+        "max_steps": 5,
+        "per_device_train_batch_size": 2,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 0,
+    }
     arguments = hf.TrainingArguments(output_dir=str(folder), use_cpu=True, **(options | other))
     callbacks = [] if monitor is None else [monitor]
     trainer = hf.Trainer(model=model, args=arguments, train_dataset=texts or Texts(), callbacks=callbacks)
@@ -54,7 +66,9 @@ def test_a_trainer_with_a_monitor_learns_the_same(tmp_path, other):
     for watched in (True, False):
         model = gpt2()
         got = []
-        monitor = xt.lens.TrainingMonitor(model, every=2, log=lambda step, readings, got=got: got.append((step, list(readings))))
+        monitor = xt.lens.TrainingMonitor(
+            model, every=2, log=lambda step, readings, got=got: got.append((step, list(readings)))
+        )
         losses.append(train(tmp_path, model, monitor if watched else None, **other).training_loss)
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         if watched:

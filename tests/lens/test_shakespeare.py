@@ -19,7 +19,10 @@ TABLE = re.compile(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULT
 
 
 def card():
-    return {int(row[0]): tuple(map(float, row[1:])) for row in TABLE.findall((FOLDER / "README.md").read_text("utf-8"))}
+    return {
+        int(row[0]): tuple(map(float, row[1:]))
+        for row in TABLE.findall((FOLDER / "README.md").read_text("utf-8"))
+    }
 
 
 def test_nine_checkpoints_in_twelve_megabytes():
@@ -93,7 +96,9 @@ def test_the_script_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys)
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["step 8"]
     for name in ("checkpoint-8/model.safetensors", "checkpoint-0/model.safetensors", "text.txt"):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert TABLE.findall((tmp_path / "part" / "README.md").read_text()) == TABLE.findall((tmp_path / "whole" / "README.md").read_text())
+    assert TABLE.findall((tmp_path / "part" / "README.md").read_text()) == TABLE.findall(
+        (tmp_path / "whole" / "README.md").read_text()
+    )
     assert json.loads((tmp_path / "part" / "checkpoint-8" / "config.json").read_text())["dtype"] == "float32"
     with pytest.raises(SystemExit, match="is of another run"):
         script["main"]([*quick, str(tmp_path / "part"), "--seed", "1"])

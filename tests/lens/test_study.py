@@ -17,7 +17,10 @@ from oracles.transformers_by_hand import tiny
 
 module = importlib.import_module("exptilt.lens.study")  # the name in the package is the function
 
-TEXTS = ["the cat sat on the mat and looked at the moon", "a stitch in time saves nine, they say; but nobody counts the stitches any more"]
+TEXTS = [
+    "the cat sat on the mat and looked at the moon",
+    "a stitch in time saves nine, they say; but nobody counts the stitches any more",
+]
 
 
 class Letters:
@@ -40,7 +43,14 @@ def gpt2():
 
 @pytest.fixture(scope="module")
 def found(gpt2):
-    return study(gpt2, Letters(), TEXTS, name="tiny", chunk=40, checkpoints=[(10, lambda: gpt2), (0, lambda: tiny("gpt2", 1).float())])
+    return study(
+        gpt2,
+        Letters(),
+        TEXTS,
+        name="tiny",
+        chunk=40,
+        checkpoints=[(10, lambda: gpt2), (0, lambda: tiny("gpt2", 1).float())],
+    )
 
 
 def test_everything_is_there(found):
@@ -96,7 +106,9 @@ def test_details(found):
     assert all(token.count >= 1 and 0 < token.mass <= 1 for token in detail.top_tokens)
     size = len(found.strip_tokens)
     assert detail.strip.shape == (size, size)
-    np.testing.assert_allclose(detail.strip.sum(1), 1.0, atol=1e-2)  # causal: a row's keys are all in the strip
+    np.testing.assert_allclose(
+        detail.strip.sum(1), 1.0, atol=1e-2
+    )  # causal: a row's keys are all in the strip
     assert np.triu(detail.strip, 1).max() == 0
 
 
@@ -161,7 +173,11 @@ def test_interrupted_study_resumes(gpt2, tmp_path, monkeypatch):
     again = study(gpt2, Letters(), TEXTS, chunk=40, store=tmp_path)
     assert len(count) <= 1
     count.clear()
-    assert study(gpt2, Letters(), TEXTS, chunk=40, store=tmp_path).to_json() == again.to_json() == whole.to_json()
+    assert (
+        study(gpt2, Letters(), TEXTS, chunk=40, store=tmp_path).to_json()
+        == again.to_json()
+        == whole.to_json()
+    )
     assert not count
 
 
@@ -201,7 +217,9 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 def test_checkpoint_folders(gpt2, tmp_path):
     for step in (20, 3):
         gpt2.save_pretrained(tmp_path / f"checkpoint-{step}")
-    training = study(gpt2, Letters(), TEXTS[0], checkpoints=[tmp_path / "checkpoint-20", tmp_path / "checkpoint-3"]).training
+    training = study(
+        gpt2, Letters(), TEXTS[0], checkpoints=[tmp_path / "checkpoint-20", tmp_path / "checkpoint-3"]
+    ).training
     assert training.steps.tolist() == [3.0, 20.0]
     np.testing.assert_allclose(training.heads["entropy"][0], training.heads["entropy"][1])
     (tmp_path / "checkpoint-3" / "model.safetensors").write_bytes(b"not weights")
@@ -217,7 +235,12 @@ def test_chunks():
     taken = cut(Letters(), ["x" * 100, "yy"], length=42, max_tokens=None, vocabulary=None)
     chunks = taken.chunks
     assert (taken.unread, taken.silent) == (0, [])
-    assert [len(c.ids) for c in chunks] == [36, 35, 35, 4]  # of nearly equal length, each with its two special tokens
+    assert [len(c.ids) for c in chunks] == [
+        36,
+        35,
+        35,
+        4,
+    ]  # of nearly equal length, each with its two special tokens
     assert taken.was_cut
     assert all(c.ids[0] == 1 and c.ids[-1] == 2 for c in chunks)
     assert [c.text for c in chunks] == [0, 0, 0, 1]
@@ -225,11 +248,15 @@ def test_chunks():
     assert tokens.tolist() == [1, 2, 3 + ord("y") % 50]
     assert counts.tolist() == [1, 1, 2]
     assert inverse[0] == 0  # a special first token counts
-    assert sum(len(c.ids) for c in cut(Letters(), ["x" * 100], length=42, max_tokens=50, vocabulary=None).chunks) == 50
+    assert (
+        sum(len(c.ids) for c in cut(Letters(), ["x" * 100], length=42, max_tokens=50, vocabulary=None).chunks)
+        == 50
+    )
 
 
 @pytest.mark.parametrize(
-    ("most", "read", "silent"), [(50, 50, [1, 2]), (106, 106, [1, 2]), (107, 106, [1, 2]), (110, 110, [2]), (999, 113, [])]
+    ("most", "read", "silent"),
+    [(50, 50, [1, 2]), (106, 106, [1, 2]), (107, 106, [1, 2]), (110, 110, [2]), (999, 113, [])],
 )
 def test_what_is_left_out_is_counted(most, read, silent):
     """x: 106 tokens in three chunks, yy: 4, z: 3, each with its special ones; a chunk of one token is not read."""
@@ -241,15 +268,28 @@ def test_what_is_left_out_is_counted(most, read, silent):
 
 def test_notes_say_what_was_not_read(gpt2):
     found = study(gpt2, Letters(), [*TEXTS, "never read"], max_tokens=60, chunk=40)
-    whole = sum(len(cut(Letters(), [t], length=40, max_tokens=None, vocabulary=None).chunks) * 2 + len(t) for t in [*TEXTS, "never read"])
+    whole = sum(
+        len(cut(Letters(), [t], length=40, max_tokens=None, vocabulary=None).chunks) * 2 + len(t)
+        for t in [*TEXTS, "never read"]
+    )
     assert found.notes[0] == f"Only the first 60 of {whole} tokens were read (max_tokens); texts not read: 3."
     assert found.text_facts["tokens"] == 60
     assert found.text_facts["texts"] == 2
     assert not any("max_tokens" in note for note in study(gpt2, Letters(), TEXTS[0]).notes)
-    named = study(gpt2, Letters(), {"a.txt": TEXTS[0], "blank.txt": " ", "b.txt": TEXTS[1], "c.txt": "never read"}, max_tokens=60, chunk=40)
+    named = study(
+        gpt2,
+        Letters(),
+        {"a.txt": TEXTS[0], "blank.txt": " ", "b.txt": TEXTS[1], "c.txt": "never read"},
+        max_tokens=60,
+        chunk=40,
+    )
     assert named.text_facts["text"] == "a.txt, b.txt"
     assert named.notes[0].endswith("texts not read: c.txt.")
-    assert study(gpt2, Letters(), ["one text", " ", "another", "left out"], max_tokens=19).notes[0].endswith("texts not read: 4.")
+    assert (
+        study(gpt2, Letters(), ["one text", " ", "another", "left out"], max_tokens=19)
+        .notes[0]
+        .endswith("texts not read: 4.")
+    )
 
 
 @pytest.mark.parametrize("blanks", [0, 63, 64, 200])
@@ -261,7 +301,11 @@ def test_special_tokens_after_blanks(blanks):
             return super().__call__(text.strip(), add_special_tokens)
 
     for tokenizer in (Letters(), Stripping()):
-        ids = cut(tokenizer, [" " * blanks + "word"], length=500, max_tokens=None, vocabulary=None).chunks[0].ids.tolist()
+        ids = (
+            cut(tokenizer, [" " * blanks + "word"], length=500, max_tokens=None, vocabulary=None)
+            .chunks[0]
+            .ids.tolist()
+        )
         assert ids == tokenizer(" " * blanks + "word")["input_ids"]
 
 
@@ -278,9 +322,15 @@ def test_special_tokens_that_cannot_be_told():
 def test_checkpoint_of_another_model(gpt2, tmp_path):
     from transformers import GPT2LMHeadModel
 
-    other, deeper = (GPT2LMHeadModel(type(gpt2.config)(**(gpt2.config.to_diff_dict() | x))) for x in ({"n_embd": 16}, {"n_layer": 3}))
+    other, deeper = (
+        GPT2LMHeadModel(type(gpt2.config)(**(gpt2.config.to_diff_dict() | x)))
+        for x in ({"n_embd": 16}, {"n_layer": 3})
+    )
     other.save_pretrained(tmp_path / "checkpoint-7")
-    for source, message in ((lambda: other, "at step 5 is of another model.*shape .60, 16."), (lambda: deeper, "no such weight")):
+    for source, message in (
+        (lambda: other, "at step 5 is of another model.*shape .60, 16."),
+        (lambda: deeper, "no such weight"),
+    ):
         with pytest.raises(ArgumentError, match=message):
             study(gpt2, Letters(), TEXTS[0], checkpoints=[(5, source)])
     with pytest.raises(ArgumentError, match="checkpoint-7 is of another model"):
@@ -291,7 +341,14 @@ def test_model_that_does_not_read_text():
     from transformers import ViTConfig, ViTModel
 
     seeing = ViTModel(
-        ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16)
+        ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            image_size=32,
+            patch_size=16,
+        )
     )
     with pytest.raises(ArgumentError, match="ViTModel reads pixel_values, not text"):
         study(seeing, Letters(), TEXTS)
@@ -344,21 +401,47 @@ def test_model_without_attention():
 
 
 def test_where_a_question_does_not_apply():
-    from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
+    from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     torch.manual_seed(0)
-    shape = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    shape |= {"num_key_value_heads": 1, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    shape = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    shape |= {
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
     normed = study(Qwen3ForCausalLM(Qwen3Config(**shape)), Letters(), TEXTS)
     assert normed.heads["link_symmetry"].value is None
     assert "affine" in normed.heads["link_symmetry"].reason
     assert normed.heads["ascent_cosine"].value is not None
-    capped = study(Gemma2ForCausalLM(Gemma2Config(**shape, sliding_window=16, query_pre_attn_scalar=8)), Letters(), TEXTS)
+    capped = study(
+        Gemma2ForCausalLM(Gemma2Config(**shape, sliding_window=16, query_pre_attn_scalar=8)), Letters(), TEXTS
+    )
     assert "softcapped" in capped.heads["gaussian_r2"].reason
     assert capped.heads["ascent_gain"].value is not None
     assert np.isfinite(capped.layers["mlp_expansion"].value).all()
     both = study(
-        T5ForConditionalGeneration(T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)), Letters(), TEXTS
+        T5ForConditionalGeneration(
+            T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+        ),
+        Letters(),
+        TEXTS,
     )
     cross = [i for i, name in enumerate(both.layer_names) if name.endswith("(cross)")]
     assert cross == [3, 5]

@@ -13,7 +13,13 @@ from exptilt.lens.texts import Chunk
 from exptilt.lens.unit import Options, inputs, measure_unit
 from exptilt.lens.watch import watch
 
-SHAPE = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SHAPE |= {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 FAMILIES = {
     "neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM, {}),
@@ -52,12 +58,19 @@ def by_name(model, kind):
     }[kind]
 
     def note(index, name):
-        return lambda _, given, output: seen[index].update({name: output[0] if isinstance(output, tuple) else output})
+        return lambda _, given, output: seen[index].update(
+            {name: output[0] if isinstance(output, tuple) else output}
+        )
 
     handles = []
     for index, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(lambda _, given, index=index: seen[index].update(before=given[0])))
-        handles += [layer.get_submodule(x).register_forward_hook(note(index, y)) for x, y in zip(parts, ("attention", "mlp"), strict=True)]
+        handles.append(
+            layer.register_forward_pre_hook(lambda _, given, index=index: seen[index].update(before=given[0]))
+        )
+        handles += [
+            layer.get_submodule(x).register_forward_hook(note(index, y))
+            for x, y in zip(parts, ("attention", "mlp"), strict=True)
+        ]
     with torch.no_grad():
         model(input_ids=IDS[None])
     for handle in handles:
@@ -75,8 +88,12 @@ def test_expansion(kind):
         return float((b[0, 1:].norm(dim=-1) / a[0, 1:].norm(dim=-1)).log().mean().exp())
 
     for index, (before, attention, mlp) in enumerate(by_name(model, kind)):
-        np.testing.assert_allclose(unit["block:attention_expansion"][index], ratio(before, before + attention), rtol=1e-5)
-        np.testing.assert_allclose(unit["block:mlp_expansion"][index], ratio(before + attention, before + attention + mlp), rtol=1e-5)
+        np.testing.assert_allclose(
+            unit["block:attention_expansion"][index], ratio(before, before + attention), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            unit["block:mlp_expansion"][index], ratio(before + attention, before + attention + mlp), rtol=1e-5
+        )
     assert np.isfinite(unit["head:ascent_cosine"]).all()
 
 
@@ -96,7 +113,9 @@ def test_writes_sum_to_what_is_added(kind, dtype):
     with torch.no_grad(), watch(model, observe=tracer.observe) as seen, tracer.attached(seen):
         model(**inputs(model, IDS))
     assert len(found) == 2
-    for summed, (before, added, _), (_, taken) in zip([x for x, _ in found], by_name(model, kind), found, strict=True):
+    for summed, (before, added, _), (_, taken) in zip(
+        [x for x, _ in found], by_name(model, kind), found, strict=True
+    ):
         close = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
         assert (summed - added[0].double()).norm() <= close * added.double().norm()
         rounding = torch.finfo(dtype).eps * (before.double().norm() + added.double().norm())
@@ -114,10 +133,14 @@ def test_no_factor_where_nothing_scales():
     torch.manual_seed(0)
     hidden, projected = torch.randn(1, 9, 8), torch.randn(1, 9, 8)
     assert passage(hidden + projected, projected, hidden).factor() == 1
-    torch.testing.assert_close(passage(hidden + 0.2 * projected, projected, hidden).factor(), torch.tensor(0.2))
+    torch.testing.assert_close(
+        passage(hidden + 0.2 * projected, projected, hidden).factor(), torch.tensor(0.2)
+    )
     assert passage(2 * hidden + projected, projected, hidden).factor() is None
     assert passage(hidden + projected + torch.randn(1, 9, 8), projected, hidden).factor() is None
-    assert passage(projected, projected, hidden, norm=nn.LayerNorm(8)).factor() is None  # takes the mean away: no scaling
+    assert (
+        passage(projected, projected, hidden, norm=nn.LayerNorm(8)).factor() is None
+    )  # takes the mean away: no scaling
     weight = torch.randn(8)
     root = projected.square().mean(-1, keepdim=True).add(0.1).rsqrt()
     scaled = passage(projected, projected, hidden, norm=lambda x: weight * root * x)

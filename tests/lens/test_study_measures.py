@@ -47,11 +47,15 @@ def dense(query, key, opts, item):
             for j in range(K):
                 s[h, i, j] = opts["scale"] * float(query[item, h, i] @ key[item, h // 2, j])
                 own = i + K - Q
-                seen = (j <= own or not opts.get("causal")) and (opts.get("window") is None or abs(own - j) < opts["window"])
+                seen = (j <= own or not opts.get("causal")) and (
+                    opts.get("window") is None or abs(own - j) < opts["window"]
+                )
                 seen = seen and (opts.get("mask") is None or bool(opts["mask"][item, 0, i, j]))
                 if seen:
                     w[h, i, j] = 0.0 if opts.get("bias") is None else float(opts["bias"][0, h, i, j])
-                    w[h, i, j] += 0.0 if opts.get("log_weight") is None else float(opts["log_weight"][item, h // 2, j])
+                    w[h, i, j] += (
+                        0.0 if opts.get("log_weight") is None else float(opts["log_weight"][item, h // 2, j])
+                    )
     sink = opts.get("sink")
     sink = np.full(heads, -np.inf) if sink is None else sink.numpy()
     Z = (np.exp(s + w)).sum(-1) + np.exp(sink)[:, None]
@@ -117,10 +121,14 @@ def test_constant_normalizer_has_no_variation():
     key = torch.nn.functional.normalize(draw(1, 1, 4000, 3), dim=-1)
     query = torch.nn.functional.normalize(draw(1, 1, 50, 3, seed=1), dim=-1)
     found = attend(query, key, key, scale=1.0)
-    statistics = head_statistics(found, mass(Scores.of(query, key, {"scale": 1.0}), found.log_normalizer[0]), sink=False)
+    statistics = head_statistics(
+        found, mass(Scores.of(query, key, {"scale": 1.0}), found.log_normalizer[0]), sink=False
+    )
     assert statistics["log_normalizer_variation"] < 0.02
     assert abs(statistics["normalizer_cv"] / statistics["log_normalizer_variation"] - 1) < 0.02
-    np.testing.assert_allclose(float(statistics["log_normalizer"]), np.log(4000 * np.sinh(1)), atol=0.01)  # ∫ e^{<q,k>} over the sphere
+    np.testing.assert_allclose(
+        float(statistics["log_normalizer"]), np.log(4000 * np.sinh(1)), atol=0.01
+    )  # ∫ e^{<q,k>} over the sphere
 
 
 def test_gaussian_keys_are_predicted():
@@ -138,7 +146,9 @@ def test_gaussian_keys_are_predicted():
     two = torch.where(draw(1, 1, 60000, 4) > 0, 4.0, -4.0).double()  # corners of a cube are not Gaussian
     scores = Scores.of(4 * query, two, {"scale": 1.0})
     found = attend(4 * query, two, two, scale=1.0)
-    assert gaussian_fit(scores, found.log_normalizer[0], mass(scores, found.log_normalizer[0]).mean_key).r2 < 0
+    assert (
+        gaussian_fit(scores, found.log_normalizer[0], mass(scores, found.log_normalizer[0]).mean_key).r2 < 0
+    )
 
 
 def test_local_gaussian_sees_clusters():
@@ -148,7 +158,9 @@ def test_local_gaussian_sees_clusters():
     found = attend(query, key, key, scale=1.0)
     scores = Scores.of(query, key, {"scale": 1.0})
     place = mass(scores, found.log_normalizer[0]).mean_key
-    everywhere, nearby = (gaussian_fit(scores, found.log_normalizer[0], place, neighbours=k) for k in (None, 16))
+    everywhere, nearby = (
+        gaussian_fit(scores, found.log_normalizer[0], place, neighbours=k) for k in (None, 16)
+    )
     assert everywhere.r2 < 0.5
     assert nearby.r2 > 0.99
 
@@ -165,7 +177,9 @@ class TestAscent:
     def run(self, write):
         hidden, key = draw(1, 10, 6, seed=1), draw(1, 2, 15, 3, seed=2)
         W = self.W
-        found = ascent(lambda h: torch.einsum("bnd,hdk->bhnk", h, W), hidden, key, {"scale": 0.5}, write(hidden, key))
+        found = ascent(
+            lambda h: torch.einsum("bnd,hdk->bhnk", h, W), hidden, key, {"scale": 0.5}, write(hidden, key)
+        )
         return found
 
     def tied(self, sign):
@@ -205,7 +219,11 @@ class TestAscent:
 
         both = self.run(write)
         assert both.cosine.isfinite().all()
-        alone = self.run(lambda hidden, key: torch.cat([write(hidden, key)[:, :4], 1e-9 * torch.ones(2, 6, 6, dtype=torch.float64)], 1))
+        alone = self.run(
+            lambda hidden, key: torch.cat(
+                [write(hidden, key)[:, :4], 1e-9 * torch.ones(2, 6, 6, dtype=torch.float64)], 1
+            )
+        )
         assert not torch.allclose(both.cosine, alone.cosine)
 
     def test_one_head_has_no_baseline(self):
@@ -221,7 +239,10 @@ def test_symmetric_and_definite_maps():
     torch.testing.assert_close(definiteness(a, -a), 0 * one)
     skew = torch.cat([a, b], -1), torch.cat([b, -a], -1)  # M = ab' − ba'
     torch.testing.assert_close(symmetry(*skew), 0 * one)
-    swapped = torch.cat([a, b], -1), torch.cat([b, a], -1)  # M = ab' + ba': symmetric, as much negative as positive
+    swapped = (
+        torch.cat([a, b], -1),
+        torch.cat([b, a], -1),
+    )  # M = ab' + ba': symmetric, as much negative as positive
     torch.testing.assert_close(symmetry(*swapped), one)
     wide = draw(3, 3000, 4), draw(3, 3000, 4, seed=1)
     torch.testing.assert_close(symmetry(*wide), half, atol=0.01, rtol=0)
@@ -276,11 +297,16 @@ def test_average_and_its_error():
     mean, error = average(x, w)
     for place in np.ndindex(2, 3):
         values, weights = [
-            np.array(a) for a in zip(*[(v, u) for v, u in zip(x[(slice(None), *place)], w, strict=True) if v == v], strict=True)
+            np.array(a)
+            for a in zip(
+                *[(v, u) for v, u in zip(x[(slice(None), *place)], w, strict=True) if v == v], strict=True
+            )
         ]
         m, n = np.average(values, weights=weights), len(values)
         assert mean[place] == pytest.approx(m)
-        assert error[place] == pytest.approx(np.sqrt(n / (n - 1) * ((weights * (values - m)) ** 2).sum()) / weights.sum())
+        assert error[place] == pytest.approx(
+            np.sqrt(n / (n - 1) * ((weights * (values - m)) ** 2).sum()) / weights.sum()
+        )
     plain = average(x[:, 1:], np.ones(5))[1]
     np.testing.assert_allclose(plain, x[:, 1:].std(0, ddof=1) / np.sqrt(5))
     assert average(x[:1], w[:1])[1] is None
@@ -297,5 +323,7 @@ def test_histograms_merge(scale):
     np.testing.assert_array_equal(merged.counts, wanted)
     assert merged.counts.sum() == 253
     assert len(merged.counts) <= 40
-    np.testing.assert_array_equal(lattice.merge([lattice.count(p) for p in parts[::-1]], bins=40).counts, wanted)
+    np.testing.assert_array_equal(
+        lattice.merge([lattice.count(p) for p in parts[::-1]], bins=40).counts, wanted
+    )
     assert lattice.merge([lattice.count(parts[3])], bins=5).counts.sum() == 0

@@ -12,7 +12,11 @@ from oracles.transformers_by_hand import by_hand, tiny
 KINDS = ["llama", "gpt2", "bert"]
 TOKENS = 38
 # Llama's norm runs in float32 whatever the model is, which is what the tolerance is about.
-CLOSE = {"llama": {"rtol": 2e-4, "atol": 1e-6}, "gpt2": {"rtol": 1e-9, "atol": 1e-11}, "bert": {"rtol": 1e-9, "atol": 1e-11}}
+CLOSE = {
+    "llama": {"rtol": 2e-4, "atol": 1e-6},
+    "gpt2": {"rtol": 1e-9, "atol": 1e-11},
+    "bert": {"rtol": 1e-9, "atol": 1e-11},
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,9 @@ def rows(layers, value):
 
 
 def check(measured, kind, name, value):
-    np.testing.assert_allclose(measured[kind][2][f"head:{name}"], rows(measured[kind][4], value), **CLOSE[kind])
+    np.testing.assert_allclose(
+        measured[kind][2][f"head:{name}"], rows(measured[kind][4], value), **CLOSE[kind]
+    )
 
 
 def entropies(layer, head):
@@ -66,7 +72,12 @@ def test_plain_statistics(measured, kind):
     check(measured, kind, "effective_keys", lambda layer, head: np.mean(np.exp(entropies(layer, head))))
     check(measured, kind, "relative_entropy", relative)
     check(measured, kind, "log_normalizer", lambda layer, head: normalizers(layer, head).mean())
-    check(measured, kind, "log_normalizer_variation", lambda layer, head: np.std(normalizers(layer, head) - np.log(visible(layer)), ddof=1))
+    check(
+        measured,
+        kind,
+        "log_normalizer_variation",
+        lambda layer, head: np.std(normalizers(layer, head) - np.log(visible(layer)), ddof=1),
+    )
     check(measured, kind, "score_max", maximum)
     check(measured, kind, "score_variance", variance)
 
@@ -95,10 +106,14 @@ def test_mass(measured, kind):
     token = int(unit["token_ids"][3])
     places = [j for j in range(1, TOKENS) if int(ids[j]) == token]
     seen_by = [TOKENS - j if layers[1].causal else TOKENS for j in places]
-    wanted = sum(float(layers[1].probability[2, :, j].sum()) / n for j, n in zip(places, seen_by, strict=True))
+    wanted = sum(
+        float(layers[1].probability[2, :, j].sum()) / n for j, n in zip(places, seen_by, strict=True)
+    )
     np.testing.assert_allclose(unit["token_mass"][1, 2, 3], wanted, rtol=1e-4)
     assert unit["token_counts"][3] == len(places)
-    np.testing.assert_allclose(unit["strip"][1], layers[1].probability[:, :10, :10].numpy(), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(
+        unit["strip"][1], layers[1].probability[:, :10, :10].numpy(), rtol=1e-3, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,9 +180,13 @@ def test_link(measured, kind):
             M = W_q @ W_k.T
             S = (M + M.T) / 2
             values = np.linalg.eigvalsh(S)
-            np.testing.assert_allclose(weights["head:link_symmetry"][index, head], (S**2).sum() / (M**2).sum(), rtol=1e-5)
             np.testing.assert_allclose(
-                weights["head:link_definiteness"][index, head], values[values > 0].sum() / abs(values).sum(), rtol=1e-5
+                weights["head:link_symmetry"][index, head], (S**2).sum() / (M**2).sum(), rtol=1e-5
+            )
+            np.testing.assert_allclose(
+                weights["head:link_definiteness"][index, head],
+                values[values > 0].sum() / abs(values).sum(),
+                rtol=1e-5,
             )
     layer, head = layers[0], 3
     eta = (layer.scale * layer.query[head]).numpy()
@@ -177,7 +196,9 @@ def test_link(measured, kind):
         solved = np.linalg.lstsq(mean[fit], eta[fit], rcond=None)[0]
         left += ((eta[test] - mean[test] @ solved) ** 2).sum()
         total += ((eta[test] - eta[fit].mean(0)) ** 2).sum()
-    np.testing.assert_allclose(unit["head:link_r2"][0, head], 1 - left / total, rtol=1e-2 if kind == "llama" else 1e-6)
+    np.testing.assert_allclose(
+        unit["head:link_r2"][0, head], 1 - left / total, rtol=1e-2 if kind == "llama" else 1e-6
+    )
 
 
 def query_key_weights(model, index, head):
@@ -199,13 +220,29 @@ def query_key_weights(model, index, head):
 def test_depth(measured, kind):
     model, ids, unit, _, _ = measured[kind]
     inside = {}
-    block = (model.model.layers if kind == "llama" else model.transformer.h if kind == "gpt2" else model.encoder.layer)[1]
+    block = (
+        model.model.layers
+        if kind == "llama"
+        else model.transformer.h
+        if kind == "gpt2"
+        else model.encoder.layer
+    )[1]
     second = {"llama": "post_attention_layernorm", "gpt2": "ln_2", "bert": "attention.output.LayerNorm"}[kind]
     final = {"bert": "output.LayerNorm"}.get(kind)
-    handles = [block.get_submodule(second).register_forward_hook(lambda m, a, o: inside.update(middle=a[0], normed=o))]
-    handles.append(block.register_forward_hook(lambda m, a, o: inside.update(before=a[0], after=o[0] if isinstance(o, tuple) else o)))
+    handles = [
+        block.get_submodule(second).register_forward_hook(
+            lambda m, a, o: inside.update(middle=a[0], normed=o)
+        )
+    ]
+    handles.append(
+        block.register_forward_hook(
+            lambda m, a, o: inside.update(before=a[0], after=o[0] if isinstance(o, tuple) else o)
+        )
+    )
     if final:
-        handles.append(block.get_submodule(final).register_forward_hook(lambda m, a, o: inside.update(last=a[0])))
+        handles.append(
+            block.get_submodule(final).register_forward_hook(lambda m, a, o: inside.update(last=a[0]))
+        )
     with torch.no_grad():
         states = model(input_ids=ids[None], output_hidden_states=True).hidden_states
     for handle in handles:
@@ -214,9 +251,13 @@ def test_depth(measured, kind):
     def ratio(a, b):
         return float((b[0, 1:].norm(dim=-1) / a[0, 1:].norm(dim=-1)).log().mean().exp())
 
-    np.testing.assert_allclose(unit["place:hidden_norm"][:2], [float(h[0, 1:].norm(dim=-1).mean()) for h in states[:2]], rtol=1e-5)
+    np.testing.assert_allclose(
+        unit["place:hidden_norm"][:2], [float(h[0, 1:].norm(dim=-1).mean()) for h in states[:2]], rtol=1e-5
+    )
     np.testing.assert_allclose(unit["place:first_norm"][2], float(inside["after"][0, 0].norm()), rtol=1e-5)
-    np.testing.assert_allclose(unit["block:attention_expansion"][1], ratio(inside["before"], inside["middle"]), rtol=1e-5)
+    np.testing.assert_allclose(
+        unit["block:attention_expansion"][1], ratio(inside["before"], inside["middle"]), rtol=1e-5
+    )
     pair = (inside["normed"], inside["last"]) if final else (inside["middle"], inside["after"])
     np.testing.assert_allclose(unit["block:mlp_expansion"][1], ratio(*pair), rtol=1e-5)
     assert list(unit["place_labels"]) == ["embedding", "after layer 0", "after layer 1"]

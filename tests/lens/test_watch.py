@@ -50,7 +50,9 @@ def test_statistics_against_eager_weights(name, side):
         assert torch.equal(real_query, expected_query)
         assert torch.equal(real_key, expected_key)
         sink = call.options.get("sink")
-        p = torch.softmax(s if sink is None else torch.cat([s, sink[:, None, None].expand(N, H, Q, 1)], -1), -1)[..., :K]
+        p = torch.softmax(
+            s if sink is None else torch.cat([s, sink[:, None, None].expand(N, H, Q, 1)], -1), -1
+        )[..., :K]
         rows = real_query[:, None, :, None].expand_as(p)
         # Watched and eager run drift apart layer by layer, each product rounded by 2⁻²⁴ of what it sums: a
         # score by ‖q‖‖k‖ 2⁻²⁴, a weight by no more than its score. Seven such units were seen (t5, torch's
@@ -112,7 +114,14 @@ def test_per_token_statistics_are_those_of_attend():
         run(model, inputs)
     for call, record in zip(calls, seen.record.calls, strict=True):
         again = xt.attend(call.query, call.key, call.value, **call.options)
-        assert set(record.per_token) == {"entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass"}
+        assert set(record.per_token) == {
+            "entropy",
+            "log_normalizer",
+            "score_mean",
+            "score_variance",
+            "score_max",
+            "first_key_mass",
+        }
         for name in ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max"):
             assert record.per_token[name].shape == (3, 4, 11)
             assert torch.equal(record.per_token[name], getattr(again, name))
@@ -174,13 +183,23 @@ def test_several_forward_passes_join_by_the_stated_rule():
     assert len(joined) == len(frames[0])
     assert len(steps) == 2 * len(joined)
     n = [frame.queries.to_numpy() for frame in frames]
-    for column in ("entropy", "effective_keys", "log_normalizer", "score_mean", "score_variance", "first_key_mass", "visible_keys"):
+    for column in (
+        "entropy",
+        "effective_keys",
+        "log_normalizer",
+        "score_mean",
+        "score_variance",
+        "first_key_mass",
+        "visible_keys",
+    ):
         mean = sum(k * frame[column].to_numpy() for k, frame in zip(n, frames, strict=True)) / sum(n)
         assert np.allclose(joined[column], mean), column
     assert np.array_equal(joined.queries, sum(n))
     assert np.allclose(joined.score_max, np.maximum(*(frame.score_max for frame in frames)))
     row = joined[(joined.layer == 1) & (joined["item"] == 0) & (joined["head"] == 3)].iloc[0]
-    G = torch.cat([part.calls[1].per_token["log_normalizer"][0, 3][: [7, 6][k]] for k, part in enumerate(parts)])
+    G = torch.cat(
+        [part.calls[1].per_token["log_normalizer"][0, 3][: [7, 6][k]] for k, part in enumerate(parts)]
+    )
     assert row.log_normalizer_std == pytest.approx(float(G.std(correction=0)))
     table = both.record.by_head("log_normalizer_std")
     everything = torch.cat(

@@ -81,7 +81,10 @@ def test_a_static_cache_given_by_hand():
     cache = tf.StaticCache(config=model.config, max_cache_len=32)
     calls = []
     with torch.no_grad(), xt.lens.watch(model, observe=calls.append):
-        parts = [model(ids[:, a:b], past_key_values=cache, use_cache=True).logits for a, b in ((0, 5), (5, 8), (8, 9), (9, 11))]
+        parts = [
+            model(ids[:, a:b], past_key_values=cache, use_cache=True).logits
+            for a, b in ((0, 5), (5, 8), (8, 9), (9, 11))
+        ]
     assert torch.allclose(torch.cat(parts, 1), expected, rtol=1e-3, atol=1e-4)
     assert [call.key.shape[2] for call in calls if call.layer == 0] == [5, 8, 9, 11]
 

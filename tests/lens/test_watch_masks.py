@@ -22,7 +22,10 @@ RULES = {
     "window": (m.sliding_window_causal_mask_function(3), Rule(True, 3)),
     "window both ways": (m.sliding_window_bidirectional_mask_function(3), Rule(False, 4)),
     "window ahead too": (m.and_masks(m.sliding_window_overlay(3), m.bidirectional_mask_function), None),
-    "two windows": (m.and_masks(m.sliding_window_overlay(3), m.sliding_window_overlay(2), m.causal_mask_function), None),
+    "two windows": (
+        m.and_masks(m.sliding_window_overlay(3), m.sliding_window_overlay(2), m.causal_mask_function),
+        None,
+    ),
     "chunks": (m.chunked_causal_mask_function(3, torch.zeros(2, dtype=torch.int64)), None),
     "either": (m.or_masks(m.causal_mask_function, m.bidirectional_mask_function), None),
     "of the user": (lambda batch, head, q, k: k <= q, None),
@@ -63,7 +66,11 @@ def test_a_rule_mask_is_light():
 def test_packed_sequences_see_only_themselves():
     model = models.make("llama")
     ids = models.inputs("llama")[0]["input_ids"][:1]
-    packed = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1]]), "use_cache": False}
+    packed = {
+        "input_ids": ids,
+        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1]]),
+        "use_cache": False,
+    }
     expected = run(model, packed)
     calls = []
     with xt.lens.watch(model, observe=calls.append) as seen:
@@ -84,7 +91,11 @@ def test_a_mask_given_by_the_user(name, dtype):
     mask = mask | torch.eye(11, dtype=torch.bool)
     mask[0, :, :, -3:] = False
     mask[0, :, -3:, 0] = True
-    given = mask if dtype == torch.bool else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    given = (
+        mask
+        if dtype == torch.bool
+        else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    )
     eager = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     expected = run(model, {"input_ids": ids, "attention_mask": eager})
     calls = []
@@ -107,9 +118,13 @@ def test_numbers_in_a_dense_mask_are_added():
     expected = run(model, {"input_ids": ids, "attention_mask": bias})
     calls = []
     with xt.lens.watch(model, observe=calls.append) as seen:
-        assert torch.allclose(run(model, {"input_ids": ids, "attention_mask": bias}), expected, rtol=1e-3, atol=2e-5)
+        assert torch.allclose(
+            run(model, {"input_ids": ids, "attention_mask": bias}), expected, rtol=1e-3, atol=2e-5
+        )
     assert seen.record.calls[0].biased
-    assert torch.allclose(torch.softmax(oracle.scores(calls[0]), -1).sum((2, 3)), torch.full((3, 4), 11.0, dtype=torch.float64))
+    assert torch.allclose(
+        torch.softmax(oracle.scores(calls[0]), -1).sum((2, 3)), torch.full((3, 4), 11.0, dtype=torch.float64)
+    )
 
 
 def test_a_function_of_the_user_beside_the_causal_one():
@@ -117,7 +132,12 @@ def test_a_function_of_the_user_beside_the_causal_one():
     model = models.make("llama")
     inputs, real = models.inputs("llama", "left")
     states = model.get_input_embeddings()(inputs["input_ids"])
-    both = {"config": model.config, "inputs_embeds": states, "attention_mask": inputs["attention_mask"], "past_key_values": None}
+    both = {
+        "config": model.config,
+        "inputs_embeds": states,
+        "attention_mask": inputs["attention_mask"],
+        "past_key_values": None,
+    }
     extra = {"or_mask_function": lambda batch, head, q, k: (q < 6) & (k < 6)}
     expected = run(model, {**inputs, "attention_mask": m.create_causal_mask(**both, **extra)})
     with xt.lens.watch(model) as seen:

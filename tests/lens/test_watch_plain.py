@@ -37,8 +37,14 @@ SDPA = {
     "causal": (qkv(6, 6), {"is_causal": True}),
     "causal, fewer queries": (qkv(4, 7), {"is_causal": True}),
     "causal, more queries": (qkv(7, 4), {"is_causal": True}),
-    "causal and booleans": (qkv(4, 7), {"is_causal": True, "attn_mask": torch.rand(4, 7, generator=generator()) < 0.7}),
-    "causal and numbers": (qkv(7, 4), {"is_causal": True, "attn_mask": torch.randn(7, 4, generator=generator(), dtype=torch.float64)}),
+    "causal and booleans": (
+        qkv(4, 7),
+        {"is_causal": True, "attn_mask": torch.rand(4, 7, generator=generator()) < 0.7},
+    ),
+    "causal and numbers": (
+        qkv(7, 4),
+        {"is_causal": True, "attn_mask": torch.randn(7, 4, generator=generator(), dtype=torch.float64)},
+    ),
     "grouped": (qkv(heads=(4, 2)), {"enable_gqa": True}),
     "one key head for all": (qkv(heads=(4, 1)), {}),
     "booleans": (qkv(), {"attn_mask": torch.rand(5, 7, generator=generator()) < 0.6}),
@@ -48,7 +54,11 @@ SDPA = {
     "numbers": (qkv(), {"attn_mask": torch.randn(5, 7, generator=generator(), dtype=torch.float64)}),
     "numbers and −inf": (
         qkv(),
-        {"attn_mask": torch.zeros(5, 7, dtype=torch.float64).masked_fill(torch.ones(5, 7).triu(2).bool(), -torch.inf)},
+        {
+            "attn_mask": torch.zeros(5, 7, dtype=torch.float64).masked_fill(
+                torch.ones(5, 7).triu(2).bool(), -torch.inf
+            )
+        },
     ),
     "three axes": (qkv(lead=()), {}),
     "five axes": (qkv(lead=(2, 3)), {"attn_mask": torch.rand(3, 1, 5, 7, generator=generator()) < 0.7}),
@@ -70,11 +80,16 @@ def test_scaled_dot_product_attention(name):
     assert (call.name, call.layer, call.kind, call.module) == ("", 0, "self", model)
     s = oracle.scores(call)
     N, _, Q, K = s.shape
-    real = [torch.ones(N, n, dtype=torch.bool) if x is None else x for x, n in ((call.real_query, Q), (call.real_key, K))]
+    real = [
+        torch.ones(N, n, dtype=torch.bool) if x is None else x
+        for x, n in ((call.real_query, Q), (call.real_key, K))
+    ]
     dead = torch.isneginf(s).all(-1, keepdim=True)
     p = torch.softmax(s.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
     assert torch.allclose(
-        (p @ call.value.double().repeat_interleave(s.shape[1] // call.value.shape[1], 1)).reshape(expected.shape),
+        (p @ call.value.double().repeat_interleave(s.shape[1] // call.value.shape[1], 1)).reshape(
+            expected.shape
+        ),
         expected.double(),
         atol=1e-5,
     )

@@ -28,7 +28,13 @@ def state(model):
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
     registries = (dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping))
-    return [c._attn_implementation for c in configs], hooks, registries, len(_get_current_function_mode_stack()), model.training
+    return (
+        [c._attn_implementation for c in configs],
+        hooks,
+        registries,
+        len(_get_current_function_mode_stack()),
+        model.training,
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "bart", "t5"])
@@ -173,13 +179,19 @@ class Strange(nn.Module):
         return self.inner(**inputs, **self.extra)
 
 
-@pytest.mark.parametrize("extra", [{"head_mask_of_mine": torch.ones(4)}, {"alibi": 1.0}, {"indices": torch.zeros(1)}, {"cache": object()}])
+@pytest.mark.parametrize(
+    "extra",
+    [{"head_mask_of_mine": torch.ones(4)}, {"alibi": 1.0}, {"indices": torch.zeros(1)}, {"cache": object()}],
+)
 def test_an_unknown_option_raises_and_names_it(extra):
     model = Strange(models.make("llama"), **extra)
     before = state(model)
     (option,) = extra
     with (
-        pytest.raises(ArgumentError, match=f"Strange .LlamaAttention 'inner.model.layers.0.self_attn'. passes '{option}'"),
+        pytest.raises(
+            ArgumentError,
+            match=f"Strange .LlamaAttention 'inner.model.layers.0.self_attn'. passes '{option}'",
+        ),
         xt.lens.watch(model),
     ):
         run(model, models.inputs("llama")[0])
@@ -213,7 +225,10 @@ def test_not_a_module():
 
 def test_a_model_without_attention():
     model = nn.Sequential(nn.Linear(3, 3))
-    with pytest.raises(xt.lens.NothingSeenError, match="Sequential ran, but no attention"), xt.lens.watch(model):
+    with (
+        pytest.raises(xt.lens.NothingSeenError, match="Sequential ran, but no attention"),
+        xt.lens.watch(model),
+    ):
         model(torch.zeros(1, 3))
     with pytest.raises(xt.lens.NothingSeenError, match="was not called"), xt.lens.watch(model):
         pass
@@ -235,7 +250,10 @@ class Eager(nn.Module):
 def test_attention_that_goes_its_own_way_raises():
     model = nn.Sequential(Eager(), Eager())
     model[0].proper = True
-    with pytest.raises(xt.lens.NothingSeenError, match=r"1 attention modules of Sequential ran.*'1'"), xt.lens.watch(model):
+    with (
+        pytest.raises(xt.lens.NothingSeenError, match=r"1 attention modules of Sequential ran.*'1'"),
+        xt.lens.watch(model),
+    ):
         model(torch.randn(1, 2, 3, 4))
 
 
@@ -248,11 +266,17 @@ class OwnAttention(nn.Module):
 
 def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
     x = torch.randn(1, 2, 3, 4)
-    with pytest.raises(xt.lens.NothingSeenError, match=r"'0' .OwnAttention."), xt.lens.watch(model := nn.Sequential(OwnAttention())):
+    with (
+        pytest.raises(xt.lens.NothingSeenError, match=r"'0' .OwnAttention."),
+        xt.lens.watch(model := nn.Sequential(OwnAttention())),
+    ):
         model(x)
     model = nn.Sequential(OwnAttention(), Eager())
     model[1].proper = True
-    with pytest.warns(ExptiltWarning, match="without 1 modules that attend in a way of their own: '0'"), xt.lens.watch(model) as seen:
+    with (
+        pytest.warns(ExptiltWarning, match="without 1 modules that attend in a way of their own: '0'"),
+        xt.lens.watch(model) as seen,
+    ):
         model(x)
     assert [call.name for call in seen.record.calls] == ["1"]
 
@@ -261,12 +285,20 @@ def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
 def test_a_model_that_asks_its_configuration_by_name(attention):
     """Falcon does not use the interface. With sdpa it calls the function, which is seen; its eager attention cannot be, and raises."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": models.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": models.VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = tf.FalconModel(tf.FalconConfig(**sizes, attn_implementation=attention)).eval()
     inputs, real = models.inputs("gpt2", "right")
     expected = run(model, inputs)
     if attention == "eager":
-        with pytest.raises(xt.lens.NothingSeenError, match="attn_implementation='sdpa'"), xt.lens.watch(model):
+        with (
+            pytest.raises(xt.lens.NothingSeenError, match="attn_implementation='sdpa'"),
+            xt.lens.watch(model),
+        ):
             run(model, inputs)
         return
     with xt.lens.watch(model) as seen:
@@ -327,7 +359,10 @@ def test_a_module_that_attends_in_two_ways_is_joined_whole():
             self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
         def forward(self, x, z):
-            return self.attention(x, x, x, need_weights=False)[0] + self.attention(x, z, z, need_weights=False)[0]
+            return (
+                self.attention(x, x, x, need_weights=False)[0]
+                + self.attention(x, z, z, need_weights=False)[0]
+            )
 
     torch.manual_seed(0)
     model, x, z = Both().double(), torch.randn(2, 5, 8).double(), torch.randn(2, 9, 8).double()

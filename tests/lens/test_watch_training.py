@@ -21,7 +21,9 @@ def close(found, expected):
     assert found.keys() == expected.keys()
     largest = max(value.abs().max() for value in expected.values())
     for name, value in expected.items():
-        scale = max(value.abs().max(), 1e-2 * largest)  # some gradients, such as that of a key's bias, are 0 but for rounding
+        scale = max(
+            value.abs().max(), 1e-2 * largest
+        )  # some gradients, such as that of a key's bias, are 0 but for rounding
         assert torch.allclose(found[name] / scale, value / scale, atol=2e-4), name
 
 
@@ -70,8 +72,17 @@ def test_dropout_drops_from_the_output_and_not_from_the_statistics(name, height,
 
 def test_dropout_by_tiles_has_the_mean_of_attention_and_the_gradient_of_its_own_output(monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 5, 2, generator=generator, dtype=torch.float64, requires_grad=True) for n in (2, 1, 1))
-    options = {"scale": 0.7, "causal": True, "window": 3, "softcap": 2.0, "sink": torch.randn(2, generator=generator, dtype=torch.float64)}
+    q, k, v = (
+        torch.randn(1, n, 5, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+        for n in (2, 1, 1)
+    )
+    options = {
+        "scale": 0.7,
+        "causal": True,
+        "window": 3,
+        "softcap": 2.0,
+        "sink": torch.randn(2, generator=generator, dtype=torch.float64),
+    }
     monkeypatch.setattr(dropout, "_TILE_CELLS", 2 * 5 * 2)
 
     def output(q, k, v):
@@ -120,5 +131,9 @@ def test_statistics_are_detached_by_default():
     model, calls = models.make("gpt2"), []
     with xt.lens.watch(model, observe=calls.append, per_token=True, key_mass=True) as seen:
         model(**models.inputs("gpt2")[0])
-    assert not any(x.requires_grad for call in calls for x in (call.tilted.entropy, call.tilted.output, call.tilted.key_mass))
+    assert not any(
+        x.requires_grad
+        for call in calls
+        for x in (call.tilted.entropy, call.tilted.output, call.tilted.key_mass)
+    )
     assert not any(x.requires_grad for call in seen.record.calls for x in call.per_token.values())

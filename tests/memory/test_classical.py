@@ -41,7 +41,9 @@ def test_weights_and_energy(rule):
     expected = expected - torch.diag(expected.diagonal())
     assert torch.allclose(memory.weight, expected, atol=1e-12)
     for state, energy in zip(s, memory.energy(s), strict=True):
-        pairs = sum(float(expected[i, j] * state[i] * state[j]) for i in range(11) for j in range(11) if i < j)
+        pairs = sum(
+            float(expected[i, j] * state[i] * state[j]) for i in range(11) for j in range(11) if i < j
+        )
         assert float(energy) == pytest.approx(-pairs)
 
 
@@ -109,14 +111,21 @@ def test_synchronous_updates_may_cycle():
     state = torch.tensor([1.0, 1.0])
     with pytest.raises(ConvergenceError, match="stalled"):
         memory.retrieve(state, update="synchronous")
-    found = memory.retrieve(torch.stack([state, state * torch.tensor([1, -1])]), update="synchronous", throw=False)
+    found = memory.retrieve(
+        torch.stack([state, state * torch.tensor([1, -1])]), update="synchronous", throw=False
+    )
     assert found.code.tolist() == [Status.STALLED.code, Status.CONVERGED.code]
     assert found.residual.tolist() == [1.0, 0.0]
     assert int(found.steps) == 2
     assert memory.retrieve(state, update="synchronous", throw=False, max_steps=1).status is Status.MAX_STEPS
     assert memory.retrieve(state).converged
-    some = ClassicalHopfield.hebbian(spins(30, 40)).retrieve(spins(50, 40, seed=1), update="synchronous", throw=False)
-    assert set(some.code.tolist()) == {Status.CONVERGED.code, Status.STALLED.code}  # fixed or a cycle of two, nothing else
+    some = ClassicalHopfield.hebbian(spins(30, 40)).retrieve(
+        spins(50, 40, seed=1), update="synchronous", throw=False
+    )
+    assert set(some.code.tolist()) == {
+        Status.CONVERGED.code,
+        Status.STALLED.code,
+    }  # fixed or a cycle of two, nothing else
     assert int(some.steps) < 40
 
 
@@ -144,12 +153,19 @@ def test_exact_likelihood_by_enumeration(visible, sizes):
     every = torch.tensor(list(itertools.product(machine.levels, repeat=sizes[0])), dtype=F64)
     assert float(machine.log_likelihood(every).exp().sum()) == pytest.approx(1.0)
     v = every[3]
-    total = torch.stack([-machine.energy(v, torch.tensor(h, dtype=F64)) for h in itertools.product((0.0, 1.0), repeat=sizes[1])])
+    total = torch.stack(
+        [
+            -machine.energy(v, torch.tensor(h, dtype=F64))
+            for h in itertools.product((0.0, 1.0), repeat=sizes[1])
+        ]
+    )
     assert float(machine.free_energy(v)) == pytest.approx(-float(torch.logsumexp(total, 0)))
 
 
 def test_gaussian_hidden_units_are_integrated_out():
-    machine = RestrictedBoltzmann.random(4, 3, hidden="gaussian", size=1.0, generator=torch.Generator().manual_seed(0))
+    machine = RestrictedBoltzmann.random(
+        4, 3, hidden="gaussian", size=1.0, generator=torch.Generator().manual_seed(0)
+    )
     v = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]], dtype=F64)
     assert torch.allclose(machine.free_energy(v), integrated_free_energy(machine, v), atol=1e-12)
     every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=4)), dtype=F64)
@@ -189,8 +205,12 @@ def test_learning_real_data(method):
     """Two clouds of unit variance around ±(2, −1, 0): a machine with one hidden unit is that law, whose entropy is the best."""
     generator = torch.Generator().manual_seed(0)
     side = torch.randint(0, 2, (600, 1), generator=generator).double() * 2 - 1
-    data = side * torch.tensor([2.0, -1.0, 0.0], dtype=F64) + torch.randn(600, 3, dtype=F64, generator=generator)
-    w = torch.tensor([[4.0], [-2.0], [0.0]], dtype=F64)  # b = −(2, −1, 0) and c such that both clouds weigh the same: −½‖w‖² − <b,w>
+    data = side * torch.tensor([2.0, -1.0, 0.0], dtype=F64) + torch.randn(
+        600, 3, dtype=F64, generator=generator
+    )
+    w = torch.tensor(
+        [[4.0], [-2.0], [0.0]], dtype=F64
+    )  # b = −(2, −1, 0) and c such that both clouds weigh the same: −½‖w‖² − <b,w>
     truth = RestrictedBoltzmann(w, -w[:, 0] / 2, torch.zeros(1, dtype=F64), visible="gaussian")
     best = float(truth.log_likelihood(data).mean())
     start = RestrictedBoltzmann.random(3, 2, visible="gaussian", size=0.1, generator=generator)
@@ -201,11 +221,23 @@ def test_learning_real_data(method):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "visible"), [("binary", "binary"), ("binary", "spin"), ("binary", "gaussian"), ("gaussian", "binary"), ("gaussian", "spin")]
+    ("hidden", "visible"),
+    [
+        ("binary", "binary"),
+        ("binary", "spin"),
+        ("binary", "gaussian"),
+        ("gaussian", "binary"),
+        ("gaussian", "spin"),
+    ],
 )
 def test_gradient_is_that_of_the_free_energy(hidden, visible):
-    machine = RestrictedBoltzmann.random(4, 3, hidden=hidden, visible=visible, size=0.7, generator=torch.Generator().manual_seed(0))
-    v = machine.sample_visible(torch.randn(6, 3, dtype=F64, generator=torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    machine = RestrictedBoltzmann.random(
+        4, 3, hidden=hidden, visible=visible, size=0.7, generator=torch.Generator().manual_seed(0)
+    )
+    v = machine.sample_visible(
+        torch.randn(6, 3, dtype=F64, generator=torch.Generator().manual_seed(1)),
+        torch.Generator().manual_seed(2),
+    )
     leaves = [p.clone().requires_grad_() for p in (machine.weight, machine.visible_bias, machine.hidden_bias)]
     loss = RestrictedBoltzmann(*leaves, hidden, visible).free_energy(v).mean()
     for ours, exact in zip(gradient(machine, v), torch.autograd.grad(-loss, leaves), strict=True):
@@ -217,7 +249,9 @@ def test_gradient_is_that_of_the_free_energy(hidden, visible):
 def test_gibbs_keeps_the_law(hidden, visible):
     generator = torch.Generator().manual_seed(3)
     machine = RestrictedBoltzmann.random(3, 2, hidden=hidden, visible=visible, size=0.8, generator=generator)
-    machine = RestrictedBoltzmann(machine.weight, torch.tensor([0.5, -0.3, 0.1], dtype=F64), machine.hidden_bias + 0.2, hidden, visible)
+    machine = RestrictedBoltzmann(
+        machine.weight, torch.tensor([0.5, -0.3, 0.1], dtype=F64), machine.hidden_bias + 0.2, hidden, visible
+    )
     every = torch.tensor(list(itertools.product(machine.levels, repeat=3)), dtype=F64)
     p = machine.log_likelihood(every).exp()
     start = torch.full((20000, 3), machine.levels[1], dtype=F64)
@@ -231,19 +265,31 @@ def test_gibbs_keeps_the_law(hidden, visible):
 @pytest.mark.parametrize("hidden", ["binary", "gaussian"])
 def test_learning_raises_the_likelihood(method, hidden):
     data = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]], dtype=F64).repeat(40, 1)
-    begin = RestrictedBoltzmann.random(4, 3, hidden=hidden, size=0.1, generator=torch.Generator().manual_seed(0))
+    begin = RestrictedBoltzmann.random(
+        4, 3, hidden=hidden, size=0.1, generator=torch.Generator().manual_seed(0)
+    )
     rate, decay = (0.1, 0.01) if hidden == "gaussian" else (0.6, 0.0)
-    found = learn(begin, data, method=method, steps=2, epochs=60, rate=rate, decay=decay, batch=20, exact=True)
+    found = learn(
+        begin, data, method=method, steps=2, epochs=60, rate=rate, decay=decay, batch=20, exact=True
+    )
     trace = found.trace.log_likelihood
     assert trace.shape == (60,)
     assert float(trace[-1]) > -1.6 > float(begin.log_likelihood(data).mean())
     assert float(found.machine.log_likelihood(data).mean()) == pytest.approx(float(trace[-1]))
-    assert float(found.trace.data_free_energy[-1]) == pytest.approx(float(found.machine.free_energy(data).mean()))
+    assert float(found.trace.data_free_energy[-1]) == pytest.approx(
+        float(found.machine.free_energy(data).mean())
+    )
     assert found.trace.reconstruction[-1] < found.trace.reconstruction[0]
     assert found.trace.chain_free_energy.isfinite().all()
-    assert torch.equal(begin.weight, RestrictedBoltzmann.random(4, 3, size=0.1, generator=torch.Generator().manual_seed(0)).weight)
+    assert torch.equal(
+        begin.weight,
+        RestrictedBoltzmann.random(4, 3, size=0.1, generator=torch.Generator().manual_seed(0)).weight,
+    )
     again = learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20)
-    assert torch.equal(again.machine.weight, learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20).machine.weight)
+    assert torch.equal(
+        again.machine.weight,
+        learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20).machine.weight,
+    )
     assert again.trace.log_likelihood.numel() == 0
 
 

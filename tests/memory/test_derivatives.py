@@ -16,12 +16,21 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
-PAIRS = [(a, b) for a in ("dot", "cosine", "euclidean") for b in RULES if not (a == "euclidean" and isinstance(b, Polynomial))]
+PAIRS = [
+    (a, b)
+    for a in ("dot", "cosine", "euclidean")
+    for b in RULES
+    if not (a == "euclidean" and isinstance(b, Polynomial))
+]
 
 
 @pytest.mark.parametrize(("similarity", "rule"), PAIRS, ids=str)
 def test_step_and_energy_are_differentiable_twice(similarity, rule):
-    x, s, beta = drawn(4, 2).requires_grad_(), drawn(2, 2, seed=1).requires_grad_(), torch.tensor(0.8, dtype=F64, requires_grad=True)
+    x, s, beta = (
+        drawn(4, 2).requires_grad_(),
+        drawn(2, 2, seed=1).requires_grad_(),
+        torch.tensor(0.8, dtype=F64, requires_grad=True),
+    )
 
     def both(x, s, beta):
         memory = Hopfield(x, beta, similarity=similarity, separation=rule)
@@ -80,8 +89,12 @@ def test_a_state_that_goes_to_zero_settles_under_transforms_too():
     assert torch.allclose(found.residual[0], plain.residual, rtol=1e-6)
     heads = torch.stack([x, 2 * x])
     states = start.expand(2, 3, 2)
-    both = torch.func.vmap(lambda s: Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(s).value)(states[None])[0]
-    assert torch.allclose(both, Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(states).value, atol=1e-9)
+    both = torch.func.vmap(lambda s: Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(s).value)(
+        states[None]
+    )[0]
+    assert torch.allclose(
+        both, Hopfield(heads, torch.tensor([1.0, 0.1], dtype=F64)).retrieve(states).value, atol=1e-9
+    )
 
 
 def test_functional_transforms():
@@ -92,8 +105,12 @@ def test_functional_transforms():
             return Hopfield(x, beta, separation=rule).step(s)
 
         batched = torch.func.vmap(step)(x, s, beta)
-        assert torch.allclose(batched, torch.stack([step(*each) for each in zip(x, s, beta, strict=True)]), atol=1e-11), rule
-        forward, backward = (f(lambda z: step(x[0], z, beta[0]))(s[0]) for f in (torch.func.jacfwd, torch.func.jacrev))
+        assert torch.allclose(
+            batched, torch.stack([step(*each) for each in zip(x, s, beta, strict=True)]), atol=1e-11
+        ), rule
+        forward, backward = (
+            f(lambda z: step(x[0], z, beta[0]))(s[0]) for f in (torch.func.jacfwd, torch.func.jacrev)
+        )
         assert torch.allclose(forward, backward, atol=1e-11)
 
     def settled(x, s, beta):
@@ -131,7 +148,11 @@ def test_layer_is_the_obvious_one():
     found = []
     for h in range(3):
         part = slice(4 * h, 4 * h + 4)
-        q, k, v = layer.to_query(state)[..., part], layer.to_key(memory)[..., part], layer.to_value(memory)[..., part]
+        q, k, v = (
+            layer.to_query(state)[..., part],
+            layer.to_key(memory)[..., part],
+            layer.to_value(memory)[..., part],
+        )
         for turn in range(3):
             score = (layer.beta[h] * q @ k.mT).masked_fill(~mask[:, None], -torch.inf)
             q = torch.softmax(score, -1) @ (v if turn == 2 else k)

@@ -8,7 +8,14 @@ import torch
 from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
-from exptilt.memory import Hopfield, guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound, storage_capacity
+from exptilt.memory import (
+    Hopfield,
+    guaranteed_radius,
+    retrieval_error_bound,
+    separation_needed,
+    storage_bound,
+    storage_capacity,
+)
 from exptilt.memory.capacity import Capacity, sphere
 from exptilt.memory.cliff import Cliff, classical_cliff
 from exptilt.memory.metastable import jacobian, weights
@@ -23,7 +30,10 @@ def seeded(seed=0):
 
 def test_constants_of_the_modern_theory():
     """C2: c = 3.1546 (K = 3, d = 20) and 1.3718 (K = 1, d = 75; 1.37188, cut off in the paper), and the defining equation of W."""
-    first, second = storage_bound(20, beta=1.0, radius=3.0, failure=0.001), storage_bound(75, beta=1.0, radius=1.0, failure=0.001)
+    first, second = (
+        storage_bound(20, beta=1.0, radius=3.0, failure=0.001),
+        storage_bound(75, beta=1.0, radius=1.0, failure=0.001),
+    )
     assert round(first.base, 4) == 3.1546
     assert math.floor(second.base * 1e4) / 1e4 == 1.3718
     assert first.log_argument > 1.27  # as the paper states beside them
@@ -46,7 +56,9 @@ def test_the_bound_of_large_and_tiny_numbers():
     assert large.log_count == pytest.approx(0.5 * math.log(0.001) + 4095 / 4 * math.log(large.base))
     assert storage_bound(20, beta=1e300).log_count > storage_bound(20, beta=1e299).log_count
     a, b = 2 / 19 * (1 + math.log(2e-3 * 19) - 300 * math.log(10)), 0.4e-300
-    assert storage_bound(20, beta=1e-300).base == pytest.approx(math.exp(-a))  # W₀(x) = x for small x: c = b / (e^a b)
+    assert storage_bound(20, beta=1e-300).base == pytest.approx(
+        math.exp(-a)
+    )  # W₀(x) = x for small x: c = b / (e^a b)
     assert storage_bound(20, beta=1e-300).log_argument == pytest.approx(a + math.log(b))
     assert separation_needed(10, beta=1e-300, size=1e200) > 0
 
@@ -56,7 +68,9 @@ def test_separation_of_each_pattern():
     for similarity in ("dot", "cosine", "euclidean"):
         memory = Hopfield(x, 1.0, similarity=similarity)
         assert torch.allclose(memory.separation(), oracle.separation(x, similarity), atol=1e-12)
-        assert torch.allclose(memory.separation(index=[5, -1]), oracle.separation(x, similarity)[[5, -1]], atol=1e-12)
+        assert torch.allclose(
+            memory.separation(index=[5, -1]), oracle.separation(x, similarity)[[5, -1]], atol=1e-12
+        )
     assert Hopfield(x[:1], 1.0).separation().tolist() == [math.inf]
 
 
@@ -87,7 +101,10 @@ def test_basin_of_two_patterns_ends_halfway():
     u = u / u.norm(dim=-1, keepdim=True)
     towards = torch.stack([-u[0, :, 0], u[1, :, 0]])
     border = torch.where(towards > 0.25, 2.0 / towards.clamp_min(0.25), math.inf)
-    assert ((found.low <= border + 1e-9) & (border <= found.high + 1e-9) | ((border > 8) & (found.high == math.inf))).all()
+    assert (
+        (found.low <= border + 1e-9) & (border <= found.high + 1e-9)
+        | ((border > 8) & (found.high == math.inf))
+    ).all()
     assert (found.high[found.high < math.inf] - found.low[found.high < math.inf]).max() <= 1e-3 * 2
     assert torch.equal(found.radius, found.low.amin(-1))
     assert (found.interval[:, 0] < found.mean).all()
@@ -137,7 +154,9 @@ def test_metastable_states():
     found = Hopfield(x, 0.5).metastable(count=60, generator=seeded())
     assert [sorted(m.tolist()) for m in found.members[:2]] in ([[0, 1, 2], [3, 4, 5]], [[3, 4, 5], [0, 1, 2]])
     assert found.stable[:2].all()
-    assert int(found.reached.sum()) == 6 + 20 + 20 + 1  # patterns, means of some, points of the hull, the mean of all
+    assert (
+        int(found.reached.sum()) == 6 + 20 + 20 + 1
+    )  # patterns, means of some, points of the hull, the mean of all
     assert (found.residual <= 1e-9).all()
     memory = Hopfield(x, 0.5)
     for point, members, weight in zip(found.state, found.members, found.weight, strict=True):
@@ -198,7 +217,9 @@ def test_capacity_grows_exponentially_and_above_theory():
 def test_one_seed_has_no_interval():
     assert storage_capacity([4, 6], seeds=1, most=8).interval.isnan().all()
     assert classical_cliff((0.1,), units=20, seeds=1).interval.isnan().all()
-    assert Hopfield(torch.eye(3, dtype=F64), 5.0).basin(directions=1, generator=seeded()).interval.isnan().all()
+    assert (
+        Hopfield(torch.eye(3, dtype=F64), 5.0).basin(directions=1, generator=seeded()).interval.isnan().all()
+    )
 
 
 def test_without_noise_one_trial_says_it():

@@ -30,7 +30,9 @@ def test_cosine_knows_only_directions(size):
     for memory, state in ((plain, s * size), (Hopfield(x * size, 5.0, similarity="cosine"), s)):
         torch.testing.assert_close(memory.step(state), plain.step(s), rtol=0, atol=10 * precision)
         torch.testing.assert_close(memory.energy(state), plain.energy(s), rtol=0, atol=10 * precision)
-        torch.testing.assert_close(memory.retrieve(state).value, plain.retrieve(s).value, rtol=0, atol=100 * precision)
+        torch.testing.assert_close(
+            memory.retrieve(state).value, plain.retrieve(s).value, rtol=0, atol=100 * precision
+        )
     found = plain.metastable(s * size)
     assert int(found.reached.sum()) == 4
 
@@ -78,22 +80,39 @@ def test_sparse_weights_have_an_energy_at_any_beta(rule):
     x, s = drawn(30, 5), drawn(7, 5, seed=1)
     sharp = Hopfield(x, 1e38, separation=rule)
     torch.testing.assert_close(sharp.energy(s), Hopfield(x, separation="max").energy(s), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sharp.step(s).double(), oracle.step(x, s, 1.0, separation="max"), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        sharp.step(s).double(), oracle.step(x, s, 1.0, separation="max"), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "euclidean"])
 def test_copies_retrieve_the_same(similarity):
-    memory = Hopfield(drawn(30, 5), 2.0, similarity=similarity, separation=Polynomial(4) if similarity == "cosine" else "softmax")
+    memory = Hopfield(
+        drawn(30, 5),
+        2.0,
+        similarity=similarity,
+        separation=Polynomial(4) if similarity == "cosine" else "softmax",
+    )
     state = drawn(12, 5, seed=1)
     file = io.BytesIO()
     torch.save(memory, file)
     file.seek(0)
-    copies = (pickle.loads(pickle.dumps(memory)), copy.deepcopy(memory), copy.copy(memory), torch.load(file, weights_only=False))
+    copies = (
+        pickle.loads(pickle.dumps(memory)),
+        copy.deepcopy(memory),
+        copy.copy(memory),
+        torch.load(file, weights_only=False),
+    )
     for again in copies:
-        assert torch.equal(again.retrieve(state, throw=False, max_steps=9).value, memory.retrieve(state, throw=False, max_steps=9).value)
+        assert torch.equal(
+            again.retrieve(state, throw=False, max_steps=9).value,
+            memory.retrieve(state, throw=False, max_steps=9).value,
+        )
         assert again.rule == memory.rule
     assert copies[1].patterns.data_ptr() != memory.patterns.data_ptr()
-    learnt = copy.deepcopy(Hopfield(drawn(4, 3).requires_grad_(), torch.tensor(1.0, requires_grad=True), similarity=similarity))
+    learnt = copy.deepcopy(
+        Hopfield(drawn(4, 3).requires_grad_(), torch.tensor(1.0, requires_grad=True), similarity=similarity)
+    )
     learnt.energy(drawn(2, 3)).sum().backward()
     assert learnt.patterns.grad is not None
     assert learnt.beta.grad is not None

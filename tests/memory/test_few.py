@@ -37,7 +37,9 @@ def drawn(seed, dtype, most=800):
     generator = torch.Generator().manual_seed(seed)
     N, D, S = (int(torch.randint(1, high, (), generator=generator)) for high in (most, 40, 9))
     x = torch.randn(N, D, dtype=dtype, generator=generator)
-    return x, x[torch.randint(N, (S,), generator=generator)] + 0.3 * torch.randn(S, D, dtype=dtype, generator=generator)
+    return x, x[torch.randint(N, (S,), generator=generator)] + 0.3 * torch.randn(
+        S, D, dtype=dtype, generator=generator
+    )
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])

@@ -44,15 +44,27 @@ def test_step_and_energy_are_the_obvious_ones(drawn):
     memory = Hopfield(patterns, beta, similarity=similarity, separation=rule(separation, parameter))
     z = oracle.scores(patterns, state, similarity)
     # how far a rounding of the scores may move the weights: they are compared where this is small
-    rounding = beta * 1e-15 * (1 + state.norm(dim=-1).max() * patterns.norm(dim=-1).max() + patterns.square().sum(-1).max())
+    rounding = (
+        beta
+        * 1e-15
+        * (1 + state.norm(dim=-1).max() * patterns.norm(dim=-1).max() + patterns.square().sum(-1).max())
+    )
     gap = z.topk(min(2, z.shape[-1]), -1).values
-    clear = (gap[:, 0] - gap[:, -1] > 1e-9) | (gap[:, 0] == gap[:, -1]) if separation == "max" else torch.ones(len(z), dtype=torch.bool)
+    clear = (
+        (gap[:, 0] - gap[:, -1] > 1e-9) | (gap[:, 0] == gap[:, -1])
+        if separation == "max"
+        else torch.ones(len(z), dtype=torch.bool)
+    )
     expected = oracle.step(patterns, state, beta, similarity, separation, parameter)
     size = patterns.norm(dim=-1).max() if similarity != "cosine" else 1.0
     if float(rounding) < 1e-7 or separation in ("max", "polynomial"):
-        assert torch.allclose(memory.step(state)[clear], expected[clear], rtol=0, atol=float(20 * rounding + 1e-9) * float(size))
+        assert torch.allclose(
+            memory.step(state)[clear], expected[clear], rtol=0, atol=float(20 * rounding + 1e-9) * float(size)
+        )
     energy = oracle.energy(patterns, state, beta, similarity, separation, parameter)
-    scale = 1 + energy.abs().max() + state.square().sum(-1).max() + patterns.square().sum(-1).max() + 10 / beta
+    scale = (
+        1 + energy.abs().max() + state.square().sum(-1).max() + patterns.square().sum(-1).max() + 10 / beta
+    )
     assert torch.allclose(memory.energy(state), energy, rtol=0, atol=float(scale) * 1e-11)
 
 
@@ -90,7 +102,9 @@ def test_energy_has_the_half_and_its_constants():
     e = np.e
     expected = -2 * np.log(e + 1) + 0.5 + 2 * np.log(2) + 2.0
     assert float(memory.energy(state)) == pytest.approx(expected, abs=1e-14)
-    assert torch.allclose(memory.step(state), torch.tensor([2 * e / (e + 1), 2 / (e + 1)], dtype=torch.float64))
+    assert torch.allclose(
+        memory.step(state), torch.tensor([2 * e / (e + 1), 2 / (e + 1)], dtype=torch.float64)
+    )
 
 
 def test_step_descends_the_energy_by_its_gradient():
@@ -119,7 +133,9 @@ def test_heads_have_a_beta_each(similarity):
                 one = Hopfield(x[b, h], float(beta[b, h]), similarity=similarity, separation=separation)
                 assert torch.allclose(stepped[:, b, h], one.step(s[:, b, h]), atol=1e-13)
                 assert torch.allclose(energy[:, b, h], one.energy(s[:, b, h]), atol=1e-12)
-                assert torch.allclose(settled[:, b, h], one.retrieve(s[:, b, h], tolerance=1e-5).value, atol=1e-8)
+                assert torch.allclose(
+                    settled[:, b, h], one.retrieve(s[:, b, h], tolerance=1e-5).value, atol=1e-8
+                )
                 assert memory.separation()[b, h].equal(one.separation())
 
 
@@ -140,7 +156,9 @@ def test_retrieval_stops_each_state_by_itself():
 
 
 def test_not_converging_is_said():
-    memory = Hopfield(torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 1.0)
+    memory = Hopfield(
+        torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 1.0
+    )
     state = torch.ones(3, 4, dtype=torch.float64)
     with pytest.raises(ConvergenceError, match="max_steps"):
         memory.retrieve(state, max_steps=1)
@@ -157,7 +175,9 @@ def test_float32_is_as_good_as_plain_torch():
     exact = oracle.step(x, s, 0.5)
     plain = torch.softmax(0.5 * s @ x.T, -1) @ x
     ours = Hopfield(x, 0.5).step(s)
-    floor = 4e-7 * (1 + oracle.scores(x, s, "dot").abs().max() / 2)  # a few units in the last place of the scores, as for attend
+    floor = 4e-7 * (
+        1 + oracle.scores(x, s, "dot").abs().max() / 2
+    )  # a few units in the last place of the scores, as for attend
     assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max() + floor
 
 
@@ -180,7 +200,9 @@ def test_many_tiles(monkeypatch):
     x, s = torch.randn(333, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
     for similarity, separation, parameter in PAIRS:
         memory = Hopfield(x, 1.3, similarity=similarity, separation=rule(separation, parameter))
-        assert torch.allclose(memory.step(s), oracle.step(x, s, 1.3, similarity, separation, parameter), atol=1e-10)
+        assert torch.allclose(
+            memory.step(s), oracle.step(x, s, 1.3, similarity, separation, parameter), atol=1e-10
+        )
     assert torch.allclose(Hopfield(x, 1.0).separation(), oracle.separation(x), atol=1e-12)
 
 
@@ -205,7 +227,9 @@ def test_memory_mapped_patterns(tmp_path):
     x, s = torch.randn(500, 8), torch.randn(6, 8)
     np.save(tmp_path / "x.npy", x.numpy())
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    from_file = torch.from_file(str(tmp_path / "raw"), shared=True, size=x.numel(), dtype=torch.float32).view(500, 8)
+    from_file = torch.from_file(str(tmp_path / "raw"), shared=True, size=x.numel(), dtype=torch.float32).view(
+        500, 8
+    )
     from_file.copy_(x)
     here = Hopfield(x, 1.0)
     for other in (Hopfield(mapped, 1.0), Hopfield(from_file, 1.0)):
@@ -216,7 +240,10 @@ def test_memory_mapped_patterns(tmp_path):
 
 @pytest.mark.parametrize("rule", ["softmax", "sparsemax", "max"])
 def test_no_states_at_all(rule):
-    one, heads = Hopfield(torch.eye(3), separation=rule), Hopfield(torch.eye(3).expand(2, 3, 3), separation=rule)
+    one, heads = (
+        Hopfield(torch.eye(3), separation=rule),
+        Hopfield(torch.eye(3).expand(2, 3, 3), separation=rule),
+    )
     for memory, shape in ((one, (0, 3)), (one, (2, 0, 3)), (heads, (2, 0, 3)), (heads, (0, 2, 4, 3))):
         found = memory.retrieve(torch.zeros(shape))
         assert found.value.shape == shape

@@ -25,7 +25,10 @@ def test_same_retrieval_after_reload(tmp_path, separation, mapped):
     assert torch.equal(again.patterns, x)
     assert torch.equal(again.beta, memory.beta)
     assert torch.equal(again.energy(s), memory.energy(s))
-    assert torch.equal(again.retrieve(s, throw=False, max_steps=20).value, memory.retrieve(s, throw=False, max_steps=20).value)
+    assert torch.equal(
+        again.retrieve(s, throw=False, max_steps=20).value,
+        memory.retrieve(s, throw=False, max_steps=20).value,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -66,7 +69,12 @@ def test_a_damaged_file_is_refused(tmp_path):
         assert torch.equal(again.beta, memory.beta)
         assert again.rule == memory.rule
         assert again.similarity is memory.similarity
-    for old, new in ((b"1.5", b"1.7"), (b"euclidean", b"cosine   "), (b"euclidean", b"dot      "), (b"Hopfield/2", b"Hopfield/1")):
+    for old, new in (
+        (b"1.5", b"1.7"),
+        (b"euclidean", b"cosine   "),
+        (b"euclidean", b"dot      "),
+        (b"Hopfield/2", b"Hopfield/1"),
+    ):
         assert whole[:begin].count(old) == 1
         path.write_bytes(whole.replace(old, new, 1))
         with pytest.raises(ArgumentError, match="load"):

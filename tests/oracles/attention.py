@@ -14,7 +14,20 @@ def visible(i, j, length_q, length_k, causal, window):
     return not (window is not None and not causal and j - own >= window)
 
 
-def attend(query, key, value, *, scale=None, log_weight=None, bias=None, mask=None, causal=False, window=None, softcap=None, sink=None):
+def attend(
+    query,
+    key,
+    value,
+    *,
+    scale=None,
+    log_weight=None,
+    bias=None,
+    mask=None,
+    causal=False,
+    window=None,
+    softcap=None,
+    sink=None,
+):
     """All statistics of query (Hq, Q, D) on key (Hkv, K, D), value (Hkv, K, Dv), as a dict of float64 tensors."""
     Hq, Q, D = query.shape
     Hkv, K, _ = key.shape
@@ -23,7 +36,8 @@ def attend(query, key, value, *, scale=None, log_weight=None, bias=None, mask=No
     bias = None if bias is None else bias.expand(Hq, Q, K)
     mask = None if mask is None else mask.expand(Hq, Q, K)
     result = {
-        name: torch.zeros(Hq, Q, dtype=torch.float64) for name in ("log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
+        name: torch.zeros(Hq, Q, dtype=torch.float64)
+        for name in ("log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
     }
     result["output"] = torch.zeros(Hq, Q, Dv, dtype=torch.float64)
     result["key_mass"] = torch.zeros(Hq, K, dtype=torch.float64)
@@ -54,7 +68,9 @@ def attend(query, key, value, *, scale=None, log_weight=None, bias=None, mask=No
             mean = math.fsum(w * s for w, (_, s) in zip(p, outcomes, strict=True))
             result["log_normalizer"][h, i] = G
             result["score_mean"][h, i] = mean
-            result["score_variance"][h, i] = math.fsum(w * (s - mean) ** 2 for w, (_, s) in zip(p, outcomes, strict=True))
+            result["score_variance"][h, i] = math.fsum(
+                w * (s - mean) ** 2 for w, (_, s) in zip(p, outcomes, strict=True)
+            )
             result["entropy"][h, i] = -math.fsum(w * math.log(w) for w in p if w > 0)
             for w, (j, _) in zip(p, outcomes, strict=True):
                 if j is not None:

@@ -15,7 +15,10 @@ def slope(points, patterns, beta, causal=False, mask=None, log_weight=None):
     G, gradient = torch.full((N,), -math.inf, dtype=torch.float64), torch.zeros_like(points)
     for i in range(N):
         seen = [j for j in range(M) if visible(i, j, N, M, causal, mask)]
-        scores = [beta * float(points[i] @ patterns[j]) + (0.0 if log_weight is None else float(log_weight[j])) for j in seen]
+        scores = [
+            beta * float(points[i] @ patterns[j]) + (0.0 if log_weight is None else float(log_weight[j]))
+            for j in seen
+        ]
         if not seen or max(scores) == -math.inf:
             continue
         top = max(scores)
@@ -55,7 +58,14 @@ def whiten(x):
     return (x - x.mean(0)) @ z.mT
 
 
-RENORMALIZERS = {"layer": layer, "rms": rms, "sphere": sphere, "batch": batch, "whiten": whiten, None: lambda x: x}
+RENORMALIZERS = {
+    "layer": layer,
+    "rms": rms,
+    "sphere": sphere,
+    "batch": batch,
+    "whiten": whiten,
+    None: lambda x: x,
+}
 
 
 def update(points, renormalize, beta, step, patterns=None, **options):

@@ -80,7 +80,11 @@ def energy(patterns, state, beta, similarity="dot", separation="softmax", parame
     z = scores(patterns, state, similarity)
     y = weights(z, beta, separation, parameter)
     uniform = torch.full_like(z, 1 / z.shape[-1])
-    value = -(y * z).sum(-1) + omega(y, separation, parameter) / beta - omega(uniform, separation, parameter) / beta
+    value = (
+        -(y * z).sum(-1)
+        + omega(y, separation, parameter) / beta
+        - omega(uniform, separation, parameter) / beta
+    )
     if similarity == "dot":
         return value + state.double().square().sum(-1) / 2 + patterns.double().square().sum(-1).max() / 2
     return value + 1.0 if similarity == "cosine" else value

@@ -56,7 +56,9 @@ def dense_path(model, y, path, inputs=None):
                 tie = np.asarray(model.maps)[modes[t], k]
                 mean, load = tie @ mean, tie @ load
                 if model.map_covariance is not None:
-                    cov[position : position + n, position : position + n] = np.asarray(model.map_covariance)[modes[t], k]
+                    cov[position : position + n, position : position + n] = np.asarray(model.map_covariance)[
+                        modes[t], k
+                    ]
                     load[:, position : position + n] += np.eye(n)
                 position += n
             mean, load = W[k] @ mean + c[k], W[k] @ load
@@ -91,7 +93,10 @@ def enumerate_paths(model, y, inputs=None):
     """All paths: a list of (path, log P(path, y), means, covariances)."""
     length = len(y) + (1 if model.start == "before" else 0)
     with np.errstate(divide="ignore"):
-        return [(path, *dense_path(model, y, path, inputs)) for path in itertools.product(range(model.modes), repeat=length)]
+        return [
+            (path, *dense_path(model, y, path, inputs))
+            for path in itertools.product(range(model.modes), repeat=length)
+        ]
 
 
 def exact_posterior(model, y, inputs=None):
@@ -142,7 +147,9 @@ def kalman(model, y, mode=0):
     for t in range(len(y) - 2, -1, -1):
         m, P = filtered[t]
         J = P @ W.T @ np.linalg.inv(ahead[t + 1][1])
-        smoothed.append((m + J @ (smoothed[-1][0] - ahead[t + 1][0]), P + J @ (smoothed[-1][1] - ahead[t + 1][1]) @ J.T))
+        smoothed.append(
+            (m + J @ (smoothed[-1][0] - ahead[t + 1][0]), P + J @ (smoothed[-1][1] - ahead[t + 1][1]) @ J.T)
+        )
     return total, filtered, smoothed[::-1]
 
 

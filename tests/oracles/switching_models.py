@@ -11,10 +11,16 @@ def spread(rng, *shape, low=0.2):
 
 
 def simplex(rng, *shape):
-    return rng.dirichlet(np.ones(shape[-1]), size=shape[:-1]) if len(shape) > 1 else rng.dirichlet(np.ones(shape[-1]))
+    return (
+        rng.dirichlet(np.ones(shape[-1]), size=shape[:-1])
+        if len(shape) > 1
+        else rng.dirichlet(np.ones(shape[-1]))
+    )
 
 
-def random_model(rng, M=2, n=2, m=1, *, start="before", steps=None, offsets=True, inputs=0, maps=False, **changes):
+def random_model(
+    rng, M=2, n=2, m=1, *, start="before", steps=None, offsets=True, inputs=0, maps=False, **changes
+):
     """A model with asymmetric transition, all matrices different; `steps` makes everything vary in time."""
     lead = () if steps is None else (steps,)
     values = {
@@ -29,9 +35,15 @@ def random_model(rng, M=2, n=2, m=1, *, start="before", steps=None, offsets=True
         "start": start,
     }
     if offsets:
-        values |= {"dynamics_offset": rng.normal(size=(*lead, M, n)), "observation_offset": rng.normal(size=(*lead, M, m))}
+        values |= {
+            "dynamics_offset": rng.normal(size=(*lead, M, n)),
+            "observation_offset": rng.normal(size=(*lead, M, m)),
+        }
     if inputs:
-        values |= {"dynamics_input": rng.normal(size=(M, n, inputs)), "observation_input": rng.normal(size=(M, m, inputs))}
+        values |= {
+            "dynamics_input": rng.normal(size=(M, n, inputs)),
+            "observation_input": rng.normal(size=(M, m, inputs)),
+        }
     if maps:
         values |= {"maps": rng.normal(size=(M, M, n, n)) * 0.7, "map_covariance": spread(rng, M, M, n, n)}
     return SwitchingLinearGaussian(**(values | changes))

@@ -56,7 +56,9 @@ def scores(mix, t, shake=lambda x: x):
         s = shake(s + t["bias"])
     if t["log_weight"] is not None:
         weight = t["log_weight"]
-        s = shake(s + _per_query_head(weight.expand(*weight.shape[:-2], mix.sizes[2], K), Hq, -2)[..., None, :])
+        s = shake(
+            s + _per_query_head(weight.expand(*weight.shape[:-2], mix.sizes[2], K), Hq, -2)[..., None, :]
+        )
     return s.masked_fill(hidden(mix) | (s == -math.inf), -math.inf)  # nothing flows to a score of −inf
 
 
@@ -125,8 +127,12 @@ class Exact:
         )
         self.group = Hq // Hkv
         self.q = before(np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:])), walk)
-        self.k = before(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk)
-        self.v = shake(self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3))
+        self.k = before(
+            self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk
+        )
+        self.v = shake(
+            self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3)
+        )
         self.scale, cap = number(_scale(mix)), mix.numbers.get("softcap")
         z = before(self.scale * (self.q @ self.k.swapaxes(-1, -2)))
         if cap is None:
@@ -139,7 +145,9 @@ class Exact:
             s = before(s + self._spread(name, t[name])) if t[name] is not None else s
         s = np.where(hidden(mix).expand(s.shape).numpy(), -np.inf, s)
         self.best = s.argmax(-1)[..., None] if K else None
-        maximum = np.take_along_axis(s, self.best, -1)[..., 0] if K else np.full(s.shape[:-1], -np.inf, number)
+        maximum = (
+            np.take_along_axis(s, self.best, -1)[..., 0] if K else np.full(s.shape[:-1], -np.inf, number)
+        )
         self.s = np.concatenate([s, self._spread("sink", t["sink"])], -1)
         self.dead = (self.s == -np.inf).all(-1)
         top = np.where(self.dead, 0, self.s.max(-1))
@@ -179,7 +187,9 @@ class Exact:
         if name == "sink":
             if x is None:
                 return np.full((*lead, Hq, Q, 1), absent, self.number)
-            return np.broadcast_to(np.broadcast_to(self._of(x), (*lead, Hq))[..., None, None], (*lead, Hq, Q, 1))
+            return np.broadcast_to(
+                np.broadcast_to(self._of(x), (*lead, Hq))[..., None, None], (*lead, Hq, Q, 1)
+            )
         if x is None:
             return self.number(0)
         if name == "bias":
@@ -194,12 +204,24 @@ class Exact:
             dq = self.shake(np.broadcast_to(self._of(t["query"]), self.q.shape))
             dz = dz + self.scale * (dq @ self.k.swapaxes(-1, -2))
         if t.get("key") is not None:
-            dk = self.shake(self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3))
+            dk = self.shake(
+                self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3)
+            )
             dz = dz + self.scale * (self.q @ dk.swapaxes(-1, -2))
-        ds = self.d1 * dz + self._spread("bias", t.get("bias")) + self._spread("log_weight", t.get("log_weight"))
-        ds = np.concatenate([np.broadcast_to(ds, self.d1.shape), self._spread("sink", t.get("sink"), 0.0)], -1)
+        ds = (
+            self.d1 * dz
+            + self._spread("bias", t.get("bias"))
+            + self._spread("log_weight", t.get("log_weight"))
+        )
+        ds = np.concatenate(
+            [np.broadcast_to(ds, self.d1.shape), self._spread("sink", t.get("sink"), 0.0)], -1
+        )
         v = t.get("value")
-        dv = None if v is None else self.shake(self._heads(np.broadcast_to(self._of(v), (*lead, *v.shape[-3:])), -3))
+        dv = (
+            None
+            if v is None
+            else self.shake(self._heads(np.broadcast_to(self._of(v), (*lead, *v.shape[-3:])), -3))
+        )
         return np.where(self.s == -np.inf, 0, self.shake(ds)), dv
 
     def tangents(self, t):
@@ -210,7 +232,11 @@ class Exact:
         dp = p * (ds - dG[..., None])
         turned = (p * c * ds).sum(-1)
         keys = p[..., :K]
-        maximum = np.where(self.values["score_max"] == -np.inf, 0, np.take_along_axis(ds, self.best, -1)[..., 0]) if K else 0 * dG
+        maximum = (
+            np.where(self.values["score_max"] == -np.inf, 0, np.take_along_axis(ds, self.best, -1)[..., 0])
+            if K
+            else 0 * dG
+        )
         return {
             "output": dp[..., :K] @ self.v + (0 if dv is None else keys @ dv),
             "log_normalizer": dG,
@@ -230,9 +256,16 @@ class Exact:
         flow = self.shake(flow)
         # what is subtracted from all outcomes of a row is a sum over the values' axis, with roundings of
         # its own
-        terms = np.sqrt(((b["output"] * self.output) ** 2).sum(-1)) + (p[..., :K] * np.abs(b["key_mass"])[..., None, :]).sum(-1)
+        terms = np.sqrt(((b["output"] * self.output) ** 2).sum(-1)) + (
+            p[..., :K] * np.abs(b["key_mass"])[..., None, :]
+        ).sum(-1)
         t = flow - ((p * flow).sum(-1) + self.shake(terms, self.value_walk) - terms)[..., None]
-        t = t + b["log_normalizer"][..., None] + b["score_mean"][..., None] * (1 + c) - b["entropy"][..., None] * c
+        t = (
+            t
+            + b["log_normalizer"][..., None]
+            + b["score_mean"][..., None] * (1 + c)
+            - b["entropy"][..., None] * c
+        )
         t = t + b["score_variance"][..., None] * (c**2 - self.shake(self.variance)[..., None] + 2 * c)
         s_bar = p * t
         if K:
@@ -261,8 +294,14 @@ class Exact:
         ds, dv = self.score_tangents(t)
         K, p, c = self.mix.sizes[3], self.p, np.abs(self.c)
         zero = np.zeros((*p.shape[:-1], 1), self.number)
-        flow = np.concatenate([np.sqrt(b["output"] ** 2 @ (self.v**2).swapaxes(-1, -2)) + b["key_mass"][..., None, :], zero], -1)
-        size = flow + (b["log_normalizer"] + b["score_mean"])[..., None] + (b["score_mean"] + b["entropy"])[..., None] * c
+        flow = np.concatenate(
+            [np.sqrt(b["output"] ** 2 @ (self.v**2).swapaxes(-1, -2)) + b["key_mass"][..., None, :], zero], -1
+        )
+        size = (
+            flow
+            + (b["log_normalizer"] + b["score_mean"])[..., None]
+            + (b["score_mean"] + b["entropy"])[..., None] * c
+        )
         size = size + b["score_variance"][..., None] * (c**2 + self.variance[..., None] + 2 * c)
         size = size * np.maximum(np.abs(ds).max(-1, keepdims=True), 1)
         if dv is not None:
@@ -283,7 +322,9 @@ class Exact:
     def _gather(self, x, axis):
         """Summed over the query heads that read one key head."""
         axis = x.ndim + axis
-        return x.reshape(*x.shape[:axis], x.shape[axis] // self.group, self.group, *x.shape[axis + 1 :]).sum(axis + 1)
+        return x.reshape(*x.shape[:axis], x.shape[axis] // self.group, self.group, *x.shape[axis + 1 :]).sum(
+            axis + 1
+        )
 
     def fisher(self, vector):
         """∇²G times one vector for each query."""

@@ -116,7 +116,9 @@ def rows_of(mix):
         shared = torch.zeros(s.shape[:-1], dtype=torch.bool)
     outcomes = s
     if t["sink"] is not None:
-        outcomes = torch.cat([s, t["sink"].expand(*mix.lead, Hq)[..., None, None].expand(*s.shape[:-1], 1)], -1)
+        outcomes = torch.cat(
+            [s, t["sink"].expand(*mix.lead, Hq)[..., None, None].expand(*s.shape[:-1], 1)], -1
+        )
         top = outcomes.amax(-1, keepdim=True)
     near = ((outcomes >= top - 40 - 20 * widest) & (outcomes > -math.inf)).sum(-1) > 1
     return Rows((widest[..., 0] > VAGUE) & near, shared, max(spread, 1.0))
@@ -187,8 +189,14 @@ def _backward(values, bars, leaves, by, **options):
         [bars[name].to(values[name].dtype) for name in names],
     )
     inputs = [leaves[name] for name in by]
-    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options) if outputs else [None] * len(by)
-    return {name: torch.zeros_like(x) if f is None else f for name, x, f in zip(by, inputs, found, strict=True)}
+    found = (
+        torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+        if outputs
+        else [None] * len(by)
+    )
+    return {
+        name: torch.zeros_like(x) if f is None else f for name, x, f in zip(by, inputs, found, strict=True)
+    }
 
 
 def values_of(function, tensors):
@@ -197,7 +205,9 @@ def values_of(function, tensors):
 
 def gradients_of(function, tensors, ask):
     leaves = _leaves(tensors, ask.by)
-    return {f"d {name}": x.detach() for name, x in _backward(function(leaves), ask.bars, leaves, ask.by).items()}
+    return {
+        f"d {name}": x.detach() for name, x in _backward(function(leaves), ask.bars, leaves, ask.by).items()
+    }
 
 
 def _unshared(x):
@@ -211,13 +221,21 @@ def tangents_of(function, tensors, ask, way):
     dots = [ask.dots[name].to(tensors[name].dtype) for name in by]
     if way == "dual":
         with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(_unshared(tensors[name]), dot) for name, dot in zip(by, dots, strict=True)]
+            duals = [
+                forward_ad.make_dual(_unshared(tensors[name]), dot)
+                for name, dot in zip(by, dots, strict=True)
+            ]
             found = function({**tensors, **dict(zip(by, duals, strict=True))})
             moved = {name: forward_ad.unpack_dual(x) for name, x in found.items()}
-            moved = {name: torch.zeros_like(x.primal) if x.tangent is None else x.tangent for name, x in moved.items()}
+            moved = {
+                name: torch.zeros_like(x.primal) if x.tangent is None else x.tangent
+                for name, x in moved.items()
+            }
     else:
         inputs = tuple(_unshared(tensors[name]) for name in by)
-        moved = torch.func.jvp(lambda *x: function({**tensors, **dict(zip(by, x, strict=True))}), inputs, tuple(dots))[1]
+        moved = torch.func.jvp(
+            lambda *x: function({**tensors, **dict(zip(by, x, strict=True))}), inputs, tuple(dots)
+        )[1]
     return {f"ṫ {name}": x for name, x in moved.items()}
 
 
@@ -238,7 +256,11 @@ def plain_fisher(mix, tensors, ask):
 
     nothing = formula(mix, tensors)["log_normalizer"] == -math.inf
     query = tensors["query"].detach().expand(*mix.lead, *tensors["query"].shape[-3:]).contiguous()
-    return {"fisher": torch.func.jvp(slope, (query,), (ask.vector.to(query.dtype).expand_as(query).contiguous(),))[1]}
+    return {
+        "fisher": torch.func.jvp(
+            slope, (query,), (ask.vector.to(query.dtype).expand_as(query).contiguous(),)
+        )[1]
+    }
 
 
 # --- exptilt, called in the mix's own way ------------------------------------------------------
@@ -254,7 +276,9 @@ def exptilt_function(mix):
 
     def call(t, mask):
         kept = {name: t[name] for name in ("bias", "log_weight", "sink")}
-        return _as_dict(xt.attend(t["query"], t["key"], t["value"], mask=mask, key_mass=True, **kept, **extra))
+        return _as_dict(
+            xt.attend(t["query"], t["key"], t["value"], mask=mask, key_mass=True, **kept, **extra)
+        )
 
     if not (mix.wanted["vmap"] and mix.lead and mix.lead[0] > 1):
         return lambda t: call(t, mix.mask)
@@ -284,7 +308,10 @@ def merged(mix, g):
     cuts = sorted(int(torch.randint(0, K + 1, (), generator=g)) for _ in range(1 + mix.seed % 2))
     parts = []
     for start, stop in zip([0, *cuts], [*cuts, K], strict=True):
-        pairs = {name: x if x is None or x.shape[-1] == 1 else x[..., start:stop] for name, x in (("bias", t["bias"]), ("mask", mix.mask))}
+        pairs = {
+            name: x if x is None or x.shape[-1] == 1 else x[..., start:stop]
+            for name, x in (("bias", t["bias"]), ("mask", mix.mask))
+        }
         weight = None if t["log_weight"] is None else t["log_weight"][..., start:stop]
         parts.append(
             xt.attend(
@@ -333,7 +360,9 @@ def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     unit = np.where(np.isfinite(moved) & (moved < 1e149), moved, 0.0) + eps * size + 64 * tiny
     if terms is not None:
         unit = unit + eps * np.where(np.isfinite(terms), np.abs(terms), 0.0)
-    unit = unit + 0.1 * np.sqrt(np.mean(np.square(unit)))  # an entry far smaller than the rest need not be as exact as itself
+    unit = unit + 0.1 * np.sqrt(
+        np.mean(np.square(unit))
+    )  # an entry far smaller than the rest need not be as exact as itself
     a, b = _error(x, truth), _error(y, truth)
     if dtype != mix.wide:  # came back rounded to half precision
         narrow = torch.finfo(dtype)
@@ -372,7 +401,11 @@ def invariants(mix, rows, found, truth):
         total = count
     else:  # the sink's share from the truth, where rows have weights that are determined
         with np.errstate(all="ignore"):
-            share = np.exp(np.minimum(_numpy(t["sink"].expand(*mix.lead, Hq)[..., None]) - _numpy(truth["log_normalizer"]), 0.0))
+            share = np.exp(
+                np.minimum(
+                    _numpy(t["sink"].expand(*mix.lead, Hq)[..., None]) - _numpy(truth["log_normalizer"]), 0.0
+                )
+            )
         share = torch.as_tensor(np.asarray(share, dtype=np.float64)).nan_to_num(0.0)
         total = torch.where(alive, 1 - share, 0.0).sum(-1)
     sure = torch.ones_like(total, dtype=torch.bool) if t["sink"] is None else ~rows.vague.any(-1)
@@ -380,7 +413,9 @@ def invariants(mix, rows, found, truth):
     wrong = ((mass.sum(-1) - total).abs() > blur * count + 1e-300) & sure
     if wrong.any():
         yield f"key masses sum to {mass.sum(-1)[wrong][0].item():.17g}, must be {total[wrong][0].item():.17g}"
-    largest = _per_query_head(t["value"], Hq, -3).double().abs().amax(-2).expand(*mix.lead, Hq, -1)[..., None, :]
+    largest = (
+        _per_query_head(t["value"], Hq, -3).double().abs().amax(-2).expand(*mix.lead, Hq, -1)[..., None, :]
+    )
     rounding = torch.finfo(mix.dtype).eps if mix.half else 0.0
     if not bool((found["output"].double().abs() <= largest * (1 + slack + rounding)).all()):
         yield "an output lies outside the values, or is NaN"
@@ -454,7 +489,9 @@ def judge(mix):
             return None
         for name, x in found.items():
             versions = x, plain[name], right[name], [s[name] for s in rough]
-            findings.append(compare(mix, name, *versions, keeps(name), None if terms is None else terms[name]))
+            findings.append(
+                compare(mix, name, *versions, keeps(name), None if terms is None else terms[name])
+            )
         return found
 
     def by_hand(prefix, derive):
@@ -462,7 +499,9 @@ def judge(mix):
             return _prefixed(prefix, derive(truth)), [_prefixed(prefix, derive(s)) for s in shaken]
 
     plain = values_of(lambda t: formula(mix, t), wide)
-    found = held("values", lambda: values_of(function, t), plain, *by_hand("", lambda e: e.values), keep_value)
+    found = held(
+        "values", lambda: values_of(function, t), plain, *by_hand("", lambda e: e.values), keep_value
+    )
     if found is not None:
         broken = list(invariants(mix, rows, found, truth.values))
         findings.append(Finding("invariants", math.inf if broken else 0.0, 0.0, ": " + "; ".join(broken)))
@@ -537,7 +576,9 @@ def table(findings):
     scale = f"(error / (plain torch + {FLOOR / 2:g} units); over 2 fails)"
     lines = [f"{'quantity':<24}{'compared':>10}{'over':>8}{'worst':>10}   {scale}"]
     for name, group in by.items():
-        lines.append(f"{name:<24}{len(group):>10}{sum(f.over for f in group):>8}{max(f.ratio for f in group):>10.3g}")
+        lines.append(
+            f"{name:<24}{len(group):>10}{sum(f.over for f in group):>8}{max(f.ratio for f in group):>10.3g}"
+        )
     lines.append(f"{'all':<24}{len(findings):>10}{sum(f.over for f in findings):>8}")
     return "\n".join(lines)
 

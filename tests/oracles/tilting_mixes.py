@@ -57,7 +57,9 @@ class Mix:
 
     @property
     def lead(self):
-        return tuple(torch.broadcast_shapes(*(self.tensors[name].shape[:-3] for name in ("query", "key", "value"))))
+        return tuple(
+            torch.broadcast_shapes(*(self.tensors[name].shape[:-3] for name in ("query", "key", "value")))
+        )
 
     @property
     def sizes(self):
@@ -75,7 +77,9 @@ class Mix:
             x = self.tensors[name]
             if x is not None:
                 other = "" if x.dtype == self.dtype else f" {str(x.dtype)[6:]}"
-                shown.append(f"{name} {tuple(x.shape)}{other}{'' if x.is_contiguous() else f' strides {x.stride()}'}")
+                shown.append(
+                    f"{name} {tuple(x.shape)}{other}{'' if x.is_contiguous() else f' strides {x.stride()}'}"
+                )
         if self.mask is not None:
             shown.append(f"mask {tuple(self.mask.shape)}")
         shown += [f"{name}={x!r}" for name, x in self.numbers.items()]
@@ -97,7 +101,9 @@ def _length(draw, largest):
 
 
 def _dim(draw, largest=131):
-    return min(draw.choice([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 128, 130, draw.randint(1, 131)]), largest)
+    return min(
+        draw.choice([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 128, 130, draw.randint(1, 131)]), largest
+    )
 
 
 def _lead(draw, lead, drop=0.25, one=0.25):
@@ -123,7 +129,9 @@ def _restride(draw, x):
     elif kind == "heads last":
         y = x.transpose(-2, -3).contiguous().transpose(-2, -3) if x.dim() > 2 else x
     elif kind == "every other":
-        y = torch.stack([x, torch.full_like(x, math.nan if x.dtype.is_floating_point else True)], -1).flatten(-2)[..., ::2]
+        y = torch.stack([x, torch.full_like(x, math.nan if x.dtype.is_floating_point else True)], -1).flatten(
+            -2
+        )[..., ::2]
     elif kind == "a slice":  # a cache with room left after the last position
         room = torch.full((*x.shape[:-2], x.shape[-2] + 5, x.shape[-1]), 7, dtype=x.dtype)
         room[..., 2:-3, :] = x
@@ -221,7 +229,11 @@ def mix_of(seed):
     else:
         kind = draw.random()
         if kind < 0.2:
-            power = draw.uniform(0.0, 1.0) if dtype == torch.float16 else draw.choice([0.5, 1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0])
+            power = (
+                draw.uniform(0.0, 1.0)
+                if dtype == torch.float16
+                else draw.choice([0.5, 1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0])
+            )
             query = query * 10.0**power
             notes.append(f"query × 1e{power:g}")
         elif kind < 0.27:
@@ -275,14 +287,24 @@ def mix_of(seed):
         if x is None:
             continue
         x, what = _restride(draw, x.to(dtype if label in TENSORS[:3] else beside))
-        if x.dim() > 3 and x.shape[0] == 1 and lead[len(lead) - x.dim() + 3] > 1 and draw.random() < 0.5 and label in TENSORS[:3]:
+        if (
+            x.dim() > 3
+            and x.shape[0] == 1
+            and lead[len(lead) - x.dim() + 3] > 1
+            and draw.random() < 0.5
+            and label in TENSORS[:3]
+        ):
             x, what = x.expand(lead[len(lead) - x.dim() + 3], *x.shape[1:]), "expanded"
         notes += [f"{label} {what}"] if what else []
         tensors[label] = x
     if mask is not None:
         mask, _ = _restride(draw, mask)
     there = [label for label, x in tensors.items() if x is not None]
-    by = there if draw.random() < 0.6 else sorted(draw.sample(there, draw.randint(1, len(there))), key=TENSORS.index)
+    by = (
+        there
+        if draw.random() < 0.6
+        else sorted(draw.sample(there, draw.randint(1, len(there))), key=TENSORS.index)
+    )
     wanted = {
         "by": by,
         "gradients": draw.random() < 0.6,
@@ -290,7 +312,9 @@ def mix_of(seed):
         "fisher": draw.random() < 0.3,
         "second": draw.random() < 0.2 and dtype != torch.float64,
         "vmap": draw.random() < 0.15,
-        "merge": draw.random() < 0.2 and not (numbers.get("causal") or "window" in numbers) and dtype in (torch.float32, torch.float64),
+        "merge": draw.random() < 0.2
+        and not (numbers.get("causal") or "window" in numbers)
+        and dtype in (torch.float32, torch.float64),
         "alone": draw.random() < 0.3,
     }
     backend, check = draw.choice([None, None, None, "tiled"]), draw.choice([None, True, False])

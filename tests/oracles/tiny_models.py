@@ -11,7 +11,14 @@ _SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }  # fmt: skip
-_GROUPED = {**_SMALL, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_GROUPED = {
+    **_SMALL,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _PAIR = {
     "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -27,25 +34,48 @@ CAUSAL = {
     "qwen3": lambda **k: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_GROUPED, **k)),
     "mistral": lambda **k: tf.MistralForCausalLM(tf.MistralConfig(**_GROUPED, sliding_window=4, **k)),
     "gemma2": lambda **k: tf.Gemma2ForCausalLM(
-        tf.Gemma2Config(**_GROUPED, sliding_window=4, attn_logit_softcapping=1.5, query_pre_attn_scalar=8, **k)
+        tf.Gemma2Config(
+            **_GROUPED, sliding_window=4, attn_logit_softcapping=1.5, query_pre_attn_scalar=8, **k
+        )
     ),
     "gpt_oss": lambda **k: tf.GptOssForCausalLM(
         tf.GptOssConfig(**_GROUPED, sliding_window=4, num_local_experts=2, num_experts_per_tok=1, **k)
     ),
     "gpt2": lambda **k: tf.GPT2LMHeadModel(
-        tf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2, **k)
+        tf.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
+            **k,
+        )
     ),
 }
 ENCODERS = {"bert": lambda **k: tf.BertModel(tf.BertConfig(**_SMALL, **k), add_pooling_layer=False)}
 IMAGE = {
     "vit": lambda **k: tf.ViTModel(
-        tf.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=16, patch_size=4, **k)
+        tf.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=40,
+            image_size=16,
+            patch_size=4,
+            **k,
+        )
     )
 }
 PAIRS = {
     "t5": lambda **k: tf.T5ForConditionalGeneration(tf.T5Config(**_T5, **k)),
-    "bart": lambda **k: tf.BartForConditionalGeneration(tf.BartConfig(**_PAIR, max_position_embeddings=64, **k)),
-    "whisper": lambda **k: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**_PAIR, max_source_positions=20, num_mel_bins=8, **k)),
+    "bart": lambda **k: tf.BartForConditionalGeneration(
+        tf.BartConfig(**_PAIR, max_position_embeddings=64, **k)
+    ),
+    "whisper": lambda **k: tf.WhisperForConditionalGeneration(
+        tf.WhisperConfig(**_PAIR, max_source_positions=20, num_mel_bins=8, **k)
+    ),
 }
 ALL = {**CAUSAL, **ENCODERS, **IMAGE, **PAIRS}
 
@@ -78,12 +108,17 @@ def inputs(name, side=None, *, batch=3, length=11, dtype=torch.float32, seed=1):
         return torch.randint(3, VOCABULARY, (batch, n), generator=generator)
 
     if name in IMAGE:
-        return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator, dtype=dtype)}, torch.ones(batch, 17, dtype=torch.bool)
+        return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator, dtype=dtype)}, torch.ones(
+            batch, 17, dtype=torch.bool
+        )
     if name in PAIRS:
         target = {"decoder_input_ids": tokens(7), "decoder_attention_mask": padding(batch, 7, side)}
         real = target["decoder_attention_mask"].bool()
         if name == "whisper":
-            return {"input_features": torch.randn(batch, 8, 40, generator=generator, dtype=dtype), **target}, real
+            return {
+                "input_features": torch.randn(batch, 8, 40, generator=generator, dtype=dtype),
+                **target,
+            }, real
         return {"input_ids": tokens(length), "attention_mask": padding(batch, length, side), **target}, real
     mask = padding(batch, length, side)
     return {"input_ids": tokens(length), "attention_mask": mask}, mask.bool()

@@ -25,7 +25,9 @@ def tiny(kind: str, seed: int = 0, **changes: Any) -> Any:
         )  # fmt: skip
         model = LlamaForCausalLM(config)
     elif kind == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **(shape | changes)))
+        model = GPT2LMHeadModel(
+            GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **(shape | changes))
+        )
     else:
         config = BertConfig(
             hidden_size=32,
@@ -86,7 +88,9 @@ def _llama(model: Any, index: int, hidden: Tensor, probability: Tensor) -> Layer
     block = model.model.layers[index]
     attention, norm = block.self_attn, block.input_layernorm
     n, D = hidden.shape[0], 8
-    frequency = 1.0 / (model.config.rope_parameters["rope_theta"] ** (torch.arange(0, D, 2, dtype=torch.float32) / D))
+    frequency = 1.0 / (
+        model.config.rope_parameters["rope_theta"] ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
+    )
 
     def turned(x: Tensor, position: int) -> Tensor:
         """Rotary embedding of one vector, pairs (c, c + D/2); the model's table of angles is float32."""
@@ -103,12 +107,26 @@ def _llama(model: Any, index: int, hidden: Tensor, probability: Tensor) -> Layer
         return turned(attention.q_proj.weight[head * D : (head + 1) * D] @ normed(h), position)
 
     x = torch.stack([normed(h) for h in hidden])
-    rows = [slice((head // 2) * D, (head // 2 + 1) * D) for head in range(4)]  # two query heads share a key head
-    key = torch.stack([torch.stack([turned(attention.k_proj.weight[r] @ x[i], i) for i in range(n)]) for r in rows])
+    rows = [
+        slice((head // 2) * D, (head // 2 + 1) * D) for head in range(4)
+    ]  # two query heads share a key head
+    key = torch.stack(
+        [torch.stack([turned(attention.k_proj.weight[r] @ x[i], i) for i in range(n)]) for r in rows]
+    )
     value = torch.stack([x @ attention.v_proj.weight[r].T for r in rows])
     query = torch.stack([torch.stack([query_of(head, i, hidden[i]) for i in range(n)]) for head in range(4)])
     out = attention.o_proj.weight.T.reshape(4, D, -1)
-    return Layer(hidden, query.detach(), key.detach(), value.detach(), probability, 1 / math.sqrt(D), True, query_of, out.detach())
+    return Layer(
+        hidden,
+        query.detach(),
+        key.detach(),
+        value.detach(),
+        probability,
+        1 / math.sqrt(D),
+        True,
+        query_of,
+        out.detach(),
+    )
 
 
 def _gpt2(model: Any, index: int, hidden: Tensor, probability: Tensor) -> Layer:
@@ -123,7 +141,9 @@ def _gpt2(model: Any, index: int, hidden: Tensor, probability: Tensor) -> Layer:
     def query_of(head: int, position: int, h: Tensor) -> Tensor:
         return part(0, head, h)
 
-    query, key, value = (torch.stack([part(which, head, hidden) for head in range(4)]).detach() for which in range(3))
+    query, key, value = (
+        torch.stack([part(which, head, hidden) for head in range(4)]).detach() for which in range(3)
+    )
     out = block.attn.c_proj.weight.reshape(4, D, -1)
     return Layer(hidden, query, key, value, probability, 1 / math.sqrt(D), True, query_of, out.detach())
 
@@ -140,6 +160,8 @@ def _bert(model: Any, index: int, hidden: Tensor, probability: Tensor) -> Layer:
         return part(attention.self.query, head, h)
 
     parts = (attention.self.query, attention.self.key, attention.self.value)
-    query, key, value = (torch.stack([part(linear, head, hidden) for head in range(4)]).detach() for linear in parts)
+    query, key, value = (
+        torch.stack([part(linear, head, hidden) for head in range(4)]).detach() for linear in parts
+    )
     out = attention.output.dense.weight.T.reshape(4, D, -1)
     return Layer(hidden, query, key, value, probability, 1 / math.sqrt(D), False, query_of, out.detach())

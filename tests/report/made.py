@@ -5,16 +5,43 @@ import numpy as np
 from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
 
 HOSTILE = "</script><script>window.bad=1</script>"
-WORDS = ["<s>", " To", " be", ",", " or", " not", "\n", HOSTILE, "\t", " q\u202eq", " that", "", "&lt;b&gt;", " \x1b[2J", "é", " 'tis"]
+WORDS = [
+    "<s>",
+    " To",
+    " be",
+    ",",
+    " or",
+    " not",
+    "\n",
+    HOSTILE,
+    "\t",
+    " q\u202eq",
+    " that",
+    "",
+    "&lt;b&gt;",
+    " \x1b[2J",
+    "é",
+    " 'tis",
+]
 
 
-def make_study(layers=4, heads=4, size=16, steps=(0, 1, 3, 10, 30, 100, 300, 1000, 3000), seed=0, name="made <b>up</b>"):
+def make_study(
+    layers=4, heads=4, size=16, steps=(0, 1, 3, 10, 30, 100, 300, 1000, 3000), seed=0, name="made <b>up</b>"
+):
     rng = np.random.default_rng(seed)
     shape = (layers, heads)
 
     def head(title, value, *, unit="", span=(None, None), error=True, baseline=None):
         return HeadMeasure(
-            title, unit, f"What {title} tells.", f"what {title} assumes", value, 0.02 * np.abs(value) if error else None, "", baseline, span
+            title,
+            unit,
+            f"What {title} tells.",
+            f"what {title} assumes",
+            value,
+            0.02 * np.abs(value) if error else None,
+            "",
+            baseline,
+            span,
         )
 
     entropy = rng.uniform(0.2, 3.0, shape)
@@ -25,20 +52,42 @@ def make_study(layers=4, heads=4, size=16, steps=(0, 1, 3, 10, 30, 100, 300, 100
         "effective_keys": head("effective keys", np.exp(entropy), span=(1.0, None)),
         "first_key_mass": head("mass on the first key", rng.beta(1, 3, shape), span=(0.0, 1.0)),
         "score_variance": head("score variance", 10 ** rng.uniform(-3, 2, shape), span=(0.0, None)),
-        "ascent": head("ascent cosine", rng.uniform(-0.4, 0.6, shape), span=(-1.0, 1.0), baseline=rng.normal(0, 0.05, shape)),
+        "ascent": head(
+            "ascent cosine",
+            rng.uniform(-0.4, 0.6, shape),
+            span=(-1.0, 1.0),
+            baseline=rng.normal(0, 0.05, shape),
+        ),
         "symmetry": head("symmetry of the link", missing, span=(0.0, 1.0), error=False),
         "definite": HeadMeasure(
-            "definiteness", "", "Whether the link is a gradient.", "square W", None, None, "queries and keys are of different sizes."
+            "definiteness",
+            "",
+            "Whether the link is a gradient.",
+            "square W",
+            None,
+            None,
+            "queries and keys are of different sizes.",
         ),
     }
     places = ["embedding", *(f"after layer {index}" for index in range(layers))]
     norms = np.cumsum(rng.uniform(0.5, 2, layers + 1))
     spectrum = np.sort(rng.gamma(0.5, 1.0, (layers + 1, 12)), axis=1)[:, ::-1] + 1e-3
     curves = {
-        "norm": LayerMeasure("norm of the hidden state", "", "How long hidden states are.", "", norms, places, 0.05 * norms),
+        "norm": LayerMeasure(
+            "norm of the hidden state", "", "How long hidden states are.", "", norms, places, 0.05 * norms
+        ),
         "spectrum": LayerMeasure("spectrum", "", "Variance by component.", "", spectrum, places),
-        "expansion": LayerMeasure("expansion by attention", "", "Spread after over before.", "", rng.uniform(0.8, 1.4, layers), places[1:]),
-        "gaussian": LayerMeasure("Gaussianity", "", "p-value.", "", None, places, None, "fewer than 100 tokens."),
+        "expansion": LayerMeasure(
+            "expansion by attention",
+            "",
+            "Spread after over before.",
+            "",
+            rng.uniform(0.8, 1.4, layers),
+            places[1:],
+        ),
+        "gaussian": LayerMeasure(
+            "Gaussianity", "", "p-value.", "", None, places, None, "fewer than 100 tokens."
+        ),
     }
     tokens = [WORDS[index % len(WORDS)] for index in range(size)]
     details = []
@@ -64,8 +113,17 @@ def make_study(layers=4, heads=4, size=16, steps=(0, 1, 3, 10, 30, 100, 300, 100
     training = None
     if steps:
         grow = np.linspace(0, 1, len(steps))[:, None, None]
-        over = {key: measure.value * (0.3 + 0.7 * grow) for key, measure in measures.items() if measure.value is not None}
-        training = Training(np.array(steps, float), np.linspace(4.2, 1.6, len(steps)), over, {"norm": norms * (0.5 + 0.5 * grow[:, 0])})
+        over = {
+            key: measure.value * (0.3 + 0.7 * grow)
+            for key, measure in measures.items()
+            if measure.value is not None
+        }
+        training = Training(
+            np.array(steps, float),
+            np.linspace(4.2, 1.6, len(steps)),
+            over,
+            {"norm": norms * (0.5 + 0.5 * grow[:, 0])},
+        )
     return Study(
         name,
         {"architecture": "GPT-2", "layers": layers, "heads": heads, "parameters": 1_234_567},

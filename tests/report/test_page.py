@@ -44,7 +44,9 @@ class Reader(HTMLParser):
 
 
 def picture(name="p"):
-    return figures.draw(name, lambda axes: (axes.plot([1, 2], [3, 4], label="line"), axes.legend(), axes.set_title("a title")))
+    return figures.draw(
+        name, lambda axes: (axes.plot([1, 2], [3, 4], label="line"), axes.legend(), axes.set_title("a title"))
+    )
 
 
 def page(text="words", svg=None):
@@ -75,22 +77,32 @@ def test_nothing_is_loaded_from_anywhere():
             assert attributes.get(name, "#").startswith("#")
     assert not re.search(r"@import|url\((?!#)", html)
     addresses = set(re.findall(r"https?://[^\"' <]+", html))
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # names of XML, never fetched
+    assert addresses <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }  # names of XML, never fetched
 
 
 def test_policy_names_exactly_the_inline_files():
     html = render(page())
-    (policy,) = [a["content"] for a in Reader(html).having("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"] for a in Reader(html).having("meta") if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
     for tag in ("style", "script"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
-        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'" in policy
+        assert (
+            f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+            in policy
+        )
 
 
 def test_ids_are_unique_and_references_resolve():
     blocks = (Figure(picture("one"), "a", "b"), Figure(picture("two"), "a", "b"), Table("t", ("x",), ((1,),)))
-    html = render(Page("t", "l", [Section(f"s{i}", (), blocks if i == 0 else ()) for i in range(4)], None, ()))
+    html = render(
+        Page("t", "l", [Section(f"s{i}", (), blocks if i == 0 else ()) for i in range(4)], None, ())
+    )
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids)) > 10
     references = re.findall(r'(?:href="#|url\(#|aria-labelledby=")([^")]+)', html)
@@ -181,7 +193,9 @@ def test_folder_that_is_a_file(tmp_path):
         write_page(page(), tmp_path / "file")
 
 
-@pytest.mark.parametrize(("library", "use"), [("jinja2", lambda: render(page(svg="<svg></svg>"))), ("matplotlib", picture)])
+@pytest.mark.parametrize(
+    ("library", "use"), [("jinja2", lambda: render(page(svg="<svg></svg>"))), ("matplotlib", picture)]
+)
 def test_missing_extra_is_named(library, use, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"{library} is not installed.*exptilt\[report\]"):

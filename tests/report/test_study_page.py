@@ -70,12 +70,22 @@ def test_strange_text_stays_text(html):
 
 
 def test_policy_names_the_style_and_the_script(html):
-    (policy,) = [a["content"] for tag, a in Texts(html).tags if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"] for tag, a in Texts(html).tags if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert "unsafe" not in policy
     for tag in ("style", "script"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
-        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'" in policy
-    assert not [name for _, attributes in Texts(html).tags for name in attributes if name.startswith("on") or name in {"style", "src"}]
+        assert (
+            f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+            in policy
+        )
+    assert not [
+        name
+        for _, attributes in Texts(html).tags
+        for name in attributes
+        if name.startswith("on") or name in {"style", "src"}
+    ]
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
 
@@ -84,7 +94,8 @@ def test_scripts_never_write_markup():
     for name in study.ASSETS:
         source = (Path(study.__file__).parent / "assets" / name).read_text("utf-8")
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|https?://(?!www\.w3\.org)", source
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|https?://(?!www\.w3\.org)",
+            source,
         )
         assert len(source.splitlines()) <= 250
 
@@ -114,12 +125,18 @@ def test_payload_keeps_the_numbers(made, html):
         got = np.array(item["value"], dtype=float)
         np.testing.assert_allclose(got, value, rtol=1e-4)
         if made.heads[item["id"]].error is not None:
-            np.testing.assert_allclose(np.array(item["error"], dtype=float), made.heads[item["id"]].error, rtol=1e-4)
-        np.testing.assert_allclose(np.array(item["training"], dtype=float), made.training.heads[item["id"]], rtol=1e-4)
+            np.testing.assert_allclose(
+                np.array(item["error"], dtype=float), made.heads[item["id"]].error, rtol=1e-4
+            )
+        np.testing.assert_allclose(
+            np.array(item["training"], dtype=float), made.training.heads[item["id"]], rtol=1e-4
+        )
     assert data["measures"][5]["value"][0][1] is None  # NaN
     assert data["training"]["steps"] == [int(step) for step in made.training.steps]
     for detail in made.details:
-        packed = np.frombuffer(base64.b64decode(data["details"][f"L{detail.layer}H{detail.head}"]["strip"]), np.uint8).reshape(16, 16)
+        packed = np.frombuffer(
+            base64.b64decode(data["details"][f"L{detail.layer}H{detail.head}"]["strip"]), np.uint8
+        ).reshape(16, 16)
         np.testing.assert_allclose((packed / 255.0) ** 2, detail.strip, atol=0.004)
         assert ((packed > 0) | (detail.strip < 4e-6)).all()
 
@@ -172,12 +189,23 @@ def test_sentences_on_heads():
     assert readings.of_measure(with_measure("first_key_mass", measure(value)), "first_key_mass").startswith(
         "Layer 0 head 1 puts 90 % of its attention on the first key, the most of all heads. The lowest is 0.1 units in layer 0 head 0"
     )
-    assert readings.of_measure(with_measure("x", measure(None, reason="no rows.")), "x") == "Not measured: no rows."
-    assert readings.of_measure(with_measure("x", measure(np.full((2, 2), 3.0))), "x") == "The same in every head: 3 units."
-    assert readings.of_measure(with_measure("x", measure(np.full((2, 2), np.nan))), "x") == "No head has a value."
+    assert (
+        readings.of_measure(with_measure("x", measure(None, reason="no rows.")), "x")
+        == "Not measured: no rows."
+    )
+    assert (
+        readings.of_measure(with_measure("x", measure(np.full((2, 2), 3.0))), "x")
+        == "The same in every head: 3 units."
+    )
+    assert (
+        readings.of_measure(with_measure("x", measure(np.full((2, 2), np.nan))), "x")
+        == "No head has a value."
+    )
     holed = np.array([[np.nan, 0.9], [0.3, np.inf]])
     assert "2 of 4 heads have no value" in readings.of_measure(with_measure("x", measure(holed)), "x")
-    assert "3 of 4 heads above, 1 below" in readings.of_measure(with_measure("x", measure(value, baseline=base)), "x")
+    assert "3 of 4 heads above, 1 below" in readings.of_measure(
+        with_measure("x", measure(value, baseline=base)), "x"
+    )
 
 
 def test_sentences_on_one_head(made):
@@ -188,7 +216,10 @@ def test_sentences_on_one_head(made):
     share = made.heads["first_key_mass"].value[place]
     assert f"Puts {share:.0%}".replace("%", " %") in said
     assert "Highest of all heads in “mass on the first key”" in said
-    assert f"The token “<s>” draws {detail.top_tokens[0].lift:.3g} times what even attention would give it." in said
+    assert (
+        f"The token “<s>” draws {detail.top_tokens[0].lift:.3g} times what even attention would give it."
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,13 +240,20 @@ def test_sentences_on_layers(value, said):
 def test_sentences_on_training(made):
     over = np.array([1.0, 1.1, 3.0, 2.9])[:, None, None] * np.ones((1, 4, 4))
     training = dataclasses.replace(
-        made.training, steps=np.array([0.0, 10, 20, 40]), loss=np.array([4.0, 2.0, 1.0, 1.5]), heads={"entropy": over}, layers={}
+        made.training,
+        steps=np.array([0.0, 10, 20, 40]),
+        loss=np.array([4.0, 2.0, 1.0, 1.5]),
+        heads={"entropy": over},
+        layers={},
     )
     trained = dataclasses.replace(made, training=training)
     said = readings.of_training(trained, "entropy")
     assert said == "Mean over heads: 1 at step 0, 2.9 nats at step 40; it moves most between steps 10 and 20."
     assert readings.of_training(trained, "ascent") == ""
-    assert readings.of_loss(trained) == "Loss on these texts: 4 at step 0, 1.5 nats a token at step 40; lowest 1 at step 20."
+    assert (
+        readings.of_loss(trained)
+        == "Loss on these texts: 4 at step 0, 1.5 nats a token at step 40; lowest 1 at step 20."
+    )
     assert study.training_table(trained).rows[2] == (20, 1.0, 3.0)
     assert readings.of_loss(make_study(steps=())) == ""
 
@@ -233,7 +271,11 @@ def test_three_files(made, tmp_path):
 
 def test_study_without_anything_still_makes_a_page(tmp_path):
     bare = dataclasses.replace(
-        make_study(steps=()), heads={"x": measure(None, reason="nothing was seen.")}, layers={}, details=[], strip_tokens=[]
+        make_study(steps=()),
+        heads={"x": measure(None, reason="nothing was seen.")},
+        layers={},
+        details=[],
+        strip_tokens=[],
     )
     html = write(bare, tmp_path).read_text("utf-8")
     assert "nothing was seen." in html

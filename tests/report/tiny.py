@@ -11,7 +11,9 @@ def save_tiny(folder, *, seed=0, vocabulary=LETTERS, tokenizer=True):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=vocabulary, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=vocabulary, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
     GPT2LMHeadModel(config).save_pretrained(folder)
     if tokenizer:
         default_tokenizer().save_pretrained(folder)

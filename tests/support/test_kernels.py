@@ -73,7 +73,11 @@ def test_stamps_of_real_kernels_hold_their_helpers(monkeypatch, forgetful):
         kernels.source_stamp.cache_clear()
         real = kernels._source
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "_source", lambda name, real=real, helper=helper: ("edited", ()) if name == helper else real(name))
+            patch.setattr(
+                kernels,
+                "_source",
+                lambda name, real=real, helper=helper: ("edited", ()) if name == helper else real(name),
+            )
             assert kernels.source_stamp(module) != before
 
 
@@ -122,8 +126,12 @@ print(int(one.run(np.zeros(1))), int(two.run(np.zeros(1))))
 
 
 def run(code, **environment):
-    kept = {name: text for name, text in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
-    return subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True, check=True)
+    kept = {
+        name: text for name, text in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True, check=True
+    )
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["beside the source", "NUMBA_CACHE_DIR"])
@@ -137,7 +145,9 @@ def test_an_edit_of_a_helper_recompiles_and_nothing_else_does(tmp_path, asked):
         (package / folder / "__init__.py").touch()
         (package / folder / "same.py").write_text(KERNEL.format(folder=folder))
         (package / folder / "helper.py").write_text(HELPER.format(number))
-    environment = {"PYTHONPATH": str(tmp_path)} | ({"NUMBA_CACHE_DIR": str(tmp_path / "asked")} if asked else {})
+    environment = {"PYTHONPATH": str(tmp_path)} | (
+        {"NUMBA_CACHE_DIR": str(tmp_path / "asked")} if asked else {}
+    )
     first, second = run(PROGRAM, **environment), run(PROGRAM, **environment)
     assert (first.stdout, second.stdout) == ("1 2\n", "1 2\n")
     lines = ["exptilt: compiling the kernel of one (once", "exptilt: compiling the kernel of two (once"]
@@ -148,7 +158,11 @@ def test_an_edit_of_a_helper_recompiles_and_nothing_else_does(tmp_path, asked):
     assert third.stdout == "1 7\n"
     assert [line[: len(lines[0])] for line in third.stderr.splitlines()] == lines[1:]
     places = {file.parent for file in tmp_path.rglob("*.nbi")}
-    assert places == ({tmp_path / "asked" / "exptilt"} if asked else {package / name / "__pycache__" for name in ("one", "two")})
+    assert places == (
+        {tmp_path / "asked" / "exptilt"}
+        if asked
+        else {package / name / "__pycache__" for name in ("one", "two")}
+    )
 
 
 # ---- run

@@ -53,7 +53,9 @@ def test_collapsed_filters_are_exact_where_nothing_is_collapsed(case, method):
     model = random_model(rng, **CASES[case])
     y = random_data(rng, 2 if method == "gpb2" and model.start == "first" else 1, model.outputs, missing=0.1)
     if method == "imm" and model.start == "before":
-        model = model.replace(transition=np.broadcast_to(np.eye(model.modes), model.transition.shape))  # mixing then loses nothing
+        model = model.replace(
+            transition=np.broadcast_to(np.eye(model.modes), model.transition.shape)
+        )  # mixing then loses nothing
     if method == "gpb1" and model.start == "before":
         same = {"initial_mean": model.initial_mean[0], "initial_covariance": model.initial_covariance[0]}
         model = model.replace(**same, maps=None, map_covariance=None)
@@ -80,7 +82,9 @@ def test_one_mode_is_the_kalman_filter(method, start):
     W, H = model.dynamics[0], model.observation[0]
     for t in (1, 5):
         ahead = W @ filtered[t - 1][0] + model.dynamics_offset[0]
-        np.testing.assert_allclose(post.innovation[t], y[t] - H @ ahead - model.observation_offset[0], atol=1e-9)
+        np.testing.assert_allclose(
+            post.innovation[t], y[t] - H @ ahead - model.observation_offset[0], atol=1e-9
+        )
     if method != "rbpf":
         back = model.smooth(y, method=method)
         np.testing.assert_allclose(back.mean, [m for m, _ in smoothed], atol=1e-9)

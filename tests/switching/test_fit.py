@@ -23,15 +23,29 @@ def test_em_ends_where_the_slope_is_zero():
     """
     rng = np.random.default_rng(0)
     truth = random_model(
-        rng, 1, 2, 2, inputs=1, dynamics=[[0.8, 0.1], [-0.2, 0.5]], observation=np.eye(2), observation_noise=[[0.5, 0.3], [0.3, 0.5]]
+        rng,
+        1,
+        2,
+        2,
+        inputs=1,
+        dynamics=[[0.8, 0.1], [-0.2, 0.5]],
+        observation=np.eye(2),
+        observation_noise=[[0.5, 0.3], [0.3, 0.5]],
     )
     u = rng.normal(size=(80, 1))
     y = truth.sample(80, inputs=u, generator=torch.Generator().manual_seed(0)).y
     y[rng.random(y.shape) < 0.15] = np.nan
     y[40] = np.nan
-    options = {"inputs": u, "fixed": ("observation", "observation_offset", "process_noise", "transition"), "standard_errors": False}
+    options = {
+        "inputs": u,
+        "fixed": ("observation", "observation_offset", "process_noise", "transition"),
+        "standard_errors": False,
+    }
     start = truth.replace(
-        dynamics=0.5 * np.eye(2), observation_noise=np.eye(2), dynamics_offset=np.zeros(2), observation_input=np.zeros((2, 1))
+        dynamics=0.5 * np.eye(2),
+        observation_noise=np.eye(2),
+        dynamics_offset=np.zeros(2),
+        observation_input=np.zeros((2, 1)),
     )
     fit = start.fit(y, max_steps=2000, tolerance=1e-6, **options)
     assert fit.status is FitStatus.CONVERGED
@@ -50,7 +64,12 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
     """No state: one EM step must be the textbook one."""
     rng = np.random.default_rng(1)
     y = np.concatenate([rng.normal(-1, 0.5, 40), rng.normal(2, 1.0, 60)])
-    transition, level, sd, initial = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([-0.5, 1.0]), np.array([0.8, 1.2]), np.array([0.6, 0.4])
+    transition, level, sd, initial = (
+        np.array([[0.9, 0.1], [0.3, 0.7]]),
+        np.array([-0.5, 1.0]),
+        np.array([0.8, 1.2]),
+        np.array([0.6, 0.4]),
+    )
     model = SwitchingLinearGaussian(
         transition=transition,
         dynamics=[[0.0]],
@@ -63,7 +82,13 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
         observation_offset=level[:, None],
         start="first",
     )
-    fit = model.fit(y, fixed=("dynamics", "process_noise", "observation"), learn_initial=False, max_steps=1, standard_errors=False)
+    fit = model.fit(
+        y,
+        fixed=("dynamics", "process_noise", "observation"),
+        learn_initial=False,
+        max_steps=1,
+        standard_errors=False,
+    )
     density = norm.logpdf(y[:, None], level, sd)
     forward = [np.log(initial) + density[0]]
     for row in density[1:]:
@@ -74,14 +99,24 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
     backward = backward[::-1]
     gamma = np.exp(np.array(forward) + backward - logsumexp(forward[-1]))
     pairs = sum(
-        np.exp(forward[t][:, None] + np.log(transition) + density[t + 1] + backward[t + 1] - logsumexp(forward[-1]))
+        np.exp(
+            forward[t][:, None]
+            + np.log(transition)
+            + density[t + 1]
+            + backward[t + 1]
+            - logsumexp(forward[-1])
+        )
         for t in range(len(y) - 1)
     )
     assert fit.steps == 1
     np.testing.assert_allclose(fit.model.transition, pairs / pairs.sum(1, keepdims=True), atol=1e-9)
     mean = gamma.T @ y / gamma.sum(0)
     np.testing.assert_allclose(fit.model.observation_offset[:, 0], mean, atol=1e-9)
-    np.testing.assert_allclose(fit.model.observation_noise[:, 0, 0], (gamma * (y[:, None] - mean) ** 2).sum(0) / gamma.sum(0), atol=1e-9)
+    np.testing.assert_allclose(
+        fit.model.observation_noise[:, 0, 0],
+        (gamma * (y[:, None] - mean) ** 2).sum(0) / gamma.sum(0),
+        atol=1e-9,
+    )
     assert fit.trace[0] == pytest.approx(logsumexp(forward[-1]), abs=1e-9)
 
 
@@ -89,12 +124,30 @@ def test_the_initial_law_is_learned_from_many_series():
     """One mode, everything else held: EM ends at the slope's zero; with a shared law of two modes the trace rises."""
     rng = np.random.default_rng(8)
     for M, shared in ((1, ()), (2, ("initial_mean", "initial_covariance"))):
-        model = random_model(rng, M, 2, 2, observation=np.eye(2), observation_noise=0.2 * np.eye(2), start="first")
+        model = random_model(
+            rng, M, 2, 2, observation=np.eye(2), observation_noise=0.2 * np.eye(2), start="first"
+        )
         generator = torch.Generator().manual_seed(0)
         y = np.stack([model.sample(4, generator=generator).y for _ in range(60)])
         start = model.replace(initial_mean=np.zeros(2), initial_covariance=2 * np.eye(2))
-        names = ("transition", "dynamics", "process_noise", "observation", "observation_noise", "dynamics_offset", "observation_offset")
-        fit = start.fit(y, fixed=names, shared=shared, learn_initial=True, max_steps=300, tolerance=1e-7, standard_errors=False)
+        names = (
+            "transition",
+            "dynamics",
+            "process_noise",
+            "observation",
+            "observation_noise",
+            "dynamics_offset",
+            "observation_offset",
+        )
+        fit = start.fit(
+            y,
+            fixed=names,
+            shared=shared,
+            learn_initial=True,
+            max_steps=300,
+            tolerance=1e-7,
+            standard_errors=False,
+        )
         assert fit.log_likelihood > start.filter(y).log_likelihood.sum() + 1
         if M == 1:
             assert fit.decreases == 0
@@ -109,11 +162,24 @@ def test_the_initial_law_is_learned_from_many_series():
 def test_masks_and_sharing_hold_in_both_methods():
     rng = np.random.default_rng(2)
     truth = random_model(
-        rng, 2, 2, 1, transition=[[0.9, 0.1], [0.1, 0.9]], dynamics=[[0.6, 0.1], [1.0, 0.0]], observation=[[1.0, 0.0]], offsets=False
+        rng,
+        2,
+        2,
+        1,
+        transition=[[0.9, 0.1], [0.1, 0.9]],
+        dynamics=[[0.6, 0.1], [1.0, 0.0]],
+        observation=[[1.0, 0.0]],
+        offsets=False,
     )
-    truth = truth.replace(process_noise=[np.diag([0.1, 0.01]), np.diag([2.0, 0.01])], observation_noise=[[0.2]])
+    truth = truth.replace(
+        process_noise=[np.diag([0.1, 0.01]), np.diag([2.0, 0.01])], observation_noise=[[0.2]]
+    )
     y = truth.sample(150, generator=torch.Generator().manual_seed(1)).y
-    fixed = {"dynamics": [[False, False], [True, True]], "process_noise": [[False, True], [True, True]], "observation": True}
+    fixed = {
+        "dynamics": [[False, False], [True, True]],
+        "process_noise": [[False, True], [True, True]],
+        "observation": True,
+    }
     for method in ("em", "mle"):
         fit = truth.fit(
             y,
@@ -145,11 +211,15 @@ def test_standard_errors_of_a_mean():
         initial_covariance=[[0.0]], initial_probability=[1.0], observation_offset=[0.0],
     )  # fmt: skip
     for method in ("em", "mle"):
-        fit = model.fit(y, method=method, fixed=("transition", "dynamics", "process_noise", "observation"), tolerance=1e-9)
+        fit = model.fit(
+            y, method=method, fixed=("transition", "dynamics", "process_noise", "observation"), tolerance=1e-9
+        )
         assert fit.model.observation_offset[0, 0] == pytest.approx(y.mean(), abs=1e-4)
         assert fit.model.observation_noise[0, 0, 0] == pytest.approx(y.var(), rel=1e-4)
         assert fit.standard_errors["observation_offset"][0, 0] == pytest.approx(y.std() / 20, rel=1e-3)
-        assert fit.standard_errors["observation_noise"][0, 0, 0] == pytest.approx(y.var() * np.sqrt(2 / 400), rel=1e-3)
+        assert fit.standard_errors["observation_noise"][0, 0, 0] == pytest.approx(
+            y.var() * np.sqrt(2 / 400), rel=1e-3
+        )
         assert fit.aic == pytest.approx(4 - 2 * fit.log_likelihood)
         assert fit.bic == pytest.approx(2 * np.log(400) - 2 * fit.log_likelihood)
 
@@ -170,7 +240,9 @@ def test_restarts_tensors_and_reasons():
     )
     fixed = ("dynamics", "process_noise", "observation")
     stuck = model.fit(y, fixed=fixed, standard_errors=False)  # both modes alike: a saddle EM cannot leave
-    found = model.fit(y, fixed=fixed, restarts=4, standard_errors=False, generator=torch.Generator().manual_seed(0))
+    found = model.fit(
+        y, fixed=fixed, restarts=4, standard_errors=False, generator=torch.Generator().manual_seed(0)
+    )
     assert len(found.restarts) == 5
     assert found.log_likelihood == max(found.restarts) > stuck.log_likelihood + 30
     assert isinstance(found.model.observation_offset, torch.Tensor)
@@ -208,7 +280,11 @@ def test_restarts_tensors_and_reasons():
         ),
         (
             None,
-            {"fixed": {"process_noise": [[False, True], [True, False]], "observation_noise": True}, "method": "em", "restarts": -1},
+            {
+                "fixed": {"process_noise": [[False, True], [True, False]], "observation_noise": True},
+                "method": "em",
+                "restarts": -1,
+            },
             "restarts=-1",
         ),
     ],
@@ -224,7 +300,9 @@ def test_em_says_what_it_cannot_move():
     rng = np.random.default_rng(6)
     model = random_model(rng, 2, 2, 1, observation_noise=[[0.0]])
     with pytest.raises(ValueError, match="without noise EM cannot move it"):
-        model.fit(rng.normal(size=30), fixed=("dynamics", "process_noise", "dynamics_offset", "observation_noise"))
+        model.fit(
+            rng.normal(size=30), fixed=("dynamics", "process_noise", "dynamics_offset", "observation_noise")
+        )
     moving = random_model(rng, 2, 2, 1, steps=30)
     with pytest.raises(ValueError, match="varies in time"):
         moving.fit(rng.normal(size=30))

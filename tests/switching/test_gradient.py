@@ -77,16 +77,31 @@ def test_derivative_in_the_data(method):
     for t, a in [(0, 0), (1, 1), (3, 0)]:
         h = torch.zeros_like(y)
         h[t, a] = 1e-6
-        numeric = float(model.filter(y + h, method=method).log_likelihood - model.filter(y - h, method=method).log_likelihood) / 2e-6
+        numeric = (
+            float(
+                model.filter(y + h, method=method).log_likelihood
+                - model.filter(y - h, method=method).log_likelihood
+            )
+            / 2e-6
+        )
         assert float(slope[t, a]) == pytest.approx(numeric, rel=1e-6, abs=1e-6)
 
 
 def test_structural_zeros_and_unreachable_modes_have_finite_derivatives():
     rng = np.random.default_rng(4)
-    model = random_model(rng, 3, 1, 1, transition=[[0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], initial_probability=[0.7, 0.3, 0.0])
+    model = random_model(
+        rng,
+        3,
+        1,
+        1,
+        transition=[[0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+        initial_probability=[0.7, 0.3, 0.0],
+    )
     for method in ("gpb2", "imm", "gpb1"):
         leaves = {name: tensor.requires_grad_() for name, tensor in tensors(model).items()}
-        total = SwitchingLinearGaussian(**leaves).filter(rng.normal(size=(20, 1)), method=method).log_likelihood
+        total = (
+            SwitchingLinearGaussian(**leaves).filter(rng.normal(size=(20, 1)), method=method).log_likelihood
+        )
         slopes = torch.autograd.grad(total, list(leaves.values()))
         assert torch.isfinite(total)
         assert all(torch.isfinite(slope).all() for slope in slopes)
@@ -99,8 +114,12 @@ def test_float32_in_float32_out():
     y = torch.from_numpy(rng.normal(size=(6, 1))).float().requires_grad_()
     post = model.filter(y)
     assert post.log_likelihood.dtype == post.mean.dtype == post.mode_probability.dtype == torch.float32
-    single = {name: torch.tensor(getattr(model, name)).float() for name in NAMES if getattr(model, name) is not None}
-    assert SwitchingLinearGaussian(**single).filter(y.detach()).mean.dtype == torch.float32  # rounded covariances pass the checks
+    single = {
+        name: torch.tensor(getattr(model, name)).float() for name in NAMES if getattr(model, name) is not None
+    }
+    assert (
+        SwitchingLinearGaussian(**single).filter(y.detach()).mean.dtype == torch.float32
+    )  # rounded covariances pass the checks
     post.log_likelihood.backward()
     assert y.grad.dtype == torch.float32
 

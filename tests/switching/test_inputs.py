@@ -44,12 +44,16 @@ def test_a_batch_is_its_series(method):
             np.testing.assert_allclose(a, getattr(b, name), atol=1e-12)
     smoothed = model.smooth(series, method=method, inputs=inputs)
     for k, y in enumerate(series):
-        np.testing.assert_allclose(smoothed.mean[k], model.smooth(y, method=method, inputs=inputs[k]).mean, atol=1e-12)
+        np.testing.assert_allclose(
+            smoothed.mean[k], model.smooth(y, method=method, inputs=inputs[k]).mean, atol=1e-12
+        )
     batch = np.stack([y[:3] for y in series])
     stacked = model.filter(batch, method=method, inputs=inputs[0])
     assert stacked.mean.shape == (3, 3, 2)
     assert stacked.log_likelihood.shape == (3,)
-    np.testing.assert_allclose(stacked.mode_mean[1], model.filter(batch[1], method=method, inputs=inputs[0]).mode_mean, atol=1e-12)
+    np.testing.assert_allclose(
+        stacked.mode_mean[1], model.filter(batch[1], method=method, inputs=inputs[0]).mode_mean, atol=1e-12
+    )
     assert model.most_likely_path(batch, inputs=inputs[0]).shape == (3, 3)
 
 
@@ -85,7 +89,10 @@ def test_after_a_fork_and_from_two_threads():
     assert queue.get(timeout=300) == want  # only a child that hangs takes so long
     child.join()
     found = []
-    threads = [threading.Thread(target=lambda: found.append(float(model.filter(y).log_likelihood.sum()))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(float(model.filter(y).log_likelihood.sum())))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -125,7 +132,9 @@ def test_tensors_in_tensors_out():
         np.testing.assert_array_equal(getattr(post, name).numpy(), getattr(model.filter(y.numpy()), name))
     assert isinstance(post.forecast(2).mean, torch.Tensor)
     assert isinstance(model.smooth(y).mean, torch.Tensor)
-    assert isinstance(model.replace(transition=torch.tensor(model.transition)).filter(y.numpy()).mean, torch.Tensor)
+    assert isinstance(
+        model.replace(transition=torch.tensor(model.transition)).filter(y.numpy()).mean, torch.Tensor
+    )
 
 
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
@@ -136,7 +145,9 @@ def test_last_only(method):
     whole, last = model.filter(series, method=method), model.filter(series, method=method, store="last")
     np.testing.assert_allclose(last.log_likelihood, whole.log_likelihood, rtol=1e-13)
     for name in ("mode_probability", "mean", "covariance", "mode_mean"):
-        np.testing.assert_array_equal(getattr(last, name), np.stack([value[-1] for value in getattr(whole, name)]))
+        np.testing.assert_array_equal(
+            getattr(last, name), np.stack([value[-1] for value in getattr(whole, name)])
+        )
     np.testing.assert_allclose(last.forecast(3).mean, whole.forecast(3).mean, atol=1e-14)
     with pytest.raises(ValueError, match="only the last step was stored"):
         _ = last.innovation
@@ -238,7 +249,10 @@ def test_states_of_different_size():
     """A glider (2 states) and a manoeuvrer (3): against the Kalman filter of either where the other is never visited, and finite in
     between.
     """
-    glide, turn = np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 1.0, 0.5], [0.0, 1.0, 1.0], [0.0, 0.0, 0.9]])
+    glide, turn = (
+        np.array([[1.0, 1.0], [0.0, 1.0]]),
+        np.array([[1.0, 1.0, 0.5], [0.0, 1.0, 1.0], [0.0, 0.0, 0.9]]),
+    )
     options = {
         "dynamics": [glide, turn], "process_noise": [0.01 * np.eye(2), 0.1 * np.eye(3)], "observation": [[[1.0, 0.0]], [[1.0, 0.0, 0.0]]],
         "observation_noise": [[1.0]], "initial_mean": [np.zeros(2), np.zeros(3)], "initial_covariance": [np.eye(2), np.eye(3)],
@@ -263,11 +277,19 @@ def test_states_of_different_size():
             post = model.filter(y, method=method)
             assert post.log_likelihood == pytest.approx(total, abs=1e-9)
             np.testing.assert_allclose(post.mode_mean[:, k, :size], [m for m, _ in filtered], atol=1e-9)
-            np.testing.assert_allclose(model.smooth(y, method=method).mode_mean[:, k, :size], [m for m, _ in smoothed], atol=1e-8)
+            np.testing.assert_allclose(
+                model.smooth(y, method=method).mode_mean[:, k, :size], [m for m, _ in smoothed], atol=1e-8
+            )
     mixed = join_modes(transition=[[0.9, 0.1], [0.2, 0.8]], initial_probability=[0.5, 0.5], **options)
-    assert mixed.filter(y[:6]).log_likelihood == pytest.approx(mixed.filter(y[:6], method="exact").log_likelihood, abs=0.5)
+    assert mixed.filter(y[:6]).log_likelihood == pytest.approx(
+        mixed.filter(y[:6], method="exact").log_likelihood, abs=0.5
+    )
     with pytest.raises(ValueError, match=r"Pass maps\[1, 0\]"):
-        join_modes(transition=np.eye(2), initial_probability=[0.5, 0.5], **(options | {"maps": {(0, 1): np.eye(3, 2)}}))
+        join_modes(
+            transition=np.eye(2),
+            initial_probability=[0.5, 0.5],
+            **(options | {"maps": {(0, 1): np.eye(3, 2)}}),
+        )
 
 
 GOOD = {
@@ -285,13 +307,19 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transition": [[0.9, 0.2], [0.5, 0.5]]}, r"row 0 of transition sums to 1.1.*P\(mode j next \| mode i now\)"),
+        (
+            {"transition": [[0.9, 0.2], [0.5, 0.5]]},
+            r"row 0 of transition sums to 1.1.*P\(mode j next \| mode i now\)",
+        ),
         ({"transition": [[1.5, -0.5], [0.5, 0.5]]}, r"transition\[0, 1\] is -0.5, a negative probability"),
         ({"transition": np.ones((2, 3))}, r"transition has shape \(2, 3\)"),
         ({"initial_probability": [0.5, 0.4]}, "initial_probability sums to 0.9"),
         ({"initial_probability": [1.0]}, r"initial_probability has shape \(1,\)"),
         ({"process_noise": [np.eye(2), -np.eye(2)]}, "process_noise of mode 1 is not positive semi-definite"),
-        ({"observation_noise": [[[1.0]], [[-1.0]]]}, "observation_noise of mode 1 is not positive semi-definite"),
+        (
+            {"observation_noise": [[[1.0]], [[-1.0]]]},
+            "observation_noise of mode 1 is not positive semi-definite",
+        ),
         ({"process_noise": [[1.0, 0.5], [0.0, 1.0]]}, "process_noise of mode 0 is not symmetric"),
         ({"dynamics": np.eye(3)}, "process_noise has shape"),
         ({"observation": np.ones((3, 1, 2))}, r"observation has shape \(3, 1, 2\), but with 2 modes"),
@@ -299,7 +327,10 @@ GOOD = {
         ({"initial_covariance": [[np.inf, 1.0], [1.0, 1.0]]}, "diffuse state .* has covariances"),
         ({"initial_mean": np.zeros((4, 2, 2))}, "initial law does not vary in time"),
         ({"start": "later"}, "start is 'later'"),
-        ({"dynamics_offset": np.zeros((5, 2, 2)), "observation_offset": np.zeros((6, 2, 1))}, "disagree on the number of steps"),
+        (
+            {"dynamics_offset": np.zeros((5, 2, 2)), "observation_offset": np.zeros((6, 2, 1))},
+            "disagree on the number of steps",
+        ),
         ({"dynamics": "hello"}, "dynamics is not a numeric array"),
         ({"map_covariance": np.zeros((2, 2, 2, 2))}, "map_covariance is given without maps"),
     ],

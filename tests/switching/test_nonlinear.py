@@ -11,7 +11,15 @@ from oracles.switching_models import random_data, random_model
 def as_functions(model):
     W, H = torch.tensor(model.dynamics), torch.tensor(model.observation)
     c, d = torch.tensor(model.dynamics_offset), torch.tensor(model.observation_offset)
-    names = ("transition", "process_noise", "observation_noise", "initial_mean", "initial_covariance", "initial_probability", "start")
+    names = (
+        "transition",
+        "process_noise",
+        "observation_noise",
+        "initial_mean",
+        "initial_covariance",
+        "initial_probability",
+        "start",
+    )
     return SwitchingNonlinear(
         dynamics=[lambda x, k=k: x @ W[k].T + c[k] for k in range(len(W))],
         observation=[lambda x, k=k: x @ H[k].T + d[k] for k in range(len(W))],
@@ -27,7 +35,10 @@ def test_linear_functions_are_the_linear_model(method, linearize, start):
     model = random_model(rng, 2, 2, 2, start=start)
     y = random_data(rng, 12, 2)
     y[3] = np.nan
-    want, got = model.filter(y, method=method), as_functions(model).filter(y, method=method, linearize=linearize)
+    want, got = (
+        model.filter(y, method=method),
+        as_functions(model).filter(y, method=method, linearize=linearize),
+    )
     assert got.log_likelihood == pytest.approx(want.log_likelihood, abs=1e-9)
     np.testing.assert_allclose(got.mean, want.mean, atol=1e-9)
     np.testing.assert_allclose(got.covariance, want.covariance, atol=1e-8)

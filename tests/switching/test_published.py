@@ -43,12 +43,16 @@ def lam_model(x):
 def published():
     logit = [np.log(REFERENCE["transition"][k][k] / (1 - REFERENCE["transition"][k][k])) for k in range(2)]
     low, high = REFERENCE["offset"]
-    return torch.tensor([*logit, *REFERENCE["phi"], np.log(REFERENCE["sigma"]), low, high - low], dtype=torch.float64)
+    return torch.tensor(
+        [*logit, *REFERENCE["phi"], np.log(REFERENCE["sigma"]), low, high - low], dtype=torch.float64
+    )
 
 
 def test_lam_likelihood_and_cycle():
     post = lam_model(published()).filter(lam_data())
-    assert float(post.log_likelihood_terms[-129:].sum()) == pytest.approx(REFERENCE["log_likelihood"], abs=1e-5)
+    assert float(post.log_likelihood_terms[-129:].sum()) == pytest.approx(
+        REFERENCE["log_likelihood"], abs=1e-5
+    )
     np.testing.assert_allclose(post.mean[-129:, 0], REFERENCE["cycle"], atol=1e-4)
 
 
@@ -105,8 +109,12 @@ def test_hamilton_gnp():
         for k in range(2):
             transition[i, pasts.index((k, *past[:-1]))] = base[past[0], k]
     ergodic = np.array([stay[1], 1 - stay[0]]) / (stay[1] + 1 - stay[0])
-    start = np.array([ergodic[past[-1]] * np.prod([base[past[k + 1], past[k]] for k in range(lags)]) for past in pasts])
-    offset = np.array([mean[past[0]] - sum(phi[k] * mean[past[k + 1]] for k in range(lags)) for past in pasts])
+    start = np.array(
+        [ergodic[past[-1]] * np.prod([base[past[k + 1], past[k]] for k in range(lags)]) for past in pasts]
+    )
+    offset = np.array(
+        [mean[past[0]] - sum(phi[k] * mean[past[k + 1]] for k in range(lags)) for past in pasts]
+    )
     y = series[lags:]
     inputs = np.stack([series[lags - 1 - k : len(series) - 1 - k] for k in range(lags)], 1)
 
@@ -124,4 +132,6 @@ def test_hamilton_gnp():
         start="first",
     )
     for method in ("imm", "gpb2"):
-        assert model.filter(y, inputs=inputs, method=method).log_likelihood == pytest.approx(-181.26339, abs=1e-4)
+        assert model.filter(y, inputs=inputs, method=method).log_likelihood == pytest.approx(
+            -181.26339, abs=1e-4
+        )

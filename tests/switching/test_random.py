@@ -42,9 +42,19 @@ def test_the_same_seed_gives_the_same_run():
     rng = np.random.default_rng(2)
     model = random_model(rng, 2, 1, 1)
     y = random_data(rng, 20, 1)
-    runs = [model.filter(y, method="rbpf", particles=30, generator=torch.Generator().manual_seed(3)).log_likelihood for _ in range(2)]
+    runs = [
+        model.filter(
+            y, method="rbpf", particles=30, generator=torch.Generator().manual_seed(3)
+        ).log_likelihood
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
-    assert runs[0] != model.filter(y, method="rbpf", particles=30, generator=torch.Generator().manual_seed(4)).log_likelihood
+    assert (
+        runs[0]
+        != model.filter(
+            y, method="rbpf", particles=30, generator=torch.Generator().manual_seed(4)
+        ).log_likelihood
+    )
 
 
 def test_samples_have_the_models_law():
@@ -53,7 +63,9 @@ def test_samples_have_the_models_law():
     generator = torch.Generator().manual_seed(0)
     draws = [model.sample(3, generator=generator) for _ in range(3000)]
     nothing = model.filter(np.full((3, 1), np.nan), method="exact")
-    modes, states, y = (np.stack([getattr(draw, name) for draw in draws]) for name in ("modes", "states", "y"))
+    modes, states, y = (
+        np.stack([getattr(draw, name) for draw in draws]) for name in ("modes", "states", "y")
+    )
     np.testing.assert_allclose((modes == 1).mean(0), nothing.mode_probability[:, 1], atol=0.04)
     scale = np.sqrt(np.diagonal(nothing.covariance, axis1=1, axis2=2))
     assert (np.abs(states.mean(0) - nothing.mean) < 4.5 * scale / np.sqrt(3000)).all()
@@ -82,5 +94,7 @@ def test_posterior_draws(start):
     from oracles.switching import dense_path
 
     _, _, joint = dense_path(one, y, (0,) * (len(y) + (start == "before")))
-    cross = np.einsum("di,dj->ij", draws.states[:, 1] - want.mean[1], draws.states[:, 2] - want.mean[2]) / 40_000
+    cross = (
+        np.einsum("di,dj->ij", draws.states[:, 1] - want.mean[1], draws.states[:, 2] - want.mean[2]) / 40_000
+    )
     np.testing.assert_allclose(cross, joint[1, :, 2], atol=0.04)

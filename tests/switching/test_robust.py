@@ -15,7 +15,9 @@ METHODS = ["gpb2", "imm", "gpb1"]
 def test_outliers_still_rank_modes(method):
     """With the identity as transition each mode keeps its own likelihood, here some 1e5 nats apart."""
     rng = np.random.default_rng(0)
-    model = random_model(rng, 3, 1, 1, transition=np.eye(3), initial_probability=np.full(3, 1 / 3), start="first")
+    model = random_model(
+        rng, 3, 1, 1, transition=np.eye(3), initial_probability=np.full(3, 1 / 3), start="first"
+    )
     y = np.array([[0.0], [900.0], [1.0]])
     totals = np.array([kalman(model, y, k)[0] for k in range(3)]) + np.log(1 / 3)
     assert np.ptp(totals) > 1e3
@@ -49,7 +51,9 @@ def test_a_missing_step_is_a_prediction(method, start):
     y = rng.normal(size=(4, 2))
     y[2] = np.nan
     post = model.filter(y, method=method)
-    np.testing.assert_allclose(post.mode_probability[2], post.mode_probability[1] @ model.transition, atol=1e-12)
+    np.testing.assert_allclose(
+        post.mode_probability[2], post.mode_probability[1] @ model.transition, atol=1e-12
+    )
     np.testing.assert_allclose(post.mode_mean[2], post.predicted_mode_mean[2], atol=1e-10)
     np.testing.assert_allclose(post.mode_covariance[2], post.predicted_mode_covariance[2], atol=1e-10)
     assert post.log_likelihood_terms[2] == pytest.approx(0.0, abs=1e-12)
@@ -75,7 +79,14 @@ def test_one_missing_component_is_the_smaller_model(method):
 @pytest.mark.parametrize("method", [*METHODS, "exact", "rbpf"])
 def test_absorbing_chain_and_zero_probability_modes_stay_finite(method):
     rng = np.random.default_rng(4)
-    model = random_model(rng, 3, 2, 1, transition=[[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], initial_probability=[1.0, 0.0, 0.0])
+    model = random_model(
+        rng,
+        3,
+        2,
+        1,
+        transition=[[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]],
+        initial_probability=[1.0, 0.0, 0.0],
+    )
     T = 6 if method == "exact" else 300
     y = rng.normal(size=(T, 1))
     post = model.filter(y, method=method, particles=50)
@@ -105,12 +116,20 @@ def test_near_singular_noises(method, tiny):
     """
     rng = np.random.default_rng(5)
     model = random_model(
-        rng, 1, 3, 2, process_noise=np.diag([tiny, tiny, 1.0]), observation_noise=tiny * np.eye(2), initial_covariance=np.eye(3)
+        rng,
+        1,
+        3,
+        2,
+        process_noise=np.diag([tiny, tiny, 1.0]),
+        observation_noise=tiny * np.eye(2),
+        initial_covariance=np.eye(3),
     )
     y = model.sample(12, generator=torch.Generator().manual_seed(0)).y
     total = kalman_precise(model, y)
     post, back = model.filter(y, method=method), model.smooth(y, method=method)
-    assert post.log_likelihood == pytest.approx(total, rel=1e-4 if tiny == 1e-14 else 1e-8)  # 1e-14 is where float64 ends
+    assert post.log_likelihood == pytest.approx(
+        total, rel=1e-4 if tiny == 1e-14 else 1e-8
+    )  # 1e-14 is where float64 ends
     for cov in (post.mode_covariance, back.mode_covariance):
         assert (cov == cov.swapaxes(-1, -2)).all()
         assert np.linalg.eigvalsh(cov).min() > -1e-12
@@ -121,13 +140,18 @@ def kalman_precise(model, y):
     with mpmath.workdps(60):
         names = ("dynamics", "process_noise", "observation", "observation_noise", "initial_covariance")
         W, Q, H, R, P = (mpmath.matrix(getattr(model, name)[0].tolist()) for name in names)
-        x, c, d = (mpmath.matrix(getattr(model, name)[0].tolist()) for name in ("initial_mean", "dynamics_offset", "observation_offset"))
+        x, c, d = (
+            mpmath.matrix(getattr(model, name)[0].tolist())
+            for name in ("initial_mean", "dynamics_offset", "observation_offset")
+        )
         total = mpmath.mpf(0)
         for row in y:
             x, P = W * x + c, W * P * W.T + Q
             e, S = mpmath.matrix(row.tolist()) - d - H * x, H * P * H.T + R
             inverse = S**-1
-            total -= (len(row) * mpmath.log(2 * mpmath.pi) + mpmath.log(mpmath.det(S)) + (e.T * inverse * e)[0]) / 2
+            total -= (
+                len(row) * mpmath.log(2 * mpmath.pi) + mpmath.log(mpmath.det(S)) + (e.T * inverse * e)[0]
+            ) / 2
             K = P * H.T * inverse
             x, P = x + K * e, P - K * S * K.T
         return float(total)
@@ -163,7 +187,14 @@ def test_a_million_steps(method):
 def test_singular_innovations_are_refused():
     rng = np.random.default_rng(7)
     model = random_model(
-        rng, 2, 1, 1, process_noise=[[0.0]], observation_noise=np.zeros((1, 1)), initial_covariance=np.zeros((1, 1)), initial_mean=[0.0]
+        rng,
+        2,
+        1,
+        1,
+        process_noise=[[0.0]],
+        observation_noise=np.zeros((1, 1)),
+        initial_covariance=np.zeros((1, 1)),
+        initial_mean=[0.0],
     )
     for method in [*METHODS, "exact", "rbpf"]:
         with pytest.raises(ValueError, match="mode 0 is not positive definite"):
@@ -195,7 +226,9 @@ def test_smoother_and_slopes_for_exact_sizes_agree_with_the_general_ones(long_se
     long, lengths = model.smooth(np.stack(parts)), [model.smooth(part) for part in parts]
     for k in range(2):
         np.testing.assert_allclose(long.mode_mean[k], lengths[k].mode_mean, rtol=1e-8, atol=1e-9)
-        np.testing.assert_allclose(long.pair_probability[k], lengths[k].pair_probability, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(
+            long.pair_probability[k], lengths[k].pair_probability, rtol=1e-8, atol=1e-9
+        )
     slopes = []
     for data in ([np.stack(parts)], parts):
         W = torch.tensor(model.dynamics).requires_grad_()

@@ -36,12 +36,20 @@ def problems(draw, largest=40, dtype=torch.float64, batch_axes=2, least_keys=0):
     if draw(st.booleans()):
         options["softcap"] = draw(st.sampled_from([0.5, 5.0, 50.0]))
     if draw(st.booleans()):
-        options["log_weight"] = random(*lead[draw(st.integers(0, len(lead))) :], draw(st.sampled_from([1, Hkv])), K)
+        options["log_weight"] = random(
+            *lead[draw(st.integers(0, len(lead))) :], draw(st.sampled_from([1, Hkv])), K
+        )
     if draw(st.booleans()):
         bias = random(*pair_shape(draw, lead, Hq, Q, K))
-        options["bias"] = bias.masked_fill(torch.rand(bias.shape, generator=g) < 0.2, -torch.inf) if draw(st.booleans()) else bias
+        options["bias"] = (
+            bias.masked_fill(torch.rand(bias.shape, generator=g) < 0.2, -torch.inf)
+            if draw(st.booleans())
+            else bias
+        )
     if draw(st.booleans()):
-        options["mask"] = torch.rand(pair_shape(draw, lead, Hq, Q, K), generator=g) < draw(st.sampled_from([0.1, 0.5, 0.9]))
+        options["mask"] = torch.rand(pair_shape(draw, lead, Hq, Q, K), generator=g) < draw(
+            st.sampled_from([0.1, 0.5, 0.9])
+        )
     if draw(st.booleans()):
         options["sink"] = random(*lead[draw(st.integers(0, len(lead))) :], Hq)
     query, key, value = spread * random(*lead, Hq, Q, D), random(*lead, Hkv, K, D), random(*lead, Hkv, K, Dv)

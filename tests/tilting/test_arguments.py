@@ -68,7 +68,10 @@ def test_what_no_query_sees_is_no_error():
     mask = torch.ones(5, dtype=torch.bool)
     mask[2] = False
     for backend in ("cpu", "tiled"):
-        a, b = xt.attend(Q + 1, NAN, V + 1, mask=mask, backend=backend), xt.attend(Q + 1, K, V + 1, mask=mask, backend=backend)
+        a, b = (
+            xt.attend(Q + 1, NAN, V + 1, mask=mask, backend=backend),
+            xt.attend(Q + 1, K, V + 1, mask=mask, backend=backend),
+        )
         assert torch.equal(a.output, b.output)
         assert torch.equal(a.entropy, b.entropy)
 

@@ -113,7 +113,11 @@ def test_the_first_of_equal_maxima_wins_across_parts(many_parts):
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_a_query_that_sees_nothing(backend):
     q, k = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
-    for options in ({"mask": torch.zeros(3, 5, dtype=torch.bool)}, {"window": 0}, {"bias": torch.full((3, 5), -torch.inf)}):
+    for options in (
+        {"mask": torch.zeros(3, 5, dtype=torch.bool)},
+        {"window": 0},
+        {"bias": torch.full((3, 5), -torch.inf)},
+    ):
         a = xt.attend(q, k, k, key_mass=True, backend=backend, **options)
         assert (a.log_normalizer == -torch.inf).all()
         assert (a.score_max == -torch.inf).all()
@@ -124,7 +128,13 @@ def test_a_query_that_sees_nothing(backend):
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_no_keys_no_queries_no_batch(backend):
     for Q, K, N in ((3, 0, 2), (0, 3, 2), (0, 0, 1), (3, 3, 0)):
-        a = xt.attend(torch.ones(N, 2, Q, 4), torch.ones(N, 2, K, 4), torch.ones(N, 2, K, 5), key_mass=True, backend=backend)
+        a = xt.attend(
+            torch.ones(N, 2, Q, 4),
+            torch.ones(N, 2, K, 4),
+            torch.ones(N, 2, K, 5),
+            key_mass=True,
+            backend=backend,
+        )
         assert a.output.shape == (N, 2, Q, 5)
         assert a.entropy.shape == (N, 2, Q)
         assert a.key_mass.shape == (N, 2, K)
@@ -157,7 +167,10 @@ def test_huge_scores(backend, size):
         torch.zeros(1, 9, 2, dtype=torch.float64),
         torch.randn(1, 9, 3, dtype=torch.float64),
     )
-    far, near = xt.attend(q, k, v, bias=s + size, backend=backend), xt.attend(q, k, v, bias=s, backend="reference")
+    far, near = (
+        xt.attend(q, k, v, bias=s + size, backend=backend),
+        xt.attend(q, k, v, bias=s, backend="reference"),
+    )
     for name in ("output", "entropy", "score_variance"):
         assert close(getattr(far, name), getattr(near, name), 1e-10), name
     assert close(far.log_normalizer - size, near.log_normalizer, 1e-10)
@@ -179,8 +192,12 @@ def test_float32_is_as_good_as_plain_torch(problem, size):
     """Error against float64 at most twice that of plain float32 torch, with a floor of a few units in the last place."""
     query, key, value, options = problem
     query = query * size
-    wide = {name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in options.items()}
-    exact = xt.attend(query.double(), key.double(), value.double(), key_mass=True, backend="reference", **wide)
+    wide = {
+        name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in options.items()
+    }
+    exact = xt.attend(
+        query.double(), key.double(), value.double(), key_mass=True, backend="reference", **wide
+    )
     plain = xt.attend(query, key, value, key_mass=True, backend="reference", **options)
     ours = xt.attend(query, key, value, key_mass=True, **options)
     for name in FIELDS:
@@ -189,7 +206,11 @@ def test_float32_is_as_good_as_plain_torch(problem, size):
         assert torch.equal(torch.isfinite(o), finite), name
         if finite.any():
             scale = 1 + e[finite].abs().max()
-            score = 1 + exact.score_max[torch.isfinite(exact.score_max)].abs().max() if torch.isfinite(exact.score_max).any() else 1
+            score = (
+                1 + exact.score_max[torch.isfinite(exact.score_max)].abs().max()
+                if torch.isfinite(exact.score_max).any()
+                else 1
+            )
             floor = 4e-7 * scale * score
             assert (o - e)[finite].abs().max() <= 2 * (p - e)[finite].abs().max() + floor, name
 
@@ -202,7 +223,9 @@ def test_half_precision_is_summed_in_float32(dtype):
     exact = xt.attend(q.double(), k.double(), v.double(), causal=True, backend="reference")
     assert a.output.dtype == dtype
     assert a.entropy.dtype == torch.float32
-    assert torch.allclose(a.output.double(), exact.output, atol=torch.finfo(dtype).eps * exact.output.abs().max().item())
+    assert torch.allclose(
+        a.output.double(), exact.output, atol=torch.finfo(dtype).eps * exact.output.abs().max().item()
+    )
     assert torch.allclose(a.entropy.double(), exact.entropy, atol=1e-5)
     assert torch.allclose(a.log_normalizer.double(), exact.log_normalizer, atol=1e-5)
 

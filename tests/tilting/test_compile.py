@@ -49,7 +49,9 @@ def test_transforms_inside_and_around_a_compiled_function():
 
     def dual(q):
         with torch.autograd.forward_ad.dual_level():
-            return torch.autograd.forward_ad.unpack_dual(output(torch.autograd.forward_ad.make_dual(q, v))).tangent
+            return torch.autograd.forward_ad.unpack_dual(
+                output(torch.autograd.forward_ad.make_dual(q, v))
+            ).tangent
 
     inside = {
         "jvp": lambda q: torch.func.jvp(output, (q,), (v,))[1],
@@ -58,7 +60,9 @@ def test_transforms_inside_and_around_a_compiled_function():
     }
     for name, f in inside.items():
         torch._dynamo.reset()
-        torch.testing.assert_close(torch.compile(f, backend="eager")(q), f(q), msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            torch.compile(f, backend="eager")(q), f(q), msg=lambda text, name=name: f"{name}: {text}"
+        )
     torch._dynamo.reset()
     around = torch.compile(G, backend="eager")
     torch.testing.assert_close(torch.func.grad(around)(q), torch.func.grad(G)(q))

@@ -40,7 +40,9 @@ def setting(options, requires_grad=True, seed=0):
 
 def function(names, rest, backend, fields=FIELDS):
     def attend(*tensors):
-        a = xt.attend(**dict(zip(names, tensors, strict=True)), **rest, key_mass="key_mass" in fields, backend=backend)
+        a = xt.attend(
+            **dict(zip(names, tensors, strict=True)), **rest, key_mass="key_mass" in fields, backend=backend
+        )
         return tuple(torch.where(x == -torch.inf, 0.0, x) for x in (getattr(a, name) for name in fields))
 
     return attend
@@ -69,7 +71,9 @@ def scalar(attend, seed=1):
         g.manual_seed(seed)
         total = torch.zeros((), dtype=torch.float64)
         for x in attend(*tensors):
-            total = total + (torch.randn(x.shape, generator=g, dtype=torch.float64) * (x + 0.1 * x.sin())).sum()
+            total = (
+                total + (torch.randn(x.shape, generator=g, dtype=torch.float64) * (x + 0.1 * x.sin())).sum()
+            )
         return total
 
     return loss
@@ -85,18 +89,26 @@ ORDERS = {
     "forward": lambda f, x, u, w: jvp(f, x, u)[1],
     "backward": lambda f, x, u, w: grad(f, argnums=tuple(range(len(x))))(*x),
     "forward over backward": lambda f, x, u, w: jvp(grad(f, argnums=tuple(range(len(x)))), x, u)[1],
-    "backward over forward": lambda f, x, u, w: grad(lambda *y: jvp(f, y, u)[1], argnums=tuple(range(len(x))))(*x),
+    "backward over forward": lambda f, x, u, w: grad(
+        lambda *y: jvp(f, y, u)[1], argnums=tuple(range(len(x)))
+    )(*x),
     "backward over backward": lambda f, x, u, w: vjp(grad(f, argnums=tuple(range(len(x)))), *x)[1](u),
     "forward over forward": lambda f, x, u, w: jvp(lambda *y: jvp(f, y, u)[1], x, w)[1],
     "third: backward over forward over backward": lambda f, x, u, w: grad(
-        lambda *y: sum((a * b).sum() for a, b in zip(jvp(grad(f, argnums=tuple(range(len(x)))), y, u)[1], w, strict=True))
+        lambda *y: sum(
+            (a * b).sum() for a, b in zip(jvp(grad(f, argnums=tuple(range(len(x)))), y, u)[1], w, strict=True)
+        )
     )(*x),
-    "third: forward three times": lambda f, x, u, w: jvp(lambda *z: jvp(lambda *y: jvp(f, y, u)[1], z, w)[1], x, u)[1],
+    "third: forward three times": lambda f, x, u, w: jvp(
+        lambda *z: jvp(lambda *y: jvp(f, y, u)[1], z, w)[1], x, u
+    )[1],
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[5]], ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize(
+    "options", [OPTIONS[0], OPTIONS[4], OPTIONS[5]], ids=lambda o: "+".join(o) or "plain"
+)
 def test_orders_against_reference(order, options):
     tensors, rest = setting(options, requires_grad=False)
     x = tuple(tensors.values())
@@ -128,7 +140,10 @@ def test_gradients_over_random_options(problem):
     if "bias" in tensors:
         tensors["bias"] = tensors["bias"].clamp(min=-50)
     x = tuple(tensors.values())
-    found, expected = (grad(scalar(function(tensors, rest, b)), argnums=tuple(range(len(x))))(*x) for b in ("cpu", "reference"))
+    found, expected = (
+        grad(scalar(function(tensors, rest, b)), argnums=tuple(range(len(x))))(*x)
+        for b in ("cpu", "reference")
+    )
     assert largest_gap(found, expected) < 1e-9
     found, expected = (jvp(scalar(function(tensors, rest, b)), x, x)[1] for b in ("cpu", "reference"))
     assert largest_gap(found, expected) < 1e-9
@@ -141,7 +156,11 @@ def test_gradients_over_many_tiles(threads):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
-        q, k, v = torch.randn(1, 2, 700, 8).double(), torch.randn(1, 1, 900, 8).double(), torch.randn(1, 1, 900, 8).double()
+        q, k, v = (
+            torch.randn(1, 2, 700, 8).double(),
+            torch.randn(1, 1, 900, 8).double(),
+            torch.randn(1, 1, 900, 8).double(),
+        )
         bias = torch.randn(1, 700, 900).double()
         x, u = (q, k, v, bias), tuple(torch.randn_like(y) for y in (q, k, v, bias))
         names = ("query", "key", "value", "bias")
@@ -173,7 +192,9 @@ def test_dual_numbers():
     for backend in ("cpu", "reference"):
         with forward_ad.dual_level():
             duals = [forward_ad.make_dual(a, b) for a, b in zip(x, dots, strict=True)]
-            found.append([forward_ad.unpack_dual(y).tangent for y in function(tensors, rest, backend)(*duals)])
+            found.append(
+                [forward_ad.unpack_dual(y).tangent for y in function(tensors, rest, backend)(*duals)]
+            )
     assert largest_gap(*found) < 1e-12
 
 
@@ -182,7 +203,9 @@ def test_vmap():
     q, k = torch.randn(7, 3, 2, 5, 4).double(), torch.randn(3, 2, 6, 4).double()
     bias = torch.randn(2, 1, 6).double()
     a = vmap(lambda x: xt.attend(x, k, k, bias=bias, key_mass=True))(q)
-    b = xt.attend(q, k.expand(7, 3, 2, 6, 4), k.expand(7, 3, 2, 6, 4), bias=bias, key_mass=True, backend="reference")
+    b = xt.attend(
+        q, k.expand(7, 3, 2, 6, 4), k.expand(7, 3, 2, 6, 4), bias=bias, key_mass=True, backend="reference"
+    )
     for name in FIELDS:
         assert torch.allclose(getattr(a, name), getattr(b, name), atol=1e-12), name
 
@@ -192,12 +215,18 @@ def test_vmap():
     for in_dims in ((0, None, None), (0, None, 0), (None, None, 0)):
         z = torch.randn(7, 2, 1, 6).double() if in_dims[2] == 0 else bias
         x = q if in_dims[0] == 0 else q[0]
-        found, expected = (vmap(grad(loss(b), argnums=(0, 1, 2)), in_dims=in_dims)(x, k, z) for b in ("cpu", "reference"))
+        found, expected = (
+            vmap(grad(loss(b), argnums=(0, 1, 2)), in_dims=in_dims)(x, k, z) for b in ("cpu", "reference")
+        )
         assert largest_gap(found, expected) < 1e-11
 
 
 def test_only_what_is_asked_for_gets_a_gradient():
-    q, k, v = torch.randn(1, 4, 8, requires_grad=True), torch.randn(1, 4, 8), torch.randn(1, 4, 8, requires_grad=True)
+    q, k, v = (
+        torch.randn(1, 4, 8, requires_grad=True),
+        torch.randn(1, 4, 8),
+        torch.randn(1, 4, 8, requires_grad=True),
+    )
     a = xt.attend(q, k, v)
     a.entropy.sum().backward(retain_graph=True)
     assert v.grad is None
@@ -223,13 +252,19 @@ def test_gradients_where_nothing_is_seen(backend):
 
 def test_fisher_is_the_covariance_of_the_keys():
     torch.manual_seed(0)
-    q, k, u = torch.randn(2, 4, 3, 5).double(), torch.randn(2, 2, 7, 5).double(), torch.randn(2, 4, 3, 5).double()
+    q, k, u = (
+        torch.randn(2, 4, 3, 5).double(),
+        torch.randn(2, 2, 7, 5).double(),
+        torch.randn(2, 4, 3, 5).double(),
+    )
     scale = 0.6
     found = xt.fisher_vector_product(q, k, u, scale=scale)
     keys = k.repeat_interleave(2, 1)
     p = torch.softmax(scale * q @ keys.mT, -1)
     mean = p @ keys
-    covariance = torch.einsum("nhij,nhja,nhjb->nhiab", p, keys, keys) - mean[..., :, None] * mean[..., None, :]
+    covariance = (
+        torch.einsum("nhij,nhja,nhjb->nhiab", p, keys, keys) - mean[..., :, None] * mean[..., None, :]
+    )
     assert torch.allclose(found, scale**2 * (covariance @ u[..., None])[..., 0], atol=1e-12)
 
 
@@ -239,7 +274,9 @@ def test_fisher_is_the_hessian(options):
     q, k = tensors.pop("query"), tensors.pop("key")
     tensors.pop("value")
     u = torch.randn_like(q)
-    products = [xt.fisher_vector_product(q, k, u, **tensors, **rest, backend=b) for b in ("cpu", "tiled", "reference")]
+    products = [
+        xt.fisher_vector_product(q, k, u, **tensors, **rest, backend=b) for b in ("cpu", "tiled", "reference")
+    ]
     assert largest_gap(products[0], products[2]) < 1e-12
     assert largest_gap(products[1], products[2]) < 1e-12
     found, expected = (torch.autograd.grad(x.sin().sum(), (q, k)) for x in (products[0], products[2]))
@@ -248,7 +285,10 @@ def test_fisher_is_the_hessian(options):
 
 def test_attention_is_the_gradient_of_G():
     """THEORY A1: with keys as values and scale 1, the output is ∇G."""
-    q, k = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True), torch.randn(1, 6, 4, dtype=torch.float64)
+    q, k = (
+        torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True),
+        torch.randn(1, 6, 4, dtype=torch.float64),
+    )
     (g,) = torch.autograd.grad(xt.log_normalizer(q, k, scale=1.0).sum(), q)
     assert torch.allclose(g, xt.attend(q, k, k, scale=1.0).output, atol=1e-12)
 
@@ -262,8 +302,16 @@ def test_float32_gradients_are_as_good_as_plain_torch():
     def all_of(backend, dtype):
         f = scalar(function(names, {"causal": True}, backend, fields))
         y, w = tuple(a.to(dtype) for a in x), tuple(a.to(dtype) for a in u)
-        return [*ORDERS["backward"](f, y, w, w), ORDERS["forward"](f, y, w, w), *ORDERS["forward over backward"](f, y, w, w)]
+        return [
+            *ORDERS["backward"](f, y, w, w),
+            ORDERS["forward"](f, y, w, w),
+            *ORDERS["forward over backward"](f, y, w, w),
+        ]
 
-    exact, plain, ours = all_of("reference", torch.float64), all_of("reference", torch.float32), all_of("cpu", torch.float32)
+    exact, plain, ours = (
+        all_of("reference", torch.float64),
+        all_of("reference", torch.float32),
+        all_of("cpu", torch.float32),
+    )
     for e, p, o in zip(exact, plain, ours, strict=True):
         assert (o - e).abs().max() <= 2 * (p - e).abs().max() + 1e-6 * (1 + e.abs().max())

@@ -90,10 +90,16 @@ def test_a_sink_that_nothing_falls_into(backend, dtype, edge):
     expected = xt.attend(q, k, v, key_mass=True, backend="reference")
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     for name in ("output", *ROWS, "key_mass"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=tolerance, atol=tolerance, msg=name)
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=tolerance, atol=tolerance, msg=name
+        )
 
     def total(a):
-        return a.output.sin().sum() + sum((i + 1) * getattr(a, name).sum() for i, name in enumerate(ROWS)) + a.key_mass.square().sum()
+        return (
+            a.output.sin().sum()
+            + sum((i + 1) * getattr(a, name).sum() for i, name in enumerate(ROWS))
+            + a.key_mass.square().sum()
+        )
 
     *slopes, by_sink = torch.autograd.grad(total(found), (q, k, v, sink))
     for x, y in zip(slopes, torch.autograd.grad(total(expected), (q, k, v)), strict=True):
@@ -121,7 +127,9 @@ def test_a_sink_of_minus_infinity_where_no_key_is_seen(backend):
     assert (a.output[0, 1] == 0).all()
     for name in ("entropy", "score_mean", "score_variance"):
         assert getattr(a, name)[0, 1] == 0
-    (slope,) = torch.autograd.grad(a.output.sum() + a.entropy.sum() + a.score_variance.sum() + a.key_mass.sum(), q)
+    (slope,) = torch.autograd.grad(
+        a.output.sum() + a.entropy.sum() + a.score_variance.sum() + a.key_mass.sum(), q
+    )
     assert slope.isfinite().all()
     assert (slope[0, 1] == 0).all()
 
@@ -200,7 +208,9 @@ def test_gradients_of_sums_over_many_queries(backend):
     eps = torch.finfo(torch.float32).eps
     for name, x, y, z in zip(("query", "key", "value"), found, theirs, truth, strict=True):
         ours, rival = (x - z).abs().max().item(), (y - z).abs().max().item()
-        assert ours <= 2 * rival + 12 * eps * z.abs().max().item(), f"{name}: {ours:.2e}, plain torch {rival:.2e}"
+        assert ours <= 2 * rival + 12 * eps * z.abs().max().item(), (
+            f"{name}: {ours:.2e}, plain torch {rival:.2e}"
+        )
 
 
 # 4. A forked child.
@@ -226,7 +236,9 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.parametrize("n", [8, 700])
-@pytest.mark.parametrize("before", ["", "xt.attend(x[None], x[None], x[None])"], ids=["never attended", "attended"])
+@pytest.mark.parametrize(
+    "before", ["", "xt.attend(x[None], x[None], x[None])"], ids=["never attended", "attended"]
+)
 def test_a_forked_child_attends(before, n):
     """The parent used torch's threads, then forks; a child that hangs is killed after a minute and a half.
 
@@ -234,7 +246,9 @@ def test_a_forked_child_attends(before, n):
     any there.
     """
     script = FORK.format(before=before, n=n)
-    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         _, text = run.communicate(timeout=90)
     except subprocess.TimeoutExpired:
@@ -247,7 +261,9 @@ def test_a_forked_child_attends(before, n):
 # 5. Compiled and batched derivatives, windows, NaN behind a mask.
 
 
-@pytest.mark.parametrize(("compiler", "fullgraph"), [("aot_eager", False), ("aot_eager", True), ("inductor", True)])
+@pytest.mark.parametrize(
+    ("compiler", "fullgraph"), [("aot_eager", False), ("aot_eager", True), ("inductor", True)]
+)
 def test_compiled_fisher_product(compiler, fullgraph):
     torch._dynamo.reset()
     q, k, v = normal(0, 2, 5, 4), normal(1, 1, 9, 4), normal(2, 2, 5, 4)
@@ -286,7 +302,10 @@ def test_third_derivatives_of_key_mass_with_a_sink(backend, at):
     def third(backend):
         q, k = q0.clone().requires_grad_(), k0.clone().requires_grad_()
         sink = torch.tensor([at], dtype=torch.float64, requires_grad=True)
-        x = (xt.attend(q, k, k, mask=mask, sink=sink, key_mass=True, backend=backend).key_mass * torch.arange(1.0, 5.0)).sum()
+        x = (
+            xt.attend(q, k, k, mask=mask, sink=sink, key_mass=True, backend=backend).key_mass
+            * torch.arange(1.0, 5.0)
+        ).sum()
         for step in steps[:2]:
             (slope,) = torch.autograd.grad(x, q, create_graph=True)
             x = (slope * step).sum()
@@ -326,7 +345,9 @@ def test_third_derivatives_of_key_mass_against_differences(backend):
 def test_a_window_without_end(backend, causal, window):
     """As if there were none, and its gradients too."""
     q, k = normal(0, 2, 5, 4).requires_grad_(), normal(1, 2, 9, 4)
-    found, expected = (xt.attend(q, k, k, causal=causal, window=w, key_mass=True, backend=backend) for w in (window, None))
+    found, expected = (
+        xt.attend(q, k, k, causal=causal, window=w, key_mass=True, backend=backend) for w in (window, None)
+    )
     for name in ("output", *ROWS, "key_mass"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=name)
     x, y = (torch.autograd.grad(a.output.sum() + a.key_mass.square().sum(), q)[0] for a in (found, expected))
@@ -335,7 +356,9 @@ def test_a_window_without_end(backend, causal, window):
 
 def _everything(q, k, backend, **options):
     a = xt.attend(q, k, k, key_mass=True, backend=backend, **options)
-    return torch.cat([a.output.flatten(), a.entropy.flatten(), a.score_variance.flatten(), a.key_mass.flatten()])
+    return torch.cat(
+        [a.output.flatten(), a.entropy.flatten(), a.score_variance.flatten(), a.key_mass.flatten()]
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -345,7 +368,10 @@ def test_batched_gradients(backend):
     y = _everything(q, k, backend, causal=True, sink=torch.tensor([0.2], dtype=torch.float64))
     bars = normal(2, 5, len(y), dtype=torch.float64)
     found = torch.autograd.grad(y, (q, k), bars, is_grads_batched=True, retain_graph=True)
-    expected = [torch.stack(x) for x in zip(*(torch.autograd.grad(y, (q, k), b, retain_graph=True) for b in bars), strict=True)]
+    expected = [
+        torch.stack(x)
+        for x in zip(*(torch.autograd.grad(y, (q, k), b, retain_graph=True) for b in bars), strict=True)
+    ]
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -381,7 +407,9 @@ def test_a_hidden_key_that_is_no_number(backend, queries, hide, bad):
         padded = torch.cat([q, q[:, :1]], 1)
 
         def function(q_, k_):
-            a = xt.attend(torch.cat([q_, padded[:, -1:]], 1), k_, v, causal=True, backend=backend, check=False)
+            a = xt.attend(
+                torch.cat([q_, padded[:, -1:]], 1), k_, v, causal=True, backend=backend, check=False
+            )
             return a.output[:, :-1], a.entropy[:, :-1], a.score_variance[:, :-1], a.score_max[:, :-1]
     else:
 
@@ -399,7 +427,9 @@ def test_a_hidden_key_that_is_no_number(backend, queries, hide, bad):
         assert slopes[0].isfinite().all()
         assert slopes[1].isfinite().all()
         moved = torch.func.jvp(lambda x: function(x, k_bad), (q,), (torch.ones_like(q),))[1]
-    for x, y in zip(moved, torch.func.jvp(lambda x: function(x, k), (q,), (torch.ones_like(q),))[1], strict=True):
+    for x, y in zip(
+        moved, torch.func.jvp(lambda x: function(x, k), (q,), (torch.ones_like(q),))[1], strict=True
+    ):
         torch.testing.assert_close(x, y)
 
 
@@ -416,7 +446,9 @@ def test_a_hidden_key_that_is_no_number(backend, queries, hide, bad):
     ],
 )
 def test_autocast_as_torch_does(dtypes):
-    q, k, v = (normal(i, 2, 2, n, 8).to(dtype) for i, (n, dtype) in enumerate(zip((5, 7, 7), dtypes, strict=True)))
+    q, k, v = (
+        normal(i, 2, 2, n, 8).to(dtype) for i, (n, dtype) in enumerate(zip((5, 7, 7), dtypes, strict=True))
+    )
     bias = normal(3, 5, 7)
     with torch.autocast("cpu", torch.bfloat16):
         expected = scaled_dot_product_attention(q, k, v)

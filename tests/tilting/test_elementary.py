@@ -56,7 +56,9 @@ def units(found, exact):
     return float((np.abs(found - exact) / np.spacing(np.abs(exact).astype(found.dtype))).max())
 
 
-@pytest.mark.parametrize("ours", [lambda x: by_vectors(vector_exp, x), one_by_one], ids=["vectors", "plain loop"])
+@pytest.mark.parametrize(
+    "ours", [lambda x: by_vectors(vector_exp, x), one_by_one], ids=["vectors", "plain loop"]
+)
 @pytest.mark.parametrize(("dtype", "lowest"), [(np.float32, -87.3), (np.float64, -708.0)])
 def test_exp(ours, dtype, lowest):
     x = np.concatenate([np.linspace(lowest, 0, 400_001), -np.logspace(-12, 1.9, 10_000)]).astype(dtype)

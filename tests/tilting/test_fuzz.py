@@ -28,7 +28,9 @@ def test_mixes(start):
     found = [lines for seed in range(start, start + CHUNK) if (lines := complaints(seed))]
     text = "\n" + "\n".join(line for lines in found for line in lines)
     assert len(found) <= SOME, text
-    assert not any(complaints(seed, most=GROSS) for seed in range(start, start + CHUNK)) if found else True, text
+    assert not any(complaints(seed, most=GROSS) for seed in range(start, start + CHUNK)) if found else True, (
+        text
+    )
 
 
 def test_a_mix_is_always_the_same():
@@ -47,7 +49,10 @@ def test_the_truth_is_true():
     for seed in range(150):
         mix = mix_of(seed)
         t = {name: None if x is None else x.double() for name, x in mix.tensors.items()}
-        if mix.dtype != torch.float32 or max(x.abs().max() for x in (t["query"], t["key"]) if x.numel()) > 100:
+        if (
+            mix.dtype != torch.float32
+            or max(x.abs().max() for x in (t["query"], t["key"]) if x.numel()) > 100
+        ):
             continue
         with np.errstate(all="ignore"):
             truth = Exact(mix, np.float64)
@@ -62,15 +67,21 @@ def test_the_truth_is_true():
                 if name == "ṫ score_max" and rows.shared.any():
                     continue  # two keys share the maximum, and either's tangent is right
                 size = 1 + np.abs(x[x.isfinite()].numpy()).max(initial=0.0)
-                np.testing.assert_allclose(a[name] / size, x.numpy() / size, atol=1e-8, err_msg=f"{mix} {name}")
+                np.testing.assert_allclose(
+                    a[name] / size, x.numpy() / size, atol=1e-8, err_msg=f"{mix} {name}"
+                )
         if not mix.lead and mix.sizes[1] * mix.sizes[3] < 200 and t["log_weight"] is None:
             options = {name: t[name] for name in ("bias", "sink")}
             if t["sink"] is not None:
                 options["sink"] = t["sink"].expand(mix.sizes[0])
             if options["sink"] is None or options["sink"].isfinite().all():
-                slow = one_by_one.attend(t["query"], t["key"], t["value"], mask=mix.mask, **options, **mix.numbers)
+                slow = one_by_one.attend(
+                    t["query"], t["key"], t["value"], mask=mix.mask, **options, **mix.numbers
+                )
                 for name in QUANTITIES:
-                    np.testing.assert_allclose(truth.values[name], slow[name].numpy(), rtol=1e-9, atol=1e-9, err_msg=f"{mix} {name}")
+                    np.testing.assert_allclose(
+                        truth.values[name], slow[name].numpy(), rtol=1e-9, atol=1e-9, err_msg=f"{mix} {name}"
+                    )
                 compared += 1
     assert compared >= 5
 
@@ -88,7 +99,11 @@ def test_a_mistake_is_found(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("broken")
 
-    seed = next(s for s in range(100) if mix_of(s).dtype == torch.float32 and not complaints(s) and min(mix_of(s).sizes) > 2)
+    seed = next(
+        s
+        for s in range(100)
+        if mix_of(s).dtype == torch.float32 and not complaints(s) and min(mix_of(s).sizes) > 2
+    )
     monkeypatch.setattr(xt, "attend", slightly_off)
     assert any(finding.over and finding.quantity == "output" for finding in judge(mix_of(seed)))
     monkeypatch.setattr(xt, "attend", broken)

@@ -52,7 +52,11 @@ torch.save(results, sys.argv[2])
 def child(code, *arguments, **environment):
     kept = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], env=kept | environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -80,7 +84,11 @@ def draw(seed):
     def pairs():
         return tuple(size if some(0.6) else 1 for size in (N, Hq, Q, K))
 
-    query, key, value = normal(g, N, Hq, Q, D, dtype=dtype), normal(g, N, Hkv, K, D, dtype=dtype), normal(g, N, Hkv, K, Dv, dtype=dtype)
+    query, key, value = (
+        normal(g, N, Hq, Q, D, dtype=dtype),
+        normal(g, N, Hkv, K, D, dtype=dtype),
+        normal(g, N, Hkv, K, Dv, dtype=dtype),
+    )
     if some(0.3):  # other strides: the heads behind the positions, a stride of 2, one key for the whole batch
         query = query.transpose(1, 2).contiguous().transpose(1, 2)
         key = key[:1].expand_as(key)
@@ -89,7 +97,12 @@ def draw(seed):
     log_weight = holes(normal(g, N, r.choice([Hkv, Hq]), K, dtype=dtype)) if some(0.4) else None
     mask = torch.rand(pairs(), generator=g) < 0.6 if some(0.4) else None
     scale = (1e4 if big and bias is None else 1.0) / math.sqrt(D) * r.choice([1.0, 0.3, -1.0])
-    options = scale, some(0.4), r.choice([0, 1, 5, 40, 10**12]) if some(0.5) else None, r.choice([0.5, 2.0, 30.0]) if some(0.4) else None
+    options = (
+        scale,
+        some(0.4),
+        r.choice([0, 1, 5, 40, 10**12]) if some(0.5) else None,
+        r.choice([0.5, 2.0, 30.0]) if some(0.4) else None,
+    )
     return (query, key, value, bias, log_weight, None, mask), options
 
 
@@ -186,7 +199,10 @@ def judge(result, tensors, options):
         # itself has such an error in its mean, which it takes about 0, not about the maximum
         if y.numel():
             size = 1 + y.abs().max().item()
-            floor = rounding * (size if name in ("output", "variance") else 1) + 8 * torch.finfo(torch.float64).eps * (1 + largest) * size
+            floor = (
+                rounding * (size if name in ("output", "variance") else 1)
+                + 8 * torch.finfo(torch.float64).eps * (1 + largest) * size
+            )
             assert (x - y).abs().max().item() <= 2 * (z - y).abs().max().item() + floor, name
     assert best.dtype == torch.int64
     dead = exact[5] == -torch.inf
@@ -251,7 +267,9 @@ def test_cases_are_mixed():
         "broadcast bias": [t.bias is not None and 1 in t.bias.shape[2:] for t, _ in drawn],
         "mask": [t.mask is not None for t, _ in drawn],
         "log_weight": [t.log_weight is not None for t, _ in drawn],
-        "log_weight by query head": [t.log_weight is not None and t.log_weight.shape[1] > t.key.shape[1] for t, _ in drawn],
+        "log_weight by query head": [
+            t.log_weight is not None and t.log_weight.shape[1] > t.key.shape[1] for t, _ in drawn
+        ],
         "causal": [o.causal for _, o in drawn],
         "window": [o.window is not None for _, o in drawn],
         "causal window": [o.causal and o.window is not None for _, o in drawn],
@@ -265,9 +283,19 @@ def test_cases_are_mixed():
 def test_attend(found, at):
     """Through the front door: sink, key mass, half precision, and the gradients that `tiled` sweeps."""
     (*results, mass), gradients = found["public", at][0][:7], found["public", at][0][7:]
-    call = {name: x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for name, x in public_calls()[at].items()}
+    call = {
+        name: x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x
+        for name, x in public_calls()[at].items()
+    }
     exact = xt.attend(**call, backend="reference")
-    wanted = exact.output, exact.log_normalizer, exact.entropy, exact.score_mean, exact.score_variance, exact.score_max
+    wanted = (
+        exact.output,
+        exact.log_normalizer,
+        exact.entropy,
+        exact.score_mean,
+        exact.score_variance,
+        exact.score_max,
+    )
     for x, y in zip(results, wanted, strict=True):
         torch.testing.assert_close(x, y.detach())
     if call.get("key_mass"):
@@ -275,7 +303,9 @@ def test_attend(found, at):
     leaves = [x for x in call.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
     assert len(gradients) == len(leaves)
     if leaves:
-        for x, y in zip(gradients, torch.autograd.grad(sum(x.sin().sum() for x in wanted), leaves), strict=True):
+        for x, y in zip(
+            gradients, torch.autograd.grad(sum(x.sin().sum() for x in wanted), leaves), strict=True
+        ):
             torch.testing.assert_close(x, y)
 
 

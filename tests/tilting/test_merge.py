@@ -14,7 +14,11 @@ from tilting.cases import FIELDS, close
 def test_parts_join_in_any_order(data):
     torch.manual_seed(data.draw(st.integers(0, 10**6)))
     K = data.draw(st.integers(1, 30))
-    q, k, v = torch.randn(2, 2, 3, 4).double(), torch.randn(2, 1, K, 4).double(), torch.randn(2, 1, K, 5).double()
+    q, k, v = (
+        torch.randn(2, 2, 3, 4).double(),
+        torch.randn(2, 1, K, 4).double(),
+        torch.randn(2, 1, K, 5).double(),
+    )
     mask = torch.rand(3, K) < 0.6
     size = data.draw(st.sampled_from([1.0, 100.0]))
     cuts = sorted(data.draw(st.lists(st.integers(0, K), max_size=4)))
@@ -42,11 +46,21 @@ def test_sink_in_one_part():
 
 def test_merge_is_differentiable():
     torch.manual_seed(0)
-    q, k = torch.randn(1, 3, 4, dtype=torch.float64), torch.randn(1, 6, 4, dtype=torch.float64, requires_grad=True)
+    q, k = (
+        torch.randn(1, 3, 4, dtype=torch.float64),
+        torch.randn(1, 6, 4, dtype=torch.float64, requires_grad=True),
+    )
 
     def loss(join):
-        parts = [xt.attend(q, part, part, mask=m) for part, m in ((k[:, :2], torch.tensor([True, False])), (k[:, 2:], None))]
-        a = xt.merge(parts) if join else xt.attend(q, k, k, mask=torch.tensor([True, False, True, True, True, True]))
+        parts = [
+            xt.attend(q, part, part, mask=m)
+            for part, m in ((k[:, :2], torch.tensor([True, False])), (k[:, 2:], None))
+        ]
+        a = (
+            xt.merge(parts)
+            if join
+            else xt.attend(q, k, k, mask=torch.tensor([True, False, True, True, True, True]))
+        )
         return (a.output.sin().sum() + a.entropy.square() + a.score_variance + a.log_normalizer).sum()
 
     (a,), (b,) = torch.autograd.grad(loss(True), k), torch.autograd.grad(loss(False), k)
@@ -72,6 +86,9 @@ def test_dead_parts_have_no_say():
     ],
 )
 def test_bad_parts(parts, text):
-    made = [xt.attend(torch.ones(h, q, 2), torch.ones(h, 4, 2), torch.ones(h, 4, 2), key_mass=mass) for h, q, mass in parts]
+    made = [
+        xt.attend(torch.ones(h, q, 2), torch.ones(h, 4, 2), torch.ones(h, 4, 2), key_mass=mass)
+        for h, q, mass in parts
+    ]
     with pytest.raises(ValueError, match=text):
         xt.merge(made)

@@ -92,7 +92,9 @@ class Attending(Dataset):
 def test_forked_workers():
     """After the parent has used its own threads, workers forked from it must still work."""
     expected = [xt.attend(*example(i)).output for i in range(4)]
-    loader = DataLoader(Attending(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
+    loader = DataLoader(
+        Attending(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
+    )
     for found, output in zip(loader, expected, strict=True):
         assert torch.allclose(found, output, atol=1e-6)
 
@@ -112,7 +114,9 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_forked_before_the_first_call():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

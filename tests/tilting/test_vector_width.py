@@ -58,7 +58,9 @@ for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
 
 def run(code, folder, **environment):
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)} | environment
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -83,7 +85,10 @@ def test_a_generic_processor(tmp_path):
     run(EVERYTHING, tmp_path, NUMBA_CPU_NAME="generic")
 
 
-@pytest.mark.parametrize(("name", "text"), [("EXPTILT_VECTOR_BITS", "384"), ("EXPTILT_VECTOR_BITS", "wide"), ("EXPTILT_CACHE_KIB", "0")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("EXPTILT_VECTOR_BITS", "384"), ("EXPTILT_VECTOR_BITS", "wide"), ("EXPTILT_CACHE_KIB", "0")],
+)
 def test_a_setting_that_means_nothing_is_refused(name, text, monkeypatch):
     from exptilt._support.errors import ArgumentError
     from exptilt.tilting.backends.numba.machine import machine

@@ -69,7 +69,17 @@ def bits_of_float64(typing_context, number):
 _F = np.float32
 # (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes);
 # its Taylor series to r^13 (float64: the rest is below 1e-17)
-_E32 = tuple(_F(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
+_E32 = tuple(
+    _F(c)
+    for c in (
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    )
+)
 _E64 = tuple(1.0 / math.factorial(k) for k in range(13, 1, -1))
 _LOG2_HIGH32, _LOG2_LOW32 = _F(0.693359375), _F(-2.12194440e-4)
 _LOG2_HIGH64, _LOG2_LOW64 = 6.93145751953125e-1, 1.42860682030941723212e-6

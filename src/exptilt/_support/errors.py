@@ -33,4 +33,6 @@ class MissingExtraError(ExptiltError, ImportError):
     """A part of the package that needs an optional library was called where that library is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is not installed, and this part of exptilt needs it. Install it with: pip install 'exptilt[{extra}]'")
+        super().__init__(
+            f"{library} is not installed, and this part of exptilt needs it. Install it with: pip install 'exptilt[{extra}]'"
+        )

@@ -34,7 +34,9 @@ def mean_interval(values: Tensor) -> Interval:
     x = torch.where(there, values, 0.0).double()
     mean = x.sum(-1) / count
     variance = torch.where(there, (x - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / (count - 1)
-    factor = torch.as_tensor(special.stdtrit((count - 1).clamp_min(1).cpu().numpy(), (1 + _LEVEL) / 2)).to(x.device)
+    factor = torch.as_tensor(special.stdtrit((count - 1).clamp_min(1).cpu().numpy(), (1 + _LEVEL) / 2)).to(
+        x.device
+    )
     half = factor * (variance / count).sqrt()
     return Interval(mean, mean - half, mean + half)
 

@@ -162,7 +162,9 @@ class _Cache(FunctionCache):
             super().__init__(self._function)
             self._found = True
         found = super().load_overload(signature, context)
-        if found is not None and tuple(found.signature.args) != tuple(sigutils.normalize_signature(signature)[0]):
+        if found is not None and tuple(found.signature.args) != tuple(
+            sigutils.normalize_signature(signature)[0]
+        ):
             found = None  # two processes that save for the first time at once may give their files one name
         if found is None:
             _announce(self._title)
@@ -234,7 +236,10 @@ def _team() -> Any:
             function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
         except (OSError, AttributeError):
             continue
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+        function.argtypes, function.restype = (
+            [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint],
+            None,
+        )
         return function
     return None
 

@@ -76,7 +76,9 @@ def unpack(vector: Tensor) -> Tensor:
 def check_covariance(matrix: Tensor, name: str) -> None:
     """Raise unless every matrix of ``(..., D, D)`` is finite, symmetric and positive definite; name the one that is not."""
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise ArgumentError(f"{name} must be (..., D, D), square in its last two axes; got shape {tuple(matrix.shape)}.")
+        raise ArgumentError(
+            f"{name} must be (..., D, D), square in its last two axes; got shape {tuple(matrix.shape)}."
+        )
     if not is_concrete(matrix):
         return
     gap = (matrix - matrix.mT).abs().amax((-2, -1))
@@ -92,7 +94,9 @@ def check_covariance(matrix: Tensor, name: str) -> None:
         raise ArgumentError(f"{where} holds NaN or infinity. Pass finite covariances.")
     if not bool(gap[index] <= slack * size[index]):
         got = float(gap[index])
-        raise ArgumentError(f"{where} is not symmetric: entries differ by up to {got:.3g}. Pass (a + a.mT) / 2, or repaired(a).")
+        raise ArgumentError(
+            f"{where} is not symmetric: entries differ by up to {got:.3g}. Pass (a + a.mT) / 2, or repaired(a)."
+        )
     smallest = float(torch.linalg.eigvalsh(matrix[index].double())[0])
     raise ArgumentError(
         f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. Pass a valid covariance, or repaired(a)."
@@ -111,7 +115,12 @@ def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
     Returns:
         ``(..., D, D)``.
     """
-    if not isinstance(matrix, Tensor) or not matrix.is_floating_point() or matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+    if (
+        not isinstance(matrix, Tensor)
+        or not matrix.is_floating_point()
+        or matrix.ndim < 2
+        or matrix.shape[-1] != matrix.shape[-2]
+    ):
         got = f"{matrix.dtype} {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
         raise ArgumentError(f"repaired: matrix must be a floating-point tensor (..., D, D); got {got}.")
     if matrix.numel() == 0:
@@ -119,7 +128,9 @@ def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
     if floor is not None and not 0 < floor < math.inf:
         raise ArgumentError(f"repaired: floor must be positive and finite; got {floor}.")
     if is_concrete(matrix) and not bool(matrix.isfinite().all()):
-        raise ArgumentError(f"repaired: matrix[{_worst(~matrix.isfinite())}] is NaN or infinite, which cannot be repaired.")
+        raise ArgumentError(
+            f"repaired: matrix[{_worst(~matrix.isfinite())}] is NaN or infinite, which cannot be repaired."
+        )
     symmetric = (matrix + matrix.mT) / 2
     eigenvalues = torch.linalg.eigvalsh(symmetric)
     largest = eigenvalues.abs().amax(-1, keepdim=True)
@@ -133,7 +144,9 @@ def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
                 f"added up to {float(most.max()):.3g} to the diagonal{where}",
                 f"an asymmetry of up to {float(gap.max()):.3g}",
             )
-            warnings.warn(f"repaired: {added_most} and averaged away {averaged}.", ExptiltWarning, stacklevel=2)
+            warnings.warn(
+                f"repaired: {added_most} and averaged away {averaged}.", ExptiltWarning, stacklevel=2
+            )
     return symmetric + torch.diag_embed(added.expand_as(eigenvalues))
 
 
@@ -167,7 +180,9 @@ def indefiniteness(matrix: Tensor) -> Tensor:
     if is_concrete(matrix) and bool((info == 0).all()):
         return inside
     return torch.where(
-        (info == 0) & matrix.isfinite().all(-1).all(-1), inside, -torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0].clamp_max(0)
+        (info == 0) & matrix.isfinite().all(-1).all(-1),
+        inside,
+        -torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0].clamp_max(0),
     )
 
 
@@ -213,4 +228,6 @@ def multivariate_digamma(a: Tensor, dimension: int) -> Tensor:
 def multivariate_log_gamma(a: Tensor, dimension: int) -> Tensor:
     """Log Γ_D(a) = D(D−1)/4 log π + Σ_{i<D} log Γ(a − i/2)."""
     halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
-    return torch.lgamma(a.unsqueeze(-1) - halves).sum(-1) + dimension * (dimension - 1) / 4 * math.log(math.pi)
+    return torch.lgamma(a.unsqueeze(-1) - halves).sum(-1) + dimension * (dimension - 1) / 4 * math.log(
+        math.pi
+    )

@@ -11,7 +11,9 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
-def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool | None = None) -> Iterator[Item]:
+def track(
+    items: Iterable[Item], description: str, *, total: int | None = None, show: bool | None = None
+) -> Iterator[Item]:
     """Yield from `items`, with a bar on standard error once two seconds have passed.
 
     Args:

@@ -22,12 +22,16 @@ class Status(Enum):
     """How a problem ended, from best to worst. The text of a member is its message."""
 
     CONVERGED = "converged: the residual is within the tolerance"
-    STALLED = "stalled: no step improves the objective in this precision, yet the residual is above the tolerance"
+    STALLED = (
+        "stalled: no step improves the objective in this precision, yet the residual is above the tolerance"
+    )
     MAX_STEPS = "stopped at max_steps before the residual reached the tolerance"
     BOUNDARY = "the target lies on the boundary of what can be attained: no finite solution exists, the value is a stand-in"
     OUTSIDE = "the target lies outside of what can be attained: no solution exists; see `distance` for how far outside"
     DIVERGED = "diverged: the iterates left every neighbourhood of the start; the value is the point with the least residual on the way"
-    NOT_FINITE = "the function returned NaN or infinity; the value is the point with the least residual before that"
+    NOT_FINITE = (
+        "the function returned NaN or infinity; the value is the point with the least residual before that"
+    )
 
     def __str__(self) -> str:
         return self.value
@@ -92,11 +96,19 @@ class Solution(Generic[Value]):
         where = f" at batch index {tuple(worst)}" if worst else ""
         residual, distance = float(self.residual[tuple(worst)]), float(self.distance[tuple(worst)])
         message = f"{self.status}{where}. Residual {residual:.3g} after {int(self.steps)} steps"
-        raise ConvergenceError(message + (f", {distance:.6g} outside." if self.status is Status.OUTSIDE else "."))
+        raise ConvergenceError(
+            message + (f", {distance:.6g} outside." if self.status is Status.OUTSIDE else ".")
+        )
 
 
 def _flatten(solution: Solution[Value]) -> tuple[list[object], None]:
-    children: list[object] = [solution.value, solution.code, solution.residual, solution.steps, solution.distance]
+    children: list[object] = [
+        solution.value,
+        solution.code,
+        solution.residual,
+        solution.steps,
+        solution.distance,
+    ]
     return children if solution.trace is None else [*children, solution.trace], None
 
 

@@ -6,7 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_restore_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
+)
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
@@ -77,7 +80,11 @@ def unwrapped(tensor: Tensor) -> Tensor:
 def vmap_axis(tensor: Tensor) -> tuple[int, int] | None:
     """The axis that a ``vmap`` has hidden with the outermost wrapper, and the level of that ``vmap``; None if it is not one of those."""
     functorch = torch._C._functorch
-    return (functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)) if functorch.is_batchedtensor(tensor) else None
+    return (
+        (functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor))
+        if functorch.is_batchedtensor(tensor)
+        else None
+    )
 
 
 def with_vmap_axis(tensor: Tensor, level: int) -> Tensor:
@@ -121,7 +128,9 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
     if in_transform():
         return torch.func.jvp(function, primals, tangents)[1]
     with forward_derivatives():
-        duals = (forward_ad.make_dual(without_tangent(x), dot) for x, dot in zip(primals, tangents, strict=True))
+        duals = (
+            forward_ad.make_dual(without_tangent(x), dot) for x, dot in zip(primals, tangents, strict=True)
+        )
         unpacked = [forward_ad.unpack_dual(x) for x in function(*duals)]
     return tuple(torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in unpacked)
 

@@ -52,12 +52,19 @@ class MultiheadAttention(nn.MultiheadAttention):
             ``(N, heads, L, head dim)``.
         """
         if is_causal and attn_mask is None:
-            raise ArgumentError("MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. Pass attn_mask as well.")
+            raise ArgumentError(
+                "MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. Pass attn_mask as well."
+            )
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-            raise ArgumentError(f"MultiheadAttention: got {shapes}. Pass all three as (length, batch, dim), or all as (length, dim).")
-        q, k, v = (x.unsqueeze(0) if not batched else x if self.batch_first else x.transpose(0, 1) for x in (query, key, value))
+            raise ArgumentError(
+                f"MultiheadAttention: got {shapes}. Pass all three as (length, batch, dim), or all as (length, dim)."
+            )
+        q, k, v = (
+            x.unsqueeze(0) if not batched else x if self.batch_first else x.transpose(0, 1)
+            for x in (query, key, value)
+        )
         N, L = q.shape[:2]
         q, k, v = self._project(q, k, v)
         if self.bias_k is not None and self.bias_v is not None:
@@ -115,9 +122,14 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _shaped(self, name: str, x: Tensor, N: int, L: int, S: int) -> Tensor:
         given = S - (self.bias_k is not None) - self.add_zero_attn
-        shapes = {"key_padding_mask": [(N, given), (given,)], "attn_mask": [(L, given), (N * self.num_heads, L, given)]}[name]
+        shapes = {
+            "key_padding_mask": [(N, given), (given,)],
+            "attn_mask": [(L, given), (N * self.num_heads, L, given)],
+        }[name]
         if tuple(x.shape) not in shapes:
-            raise ArgumentError(f"MultiheadAttention: {name} has shape {tuple(x.shape)}. Pass one of {', '.join(map(str, shapes))}.")
+            raise ArgumentError(
+                f"MultiheadAttention: {name} has shape {tuple(x.shape)}. Pass one of {', '.join(map(str, shapes))}."
+            )
         x = F.pad(x, (0, S - given))  # keys added by the module itself are always seen
         if name == "key_padding_mask":
             return x.reshape(-1, 1, 1, S)

@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        print(f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {', '.join(known) or 'none yet'}", file=sys.stderr)
+        print(
+            f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {', '.join(known) or 'none yet'}",
+            file=sys.stderr,
+        )
         return 2
     names = list(dict.fromkeys(arguments.names)) or known
     if not names:

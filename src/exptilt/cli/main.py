@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(command(arguments.command).run(arguments))
     except (ExptiltError, OSError) as problem:
         print(f"exptilt {arguments.command}: {' '.join(str(problem).split())}", file=sys.stderr)
-        if isinstance(problem, BrokenPipeError):  # whoever read our output has gone; nothing more can be written to it
+        if isinstance(
+            problem, BrokenPipeError
+        ):  # whoever read our output has gone; nothing more can be written to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except KeyboardInterrupt:

@@ -47,7 +47,9 @@ def _whole(text: str, least: int) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if not least <= value <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{value} is out of range; pass a whole number from {least} to {LARGEST_SEED}")
+        raise argparse.ArgumentTypeError(
+            f"{value} is out of range; pass a whole number from {least} to {LARGEST_SEED}"
+        )
     return value
 
 
@@ -61,17 +63,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="folder, GGUF file, minilm or smollm2 (default: the last of --checkpoints, or the model in the package)",
     )
-    parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: the text in the package)")
     parser.add_argument(
-        "--checkpoints", nargs="+", type=Path, metavar="DIR", help="folders saved in training, or one folder of checkpoint-STEP folders"
+        "--text",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="texts in UTF-8 (default: the text in the package)",
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
     parser.add_argument(
-        "--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=f"read at most so many tokens (default: {MOST_TOKENS})"
+        "--checkpoints",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="folders saved in training, or one folder of checkpoint-STEP folders",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=MOST_TOKENS,
+        metavar="N",
+        help=f"read at most so many tokens (default: {MOST_TOKENS})",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
-    parser.add_argument("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,13 +118,20 @@ def measure(arguments: argparse.Namespace) -> "Study":
     from exptilt.lens.study import study
 
     default = models.default_folder()
-    texts = _texts(arguments.text) if arguments.text else {"the text that comes with exptilt": models.read_text(default / "text.txt")}
+    texts = (
+        _texts(arguments.text)
+        if arguments.text
+        else {"the text that comes with exptilt": models.read_text(default / "text.txt")}
+    )
     folders = arguments.checkpoints or ([default] if arguments.model is None else [])
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
     with announce_if_slow("Loading the model ..."):
         loaded = models.load_model(source, tokenizer=arguments.tokenizer, allow_pickle=arguments.allow_pickle)
-    series = [(step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle)) for step, folder in checkpoints]
+    series = [
+        (step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle))
+        for step, folder in checkpoints
+    ]
     with models.quiet():
         return study(
             loaded.model,

@@ -33,7 +33,14 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
-def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, causal: bool = False, mask: Tensor | None = None) -> Slope:
+def slope(
+    points: Tensor,
+    patterns: Tensor | Measure | None,
+    *,
+    beta: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> Slope:
     """G and its gradient at every point.
 
     Args:
@@ -47,7 +54,9 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
     if isinstance(patterns, Measure) and not isinstance(patterns, Empirical):
         batched = patterns.batch_shape != ()
         measure = (
-            patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf) if batched else patterns
+            patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf)
+            if batched
+            else patterns
         )
         with full_precision(points):
             eta = beta * points
@@ -61,7 +70,17 @@ def slope(points: Tensor, patterns: Tensor | Measure | None, *, beta: float, cau
         key = patterns
     key = key.unsqueeze(-3)
     seen = None if mask is None else mask.unsqueeze(-3)
-    call = prepare("Flow", points.unsqueeze(-3), key, key, scale=beta, log_weight=log_weight, mask=seen, causal=causal, check=False)
+    call = prepare(
+        "Flow",
+        points.unsqueeze(-3),
+        key,
+        key,
+        scale=beta,
+        log_weight=log_weight,
+        mask=seen,
+        causal=causal,
+        check=False,
+    )
     with full_precision(points):
         tilted = run(call)
     return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

@@ -58,10 +58,14 @@ def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
         tensor([0, 1, 0, 0, 1])
     """
     if not (isinstance(tolerance, int | float) and tolerance >= 0):
-        raise ArgumentError(f"clusters: tolerance is {tolerance!r}. Pass a number ≥ 0, a fraction of the length of the points.")
+        raise ArgumentError(
+            f"clusters: tolerance is {tolerance!r}. Pass a number ≥ 0, a fraction of the length of the points."
+        )
     check_points("clusters", points)
     clouds = points.detach().cpu().double().reshape(-1, *points.shape[-2:])
-    return torch.stack([torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]).reshape(points.shape[:-1])
+    return torch.stack([torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]).reshape(
+        points.shape[:-1]
+    )
 
 
 def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
@@ -77,7 +81,9 @@ def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
     """
     labels = cluster_labels(points, tolerance=tolerance)
     batch, count = labels.shape[:-1], labels.shape[-1]
-    sizes = torch.stack([torch.bincount(row, minlength=count) for row in labels.reshape(-1, count)]).reshape(*batch, count)
+    sizes = torch.stack([torch.bincount(row, minlength=count) for row in labels.reshape(-1, count)]).reshape(
+        *batch, count
+    )
     share = sizes.double() / count
     entropy = -torch.special.xlogy(share, share).sum(-1)
     listed = torch.nn.functional.pad(sizes, (0, max(0, _LISTED - count)))[..., :_LISTED]

@@ -67,11 +67,24 @@ class Equilibrium(nn.Module):
         strict: bool | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
-            raise ArgumentError(f"Equilibrium: module is a {type(module).__name__}. Pass an nn.Module that is called as module(z, x).")
+            raise ArgumentError(
+                f"Equilibrium: module is a {type(module).__name__}. Pass an nn.Module that is called as module(z, x)."
+            )
         super().__init__()
         self.module = module
         self.options = Options(
-            "Equilibrium", solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict
+            "Equilibrium",
+            solver,
+            tolerance,
+            max_steps,
+            event_dims,
+            damping,
+            window,
+            regularization,
+            order,
+            scale,
+            throw,
+            strict,
         )
         self._solution: Solution[Tensor] | None = None
         self.register_state_dict_post_hook(_without_prefix)
@@ -99,13 +112,21 @@ class Equilibrium(nn.Module):
         # Under a transform there is nothing to look at once it has ended.
         inside = in_transform()
         self._solution = (
-            None if inside else Solution(found.value.detach(), found.code, found.residual, found.steps, found.distance, found.trace)
+            None
+            if inside
+            else Solution(
+                found.value.detach(), found.code, found.residual, found.steps, found.distance, found.trace
+            )
         )
         return found.value
 
     def extra_repr(self) -> str:
         """What ``print`` shows beside the module."""
-        shown = {name: value for name, value in vars(self.options).items() if name != "caller" and value is not None}
+        shown = {
+            name: value
+            for name, value in vars(self.options).items()
+            if name != "caller" and value is not None
+        }
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 

@@ -91,8 +91,23 @@ def fixed_point(
         >>> float(a.grad.round(decimals=6))
         0.739482
     """
-    options = Options("fixed_point", solver, tolerance, max_steps, event_dims, damping, window, regularization, order, scale, throw, strict)
-    if torch.compiler.is_compiling():  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
+    options = Options(
+        "fixed_point",
+        solver,
+        tolerance,
+        max_steps,
+        event_dims,
+        damping,
+        window,
+        regularization,
+        order,
+        scale,
+        throw,
+        strict,
+    )
+    if (
+        torch.compiler.is_compiling()
+    ):  # a loop that ends when the numbers say so is not a graph: it runs beside the compiled parts
         found: Solution[Tensor] = torch.compiler.disable(_solve)(function, start, options)
         return found
     return _solve(function, start, options)
@@ -125,7 +140,14 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
             x = attach(seat, value, run.tape, order=options.order, tolerance=tolerance, strict=strict)
         else:
             x = seat.wrap(value.clone())  # it may be the start itself, or what f keeps
-    return Solution(x.to(precision.given), seat.wrap(code), seat.wrap(residual), steps, seat.wrap(distance), seat.wrap(trace))
+    return Solution(
+        x.to(precision.given),
+        seat.wrap(code),
+        seat.wrap(residual),
+        steps,
+        seat.wrap(distance),
+        seat.wrap(trace),
+    )
 
 
 class _Run(NamedTuple):
@@ -200,11 +222,18 @@ def _scale(scale: float | Tensor, start: Tensor, event_dims: int) -> Tensor:
         return value.expand(samples)
     except RuntimeError:
         got = tuple(value.shape)
-        raise ArgumentError(f"fixed_point: scale has shape {got}, which does not broadcast to the samples {tuple(samples)}.") from None
+        raise ArgumentError(
+            f"fixed_point: scale has shape {got}, which does not broadcast to the samples {tuple(samples)}."
+        ) from None
 
 
 def _sit(
-    function: Callable[[Tensor], Tensor], start: Tensor, first: Tensor, scale: Tensor | None, event_dims: int, stack: object
+    function: Callable[[Tensor], Tensor],
+    start: Tensor,
+    first: Tensor,
+    scale: Tensor | None,
+    event_dims: int,
+    stack: object,
 ) -> tuple[Seat, Tensor, Tensor, Tensor | None]:
     """The seat, and the flat plain start, its image and its scale."""
     found = [bare(tensor) for tensor in (start, first, scale) if tensor is not None]
@@ -223,25 +252,35 @@ def _way(seat: Seat, options: Options, eps: float) -> Solver:
     if options.solver == "picard":
         return Picard(damping)
     if options.solver == "anderson":
-        return Anderson(window, damping, 10 * eps if options.regularization is None else options.regularization)
+        return Anderson(
+            window, damping, 10 * eps if options.regularization is None else options.regularization
+        )
     return Broyden(window) if options.solver == "broyden" else NewtonKrylov(seat, window)
 
 
 def check_state(caller: str, name: str, state: Tensor, event_dims: int) -> None:
     """Refuse what is no point to begin from."""
     if not isinstance(state, Tensor):
-        raise ArgumentError(f"{caller}: {name} is a {type(state).__name__}. Pass a tensor: torch.as_tensor({name}).")
+        raise ArgumentError(
+            f"{caller}: {name} is a {type(state).__name__}. Pass a tensor: torch.as_tensor({name})."
+        )
     if state.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ArgumentError(f"{caller}: {name} has dtype {state.dtype}, in which nothing can converge. Pass floating point: {known}.")
+        raise ArgumentError(
+            f"{caller}: {name} has dtype {state.dtype}, in which nothing can converge. Pass floating point: {known}."
+        )
     if event_dims > state.ndim:
-        raise ArgumentError(f"{caller}: event_dims is {event_dims}, {name} has shape {tuple(state.shape)}. Pass 0 to {state.ndim}.")
+        raise ArgumentError(
+            f"{caller}: event_dims is {event_dims}, {name} has shape {tuple(state.shape)}. Pass 0 to {state.ndim}."
+        )
 
 
 def check_image(caller: str, image: Tensor, start: Tensor, precision: Precision) -> None:
     """Refuse what f must not return. With autocast, any floating point dtype may come out."""
     if not isinstance(image, Tensor):
-        raise ArgumentError(f"{caller}: function returned {type(image).__name__}; it must return a tensor like its argument.")
+        raise ArgumentError(
+            f"{caller}: function returned {type(image).__name__}; it must return a tensor like its argument."
+        )
     alike = image.dtype == start.dtype or (precision.autocast is not None and image.is_floating_point())
     if image.shape != start.shape or not alike or image.device != start.device:
         raise ArgumentError(

@@ -98,13 +98,21 @@ class Flow:
         still = isinstance(self.patterns, Measure) and not isinstance(self.patterns, Empirical)
         if still and (self.causal or self.mask is not None):
             kind = type(self.patterns).__name__
-            raise ArgumentError(f"Flow: causal and mask choose among patterns, and a {kind} has none. Pass points, or Empirical(points).")
+            raise ArgumentError(
+                f"Flow: causal and mask choose among patterns, and a {kind} has none. Pass points, or Empirical(points)."
+            )
         if isinstance(self.patterns, Tensor):
             check_points("Flow: patterns", self.patterns)
         elif self.patterns is not None and not isinstance(self.patterns, Measure):
-            raise ArgumentError(f"Flow: patterns is a {type(self.patterns).__name__}. Pass None, a tensor (..., M, D) or a Measure.")
-        if self.mask is not None and (not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2):
-            raise ArgumentError("Flow: mask must be a tensor of booleans (..., N, M), True where a point may see a pattern.")
+            raise ArgumentError(
+                f"Flow: patterns is a {type(self.patterns).__name__}. Pass None, a tensor (..., M, D) or a Measure."
+            )
+        if self.mask is not None and (
+            not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2
+        ):
+            raise ArgumentError(
+                "Flow: mask must be a tensor of booleans (..., N, M), True where a point may see a pattern."
+            )
 
     def slope(self, points: Tensor) -> Slope:
         """G(βη) and g(η) at every point.
@@ -133,8 +141,14 @@ class Flow:
         with full_precision(points):
             result = renormalize(points)
         if not isinstance(result, Tensor) or result.shape != points.shape or result.dtype != points.dtype:
-            got = f"shape {tuple(result.shape)} and {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
-            raise ArgumentError(f"Flow: renormalize must return points of shape {tuple(points.shape)} and {points.dtype}; got {got}.")
+            got = (
+                f"shape {tuple(result.shape)} and {result.dtype}"
+                if isinstance(result, Tensor)
+                else type(result).__name__
+            )
+            raise ArgumentError(
+                f"Flow: renormalize must return points of shape {tuple(points.shape)} and {points.dtype}; got {got}."
+            )
         return result
 
     @property
@@ -158,20 +172,26 @@ class Flow:
         if self.patterns is not None:
             measure = isinstance(self.patterns, Measure)
             what = type(self.patterns).__name__ if measure else "patterns"
-            dimension = self.patterns.dimension if isinstance(self.patterns, Measure) else self.patterns.shape[-1]
+            dimension = (
+                self.patterns.dimension if isinstance(self.patterns, Measure) else self.patterns.shape[-1]
+            )
             if dimension != points.shape[-1] or self.patterns.dtype != points.dtype:
                 raise ArgumentError(
                     f"{name}: points are {tuple(points.shape)} {points.dtype}, the {what} has dimension {dimension} and dtype "
                     f"{self.patterns.dtype}. Both must agree."
                 )
-            shapes[what] = self.patterns.batch_shape if isinstance(self.patterns, Measure) else self.patterns.shape[:-2]
+            shapes[what] = (
+                self.patterns.batch_shape if isinstance(self.patterns, Measure) else self.patterns.shape[:-2]
+            )
         if self.mask is not None:
             shapes["mask"] = self.mask.shape[:-2]
         try:
             batch = torch.broadcast_shapes(*shapes.values())
         except RuntimeError as problem:
             got = ", ".join(f"{what} {tuple(shape)}" for what, shape in shapes.items())
-            raise ArgumentError(f"{name}: batch axes do not match: {got}. They must agree or be 1.") from problem
+            raise ArgumentError(
+                f"{name}: batch axes do not match: {got}. They must agree or be 1."
+            ) from problem
         return points if batch == points.shape[:-2] else points.expand(*batch, *points.shape[-2:])
 
     def run(
@@ -195,8 +215,12 @@ class Flow:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise ArgumentError(f"Flow.run: steps is {steps!r}. Pass an integer ≥ 0.")
         kept = kept_steps(keep, steps)
-        if measure_every is not None and (isinstance(measure_every, bool) or not isinstance(measure_every, int) or measure_every < 1):
-            raise ArgumentError(f"Flow.run: measure_every is {measure_every!r}. Pass an integer ≥ 1, or None for first and last alone.")
+        if measure_every is not None and (
+            isinstance(measure_every, bool) or not isinstance(measure_every, int) or measure_every < 1
+        ):
+            raise ArgumentError(
+                f"Flow.run: measure_every is {measure_every!r}. Pass an integer ≥ 1, or None for first and last alone."
+            )
         measured = {*range(0, steps + 1, measure_every or max(steps, 1)), steps}
         recorder = Recorder(tolerance)
         init, step = self.kernel
@@ -204,7 +228,15 @@ class Flow:
             state, grew = init(points.detach() if isinstance(points, Tensor) else points), None
             for count in track(range(steps), "flow", show=progress):
                 new, info = step(state)
-                recorder.add(count, self.step * count, state.points, info.log_normalizer, grew, count in kept, count in measured)
+                recorder.add(
+                    count,
+                    self.step * count,
+                    state.points,
+                    info.log_normalizer,
+                    grew,
+                    count in kept,
+                    count in measured,
+                )
                 check_step(new.points, new.steps)
                 grew = growth(state.points, info.ascended, new.points) if new.steps in measured else None
                 state = new

@@ -80,7 +80,9 @@ def gaussianity(points: Tensor) -> Gaussianity:
 def _one(cloud: Tensor) -> tuple[float, ...]:
     count = cloud.shape[0]
     centred = cloud - cloud.mean(0)
-    wide = cloud.shape[1] > count  # then the points' Gram matrix is the smaller one, and has the same eigenvalues
+    wide = (
+        cloud.shape[1] > count
+    )  # then the points' Gram matrix is the smaller one, and has the same eigenvalues
     values, vectors = torch.linalg.eigh((centred @ centred.mT if wide else centred.mT @ centred) / count)
     place = (_NARROW * cloud.abs().max()) ** 2
     alive = values > (_FLAT * values[-1]).clamp_min(place)
@@ -89,12 +91,24 @@ def _one(cloud: Tensor) -> tuple[float, ...]:
         return (math.nan,) * 6 + (float(rank),)
     z = vectors[:, alive] * math.sqrt(count) if wide else centred @ (vectors[:, alive] / values[alive].sqrt())
     skewness, kurtosis = _cubes(z), float(z.square().sum(-1).square().mean())
-    correction = (rank + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (rank + 1) - 6)) if count > 5 else 1.0
+    correction = (
+        (rank + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (rank + 1) - 6))
+        if count > 5
+        else 1.0
+    )
     skewness_p = special.chdtrc(rank * (rank + 1) * (rank + 2) / 6, count / 6 * correction * skewness)
     usual = rank * (rank + 2)
     score = (kurtosis - usual * (count - 1) / (count + 1)) / math.sqrt(8 * usual / count)
     sliced, sliced_p = _sliced(z)
-    return skewness, float(skewness_p), kurtosis / usual - 1, float(2 * special.ndtr(-abs(score))), sliced, sliced_p, float(rank)
+    return (
+        skewness,
+        float(skewness_p),
+        kurtosis / usual - 1,
+        float(2 * special.ndtr(-abs(score))),
+        sliced,
+        sliced_p,
+        float(rank),
+    )
 
 
 def _cubes(z: Tensor) -> float:
@@ -104,7 +118,9 @@ def _cubes(z: Tensor) -> float:
         total = z.new_zeros(rank, rank, rank)
         length = max(1, _BLOCK // (rank * rank))
         for block in z.split(length):
-            total += (block.mT @ (block.unsqueeze(-1) * block.unsqueeze(-2)).flatten(1)).reshape(rank, rank, rank)
+            total += (block.mT @ (block.unsqueeze(-1) * block.unsqueeze(-2)).flatten(1)).reshape(
+                rank, rank, rank
+            )
         return float(total.square().sum()) / count**2
     return sum(float((block @ z.mT).pow(3).sum()) for block in z.split(max(1, _BLOCK // count))) / count**2
 
@@ -124,8 +140,14 @@ def _sliced(z: Tensor) -> tuple[float, float]:
 
 def _anderson_darling_p(a: Tensor) -> Tensor:
     """P-values of A² with estimated mean and variance: table 4.9 of D'Agostino and Stephens, Goodness-of-Fit Techniques (1986)."""
-    above = torch.where(a < 0.6, (0.9177 - 4.279 * a - 1.38 * a**2).exp(), (1.2937 - 5.709 * a + 0.0186 * a**2).exp())
-    below = torch.where(a < 0.2, 1 - (-13.436 + 101.14 * a - 223.73 * a**2).exp(), 1 - (-8.318 + 42.796 * a - 59.938 * a**2).exp())
+    above = torch.where(
+        a < 0.6, (0.9177 - 4.279 * a - 1.38 * a**2).exp(), (1.2937 - 5.709 * a + 0.0186 * a**2).exp()
+    )
+    below = torch.where(
+        a < 0.2,
+        1 - (-13.436 + 101.14 * a - 223.73 * a**2).exp(),
+        1 - (-8.318 + 42.796 * a - 59.938 * a**2).exp(),
+    )
     # Above 10 the fitted parabola turns up again; the true value is below 10⁻²⁰ there.
     return torch.where(a < 0.34, below, torch.where(a > 10, torch.zeros_like(a), above))
 

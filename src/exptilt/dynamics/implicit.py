@@ -30,7 +30,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.errors import ConvergenceError
-from exptilt._support.transforms import current_level, forward_derivatives, in_transform, is_wrapped, without_tangent
+from exptilt._support.transforms import (
+    current_level,
+    forward_derivatives,
+    in_transform,
+    is_wrapped,
+    without_tangent,
+)
 from exptilt.dynamics.krylov import gmres
 from exptilt.dynamics.levels import Seat, plain
 from exptilt.dynamics.precision import exact
@@ -76,10 +82,18 @@ class Jacobian:
             solution, missed = gmres(operator, flat.reshape(-1, self.event), self.tolerance, verify=verify)
         else:
             if self.factors is None:
-                self.factors = torch.linalg.lu_factor_ex(torch.eye(self.event, dtype=right.dtype, device=right.device) - self.dense)[:2]
-            solution = torch.linalg.lu_solve(*self.factors, flat.permute(1, 2, 0), adjoint=transposed).permute(2, 0, 1)
+                self.factors = torch.linalg.lu_factor_ex(
+                    torch.eye(self.event, dtype=right.dtype, device=right.device) - self.dense
+                )[:2]
+            solution = torch.linalg.lu_solve(
+                *self.factors, flat.permute(1, 2, 0), adjoint=transposed
+            ).permute(2, 0, 1)
             if verify:
-                left = flat - solution + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
+                left = (
+                    flat
+                    - solution
+                    + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
+                )
                 missed = torch.linalg.vector_norm(left, dim=-1)
         if self.strict and verify:
             self._check(missed.flatten(), torch.linalg.vector_norm(flat, dim=-1).flatten())
@@ -101,7 +115,9 @@ class Jacobian:
         return False
 
     def _check(self, missed: Tensor, size: Tensor) -> None:
-        allowed = min((100 * self.tolerance) ** 0.5, 0.1) * size  # far above what rounding may do, far below what a wrong solve does
+        allowed = (
+            min((100 * self.tolerance) ** 0.5, 0.1) * size
+        )  # far above what rounding may do, far below what a wrong solve does
         if not bool((missed <= allowed).all()):
             worst = float((missed / size).masked_fill(size == 0, 0.0).max())
             raise ConvergenceError(
@@ -115,11 +131,21 @@ class Jacobian:
         if self.tape.image is None:
             assert self.dense is not None
             matrix = self.dense.mT if transposed else self.dense
-            return torch.einsum("sij,esj->esi", matrix, vectors.reshape(vectors.shape[0], -1, self.event)).reshape(vectors.shape)
+            return torch.einsum(
+                "sij,esj->esi", matrix, vectors.reshape(vectors.shape[0], -1, self.event)
+            ).reshape(vectors.shape)
         return self.tape.pull(vectors) if transposed else self.tape.push(vectors)
 
 
-def _solve(vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool, *, verify: bool = True) -> Tensor | None:
+def _solve(
+    vector: Tensor,
+    jacobian: Jacobian,
+    step: int,
+    axes: tuple[int, ...],
+    transposed: bool,
+    *,
+    verify: bool = True,
+) -> Tensor | None:
     """S v or Sᵀ v, on behalf of one of the steps (∗); None if v is but what another step left over.
 
     Args:
@@ -144,7 +170,9 @@ class _Inverse(Function):
     """`_solve`, open to derivatives."""
 
     @staticmethod
-    def forward(vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Tensor:
+    def forward(
+        vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool
+    ) -> Tensor:
         solved = _solve(vector, jacobian, step, axes, transposed)
         return vector.clone() if solved is None else solved
 
@@ -155,7 +183,9 @@ class _Inverse(Function):
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
         return (
-            _Inverse.apply(_like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, not ctx.transposed),
+            _Inverse.apply(
+                _like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, not ctx.transposed
+            ),
             None,
             None,
             None,
@@ -167,15 +197,27 @@ class _Inverse(Function):
         return _forwards(ctx, dot)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Any:
-        return _Inverse.apply(vector.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed), 0
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        vector: Tensor,
+        jacobian: Jacobian,
+        step: int,
+        axes: tuple[int, ...],
+        transposed: bool,
+    ) -> Any:
+        return _Inverse.apply(
+            vector.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed
+        ), 0
 
 
 class _Attach(Function):
     """Zero in value, S r in derivative. Its last argument is False, so that both functions keep the same things."""
 
     @staticmethod
-    def forward(residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Tensor:
+    def forward(
+        residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool
+    ) -> Tensor:
         return torch.zeros_like(residual)
 
     @staticmethod
@@ -196,8 +238,18 @@ class _Attach(Function):
         return _forwards(ctx, dot)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool) -> Any:
-        return _Attach.apply(residual.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed), 0
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        residual: Tensor,
+        jacobian: Jacobian,
+        step: int,
+        axes: tuple[int, ...],
+        transposed: bool,
+    ) -> Any:
+        return _Attach.apply(
+            residual.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed
+        ), 0
 
 
 def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,7 +274,9 @@ def _forwards(ctx: Any, dot: Tensor) -> Any:
     if not in_transform():
         return _Inverse.apply(_like(dot, saved), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
     with forward_derivatives():
-        return _Inverse.apply(_like(dot, without_tangent(saved)), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
+        return _Inverse.apply(
+            _like(dot, without_tangent(saved)), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed
+        )
 
 
 def _like(vector: Tensor, other: Tensor) -> Tensor:
@@ -230,7 +284,9 @@ def _like(vector: Tensor, other: Tensor) -> Tensor:
     return vector + torch.zeros_like(other) if is_wrapped(other) else vector
 
 
-def attach(seat: Seat, state: Tensor, tape: Tape | None, *, order: int, tolerance: float, strict: bool) -> Tensor:
+def attach(
+    seat: Seat, state: Tensor, tape: Tape | None, *, order: int, tolerance: float, strict: bool
+) -> Tensor:
     """The solver's answer with its derivatives.
 
     Args:

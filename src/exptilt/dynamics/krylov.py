@@ -48,7 +48,9 @@ def _extend(operator: Operator, basis: Tensor, hessenberg: Tensor, j: int) -> Te
     total = torch.bmm(image, known.mT)
     image = torch.baddbmm(image, total, known, alpha=-1)
     size = torch.linalg.vector_norm(image, dim=-1)
-    if bool((size < 0.1 * before).any()):  # where much was taken off, rounding left some of it: take that off too, and it is enough
+    if bool(
+        (size < 0.1 * before).any()
+    ):  # where much was taken off, rounding left some of it: take that off too, and it is enough
         part = torch.bmm(image, known.mT)
         image, total = torch.baddbmm(image, part, known, alpha=-1), total + part
         size = torch.linalg.vector_norm(image, dim=-1)
@@ -63,7 +65,10 @@ def _extend(operator: Operator, basis: Tensor, hessenberg: Tensor, j: int) -> Te
 def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
     """The whole space of this dimension from ``start (S, n)``."""
     samples, n = start.shape
-    basis, hessenberg = start.new_empty(samples, dimension + 1, n), start.new_zeros(samples, dimension + 1, dimension)
+    basis, hessenberg = (
+        start.new_empty(samples, dimension + 1, n),
+        start.new_zeros(samples, dimension + 1, dimension),
+    )
     basis[:, 0] = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True)
     for j in range(dimension):
         if bool(_extend(operator, basis, hessenberg, j).all()):
@@ -101,7 +106,9 @@ def gmres(
     restart = min(restart, right.shape[1])
     held = _MEMORY // max(1, 2 * right.numel() * right.element_size())
     largest = max(restart, min(right.shape[1], held)) if grow else restart
-    enough = 0.9 if grow and largest < right.shape[1] else 0.5  # where memory forbids a larger space, go on as long as residuals fall
+    enough = (
+        0.9 if grow and largest < right.shape[1] else 0.5
+    )  # where memory forbids a larger space, go on as long as residuals fall
     for _ in range(max_restarts):
         wanting = beta > goal
         if not bool(wanting.any()):
@@ -117,25 +124,37 @@ def gmres(
     return solution, beta
 
 
-def _space(operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int, largest: int) -> tuple[Tensor, Tensor, bool]:
+def _space(
+    operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int, largest: int
+) -> tuple[Tensor, Tensor, bool]:
     """One space from r, of norms `left`, until these reach the goal: u, what is left, and whether that is within the goal for all."""
     samples, n = residual.shape
     images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
-    solution, direction, exhausted = torch.zeros_like(residual), residual, torch.zeros_like(left, dtype=torch.bool)
+    solution, direction, exhausted = (
+        torch.zeros_like(residual),
+        residual,
+        torch.zeros_like(left, dtype=torch.bool),
+    )
     begun = mark = left
     far = left > goal
     for j in range(largest):
         if j == dimension:
             open_ends = far & ~exhausted
-            swift = mark is begun and bool((left < 0.5 * begun)[open_ends].all())  # once grown, it is too good to be thrown away
+            swift = mark is begun and bool(
+                (left < 0.5 * begun)[open_ends].all()
+            )  # once grown, it is too good to be thrown away
             if swift or not (j < _PATIENCE or bool((left < 0.9 * mark)[open_ends].any())):
                 break
             dimension, mark = min(2 * dimension, largest), left
-            images, origins = (torch.cat([old, old.new_empty(samples, dimension - j, n)], 1) for old in (images, origins))
+            images, origins = (
+                torch.cat([old, old.new_empty(samples, dimension - j, n)], 1) for old in (images, origins)
+            )
         image = direction - operator(direction)
         before = size = torch.linalg.vector_norm(image, dim=-1)
         doubtful = False
-        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off too is enough
+        for _ in range(
+            2
+        ):  # where much is taken off, rounding leaves some of it: taking that off too is enough
             if j:
                 part = torch.bmm(image.unsqueeze(1), images[:, :j].mT)
                 image = torch.baddbmm(image.unsqueeze(1), part, images[:, :j], alpha=-1).squeeze(1)

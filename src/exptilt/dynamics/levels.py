@@ -117,7 +117,11 @@ class Seat:
             return tangent
 
         with _untracked():
-            return self.unwrap(self.inside(jvp, state.reshape(self.full), vector.reshape(self.full))).detach().reshape(state.shape)
+            return (
+                self.unwrap(self.inside(jvp, state.reshape(self.full), vector.reshape(self.full)))
+                .detach()
+                .reshape(state.shape)
+            )
 
 
 def spread(raw: Tensor, levels: list[int], wanted: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:

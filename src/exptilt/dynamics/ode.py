@@ -49,7 +49,9 @@ def on_constraint(renormalize: Renormalizer | None, points: Tensor) -> Tensor:
     if renormalize is None:
         return points
     start = renormalize(points)
-    gap = float((renormalize(start) - start).abs().max() / start.abs().max().clamp_min(torch.finfo(start.dtype).tiny))
+    gap = float(
+        (renormalize(start) - start).abs().max() / start.abs().max().clamp_min(torch.finfo(start.dtype).tiny)
+    )
     if not gap <= 1e3 * torch.finfo(start.dtype).eps:
         raise ArgumentError(
             f"Flow.ode: renormalising twice is not renormalising once (they differ by {gap:.3g}), so there is no constraint to flow on. "
@@ -66,12 +68,21 @@ def solve(
     if not (isinstance(time, int | float) and 0 < time < math.inf):
         raise ArgumentError(f"Flow.ode: time is {time!r}. Pass a finite number > 0.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-        raise ArgumentError(f"Flow.ode: samples is {samples!r}. Pass an integer ≥ 2: the start and the end at least.")
-    tolerances = [isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf for value in (rtol, atol)]
+        raise ArgumentError(
+            f"Flow.ode: samples is {samples!r}. Pass an integer ≥ 2: the start and the end at least."
+        )
+    tolerances = [
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        for value in (rtol, atol)
+    ]
     if not all(tolerances) or rtol == atol == 0:
-        raise ArgumentError(f"Flow.ode: rtol is {rtol!r} and atol is {atol!r}. Pass finite numbers ≥ 0, not both 0.")
+        raise ArgumentError(
+            f"Flow.ode: rtol is {rtol!r} and atol is {atol!r}. Pass finite numbers ≥ 0, not both 0."
+        )
     if points.dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"Flow.ode: points are {points.dtype}, too coarse for steps of adaptive size. Pass float32 or float64.")
+        raise ArgumentError(
+            f"Flow.ode: points are {points.dtype}, too coarse for steps of adaptive size. Pass float32 or float64."
+        )
     kept = kept_steps(keep, samples - 1)
     try:
         from torchdiffeq import odeint
@@ -103,7 +114,9 @@ def solve(
             part = times[first : first + length + 1]
             try:
                 found = odeint(rate, state, part.to(state.device), rtol=rtol, atol=atol, method="dopri5")
-            except AssertionError as problem:  # torchdiffeq's way to say that its step has become 0, or a state infinite
+            except (
+                AssertionError
+            ) as problem:  # torchdiffeq's way to say that its step has become 0, or a state infinite
                 raise ConvergenceError(
                     f"Flow.ode: the solver could not go on near time {reached:.6g} ({problem}). Without a renormaliser points run off: "
                     "pass renormalize=, or go less far; else loosen rtol and atol, or pass float64."
@@ -111,8 +124,12 @@ def solve(
             for count, state in enumerate(found[1:], start=first + 1):
                 if not bool(state.isfinite().all()):
                     index = tuple((~state.isfinite().all(-1)).nonzero()[0].tolist())
-                    raise ConvergenceError(f"Flow.ode: the point at index {index} is not finite at time {float(times[count]):.6g}.")
-                recorder.add(count, float(times[count]), state, slope(state).log_normalizer, None, count in kept, True)
+                    raise ConvergenceError(
+                        f"Flow.ode: the point at index {index} is not finite at time {float(times[count]):.6g}."
+                    )
+                recorder.add(
+                    count, float(times[count]), state, slope(state).log_normalizer, None, count in kept, True
+                )
         for _ in bar:
             pass
     return recorder.trajectory()

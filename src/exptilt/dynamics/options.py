@@ -52,7 +52,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.solver, str) or self.solver not in TAKES:
-            raise ArgumentError(f"{self.caller}: no solver is called {self.solver!r}. Pass one of {', '.join(TAKES)}.")
+            raise ArgumentError(
+                f"{self.caller}: no solver is called {self.solver!r}. Pass one of {', '.join(TAKES)}."
+            )
         for name in ("damping", "window", "regularization"):
             if getattr(self, name) is not None and name not in TAKES[self.solver]:
                 known = ", ".join(TAKES[self.solver])
@@ -74,7 +76,9 @@ class Options:
             if is_concrete(self.scale) and not bool(((self.scale >= 0) & self.scale.isfinite()).all()):
                 raise ArgumentError(f"{self.caller}: scale is {self.scale}. Pass finite numbers ≥ 0.")
         elif self.scale is not None:
-            number(self.caller, "scale", self.scale, least=0, otherwise=", or a tensor of one number a sample")
+            number(
+                self.caller, "scale", self.scale, least=0, otherwise=", or a tensor of one number a sample"
+            )
 
 
 def integer(caller: str, name: str, value: object, least: int) -> None:
@@ -102,5 +106,7 @@ def number(
         and least <= float(value) <= most
     )
     if not sound:
-        bounds = (f"> {above:g}" if above > -math.inf else f"≥ {least:g}") + (f" and ≤ {most:g}" if most < math.inf else "")
+        bounds = (f"> {above:g}" if above > -math.inf else f"≥ {least:g}") + (
+            f" and ≤ {most:g}" if most < math.inf else ""
+        )
         raise ArgumentError(f"{caller}: {name} is {value!r}. Pass a finite number {bounds}{otherwise}.")

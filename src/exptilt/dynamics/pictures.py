@@ -65,7 +65,13 @@ def _lines(axes: Any, x: Tensor, values: Tensor, colour: str, label: str) -> Non
     """One line for each item of the batch, ``values (T, ...)``; the first carries the label."""
     flat = values.reshape(len(x), -1).cpu()
     for place, column in enumerate(flat.unbind(-1)):
-        axes.plot(x, column, color=colour, alpha=1.0 if flat.shape[1] == 1 else 0.6, label=label if place == 0 else None)
+        axes.plot(
+            x,
+            column,
+            color=colour,
+            alpha=1.0 if flat.shape[1] == 1 else 0.6,
+            label=label if place == 0 else None,
+        )
 
 
 def _band(axes: Any, x: Tensor, interval: Interval, colour: str, label: str) -> None:
@@ -169,7 +175,9 @@ def film(states: Tensor, titles: list[str], *, interval: int) -> "FuncAnimation"
         axes: Any = figure.add_subplot(projection="3d" if solid else None)
         # Coloured by where they start, so that one sees who went where.
         colour = np.arctan2(points[0, :, 1], points[0, :, 0])
-        dots = axes.scatter(*points[0].T, c=colour, cmap="hsv", s=14, alpha=0.7, vmin=-np.pi, vmax=np.pi, linewidths=0)
+        dots = axes.scatter(
+            *points[0].T, c=colour, cmap="hsv", s=14, alpha=0.7, vmin=-np.pi, vmax=np.pi, linewidths=0
+        )
         reach = 1.05 * np.abs(points).max()
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
         if solid:
@@ -200,7 +208,13 @@ def theorem_one(found: "TheoremOne") -> "Figure":
             column, place = kinds.index(row.renormalizer), names.index(row.start)
             # A little to the side of each other, for many of them agree.
             steps = np.arange(len(row.covariance_error)) + 0.08 * (place - (len(names) - 1) / 2)
-            style: Any = {"color": COLOURS[place % 6], "marker": marks[place % 5], "markersize": 4, "linewidth": 1.0, "label": row.start}
+            style: Any = {
+                "color": COLOURS[place % 6],
+                "marker": marks[place % 5],
+                "markersize": 4,
+                "linewidth": 1.0,
+                "label": row.start,
+            }
             panels[0, column].plot(steps, np.maximum(row.covariance_error, 1e-17), **style)
             panels[1, column].plot(steps, np.maximum(row.gaussian_p, 1e-20), **style)
         for column, kind in enumerate(kinds):
@@ -221,7 +235,11 @@ def sweep(found: "Sweep") -> "Figure":
     if not found.settings:
         raise ArgumentError("Sweep.plot: no settings are left to draw.")
     kinds = list(dict.fromkeys(s.renormalizer for s in found.settings))
-    varied = [name for name in ("start", "count", "dimension", "beta") if len({getattr(s, name) for s in found.settings}) > 1] or ["start"]
+    varied = [
+        name
+        for name in ("start", "count", "dimension", "beta")
+        if len({getattr(s, name) for s in found.settings}) > 1
+    ] or ["start"]
     words = {"start": "{}", "count": "N={}", "dimension": "D={}", "beta": "β={:g}"}
     labels = list(dict.fromkeys(_words(s, varied, words) for s in found.settings))
     with new_figure(2.6 * len(kinds) + 1.6, 5.2) as figure:
@@ -249,7 +267,14 @@ def sweep(found: "Sweep") -> "Figure":
         for column in short:
             reason = "a line ends where\na cloud is one point"
             panels[1, column].text(
-                0.97, 0.16, reason, transform=panels[1, column].transAxes, ha="right", va="bottom", fontsize=7, color="0.4"
+                0.97,
+                0.16,
+                reason,
+                transform=panels[1, column].transAxes,
+                ha="right",
+                va="bottom",
+                fontsize=7,
+                color="0.4",
             )
         panels[0, 0].set_ylabel("effective clusters\n(geometric mean, 95%, cut at 1)")
         panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)\n(geometric mean, 95%)")
@@ -294,10 +319,20 @@ def equal_cosine(found: "EqualCosine") -> "Figure":
         axes = figure.subplots()
         axes.plot(found.time, found.theory, color="0.2", linewidth=3.5, alpha=0.35, label="theory")
         axes.plot(found.time, found.continuous, color=COLOURS[0], label="orthogonal points, continuous")
-        axes.plot(found.time, found.stepped, color=COLOURS[1], linestyle=":", label=f"orthogonal points, step {found.step:g}")
+        axes.plot(
+            found.time,
+            found.stepped,
+            color=COLOURS[1],
+            linestyle=":",
+            label=f"orthogonal points, step {found.step:g}",
+        )
         for place, dimension in enumerate(found.dimensions):
             axes.plot(
-                found.time, found.random[place], color=COLOURS[(2 + place) % 6], linestyle="--", label=f"random points, D={dimension}"
+                found.time,
+                found.random[place],
+                color=COLOURS[(2 + place) % 6],
+                linestyle="--",
+                label=f"random points, D={dimension}",
             )
         caption(axes, "Mean cosine", "time")
         axes.legend()
@@ -308,13 +343,25 @@ def circle(found: "MetastableCounts") -> "Figure":
     """Growth rates beside theory, counts over seeds, and where the points of the first seed are."""
     with new_figure(10.0, 3.3) as figure:
         left, middle = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
-        left.plot(found.wave, found.rate_theory, color="0.3", linewidth=1.0, label=r"$k^2 I_k(\beta) / (\beta I_0(\beta))$")
+        left.plot(
+            found.wave,
+            found.rate_theory,
+            color="0.3",
+            linewidth=1.0,
+            label=r"$k^2 I_k(\beta) / (\beta I_0(\beta))$",
+        )
         left.plot(found.wave, found.rate, "o", color=COLOURS[0], markersize=5, label="measured")
         left.legend()
         caption(left, f"Growth of a ripple, β = {found.beta:g}", "wave number k")
         counts = range(1, int(found.counts.max()) + 2)
         middle.bar(list(counts), [found.tally.get(count, 0) for count in counts], color=COLOURS[0], width=0.6)
-        middle.axvline(found.predicted, color=COLOURS[1], linewidth=1.2, linestyle="--", label=f"predicted: {found.predicted}")
+        middle.axvline(
+            found.predicted,
+            color=COLOURS[1],
+            linewidth=1.2,
+            linestyle="--",
+            label=f"predicted: {found.predicted}",
+        )
         middle.set_xticks(list(counts))
         middle.locator_params(axis="y", integer=True)
         middle.legend()
@@ -322,7 +369,9 @@ def circle(found: "MetastableCounts") -> "Figure":
         right: Any = figure.add_subplot(1, 3, 3)
         angles = found.angles[0]
         right.add_patch(_ring())
-        right.scatter(angles.cos(), angles.sin(), s=60, color=COLOURS[0], alpha=max(0.01, 5 / len(angles)), linewidths=0)
+        right.scatter(
+            angles.cos(), angles.sin(), s=60, color=COLOURS[0], alpha=max(0.01, 5 / len(angles)), linewidths=0
+        )
         right.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
         right.grid(False)
         right.set_title("The points of the first seed")

@@ -11,9 +11,16 @@ from exptilt._support.transforms import is_concrete
 
 def check_points(name: str, points: Tensor) -> None:
     """Points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries; else an error says which."""
-    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
+    if (
+        not isinstance(points, Tensor)
+        or not points.is_floating_point()
+        or points.ndim < 2
+        or 0 in points.shape
+    ):
         got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
-        raise ArgumentError(f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}.")
+        raise ArgumentError(
+            f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}."
+        )
     check_finite(name, points)
 
 
@@ -24,7 +31,9 @@ def check_finite(name: str, points: Tensor) -> None:
     good = points.isfinite().all(-1)
     if not bool(good.all()):
         index = tuple((~good).nonzero()[0].tolist())
-        raise ArgumentError(f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points.")
+        raise ArgumentError(
+            f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points."
+        )
 
 
 def cloud_scale(points: Tensor) -> Tensor:
@@ -39,4 +48,8 @@ def cloud_scale(points: Tensor) -> Tensor:
 def full_precision(points: Tensor) -> AbstractContextManager[object]:
     """Autocast off: it would compute products of matrices in half precision, and hand back points of another dtype."""
     kind = points.device.type
-    return torch.autocast(kind, enabled=False) if kind != "meta" and torch.is_autocast_enabled(kind) else nullcontext()
+    return (
+        torch.autocast(kind, enabled=False)
+        if kind != "meta" and torch.is_autocast_enabled(kind)
+        else nullcontext()
+    )

@@ -46,7 +46,12 @@ class Precision(NamedTuple):
         """As it is here and now, for this state."""
         given, device = start.dtype, start.device
         cast = given is not torch.float64 and _autocasts(device)
-        return cls(given, torch.float32 if given in _HALF else given, device, torch.get_autocast_dtype(device.type) if cast else None)
+        return cls(
+            given,
+            torch.float32 if given in _HALF else given,
+            device,
+            torch.get_autocast_dtype(device.type) if cast else None,
+        )
 
     @property
     def eps(self) -> float:

@@ -100,12 +100,17 @@ class Layer:
             ``(..., N, D)``.
         """
         if points.shape[-1] == 1:
-            raise ArgumentError("Layer: points have one coordinate, whose variance is always 0. Use RMS, Batch or Sphere in one dimension.")
+            raise ArgumentError(
+                "Layer: points have one coordinate, whose variance is always 0. Use RMS, Batch or Sphere in one dimension."
+            )
         mean, length = points.mean(-1, keepdim=True), math.sqrt(points.shape[-1])
         centred = points - mean
         if self.epsilon:
             return centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
-        if _plain(points) and (quick := _quick(centred, length, float(mean.abs().max()) * length / _FAR)) is not None:
+        if (
+            _plain(points)
+            and (quick := _quick(centred, length, float(mean.abs().max()) * length / _FAR)) is not None
+        ):
             return quick
         what = "all coordinates of the point at index {} are equal. Move it, or pass Layer(epsilon=1e-5)."
         return _unit("Layer", centred, -1, points, what) * length
@@ -193,7 +198,9 @@ class Batch:
         centred = points - points.mean(-2, keepdim=True)
         if self.epsilon:
             return centred / (centred.square().mean(-2, keepdim=True) + self.epsilon).sqrt()
-        what = "all points agree in the coordinate at index {}. Pass points that differ, or Batch(epsilon=1e-5)."
+        what = (
+            "all points agree in the coordinate at index {}. Pass points that differ, or Batch(epsilon=1e-5)."
+        )
         return _unit("Batch", centred, -2, points, what) * math.sqrt(points.shape[-2])
 
 
@@ -220,12 +227,19 @@ class Whiten:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, given, shape in (("mean", self.mean, "(..., D)"), ("covariance", self.covariance, "(..., D, D)")):
+        for name, given, shape in (
+            ("mean", self.mean, "(..., D)"),
+            ("covariance", self.covariance, "(..., D, D)"),
+        ):
             if given is not None and not (isinstance(given, Tensor) and given.is_floating_point()):
-                got = f"a tensor of {given.dtype}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+                got = (
+                    f"a tensor of {given.dtype}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+                )
                 raise ArgumentError(f"Whiten: {name} is {got}. Pass a floating tensor {shape}.")
         if self.mean is not None and is_concrete(self.mean) and not bool(self.mean.isfinite().all()):
-            raise ArgumentError(f"Whiten: mean holds NaN or infinity: {self.mean.tolist()}. Pass finite numbers.")
+            raise ArgumentError(
+                f"Whiten: mean holds NaN or infinity: {self.mean.tolist()}. Pass finite numbers."
+            )
         if self.covariance is not None:
             check_covariance(self.covariance, "Whiten: covariance")
         if not (isinstance(self.floor, int | float) and 0 <= self.floor < 1):
@@ -243,11 +257,20 @@ class Whiten:
         check_points("Whiten", points)
         count, dimension = points.shape[-2:]
         if points.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(f"Whiten: points are {points.dtype}, in which no eigenvalues are found. Pass float32 or float64.")
-        for name, given, shape in (("mean", self.mean, (dimension,)), ("covariance", self.covariance, (dimension, dimension))):
+            raise ArgumentError(
+                f"Whiten: points are {points.dtype}, in which no eigenvalues are found. Pass float32 or float64."
+            )
+        for name, given, shape in (
+            ("mean", self.mean, (dimension,)),
+            ("covariance", self.covariance, (dimension, dimension)),
+        ):
             if given is not None and (given.shape[-len(shape) :] != shape or given.dtype != points.dtype):
-                got = f"{name} {tuple(given.shape)} {given.dtype}, points {tuple(points.shape)} {points.dtype}"
-                raise ArgumentError(f"Whiten: {name} must be (..., {', '.join(map(str, shape))}) and of the points' dtype; got {got}.")
+                got = (
+                    f"{name} {tuple(given.shape)} {given.dtype}, points {tuple(points.shape)} {points.dtype}"
+                )
+                raise ArgumentError(
+                    f"Whiten: {name} must be (..., {', '.join(map(str, shape))}) and of the points' dtype; got {got}."
+                )
         with full_precision(points):
             centred = points - points.mean(-2, keepdim=True)
             scale = cloud_scale(centred)  # the result does not depend on it
@@ -313,7 +336,13 @@ def symmetric_root(matrix: Tensor) -> Tensor:
         return root
 
 
-_NAMED: dict[str, Renormalizer] = {"layer": Layer(), "rms": RMS(), "batch": Batch(), "whiten": Whiten(), "sphere": Sphere()}
+_NAMED: dict[str, Renormalizer] = {
+    "layer": Layer(),
+    "rms": RMS(),
+    "batch": Batch(),
+    "whiten": Whiten(),
+    "sphere": Sphere(),
+}
 
 
 def as_renormalizer(given: "str | Renormalizer | None") -> Renormalizer | None:

@@ -83,12 +83,21 @@ class Anderson:
                 self._forget(wrong)
             row = matvec(turns, turns[:, place])
             gram[:, place], gram[:, :, place] = row, row
-            following = torch.baddbmm(ahead.unsqueeze(1), self._weights(gram, matvec(turns, residual)).mT, goes, alpha=-1).squeeze(1)
+            following = torch.baddbmm(
+                ahead.unsqueeze(1), self._weights(gram, matvec(turns, residual)).mT, goes, alpha=-1
+            ).squeeze(1)
             if self.erred:
-                following = torch.where((self.wait > 0).unsqueeze(-1), torch.where(wrong.unsqueeze(-1), self.retreat, ahead), following)
+                following = torch.where(
+                    (self.wait > 0).unsqueeze(-1),
+                    torch.where(wrong.unsqueeze(-1), self.retreat, ahead),
+                    following,
+                )
                 self.wait = (self.wait - 1).clamp_min(0)
             better = norm < self.best
-            self.best, self.retreat = torch.minimum(self.best, norm), torch.where(better.unsqueeze(-1), ahead, self.retreat)
+            self.best, self.retreat = (
+                torch.minimum(self.best, norm),
+                torch.where(better.unsqueeze(-1), ahead, self.retreat),
+            )
             if self.erred:
                 self.best = self.best.masked_fill(self.wait > 0, torch.inf)
         self.ahead, self.residual = ahead, residual
@@ -98,7 +107,10 @@ class Anderson:
     def _forget(self, wrong: Tensor) -> None:
         self.erred = True
         self.goes[wrong], self.turns[wrong], self.gram[wrong] = 0.0, 0.0, 0.0
-        self.wait, self.dose = torch.where(wrong, self.dose, self.wait), torch.where(wrong, 2 * self.dose, self.dose)
+        self.wait, self.dose = (
+            torch.where(wrong, self.dose, self.wait),
+            torch.where(wrong, 2 * self.dose, self.dose),
+        )
 
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
         """γ ``(S, m, 1)``. A row of zeros, of a sample that had to forget, has weight 0, and so has one whose squares underflow."""
@@ -147,7 +159,12 @@ class Broyden:
             self.count = 0
         forward, backward = self._apply(self.left, self.right, turn), self._apply(self.right, self.left, move)
         bottom = dot(backward, turn)
-        least = 1e-3 * torch.finfo(move.dtype).eps * torch.linalg.vector_norm(backward, dim=-1) * torch.linalg.vector_norm(turn, dim=-1)
+        least = (
+            1e-3
+            * torch.finfo(move.dtype).eps
+            * torch.linalg.vector_norm(backward, dim=-1)
+            * torch.linalg.vector_norm(turn, dim=-1)
+        )
         sound = bottom.abs() > least
         self.left[:, self.count] = (move - forward) * torch.where(sound, 1 / bottom, 0.0).unsqueeze(-1)
         self.right[:, self.count] = backward
@@ -166,7 +183,13 @@ class NewtonKrylov:
     def step(self, x: Tensor, image: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """See `Solver.step`."""
         if self.base is None:
-            self.base, self.right, self.move, self.norm, self.size = x, residual, residual, norm, torch.ones_like(norm)
+            self.base, self.right, self.move, self.norm, self.size = (
+                x,
+                residual,
+                residual,
+                norm,
+                torch.ones_like(norm),
+            )
             self.wait, self.dose = torch.zeros_like(norm), torch.ones_like(norm)
             fell = torch.ones_like(norm, dtype=torch.bool)
             force = torch.full_like(norm, 0.1)
@@ -185,7 +208,10 @@ class NewtonKrylov:
             mask = wanted.unsqueeze(-1)
             self.move = torch.where(mask, self._newton(x, torch.where(mask, residual, 0.0), force), self.move)
         stuck = self.size < 0.01
-        self.wait, self.dose = torch.where(stuck, self.dose, self.wait), torch.where(stuck, 2 * self.dose, self.dose)
+        self.wait, self.dose = (
+            torch.where(stuck, self.dose, self.wait),
+            torch.where(stuck, 2 * self.dose, self.dose),
+        )
         self.size = self.size.masked_fill(stuck, 1.0)
         self.move = torch.where((self.wait > 0).unsqueeze(-1), self.right, self.move)
         return self.base + self.size.unsqueeze(-1) * self.move

@@ -73,7 +73,12 @@ class MonotoneOperator:
 
 
 def spectral_radius(
-    function: Callable[[Tensor], Tensor], point: Tensor, *, event_dims: int = 1, tolerance: float = 1e-4, max_restarts: int = 50
+    function: Callable[[Tensor], Tensor],
+    point: Tensor,
+    *,
+    event_dims: int = 1,
+    tolerance: float = 1e-4,
+    max_restarts: int = 50,
 ) -> SpectralRadius:
     """The largest modulus among the eigenvalues of the Jacobian of f.
 
@@ -100,7 +105,12 @@ def spectral_radius(
 
 
 def monotone_operator(
-    function: Callable[[Tensor], Tensor], points: Tensor, *, event_dims: int = 1, tolerance: float = 1e-4, max_restarts: int = 50
+    function: Callable[[Tensor], Tensor],
+    points: Tensor,
+    *,
+    event_dims: int = 1,
+    tolerance: float = 1e-4,
+    max_restarts: int = 50,
 ) -> MonotoneOperator:
     """Check at the points given whether I − f is strongly monotone.
 
@@ -116,7 +126,9 @@ def monotone_operator(
 
     Example:
         >>> import torch
-        >>> found = monotone_operator(lambda x: -5 * x, torch.ones(1, 3))  # no contraction, yet one fixed point
+        >>> found = monotone_operator(
+        ...     lambda x: -5 * x, torch.ones(1, 3)
+        ... )  # no contraction, yet one fixed point
         >>> found.largest, found.holds
         (tensor([-5.]), True)
     """
@@ -125,7 +137,13 @@ def monotone_operator(
 
 
 def _eigenvalue(
-    function: Callable[[Tensor], Tensor], point: Tensor, event_dims: int, tolerance: float, max_restarts: int, *, symmetric: bool
+    function: Callable[[Tensor], Tensor],
+    point: Tensor,
+    event_dims: int,
+    tolerance: float,
+    max_restarts: int,
+    *,
+    symmetric: bool,
 ) -> tuple[Tensor, Tensor]:
     """Of J the eigenvalue of largest modulus, or of its symmetric part the largest; complex, with its residual, ``(...)``."""
     caller, name = ("monotone_operator", "points") if symmetric else ("spectral_radius", "point")
@@ -135,15 +153,21 @@ def _eigenvalue(
     check_state(caller, name, point, event_dims)
     with plain() as stack:
         if stack:
-            raise ArgumentError(f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func transforms.")
+            raise ArgumentError(
+                f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func transforms."
+            )
         precision, point = Precision.of(point), point.detach()
         with torch.no_grad():
             image = function(point)
         check_image(caller, image, point, precision)
         if not bool(image.isfinite().all()):
-            raise ArgumentError(f"{caller}: function returned NaN or infinity at the {name}: no spectrum is there. Pass finite {name}.")
+            raise ArgumentError(
+                f"{caller}: function returned NaN or infinity at the {name}: no spectrum is there. Pass finite {name}."
+            )
         with exact(point.device):
-            return _found(precision, function, point, event_dims, tolerance, max_restarts, symmetric=symmetric)
+            return _found(
+                precision, function, point, event_dims, tolerance, max_restarts, symmetric=symmetric
+            )
 
 
 def _found(
@@ -158,7 +182,9 @@ def _found(
 ) -> tuple[Tensor, Tensor]:
     """With all arguments checked and autocast off."""
     batch = tuple(point.shape[: point.ndim - event_dims])
-    tape = Tape(Seat(precision.lift(function), point.shape, event_dims, (), (), None), point.to(precision.own))
+    tape = Tape(
+        Seat(precision.lift(function), point.shape, event_dims, (), (), None), point.to(precision.own)
+    )
     if tape.event <= _DENSE:
         matrix = tape.matrix()
         values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
@@ -170,7 +196,9 @@ def _found(
         found = (tape.push(stacked) + tape.pull(stacked)) / 2 if symmetric else tape.push(stacked)
         return found.reshape(vector.shape)
 
-    value, residual = _restarted(product, _begin(tape), max(tolerance, precision.eps), max_restarts, symmetric=symmetric)
+    value, residual = _restarted(
+        product, _begin(tape), max(tolerance, precision.eps), max_restarts, symmetric=symmetric
+    )
     return value.reshape(batch), residual.reshape(batch)
 
 
@@ -186,7 +214,9 @@ def _begin(tape: Tape) -> Tensor:
     return ((place * 0.6180339887498949).frac() - 0.5).to(tape.point.dtype).reshape(-1, tape.event)
 
 
-def _restarted(product: Operator, start: Tensor, tolerance: float, max_restarts: int, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+def _restarted(
+    product: Operator, start: Tensor, tolerance: float, max_restarts: int, *, symmetric: bool
+) -> tuple[Tensor, Tensor]:
     """The wanted eigenvalue ``(S,)``, complex, and the residual of its Ritz vector."""
     vector = start
     for _ in range(max_restarts):

@@ -55,12 +55,19 @@ class Tape:
         """J v for each of ``(E, *seat.full)``."""
         if self.image is None:
             flat = (-1, self.event)
-            return torch.stack([self.seat.push(self.point.reshape(flat), v.reshape(flat)).reshape(v.shape) for v in vectors])
+            return torch.stack(
+                [self.seat.push(self.point.reshape(flat), v.reshape(flat)).reshape(v.shape) for v in vectors]
+            )
         if self.pulled is None:
             with torch.enable_grad(), forward_derivatives(False):
                 self.cotangent = torch.zeros_like(self.image).requires_grad_()
                 (self.pulled,) = torch.autograd.grad(
-                    self.image, self.point, self.cotangent, create_graph=True, allow_unused=True, materialize_grads=True
+                    self.image,
+                    self.point,
+                    self.cotangent,
+                    create_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
         assert self.cotangent is not None
         return _backwards(self.pulled, self.cotangent, vectors)
@@ -81,7 +88,9 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
         return torch.zeros_like(vectors)
 
     def pull(vector: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad(output, leaf, vector, retain_graph=True, allow_unused=True, materialize_grads=True)
+        (found,) = torch.autograd.grad(
+            output, leaf, vector, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
         return found
 
     with forward_derivatives(False):

@@ -70,13 +70,18 @@ class Trajectory:
             raise MissingExtraError("pandas", "report") from problem
         batch = self.log_normalizer.shape[1:]
         rows, items = len(self.steps), batch.numel()
-        columns: dict[str, Any] = {"step": self.steps.repeat_interleave(items).numpy(), "time": self.time.repeat_interleave(items).numpy()}
+        columns: dict[str, Any] = {
+            "step": self.steps.repeat_interleave(items).numpy(),
+            "time": self.time.repeat_interleave(items).numpy(),
+        }
         for axis, places in enumerate(zip(*itertools.product(*map(range, batch)), strict=True)):
             columns[f"batch_{axis}"] = list(places) * rows
         for name, value in _flat(self):
             flat = value.reshape(rows * items, -1).cpu()
             for number, column in enumerate(flat.unbind(-1)):
-                columns[name if value.ndim == self.log_normalizer.ndim else f"{name}_{number}"] = column.numpy()
+                columns[name if value.ndim == self.log_normalizer.ndim else f"{name}_{number}"] = (
+                    column.numpy()
+                )
         return pandas.DataFrame(columns)
 
     def plot(self) -> "Figure":
@@ -98,7 +103,9 @@ class Trajectory:
 
         shape = self.states.shape
         if shape[-1] not in (2, 3):
-            raise ArgumentError(f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first.")
+            raise ArgumentError(
+                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first."
+            )
         batch = shape[1:-2]
         good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
         if not good or not all(-size <= i < size for i, size in zip(item, batch, strict=True)):
@@ -106,7 +113,9 @@ class Trajectory:
                 f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. Pass a tuple of one index each."
             )
         times = dict(zip(self.steps.tolist(), self.time.tolist(), strict=True)) if self.continuous else {}
-        titles = [f"time {times[step]:.3g}" if self.continuous else f"step {step}" for step in self.kept.tolist()]
+        titles = [
+            f"time {times[step]:.3g}" if self.continuous else f"step {step}" for step in self.kept.tolist()
+        ]
         return pictures.film(self.states.movedim(0, -3)[item], titles, interval=interval)
 
 
@@ -120,7 +129,9 @@ def _flat(record: Any) -> list[tuple[str, Tensor]]:
         if isinstance(value, Tensor):
             found.append((f"norm_{field.name}" if isinstance(record, Norms) else field.name, value))
         else:
-            found += [(f"cluster_{name}" if isinstance(value, Clusters) else name, x) for name, x in _flat(value)]
+            found += [
+                (f"cluster_{name}" if isinstance(value, Clusters) else name, x) for name, x in _flat(value)
+            ]
     return found
 
 
@@ -131,7 +142,9 @@ def kept_steps(keep: Literal["all", "last"] | int, steps: int) -> set[int]:
     if keep == "last":
         return {steps}
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ArgumentError(f'Flow: keep is {keep!r}. Pass "all", "last", or an integer k ≥ 1 for every k-th state.')
+        raise ArgumentError(
+            f'Flow: keep is {keep!r}. Pass "all", "last", or an integer k ≥ 1 for every k-th state.'
+        )
     return {*range(0, steps + 1, keep), steps}
 
 
@@ -143,7 +156,16 @@ class Recorder:
         self._states: list[tuple[int, Tensor]] = []
         self._rows: list[tuple[int, float, Snapshot]] = []
 
-    def add(self, count: int, time: float, points: Tensor, log_normalizer: Tensor, grew: Growth | None, keep: bool, measured: bool) -> None:
+    def add(
+        self,
+        count: int,
+        time: float,
+        points: Tensor,
+        log_normalizer: Tensor,
+        grew: Growth | None,
+        keep: bool,
+        measured: bool,
+    ) -> None:
         """Take note of the state ``(..., N, D)`` after `count` steps."""
         if keep:
             self._states.append((count, points))

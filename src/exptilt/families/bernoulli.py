@@ -86,7 +86,9 @@ class BernoulliProduct(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Zeros and ones, ``shape + batch + (D,)``."""
-        uniform = torch.rand((*shape, *self.logit.shape), dtype=self.dtype, device=self.device, generator=generator)
+        uniform = torch.rand(
+            (*shape, *self.logit.shape), dtype=self.dtype, device=self.device, generator=generator
+        )
         return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
 
     def _to_torch(self) -> distributions.Independent:
@@ -108,7 +110,9 @@ class BernoulliProduct(ExponentialFamily):
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of coins with this mean from these: Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ), 0 log 0 = 0."""
         p = mean.clamp(0, 1)
-        return (softplus(self.logit) - self.logit * p - torch.special.entr(p) - torch.special.entr(1 - p)).sum(-1)
+        return (
+            softplus(self.logit) - self.logit * p - torch.special.entr(p) - torch.special.entr(1 - p)
+        ).sum(-1)
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
         return None

@@ -75,7 +75,9 @@ def log_bessel(order: float, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Computed in float64 whatever the dtype of `s`.
 
     Example:
-        >>> value, ratio, _ = log_bessel(0.5, torch.tensor(4.0, dtype=torch.float64))  # I_½(κ) = √(2/πκ) sinh κ
+        >>> value, ratio, _ = log_bessel(
+        ...     0.5, torch.tensor(4.0, dtype=torch.float64)
+        ... )  # I_½(κ) = √(2/πκ) sinh κ
         >>> abs(float(value) - math.log(math.sinh(2) / math.sqrt(2 * math.pi))) < 1e-13
         True
     """
@@ -102,7 +104,15 @@ def bessel(order: float, s: Tensor, *, product: bool) -> Bessel:
         above, ratio = ratio, 1 / (twice + s * ratio)
         scaled = scaled / (ratio * root)  # one logarithm for all of them; the factors are near 1 at large s
         if product:
-            rest = (root * (twice - rest) + v**2) / (twice + root - rest)  # vw − s/(2ν + vw − rest), by (vw)² − s = v²
+            rest = (root * (twice - rest) + v**2) / (
+                twice + root - rest
+            )  # vw − s/(2ν + vw − rest), by (vw)² − s = v²
     # −v log(v(1 + w)) of Debye's and log(root) of each factor, order = v − up
-    value = v - order * (v * (1 + w)).log() - up * (1 + p).log() - (math.log(2 * math.pi * v) + w.log()) / 2 + scaled.log()
+    value = (
+        v
+        - order * (v * (1 + w)).log()
+        - up * (1 + p).log()
+        - (math.log(2 * math.pi * v) + w.log()) / 2
+        + scaled.log()
+    )
     return Bessel(ratio, above, root, s / (v * (1 + w)), value, rest - v)

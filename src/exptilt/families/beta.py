@@ -89,7 +89,9 @@ class Beta(ExponentialFamily):
         return ((self.alpha > 0) & (self.beta > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
-        return (torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)).sum(-1)
+        return (
+            torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
+        ).sum(-1)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -124,7 +126,13 @@ class Beta(ExponentialFamily):
         total = a + b
         gap, log_x, log_rest = total * x - a, x.log(), torch.log1p(-x)
         away = deviance(a, gap, log_x + (total / a).log()) + deviance(b, -gap, log_rest + (total / b).log())
-        peak = (a.log() + b.log() - total.log()) / 2 - HALF_LOG_2PI + remainder(total) - remainder(a) - remainder(b)
+        peak = (
+            (a.log() + b.log() - total.log()) / 2
+            - HALF_LOG_2PI
+            + remainder(total)
+            - remainder(a)
+            - remainder(b)
+        )
         return (peak - away - log_x - log_rest).sum(-1)
 
     def _entropy(self) -> Tensor:
@@ -138,5 +146,7 @@ class Beta(ExponentialFamily):
         alpha, beta = self.alpha + first, self.beta + second
         shared = torch.polygamma(1, alpha + beta)
         top = torch.cat([torch.diag_embed(torch.polygamma(1, alpha) - shared), torch.diag_embed(-shared)], -1)
-        bottom = torch.cat([torch.diag_embed(-shared), torch.diag_embed(torch.polygamma(1, beta) - shared)], -1)
+        bottom = torch.cat(
+            [torch.diag_embed(-shared), torch.diag_embed(torch.polygamma(1, beta) - shared)], -1
+        )
         return torch.cat([top, bottom], -2)

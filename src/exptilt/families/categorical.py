@@ -98,7 +98,10 @@ class Categorical(ExponentialFamily):
         """One-hot draws, ``shape + batch + (K,)``."""
         cumulative = torch.softmax(self.logit.double(), -1).cumsum(-1)
         size = (*shape, *self.batch_shape, 1)
-        uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator) * cumulative[..., -1:]
+        uniform = (
+            torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
+            * cumulative[..., -1:]
+        )
         index = (uniform >= cumulative).sum(-1).clamp_max(self.dimension - 1)
         return torch.nn.functional.one_hot(index, self.dimension).to(self.dtype)
 

@@ -21,12 +21,18 @@ def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None
             got = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ArgumentError(f"{family}: {name} must be a floating-point tensor; got {got}.")
         if tensor.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(f"{family}: {name} is {tensor.dtype}; measures compute in float32 or float64. Convert it with .float().")
+            raise ArgumentError(
+                f"{family}: {name} is {tensor.dtype}; measures compute in float32 or float64. Convert it with .float()."
+            )
         if tensor.ndim < event:
-            raise ArgumentError(f"{family}: {name} needs at least {event} axes, leading ones are batch; got shape {tuple(tensor.shape)}.")
+            raise ArgumentError(
+                f"{family}: {name} needs at least {event} axes, leading ones are batch; got shape {tuple(tensor.shape)}."
+            )
         if event and tensor.shape[-1] == 0:
             got = f"{name} has shape {tuple(tensor.shape)}"
-            raise ArgumentError(f"{family}: {got}, no entries. A measure needs at least one point, in at least one dimension.")
+            raise ArgumentError(
+                f"{family}: {got}, no entries. A measure needs at least one point, in at least one dimension."
+            )
         if tensor.dtype != first.dtype or tensor.device != first.device:
             got = f"{first_name} {first.dtype} on {first.device}, {name} {tensor.dtype} on {tensor.device}"
             raise ArgumentError(f"{family}: fields must share dtype and device; got {got}.")
@@ -34,7 +40,9 @@ def check_tensors(family: str, fields: Mapping[str, tuple[Tensor, int]]) -> None
         common_shape(*[tensor.shape[: tensor.ndim - event] for tensor, event in fields.values()])
     except RuntimeError:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in fields.items())
-        raise ArgumentError(f"{family}: the batch axes of its fields do not broadcast together; got {shapes}.") from None
+        raise ArgumentError(
+            f"{family}: the batch axes of its fields do not broadcast together; got {shapes}."
+        ) from None
 
 
 def check_same_dimension(family: str, **vectors: Tensor) -> None:
@@ -81,10 +89,20 @@ def check_log_weight(family: str, log_weight: Tensor) -> None:
     if not is_concrete(log_weight):
         return
     if log_weight.shape[-1] == 0:
-        raise ArgumentError(f"{family}: log_weight has no entries (shape {tuple(log_weight.shape)}). A measure needs at least one point.")
-    check_values(family, "log_weight", log_weight, ~log_weight.isnan() & (log_weight < torch.inf), "a number below +inf")
+        raise ArgumentError(
+            f"{family}: log_weight has no entries (shape {tuple(log_weight.shape)}). A measure needs at least one point."
+        )
+    check_values(
+        family,
+        "log_weight",
+        log_weight,
+        ~log_weight.isnan() & (log_weight < torch.inf),
+        "a number below +inf",
+    )
     alive = (log_weight > -torch.inf).any(-1)
     if not bool(alive.all()):
         index = tuple((~alive).nonzero()[0].tolist())
         where = f"log_weight[{', '.join(map(str, index))}]" if index else "log_weight"
-        raise ArgumentError(f"{family}: {where} is all −inf, a measure of mass 0. Give at least one entry a finite log-weight.")
+        raise ArgumentError(
+            f"{family}: {where} is all −inf, a measure of mass 0. Give at least one entry a finite log-weight."
+        )

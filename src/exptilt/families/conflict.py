@@ -66,7 +66,9 @@ def _separating(offset: Array, columns: list[int], few: set[int]) -> list[int]:
     """Columns that the shortest separating d uses among these, or none if there is no d; adds the points that mattered to `few`."""
     while True:
         rows = offset[np.ix_(sorted(few), columns)]
-        program = linprog(np.ones(2 * len(columns)), A_ub=np.hstack([rows, -rows]), b_ub=-np.ones(len(rows)), method="highs")
+        program = linprog(
+            np.ones(2 * len(columns)), A_ub=np.hstack([rows, -rows]), b_ub=-np.ones(len(rows)), method="highs"
+        )
         if program.x is None:
             return []
         d = program.x[: len(columns)] - program.x[len(columns) :]

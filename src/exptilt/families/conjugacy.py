@@ -46,8 +46,12 @@ _EVIDENCE: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Callabl
     (Dirichlet, Categorical): lambda x: x,
     (Gamma, Poisson): lambda x: torch.cat([-torch.ones_like(x), x], -1),
     (Gamma, Exponential): lambda x: torch.cat([-x, torch.ones_like(x)], -1),
-    (NormalGamma, DiagonalGaussian): lambda x: torch.cat([x, -(x**2) / 2, torch.full_like(x, -0.5), torch.full_like(x, 0.5)], -1),
-    (NormalInverseWishart, Gaussian): lambda x: torch.cat([x, _outer(x) / -2, -_one(x) / 2, -_one(x) / 2], -1),
+    (NormalGamma, DiagonalGaussian): lambda x: torch.cat(
+        [x, -(x**2) / 2, torch.full_like(x, -0.5), torch.full_like(x, 0.5)], -1
+    ),
+    (NormalInverseWishart, Gaussian): lambda x: torch.cat(
+        [x, _outer(x) / -2, -_one(x) / 2, -_one(x) / 2], -1
+    ),
     (Wishart, Gaussian): lambda x: torch.cat([_outer(x) / -2, _one(x) / 2], -1),
 }
 
@@ -58,7 +62,9 @@ def in_support(family: type[ExponentialFamily], x: Tensor) -> Tensor | None:
     return some._support(x)
 
 
-def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, weight: Tensor | None = None) -> Prior:
+def posterior(
+    prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, weight: Tensor | None = None
+) -> Prior:
     """The prior updated by observations of a likelihood that it is conjugate to.
 
     Args:
@@ -68,31 +74,53 @@ def posterior(prior: Prior, likelihood: type[ExponentialFamily], x: Tensor, *, w
         weight: ``(..., n)``, how often each counts, at least 0; default once.
 
     Example:
-        >>> posterior(Beta(torch.ones(1), torch.ones(1)), BernoulliProduct, torch.tensor([[1.0], [1.0], [0.0]]))
+        >>> posterior(
+        ...     Beta(torch.ones(1), torch.ones(1)), BernoulliProduct, torch.tensor([[1.0], [1.0], [0.0]])
+        ... )
         Beta(alpha=tensor([3.]), beta=tensor([2.]))
     """
     if not isinstance(likelihood, type):
-        raise ArgumentError(f"posterior: likelihood must be a family, such as Poisson; got an instance of {type(likelihood).__name__}.")
+        raise ArgumentError(
+            f"posterior: likelihood must be a family, such as Poisson; got an instance of {type(likelihood).__name__}."
+        )
     evidence = _EVIDENCE.get((type(prior), likelihood))
     if evidence is None:
         known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _EVIDENCE)
-        raise ArgumentError(f"posterior: {type(prior).__name__} is not conjugate to {likelihood.__name__} here. Known: {known}.")
+        raise ArgumentError(
+            f"posterior: {type(prior).__name__} is not conjugate to {likelihood.__name__} here. Known: {known}."
+        )
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ArgumentError(f"posterior: x must be a floating-point tensor (..., n, D), n observations; got {got}.")
-    if weight is not None and (not isinstance(weight, Tensor) or weight.ndim < 1 or weight.shape[-1] not in (1, x.shape[-2])):
+        raise ArgumentError(
+            f"posterior: x must be a floating-point tensor (..., n, D), n observations; got {got}."
+        )
+    if weight is not None and (
+        not isinstance(weight, Tensor) or weight.ndim < 1 or weight.shape[-1] not in (1, x.shape[-2])
+    ):
         got = str(tuple(weight.shape)) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ArgumentError(f"posterior: weight must be (..., {x.shape[-2]}), one for each observation; got {got}.")
+        raise ArgumentError(
+            f"posterior: weight must be (..., {x.shape[-2]}), one for each observation; got {got}."
+        )
     check_finite("posterior", x=x)
     if weight is not None:
-        check_values("posterior", "weight", weight, (weight >= 0) & weight.isfinite(), "finite and at least 0")
+        check_values(
+            "posterior", "weight", weight, (weight >= 0) & weight.isfinite(), "finite and at least 0"
+        )
     each = evidence(x)
     if each.shape[-1] != prior.natural_parameter.shape[-1]:
-        raise ArgumentError(f"posterior: x is {tuple(x.shape)}; its last axis does not fit the dimension of this {type(prior).__name__}.")
+        raise ArgumentError(
+            f"posterior: x is {tuple(x.shape)}; its last axis does not fit the dimension of this {type(prior).__name__}."
+        )
     inside = in_support(likelihood, x)
     if inside is not None:
         valid = inside if weight is None else inside | (weight == 0)
-        check_values("posterior", "x", x.expand(*valid.shape, x.shape[-1]), valid, f"in the support of {likelihood.__name__}")
+        check_values(
+            "posterior",
+            "x",
+            x.expand(*valid.shape, x.shape[-1]),
+            valid,
+            f"in the support of {likelihood.__name__}",
+        )
     if weight is not None:
         each = each * weight.unsqueeze(-1)
     return prior.update(each.sum(-2))

@@ -91,7 +91,9 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log N(x | μ, diag σ²): ``(..., D)`` to ``(...)``."""
-        return -((x - self.mean_vector) ** 2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
+        return (
+            -((x - self.mean_vector) ** 2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
+        )
 
     def _entropy(self) -> Tensor:
         """½ Σ log(2πe σ²)."""
@@ -119,7 +121,9 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _overlap(self, other: Self) -> Tensor:
         """Log N(μ | μ', diag(σ² + σ'²))."""
-        return make(type(self), mean_vector=other.mean_vector, variance=self.variance + other.variance)._log_prob(self.mean_vector)
+        return make(
+            type(self), mean_vector=other.mean_vector, variance=self.variance + other.variance
+        )._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2

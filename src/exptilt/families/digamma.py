@@ -28,7 +28,9 @@ def digamma_gap(a: Tensor) -> Tensor:
     large = a.clamp_min(16.0)
     r = 1 / large**2
     # B_{2k} / (2k): 1/12, −1/120, 1/252, −1/240, 1/132, −691/32760
-    series = 1 / (2 * large) + r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * (691 / 32760))))))
+    series = 1 / (2 * large) + r * (
+        1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * (691 / 32760)))))
+    )
     small = a.clamp_max(16.0)
     return torch.where(a > 16, series, small.log() - torch.digamma(small))
 
@@ -37,7 +39,9 @@ def _trigamma_gap(a: Tensor) -> Tensor:
     """A ψ'(a) − 1 > 0, minus the logarithmic derivative of `digamma_gap`, by the same division of cases."""
     large = a.clamp_min(16.0)
     r = 1 / large**2
-    series = 1 / (2 * large) + r * (1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730))))))
+    series = 1 / (2 * large) + r * (
+        1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730)))))
+    )
     small = a.clamp_max(16.0)
     return torch.where(a > 16, series, small * _trigamma(small) - 1)
 
@@ -59,7 +63,9 @@ def invert_digamma_gap(s: Tensor) -> Tensor:
 def multivariate_gap(degrees: Tensor, dimension: int) -> Tensor:
     """D log(ν/2) − ψ_D(ν/2) > 0 for ν > D − 1."""
     half = degrees / 2
-    return dimension * digamma_gap(half) + (dimension * torch.digamma(half) - multivariate_digamma(half, dimension))
+    return dimension * digamma_gap(half) + (
+        dimension * torch.digamma(half) - multivariate_digamma(half, dimension)
+    )
 
 
 def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
@@ -77,7 +83,9 @@ def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
 
 def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
     """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C); two rounds give four digits or more, four all of them."""
-    a = torch.where(y >= -2.22, y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300))
+    a = torch.where(
+        y >= -2.22, y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300)
+    )
     for _ in range(rounds):
         a = a - (torch.digamma(a) - y) / _trigamma(a)
     return a

@@ -29,7 +29,9 @@ def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
     """
     total, others = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     change, log_rate = (others - total) / total, others.log() - total.log()
-    return not_negative(gamma_kl(a, b, change, log_rate).sum(-1) - gamma_kl(total, others, change, log_rate).squeeze(-1))
+    return not_negative(
+        gamma_kl(a, b, change, log_rate).sum(-1) - gamma_kl(total, others, change, log_rate).squeeze(-1)
+    )
 
 
 def dirichlet_entropy(a: Tensor) -> Tensor:
@@ -59,7 +61,9 @@ class Dirichlet(ExponentialFamily):
     def __post_init__(self) -> None:
         check_tensors("Dirichlet", {"concentration": (self.concentration, 1)})
         if self.concentration.shape[-1] < 2:
-            raise ArgumentError(f"Dirichlet: concentration needs at least two entries; got shape {tuple(self.concentration.shape)}.")
+            raise ArgumentError(
+                f"Dirichlet: concentration needs at least two entries; got shape {tuple(self.concentration.shape)}."
+            )
         check_positive("Dirichlet", concentration=self.concentration)
 
     @property
@@ -125,4 +129,6 @@ class Dirichlet(ExponentialFamily):
 
     def _covariance(self, eta: Tensor) -> Tensor:
         alpha = self.concentration + eta
-        return torch.diag_embed(torch.polygamma(1, alpha)) - torch.polygamma(1, alpha.sum(-1))[..., None, None]
+        return (
+            torch.diag_embed(torch.polygamma(1, alpha)) - torch.polygamma(1, alpha.sum(-1))[..., None, None]
+        )

@@ -73,7 +73,9 @@ def _aligned(x: Any, p: Measure, ndim: int) -> Any:
     """Draws ``(S,) + batch + event`` of p with axes of length one in front of its batch, so that it has ``ndim``."""
     leaves, spec = pytree.tree_flatten(x)
     ones = [1] * (ndim - len(p.batch_shape))
-    return pytree.tree_unflatten([leaf.reshape(leaf.shape[0], *ones, *leaf.shape[1:]) for leaf in leaves], spec)
+    return pytree.tree_unflatten(
+        [leaf.reshape(leaf.shape[0], *ones, *leaf.shape[1:]) for leaf in leaves], spec
+    )
 
 
 def _common(p: Measure, q: Measure) -> tuple[Measure, Measure]:
@@ -111,7 +113,9 @@ def _check_batches(p: Measure, q: Measure) -> None:
 def _check_events(p: Measure, q: Measure) -> None:
     if p.base is not q.base or p.event_shapes != q.event_shapes:
         got = " and ".join(f"{type(m).__name__} ({m.base.value}, events {m.event_shapes})" for m in (p, q))
-        raise ArgumentError(f"kl: p and q live in different spaces, {got}: neither has a density with respect to the other.")
+        raise ArgumentError(
+            f"kl: p and q live in different spaces, {got}: neither has a density with respect to the other."
+        )
 
 
 def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
@@ -160,11 +164,18 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
     """Σ_n p_n (log P(x_n) − log Q(x_n)), where P(x) is the mass of every point listed at x."""
     if not isinstance(q, Empirical) and q.base is not Base.COUNTING:
         names = f"KL({type(p).__name__} ‖ {type(q).__name__})"
-        raise ArgumentError(f"kl: points and a density are never absolutely continuous to each other, {names} is infinite. Project first.")
+        raise ArgumentError(
+            f"kl: points and a density are never absolutely continuous to each other, {names} is infinite. Project first."
+        )
     if not is_concrete(p.points, *pytree.tree_leaves(q)):
-        log_p, log_q = _at_points(p, p), _at_points(q, p)  # every point with every other: slow, but the same for whatever values
+        log_p, log_q = (
+            _at_points(p, p),
+            _at_points(q, p),
+        )  # every point with every other: slow, but the same for whatever values
     elif isinstance(q, Empirical):
-        if p.points is not q.points and not (p.points.shape == q.points.shape and bool((p.points == q.points).all())):
+        if p.points is not q.points and not (
+            p.points.shape == q.points.shape and bool((p.points == q.points).all())
+        ):
             raise ArgumentError(
                 "kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf."
             )
@@ -194,7 +205,9 @@ def _repeated(points: Tensor) -> Tensor | None:
     if bool((first.diff(dim=-1) != 0).all()):
         return None
     clouds = points.detach().reshape(-1, *points.shape[-2:])
-    return torch.stack([torch.unique(cloud, dim=0, return_inverse=True)[1] for cloud in clouds]).reshape(points.shape[:-1])
+    return torch.stack([torch.unique(cloud, dim=0, return_inverse=True)[1] for cloud in clouds]).reshape(
+        points.shape[:-1]
+    )
 
 
 def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
@@ -202,7 +215,11 @@ def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
     if group is None:
         return log_weight
     log_weight, group = torch.broadcast_tensors(log_weight, group)
-    top = torch.full_like(log_weight, -torch.inf).scatter_reduce(-1, group, log_weight.detach(), "amax").gather(-1, group)
+    top = (
+        torch.full_like(log_weight, -torch.inf)
+        .scatter_reduce(-1, group, log_weight.detach(), "amax")
+        .gather(-1, group)
+    )
     top = torch.where(top > -torch.inf, top, 0.0)
     total = torch.zeros_like(log_weight).scatter_add(-1, group, (log_weight - top).exp())
     return total.gather(-1, group).log() + top

@@ -26,7 +26,10 @@ from exptilt._support.transforms import has_tangent, in_transform, is_concrete
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 8192  # a quarter of a millisecond of gammas; a new stream costs a twentieth of that
-_SAFE = {torch.float64: 0.1, torch.float32: 0.5}  # least shape whose draws underflow with a probability below 1e-19
+_SAFE = {
+    torch.float64: 0.1,
+    torch.float32: 0.5,
+}  # least shape whose draws underflow with a probability below 1e-19
 _LARGE = 2.0**53  # beyond it float64 cannot tell neighbouring counts apart, nor their law from a normal one
 
 
@@ -36,7 +39,11 @@ def standard_normal(like: Tensor, size: Sequence[int], generator: torch.Generato
         return torch.randn(tuple(size), dtype=like.dtype, device=like.device, generator=generator)
     result = torch.empty(tuple(size), dtype=like.dtype)
     single = like.dtype == torch.float32
-    _fill(result, generator, lambda rng, start, stop: rng.standard_normal(stop - start, np.float32 if single else np.float64))
+    _fill(
+        result,
+        generator,
+        lambda rng, start, stop: rng.standard_normal(stop - start, np.float32 if single else np.float64),
+    )
     return result
 
 
@@ -99,7 +106,9 @@ def _on_cpu(tensor: Tensor) -> bool:
     return not has_tangent(tensor)
 
 
-def _fill(result: Tensor, generator: torch.Generator | None, draw: Callable[[np.random.Generator, int, int], Array]) -> None:
+def _fill(
+    result: Tensor, generator: torch.Generator | None, draw: Callable[[np.random.Generator, int, int], Array]
+) -> None:
     """Write ``draw(stream, start, stop)`` to the entries start..stop of a contiguous tensor, block by block."""
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     flat = result.view(-1).numpy()

@@ -101,7 +101,9 @@ def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Ten
 
 
 @torch.no_grad()
-def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def newton(
+    measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
     Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and more while each of them gains
@@ -122,7 +124,9 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
     floor = measure._least_log_mass()
-    if floor is not None and bool(frame.flat.any()):  # a mean off the flat that all points lie in is told at once
+    if floor is not None and bool(
+        frame.flat.any()
+    ):  # a mean off the flat that all points lie in is told at once
         eta, gain = frame.away(mean - here.mean)
         far = (2 * (here.value - floor) + 16) / gain.clamp_min(precision)
         eta = eta * far.unsqueeze(-1)
@@ -145,13 +149,18 @@ def newton(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps:
             move = _solve_factored(factor, frame.pull(measure._step_for(here.mean, mean)))
             uphill = dot(frame.push(move), mean - here.mean) <= 0
             if bool(uphill.any()):  # as another scale's step may be; Newton's own never is
-                move = torch.where(uphill[..., None], _solve_factored(factor, frame.pull(mean - here.mean)), move)
+                move = torch.where(
+                    uphill[..., None], _solve_factored(factor, frame.pull(mean - here.mean)), move
+                )
             small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
             candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed + rounding).all(-1)
             if bool(candidate.any()):
                 # Rounding of the mean, divided by the least variance that is left, is how far η is uncertain: on the boundary, without end.
                 left = torch.linalg.eigvalsh(local)[..., 0]
-                certain = 64 * precision * (1 + ((mean.abs() / unit.clamp_min(1e-300)) * (unit > 0)).amax(-1)) <= left
+                certain = (
+                    64 * precision * (1 + ((mean.abs() / unit.clamp_min(1e-300)) * (unit > 0)).amax(-1))
+                    <= left
+                )
                 done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
             moving = ~(done | stalled) & move.isfinite().all(-1)
             now = (here.mean - mean).abs().amax(-1)
@@ -196,7 +205,9 @@ class Frame(NamedTuple):
 
     def scaled(self, covariance: Tensor) -> "Frame":
         """Coordinates in which each entry has variance 1 under another covariance, one without flat directions."""
-        return self._replace(basis=torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()))
+        return self._replace(
+            basis=torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt())
+        )
 
     def covariance(self, covariance: Tensor) -> Tensor:
         """WᵀCW, with 1 for the flat directions."""
@@ -220,7 +231,9 @@ class Frame(NamedTuple):
         return (eta.abs() * self.spread).amax(-1)
 
 
-def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int) -> tuple[Point, Tensor]:
+def _line_search(
+    measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int
+) -> tuple[Point, Tensor]:
     """Halve each problem's step until F falls by a tenth of what the slope promises (a quadratic falls by half); say which moved.
 
     Points far out make G steep: a step that merely lowers F may land where one point has all the weight and no variance is left to go by.
@@ -238,7 +251,8 @@ def _line_search(measure: "Measure", mean: Tensor, here: Point, step: Tensor, *,
             return there, accepted
         size = torch.where(accepted, size, size / 2)
     chosen = (
-        torch.where(accepted[..., None] if new.ndim > accepted.ndim else accepted, new, old) for new, old in zip(there, here, strict=True)
+        torch.where(accepted[..., None] if new.ndim > accepted.ndim else accepted, new, old)
+        for new, old in zip(there, here, strict=True)
     )
     return Point(*chosen), accepted
 
@@ -255,7 +269,9 @@ def _rounding(mean: Tensor, here: Point) -> Tensor:
     return 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
 
 
-def _classify(measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+def _classify(
+    measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor
+) -> tuple[Tensor, Tensor]:
     ended = torch.where(stalled, Status.STALLED.code, Status.MAX_STEPS.code)
     code = torch.where(done, Status.CONVERGED.code, ended).to(torch.int8)
     distance = torch.zeros_like(residual)
@@ -268,8 +284,15 @@ def _classify(measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, r
     slack = 64 * precision * (spread.amax(-1) + mean.abs().amax(-1))
     outside = ~done & (excess > slack)
     # On the boundary the residual has fallen to nothing while η was still on its way; anything else is an honest failure to converge.
-    boundary = ~done & ~outside & (excess >= 0) & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
-    code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(torch.int8)
+    boundary = (
+        ~done
+        & ~outside
+        & (excess >= 0)
+        & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
+    )
+    code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(
+        torch.int8
+    )
     return code, torch.where(outside, excess, distance)
 
 
@@ -277,7 +300,9 @@ class _Newton(torch.autograd.Function):
     """`newton` as one opaque operation: no derivative of its own, and a batching rule for `torch.func.vmap`."""
 
     @staticmethod
-    def forward(spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor) -> Any:
+    def forward(
+        spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor
+    ) -> Any:
         return newton(pytree.tree_unflatten(leaves, spec), mean, tolerance, max_steps)
 
     @staticmethod
@@ -295,7 +320,14 @@ class _Newton(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, spec: Any, events: list[int], tolerance: float | None, max_steps: int, mean: Tensor, *leaves: Tensor
+        info: Any,
+        in_dims: Any,
+        spec: Any,
+        events: list[int],
+        tolerance: float | None,
+        max_steps: int,
+        mean: Tensor,
+        *leaves: Tensor,
     ) -> Any:
         size, dims = info.batch_size, in_dims[4:]
         mean = mean.expand(size, *mean.shape) if dims[0] is None else mean.movedim(dims[0], 0)

@@ -50,11 +50,15 @@ class Empirical(Measure):
             kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
             raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
         object.__setattr__(self, "points", points)
-        object.__setattr__(self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight)
+        object.__setattr__(
+            self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight
+        )
         check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
         if self.log_weight.shape[-1] != points.shape[-2]:
             got = f"points {tuple(points.shape)}, log_weight {tuple(self.log_weight.shape)}"
-            raise ArgumentError(f"Empirical: points are (..., N, D) and log_weight (..., N) with the same N; got {got}.")
+            raise ArgumentError(
+                f"Empirical: points are (..., N, D) and log_weight (..., N) with the same N; got {got}."
+            )
         check_finite("Empirical", points=points)
         check_log_weight("Empirical", self.log_weight)
 
@@ -73,7 +77,9 @@ class Empirical(Measure):
         found = []
         for start, stop in self._blocks(max(1, x[..., 0].numel())):
             equal = (x.unsqueeze(-2) == self.points[..., start:stop, :]).all(-1)
-            found.append(torch.logsumexp(torch.where(equal, self.log_probability[..., start:stop], -torch.inf), -1))
+            found.append(
+                torch.logsumexp(torch.where(equal, self.log_probability[..., start:stop], -torch.inf), -1)
+            )
         return torch.logsumexp(torch.stack(found), 0)
 
     def entropy(self) -> Tensor:
@@ -89,9 +95,13 @@ class Empirical(Measure):
         """Draws among the points with replacement, ``shape + batch + (D,)``."""
         batch = self.batch_shape
         count = int(torch.Size(shape).numel())
-        cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1).expand(*batch, -1).contiguous()
+        cumulative = (
+            torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1).expand(*batch, -1).contiguous()
+        )
         uniform = torch.rand((*batch, count), dtype=torch.float64, device=self.device, generator=generator)
-        index = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True).clamp_max(cumulative.shape[-1] - 1)
+        index = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True).clamp_max(
+            cumulative.shape[-1] - 1
+        )
         points = self.points.expand(*batch, *self.points.shape[-2:])
         drawn = torch.take_along_dim(points, index.unsqueeze(-1), -2)
         return drawn.movedim(-2, 0).reshape(*shape, *batch, self.dimension)
@@ -118,11 +128,21 @@ class Empirical(Measure):
         front = shape[: len(shape) - len(batch)]
         if tuple(shape[len(front) :]) != tuple(batch):
             batch = shape[len(front) :]
-        query = eta.expand(*shape, self.dimension).reshape(front.numel(), *batch, self.dimension).movedim(0, -2).unsqueeze(-3)
+        query = (
+            eta.expand(*shape, self.dimension)
+            .reshape(front.numel(), *batch, self.dimension)
+            .movedim(0, -2)
+            .unsqueeze(-3)
+        )
         key = self.points.expand(*batch, *self.points.shape[-2:]).unsqueeze(-3)
         weight = self.log_weight.expand(*batch, self.log_weight.shape[-1]).unsqueeze(-2)
         where = len(batch)
-        return query, key, weight, lambda rows: rows.squeeze(where).movedim(where, 0).reshape((*shape, *rows.shape[where + 2 :]))
+        return (
+            query,
+            key,
+            weight,
+            lambda rows: rows.squeeze(where).movedim(where, 0).reshape((*shape, *rows.shape[where + 2 :])),
+        )
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)
@@ -138,7 +158,9 @@ class Empirical(Measure):
 
     def _once(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """G ``()``, mean ``(D,)`` and scores ``(N,)`` of one η."""
-        return tilt_once(self.points.reshape(-1, self.dimension), self.log_weight.reshape(-1), eta.reshape(-1))
+        return tilt_once(
+            self.points.reshape(-1, self.dimension), self.log_weight.reshape(-1), eta.reshape(-1)
+        )
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._value_and_mean(eta)[1]
@@ -148,7 +170,11 @@ class Empirical(Measure):
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         for start, stop in self._blocks(max(1, value.numel())):
             block = self.points[..., start:stop, :]
-            log_weight = (eta.unsqueeze(-2) @ block.mT).squeeze(-2) + self.log_weight[..., start:stop] - value.unsqueeze(-1)
+            log_weight = (
+                (eta.unsqueeze(-2) @ block.mT).squeeze(-2)
+                + self.log_weight[..., start:stop]
+                - value.unsqueeze(-1)
+            )
             # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a negative diagonal.
             offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
             total = total + offset.mT @ offset
@@ -157,7 +183,9 @@ class Empirical(Measure):
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
         """Newton's method needs a covariance for its direction only; of many points, some drawn evenly from the tilted measure give it."""
         count = self.points.shape[-2]
-        part = max(4096, 256 * self.dimension) * 4**level  # right to an eighth in every direction, at the next level to a sixteenth
+        part = (
+            max(4096, 256 * self.dimension) * 4**level
+        )  # right to an eighth in every direction, at the next level to a sixteenth
         if 2 * part > count or not suits(self.points, self.log_weight, eta):
             return self._covariance(eta)
         cumulative = torch.softmax(self._once(eta)[2], 0).cumsum(0)
@@ -168,7 +196,11 @@ class Empirical(Measure):
 
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)
-        return back(fisher_vector_product(query, key, self._streamed(vector)[0], scale=1.0, log_weight=weight, check=False))
+        return back(
+            fisher_vector_product(
+                query, key, self._streamed(vector)[0], scale=1.0, log_weight=weight, check=False
+            )
+        )
 
     def _tilt(self, eta: Tensor) -> Self:
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)

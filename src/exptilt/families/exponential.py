@@ -75,7 +75,9 @@ class Exponential(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Waiting times, ``shape + batch + (D,)``, differentiable in the rate."""
-        uniform = torch.rand((*shape, *self.rate.shape), dtype=self.dtype, device=self.device, generator=generator)
+        uniform = torch.rand(
+            (*shape, *self.rate.shape), dtype=self.dtype, device=self.device, generator=generator
+        )
         return -torch.log1p(-uniform) / self.rate
 
     def _to_torch(self) -> distributions.Independent:

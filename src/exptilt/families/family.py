@@ -113,11 +113,19 @@ class ExponentialFamily(Measure):
 
     def _kl(self, other: Self) -> Tensor:
         """KL(self ‖ other) within the family: the Bregman divergence of A. Large terms cancel; a family that can says it better."""
-        return other._log_partition() - self._log_partition() - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
+        return (
+            other._log_partition()
+            - self._log_partition()
+            - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
+        )
 
     def _overlap(self, other: Self) -> Tensor:
         """Log ∫ p q within a family whose base measure is 1; infinite where it diverges."""
-        return self.log_partition(self.natural_parameter + other.natural_parameter) - self._log_partition() - other._log_partition()
+        return (
+            self.log_partition(self.natural_parameter + other.natural_parameter)
+            - self._log_partition()
+            - other._log_partition()
+        )
 
     def _entropy(self) -> Tensor:
         """A(θ) − <θ, E u>, where b is 1."""
@@ -150,7 +158,9 @@ class ExponentialFamily(Measure):
                 index = tuple((~valid).nonzero()[0].tolist())
                 where = f"{name}[{', '.join(map(str, index))}]" if index else name
                 got = given.expand(*valid.shape, given.shape[-1])[index].tolist()
-                raise ArgumentError(f"{cls.__name__}: {where} = {got} is outside the natural domain, where the integral converges.")
+                raise ArgumentError(
+                    f"{cls.__name__}: {where} = {got} is outside the natural domain, where the integral converges."
+                )
         return member
 
     @classmethod
@@ -168,20 +178,28 @@ class ExponentialFamily(Measure):
         excess = cls._mean_excess(mean)
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
-        member = cls._from_mean(mean if all_inside else torch.where(inside[..., None], mean, cls._typical_mean(mean)))
+        member = cls._from_mean(
+            mean if all_inside else torch.where(inside[..., None], mean, cls._typical_mean(mean))
+        )
         reached = member.mean_parameter
-        if all_inside and reached is mean:  # the mean is the parameter: nothing was solved, and nothing can be off
+        if (
+            all_inside and reached is mean
+        ):  # the mean is the parameter: nothing was solved, and nothing can be off
             nothing = torch.zeros_like(excess)
             code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
             return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
         sound = member._sound()
-        if not is_concrete(sound) or not bool(sound.all()):  # so close to the boundary that rounding took the member across
+        if not is_concrete(sound) or not bool(
+            sound.all()
+        ):  # so close to the boundary that rounding took the member across
             member = cls._from_mean(torch.where((inside & sound)[..., None], mean, cls._typical_mean(mean)))
             reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
         scale = 1 + mean.abs().amax(-1)
         close = sound & (residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale)
-        code = torch.where(excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code))
+        code = torch.where(
+            excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
+        )
         code = torch.where(excess == 0, Status.BOUNDARY.code, code).to(torch.int8)
         return Solution(member, code, residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
 
@@ -238,9 +256,23 @@ class ExponentialFamily(Measure):
         """
         leaves = pytree.tree_leaves(x)
         ranks = cls._event_ranks
-        good = len(leaves) == len(ranks) and all(isinstance(leaf, Tensor) and leaf.ndim >= r for leaf, r in zip(leaves, ranks, strict=True))
-        if not good or len({size for leaf, rank in zip(leaves, ranks, strict=True) for size in leaf.shape[leaf.ndim - rank :]}) != 1:
-            got = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+        good = len(leaves) == len(ranks) and all(
+            isinstance(leaf, Tensor) and leaf.ndim >= r for leaf, r in zip(leaves, ranks, strict=True)
+        )
+        if (
+            not good
+            or len(
+                {
+                    size
+                    for leaf, rank in zip(leaves, ranks, strict=True)
+                    for size in leaf.shape[leaf.ndim - rank :]
+                }
+            )
+            != 1
+        ):
+            got = ", ".join(
+                str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
+            )
             wanted = " and ".join(f"(..., {', '.join(['D'] * rank)})" for rank in ranks)
             raise ArgumentError(f"{cls.__name__}.statistic: x must be {wanted}; got {got}.")
         return cls._statistic(x)
@@ -258,16 +290,23 @@ class ExponentialFamily(Measure):
         """A parameter that is paired with u(x), if its dtype and length can be."""
         if not isinstance(vector, Tensor) or not vector.is_floating_point():
             got = str(vector.dtype) if isinstance(vector, Tensor) else type(vector).__name__
-            raise ArgumentError(f"{cls.__name__}: {name} must be a floating-point tensor (..., K); got {got}.")
+            raise ArgumentError(
+                f"{cls.__name__}: {name} must be a floating-point tensor (..., K); got {got}."
+            )
         size = vector.shape[-1] if vector.ndim else 0
         if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
             known = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
-            raise ArgumentError(f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}.")
+            raise ArgumentError(
+                f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}."
+            )
         return vector
 
     def _sound(self) -> Tensor:
         """``(...)``: whether an unchecked member is finite and in the domain."""
-        finite = [leaf.isfinite().flatten(leaf.ndim - event).all(-1) if event else leaf.isfinite() for leaf, event in self._leaves()]
+        finite = [
+            leaf.isfinite().flatten(leaf.ndim - event).all(-1) if event else leaf.isfinite()
+            for leaf, event in self._leaves()
+        ]
         return torch.stack(torch.broadcast_tensors(self._in_domain(), *finite)).all(0)
 
     def _shifted(self, eta: Tensor) -> Tensor:
@@ -295,7 +334,11 @@ class ExponentialFamily(Measure):
         error = (self._mean(eta) - mean).abs()
         residual = error.amax(-1)
         spread, precision = mean.abs() + origin.abs(), torch.finfo(mean.dtype).eps
-        allowed = (precision**0.5 if tolerance is None else tolerance) * spread + 256 * precision * spread.amax(-1, keepdim=True)
+        allowed = (
+            precision**0.5 if tolerance is None else tolerance
+        ) * spread + 256 * precision * spread.amax(-1, keepdim=True)
         solved = torch.where((error <= allowed).all(-1), Status.CONVERGED.code, Status.STALLED.code)
         code = torch.where(inside, solved, torch.where(excess > 0, Status.OUTSIDE.code, Status.BOUNDARY.code))
-        return Solution(eta, code.to(torch.int8), residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
+        return Solution(
+            eta, code.to(torch.int8), residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0)
+        )

@@ -58,14 +58,20 @@ class Axis(NamedTuple):
         """X = φ(t) and log φ'(t)."""
         u, log_u = math.pi / 2 * torch.sinh(t), (math.pi / 2 * torch.cosh(t)).log()
         if math.isinf(self.lower) and math.isinf(self.upper):
-            return self.center + self.scale * torch.sinh(u), math.log(self.scale) + torch.cosh(u).log() + log_u
+            return self.center + self.scale * torch.sinh(u), math.log(self.scale) + torch.cosh(
+                u
+            ).log() + log_u
         if math.isinf(self.upper):
             return self.lower + self.scale * u.exp(), math.log(self.scale) + u + log_u
         if math.isinf(self.lower):
             return self.upper - self.scale * (-u).exp(), math.log(self.scale) - u + log_u
         width = self.upper - self.lower
-        x = torch.where(t < 0, self.lower + width * torch.sigmoid(2 * u), self.upper - width * torch.sigmoid(-2 * u))
-        return x, math.log(2 * width) + torch.nn.functional.logsigmoid(2 * u) + torch.nn.functional.logsigmoid(-2 * u) + log_u
+        x = torch.where(
+            t < 0, self.lower + width * torch.sigmoid(2 * u), self.upper - width * torch.sigmoid(-2 * u)
+        )
+        return x, math.log(2 * width) + torch.nn.functional.logsigmoid(
+            2 * u
+        ) + torch.nn.functional.logsigmoid(-2 * u) + log_u
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +125,11 @@ class FromDensity(Measure):
         """
         low, high = _numbers("lower", lower), _numbers("upper", upper)
         dimension = len(low)
-        if dimension not in (1, 2) or len(high) != dimension or any(not a < b for a, b in zip(low, high, strict=True)):
+        if (
+            dimension not in (1, 2)
+            or len(high) != dimension
+            or any(not a < b for a, b in zip(low, high, strict=True))
+        ):
             got = f"lower {low}, upper {high}"
             raise ArgumentError(
                 f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
@@ -128,7 +138,9 @@ class FromDensity(Measure):
         width = (1.0,) * dimension if scale is None else _numbers("scale", scale)
         if len(middle) != dimension or len(width) != dimension or any(not 0 < s < math.inf for s in width):
             got = f"center {middle}, scale {width} for {dimension} dimensions"
-            raise ArgumentError(f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}.")
+            raise ArgumentError(
+                f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}."
+            )
         count = (801 if dimension == 1 else 257) if nodes is None else nodes
         _check_count("quadrature: nodes", count, 3)
         axes = []
@@ -137,14 +149,21 @@ class FromDensity(Measure):
             axes.append(Axis(a, b, c, s, reach, int(count)))
         places = [axis.place(axis.places()) for axis in axes]
         grid = torch.meshgrid(*(x for x, _ in places), indexing="ij")
-        volume = torch.meshgrid(*(v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True)), indexing="ij")
+        volume = torch.meshgrid(
+            *(v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True)), indexing="ij"
+        )
         points = torch.stack([g.reshape(-1) for g in grid], -1)
         log_weight = log_density(points) + torch.stack(volume).sum(0).reshape(-1)
         return cls._checked_new(points.to(dtype), log_weight.to(dtype), log_density, tuple(axes))
 
     @classmethod
     def monte_carlo(
-        cls, log_density: LogDensity, proposal: Measure, *, samples: int = 16384, generator: torch.Generator | None = None
+        cls,
+        log_density: LogDensity,
+        proposal: Measure,
+        *,
+        samples: int = 16384,
+        generator: torch.Generator | None = None,
     ) -> Self:
         """By importance sampling.
 
@@ -154,13 +173,19 @@ class FromDensity(Measure):
             samples: how many draws of the proposal.
             generator: for those draws.
         """
-        if not isinstance(proposal, Measure) or proposal.batch_shape or [len(shape) for shape in proposal.event_shapes] != [1]:
+        if (
+            not isinstance(proposal, Measure)
+            or proposal.batch_shape
+            or [len(shape) for shape in proposal.event_shapes] != [1]
+        ):
             got = (
                 f"batch {tuple(proposal.batch_shape)}"
                 if isinstance(proposal, Measure) and proposal.batch_shape
                 else type(proposal).__name__
             )
-            raise ArgumentError(f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}.")
+            raise ArgumentError(
+                f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}."
+            )
         _check_count("monte_carlo: samples", samples, 2)
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
@@ -168,7 +193,12 @@ class FromDensity(Measure):
 
     @classmethod
     def _checked_new(
-        cls, points: Tensor, log_weight: Tensor, log_density: LogDensity, axes: tuple[Axis, ...], base: Base = Base.VOLUME
+        cls,
+        points: Tensor,
+        log_weight: Tensor,
+        log_density: LogDensity,
+        axes: tuple[Axis, ...],
+        base: Base = Base.VOLUME,
     ) -> Self:
         if log_weight.shape != points.shape[:-1]:
             got = f"{tuple(log_weight.shape)} for {tuple(points.shape)}"
@@ -177,9 +207,13 @@ class FromDensity(Measure):
             bad = log_weight.isnan() | (log_weight == torch.inf)
             if bool(bad.any()):
                 got = f"{float(log_weight[bad][0])} at x = {points[bad][0].tolist()}"
-                raise ArgumentError(f"FromDensity: log_density must be a number below +inf, −inf where there is no mass; got {got}.")
+                raise ArgumentError(
+                    f"FromDensity: log_density must be a number below +inf, −inf where there is no mass; got {got}."
+                )
             if not bool((log_weight > -torch.inf).any()):
-                raise ArgumentError("FromDensity: log_density is −inf at all nodes or draws: no mass was found. Move them to where it is.")
+                raise ArgumentError(
+                    "FromDensity: log_density is −inf at all nodes or draws: no mass was found. Move them to where it is."
+                )
         return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes, base)
 
     @property
@@ -214,7 +248,9 @@ class FromDensity(Measure):
         coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
         total = torch.logsumexp(score, -1)
         error = (total - coarse).abs()
-        for marginal in [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]:
+        for marginal in (
+            [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]
+        ):
             error = error + _axis_error(marginal - total.unsqueeze(-1))
         return error
 
@@ -260,10 +296,16 @@ class FromDensity(Measure):
         """A node by weight, then uniformly within its cell in t (quadrature); resampled points (Monte Carlo)."""
         if not self.axes:
             return self.atoms._sample(shape, generator)
-        cells = torch.stack(torch.meshgrid(*(axis.places() for axis in self.axes), indexing="ij"), -1).reshape(-1, self.dimension)
-        drawn = make(Empirical, points=cells.to(self.device), log_weight=self.log_weight.double()).sample(shape, generator=generator)
+        cells = torch.stack(
+            torch.meshgrid(*(axis.places() for axis in self.axes), indexing="ij"), -1
+        ).reshape(-1, self.dimension)
+        drawn = make(Empirical, points=cells.to(self.device), log_weight=self.log_weight.double()).sample(
+            shape, generator=generator
+        )
         jitter = torch.rand(drawn.shape, dtype=drawn.dtype, device=self.device, generator=generator) - 0.5
-        placed = [axis.place(drawn[..., i] + axis.step * jitter[..., i])[0] for i, axis in enumerate(self.axes)]
+        placed = [
+            axis.place(drawn[..., i] + axis.step * jitter[..., i])[0] for i, axis in enumerate(self.axes)
+        ]
         return torch.stack(placed, -1).to(self.dtype)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
@@ -288,7 +330,10 @@ class FromDensity(Measure):
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         """A box is known exactly: on its boundary the search has no end, however far it came."""
         solution = super()._natural(mean, tolerance, max_steps)
-        return ended_on_boundary(solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)) if self.axes else None)
+        return ended_on_boundary(
+            solution,
+            self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)) if self.axes else None,
+        )
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """Infinite for a density, which gives no mass to the sides of its box."""
@@ -305,7 +350,9 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
-        raise ArgumentError(f"FromDensity.quadrature: {name} must be a sequence of numbers, one per dimension; got {values!r}.") from None
+        raise ArgumentError(
+            f"FromDensity.quadrature: {name} must be a sequence of numbers, one per dimension; got {values!r}."
+        ) from None
 
 
 def _check_count(name: str, count: int, least: int) -> None:

@@ -108,7 +108,9 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return (standard_gamma(a, generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)  # a large rate could make it 0
+        return (standard_gamma(a, generator) / self.rate).clamp_min(
+            torch.finfo(self.dtype).tiny
+        )  # a large rate could make it 0
 
     def _to_torch(self) -> distributions.Independent:
         """The same as ``Independent(Gamma, 1)``."""
@@ -126,7 +128,9 @@ class Gamma(ExponentialFamily):
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate
         inside = ((ratio < 1) | ratio.isnan()).all(-1, keepdim=True)
-        return torch.where(inside, -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf).sum(-1)
+        return torch.where(
+            inside, -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf
+        ).sum(-1)
 
     def _tilt(self, eta: Tensor) -> Self:
         rate = self.rate - eta

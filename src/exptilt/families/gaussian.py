@@ -124,7 +124,9 @@ class Gaussian(ExponentialFamily):
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
         factor = self._factor()
-        white = torch.linalg.solve_triangular(factor, (x - self.mean_vector).unsqueeze(-1), upper=False).squeeze(-1)
+        white = torch.linalg.solve_triangular(
+            factor, (x - self.mean_vector).unsqueeze(-1), upper=False
+        ).squeeze(-1)
         return -(dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
 
     def _entropy(self) -> Tensor:
@@ -152,7 +154,9 @@ class Gaussian(ExponentialFamily):
         factor = other._factor()
         white = torch.linalg.solve_triangular(factor, self._factor(), upper=False)
         diagonal = white.diagonal(dim1=-2, dim2=-1)
-        excess = deviance(torch.ones_like(diagonal), (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()).sum(-1)
+        excess = deviance(torch.ones_like(diagonal), (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()).sum(
+            -1
+        )
         excess = excess + (white.tril(-1) ** 2).sum((-2, -1))
         offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
@@ -160,7 +164,11 @@ class Gaussian(ExponentialFamily):
 
     def _overlap(self, other: Self) -> Tensor:
         """Log N(μ | μ', Σ + Σ')."""
-        total = make(type(self), mean_vector=other.mean_vector, covariance_matrix=self.covariance_matrix + other.covariance_matrix)
+        total = make(
+            type(self),
+            mean_vector=other.mean_vector,
+            covariance_matrix=self.covariance_matrix + other.covariance_matrix,
+        )
         return total._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:

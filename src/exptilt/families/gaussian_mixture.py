@@ -42,7 +42,11 @@ class GaussianMixture(AnyMixture):
     def __post_init__(self) -> None:
         if isinstance(self.covariance_matrix, Tensor) and self.covariance_matrix.ndim == 2:
             object.__setattr__(self, "covariance_matrix", self.covariance_matrix.unsqueeze(0))
-        fields = {"log_weight": (self.log_weight, 1), "mean": (self.mean_vector, 2), "covariance": (self.covariance_matrix, 3)}
+        fields = {
+            "log_weight": (self.log_weight, 1),
+            "mean": (self.mean_vector, 2),
+            "covariance": (self.covariance_matrix, 3),
+        }
         check_tensors("GaussianMixture", fields)
         count, dimension = self.mean_vector.shape[-2:]
         good = self.log_weight.shape[-1] == count and self.covariance_matrix.shape[-3] in (1, count)
@@ -66,14 +70,23 @@ class GaussianMixture(AnyMixture):
 
     def _tilt(self, eta: Tensor) -> Self:
         mean = self.components._mean(self._each(eta))
-        return make(type(self), log_weight=self._scores(eta), mean_vector=mean, covariance_matrix=self.covariance_matrix)
+        return make(
+            type(self),
+            log_weight=self._scores(eta),
+            mean_vector=mean,
+            covariance_matrix=self.covariance_matrix,
+        )
 
     def _to_torch(self) -> distributions.MixtureSameFamily:
         """The same as a `torch.distributions.MixtureSameFamily`."""
         batch = (*self.batch_shape, self.log_weight.shape[-1])
         covariance = self.covariance_matrix.expand(*batch, self.dimension, self.dimension)
-        normals = distributions.MultivariateNormal(self.mean_vector.expand(*batch, self.dimension), covariance)
-        return distributions.MixtureSameFamily(distributions.Categorical(logits=self.log_weight.expand(batch)), normals)
+        normals = distributions.MultivariateNormal(
+            self.mean_vector.expand(*batch, self.dimension), covariance
+        )
+        return distributions.MixtureSameFamily(
+            distributions.Categorical(logits=self.log_weight.expand(batch)), normals
+        )
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:

@@ -22,7 +22,9 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
     """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
     above = mean if isinstance(lower, float) and lower == 0 else mean - lower
-    depth = _least(above if isinstance(upper, float) and upper == math.inf else torch.minimum(above, upper - mean))
+    depth = _least(
+        above if isinstance(upper, float) and upper == math.inf else torch.minimum(above, upper - mean)
+    )
     if depth.numel() and is_concrete(depth) and bool(depth.amin() > 0):
         return -depth
     outside = ((lower - mean).clamp_min(0) ** 2 + (mean - upper).clamp_min(0) ** 2).sum(-1).sqrt()
@@ -38,7 +40,9 @@ def ended_on_boundary(solution: Solution[Tensor], excess: Tensor | None) -> Solu
     """The solution, which on the boundary of the hull is none however far the search came: ``excess (...)`` is exactly 0 there."""
     if excess is None:
         return solution
-    return replace(solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8))
+    return replace(
+        solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8)
+    )
 
 
 def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -> Tensor:
@@ -50,7 +54,9 @@ def nearest_in_hull(points: Tensor, target: Tensor, *, max_rounds: int = 1000) -
         tensor([1.0000, 0.5000])
     """
     goal = target.detach().cpu().double().numpy()
-    cloud = points.detach().cpu().double().numpy() - goal  # first of all: far from the origin products would lose what tells points apart
+    cloud = (
+        points.detach().cpu().double().numpy() - goal
+    )  # first of all: far from the origin products would lose what tells points apart
     return torch.as_tensor(goal + _wolfe(cloud, max_rounds)).to(target)
 
 

@@ -33,12 +33,28 @@ Array = np.ndarray[Any, Any]
 _MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
 _UNIT = 8192  # entries that one thread takes at least
 
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330)
+_BERNOULLI = (
+    1 / 6,
+    -1 / 30,
+    1 / 42,
+    -1 / 30,
+    5 / 66,
+    -691 / 2730,
+    7 / 6,
+    -3617 / 510,
+    43867 / 798,
+    -174611 / 330,
+)
 _STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1))
 _SLOPE = tuple(b / (2 * k) for k, b in enumerate(_BERNOULLI, 1))
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 # √½ as bits: a float less this, and more 1, has the exponent of its power of two and the fraction of a number in [√½, √2).
-_ROOT_HALF, _ONE, _FRACTION, _EXPONENT = 0x3FE6A09E667F3BCD, 0x3FF0000000000000, 0x000FFFFFFFFFFFFF, 0x7FF0000000000000
+_ROOT_HALF, _ONE, _FRACTION, _EXPONENT = (
+    0x3FE6A09E667F3BCD,
+    0x3FF0000000000000,
+    0x000FFFFFFFFFFFFF,
+    0x7FF0000000000000,
+)
 _TWO_52 = 0x4330000000000000  # 2^52 as bits: an integer in the low bits of it is added to it
 _LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
@@ -52,7 +68,10 @@ def _log(x: float) -> float:
     s = f / (2.0 + f)
     z = s * s
     w = z * z
-    odd = z * (6.666666666666735130e-01 + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)))
+    odd = z * (
+        6.666666666666735130e-01
+        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
+    )
     even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
     half = 0.5 * f * f
     return n * _LOG2_HIGH - ((half - (s * (half + (odd + even)) + n * _LOG2_LOW)) - f)
@@ -63,12 +82,16 @@ def log_of_ratio(x: float, y: float) -> float:
     """Log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large or too small."""
     one: int = bits_of_float64(x)  # type: ignore[call-arg]
     two: int = bits_of_float64(y)
-    n = float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - float64_from_bits(((two & _EXPONENT) >> 52) | _TWO_52)
+    n = float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - float64_from_bits(
+        ((two & _EXPONENT) >> 52) | _TWO_52
+    )
     quotient = float64_from_bits((one & _FRACTION) | _ONE) / float64_from_bits((two & _FRACTION) | _ONE)
     return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
 
 
-@njit(inline="always", fastmath=STRICT, error_model="numpy")  # as text: a call that gives back two numbers would not become vector code
+@njit(
+    inline="always", fastmath=STRICT, error_model="numpy"
+)  # as text: a call that gives back two numbers would not become vector code
 def both_remainders(x: float) -> tuple[float, float]:
     """R and r of one number."""
     p, slope = 1.0, 0.0  # without the factor a, which may be tiny
@@ -107,7 +130,9 @@ def remainders(a: Tensor) -> tuple[Tensor, Tensor]:
         first, second = run(_sweep, 2, a)
         return first, second
     q, small = a.clamp_min(8.0) ** -2, a.clamp_max(8.0)
-    return remainder(a), torch.where(a < 8, small.log() - 0.5 / small - torch.digamma(small), q * _horner(_SLOPE, q))
+    return remainder(a), torch.where(
+        a < 8, small.log() - 0.5 / small - torch.digamma(small), q * _horner(_SLOPE, q)
+    )
 
 
 def remainder(a: Tensor) -> Tensor:

@@ -84,7 +84,9 @@ def maximum_entropy(
     _check(A, b, mean)
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
-        raise ArgumentError(f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A).")
+        raise ArgumentError(
+            f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A)."
+        )
     base = Empirical(A, b)
     wanted = A.new_zeros(A.shape[-1]) if mean is None else mean
     solution = base.natural(wanted, tolerance=tolerance, max_steps=max_steps)
@@ -106,22 +108,33 @@ def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
         got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else type(A).__name__
         raise ArgumentError(f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {got}.")
     if 0 in A.shape[-2:]:
-        raise ArgumentError(f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}.")
+        raise ArgumentError(
+            f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}."
+        )
     given = {"b": (b, 1), "mean": (mean, 1)}
-    check_tensors("maximum_entropy", {"A": (A, 2), **{name: (x, axes) for name, (x, axes) in given.items() if x is not None}})
+    check_tensors(
+        "maximum_entropy",
+        {"A": (A, 2), **{name: (x, axes) for name, (x, axes) in given.items() if x is not None}},
+    )
     check_finite("maximum_entropy", A=A)
     if mean is not None:
         if mean.shape[-1] != A.shape[-1]:
-            raise ArgumentError(f"maximum_entropy: mean must be (..., {A.shape[-1]}), one per column of A; got shape {tuple(mean.shape)}.")
+            raise ArgumentError(
+                f"maximum_entropy: mean must be (..., {A.shape[-1]}), one per column of A; got shape {tuple(mean.shape)}."
+            )
         check_finite("maximum_entropy", mean=mean)
     if b is not None:
         if b.shape[-1] != A.shape[-2]:
-            raise ArgumentError(f"maximum_entropy: b must be (..., {A.shape[-2]}), one per row of A; got shape {tuple(b.shape)}.")
+            raise ArgumentError(
+                f"maximum_entropy: b must be (..., {A.shape[-2]}), one per row of A; got shape {tuple(b.shape)}."
+            )
         check_values("maximum_entropy", "b", b, ~b.isnan() & (b < torch.inf), "a number below +inf")
         check_values("maximum_entropy", "b", b, (b > -torch.inf).any(-1), "above −inf for some outcome")
 
 
-def _conflicts(base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str, ...]) -> dict[tuple[int, ...], tuple[str, ...]]:
+def _conflicts(
+    base: Empirical, mean: Tensor, outside: Tensor, labels: tuple[str, ...]
+) -> dict[tuple[int, ...], tuple[str, ...]]:
     found: dict[tuple[int, ...], tuple[str, ...]] = {}
     if not is_concrete(outside):
         return found

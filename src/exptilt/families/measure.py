@@ -64,7 +64,9 @@ class Measure(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+        pytree.register_pytree_node(
+            cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+        )
 
     # What a subclass gives.
 
@@ -193,7 +195,9 @@ class Measure(ABC):
         """Device of the fields."""
         return self._leaves()[0][0].device
 
-    def to(self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+    def to(
+        self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
         """The same measure on another device or in another dtype.
 
         Args:
@@ -201,7 +205,9 @@ class Measure(ABC):
             device: or by name.
             dtype: or by name.
         """
-        named: dict[str, Any] = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+        named: dict[str, Any] = {
+            name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
+        }
         return self.map(lambda leaf, _: leaf.to(*arguments, **named))
 
     def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
@@ -212,7 +218,9 @@ class Measure(ABC):
         """
         leaves, spec = pytree.tree_flatten(self)
         events = [event for _, event in self._leaves()]
-        return pytree.tree_unflatten([function(leaf, event) for leaf, event in zip(leaves, events, strict=True)], spec)
+        return pytree.tree_unflatten(
+            [function(leaf, event) for leaf, event in zip(leaves, events, strict=True)], spec
+        )
 
     def log_normalizer(self, eta: Tensor) -> Tensor:
         """G(η) = log ∫ h(x) e^{<t(x),η>}.
@@ -271,7 +279,9 @@ class Measure(ABC):
         check_finite(type(self).__name__, eta=self._checked(eta, "eta"))
         return self._tilt(eta)
 
-    def natural(self, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 100) -> Solution[Tensor]:
+    def natural(
+        self, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 100
+    ) -> Solution[Tensor]:
         """The η whose tilted measure has this mean: the inverse of `mean`.
 
         Differentiable twice in ``mean`` and in the fields of the measure. A mean on or outside the hull of the support is reported in
@@ -289,7 +299,9 @@ class Measure(ABC):
         check_finite(type(self).__name__, mean=mean)
         if max_steps < 1 or (tolerance is not None and not tolerance >= 0):
             name = f"{type(self).__name__}.natural"
-            raise ArgumentError(f"{name}: tolerance must be at least 0 and max_steps at least 1; got {tolerance} and {max_steps}.")
+            raise ArgumentError(
+                f"{name}: tolerance must be at least 0 and max_steps at least 1; got {tolerance} and {max_steps}."
+            )
         return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
@@ -304,7 +316,9 @@ class Measure(ABC):
         """
         solution = self.natural(mean)
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
-        value = torch.where(solution.code == Status.BOUNDARY.code, self._boundary_conjugate(mean, value), value)
+        value = torch.where(
+            solution.code == Status.BOUNDARY.code, self._boundary_conjugate(mean, value), value
+        )
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
@@ -346,10 +360,16 @@ class Measure(ABC):
             return self._log_prob(x)
         leaves, spec = pytree.tree_flatten(x)
         for leaf, shape in zip(leaves, self.event_shapes, strict=True):
-            inside = inside | leaf.isnan().any(-1 if len(shape) == 1 else (-2, -1))  # no number in, no number out
+            inside = inside | leaf.isnan().any(
+                -1 if len(shape) == 1 else (-2, -1)
+            )  # no number in, no number out
         safe = []  # where the density cannot be taken, some x at which it and its derivatives are finite
         for leaf, shape in zip(leaves, self.event_shapes, strict=True):
-            anywhere = leaf.new_tensor(0.5) if len(shape) == 1 else torch.eye(shape[-1], dtype=leaf.dtype, device=leaf.device)
+            anywhere = (
+                leaf.new_tensor(0.5)
+                if len(shape) == 1
+                else torch.eye(shape[-1], dtype=leaf.dtype, device=leaf.device)
+            )
             safe.append(torch.where(inside[(..., *[None] * len(shape))], leaf, anywhere))
         return torch.where(inside, self._log_prob(pytree.tree_unflatten(safe, spec)), -torch.inf)
 
@@ -361,7 +381,9 @@ class Measure(ABC):
             generator: the source of randomness; torch's own if not given.
         """
         if not isinstance(shape, Sequence) or any(not isinstance(size, int) or size < 0 for size in shape):
-            raise ArgumentError(f"{type(self).__name__}.sample: shape must be a sequence of sizes such as (100,); got {shape!r}.")
+            raise ArgumentError(
+                f"{type(self).__name__}.sample: shape must be a sequence of sizes such as (100,); got {shape!r}."
+            )
         return self._sample(tuple(shape), generator)
 
     def to_torch(self) -> distributions.Distribution:
@@ -381,10 +403,14 @@ class Measure(ABC):
         except AttributeError:
             same = False
         if not same:
-            raise ArgumentError(f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family.")
+            raise ArgumentError(
+                f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family."
+            )
         if member.batch_shape != other.batch_shape:
             got = f"batch {tuple(other.batch_shape)} and events {tuple(other.event_shape)}"
-            wanted = f"batch {tuple(member.batch_shape)} and events {', '.join(map(str, member.event_shapes))}"
+            wanted = (
+                f"batch {tuple(member.batch_shape)} and events {', '.join(map(str, member.event_shapes))}"
+            )
             raise ArgumentError(
                 f"{cls.__name__}.from_torch: got {got}, where this family has {wanted}. Pass Independent(..., 1), reshaped if need be."
             )
@@ -404,7 +430,13 @@ class Measure(ABC):
         diverges = self._diverges(eta)
         if diverges is None:
             return eta
-        check_values(type(self).__name__, name, eta, ~diverges, "inside the natural domain, where the integral converges")
+        check_values(
+            type(self).__name__,
+            name,
+            eta,
+            ~diverges,
+            "inside the natural domain, where the integral converges",
+        )
         return eta if is_concrete(eta, diverges) else torch.where(diverges.unsqueeze(-1), torch.nan, eta)
 
     def _leaves(self) -> list[tuple[Tensor, int]]:
@@ -417,18 +449,26 @@ class Measure(ABC):
         got = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
         wanted = self.event_shapes
         good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
-        if not good or any(leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)):
+        if not good or any(
+            leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
+        ):
             shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
             raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {', '.join(map(str, got))}.")
         return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
         if not isinstance(vector, Tensor):
-            raise ArgumentError(f"{name} must be a tensor (..., {self.dimension}); got {type(vector).__name__}.")
+            raise ArgumentError(
+                f"{name} must be a tensor (..., {self.dimension}); got {type(vector).__name__}."
+            )
         if vector.ndim == 0 or vector.shape[-1] != self.dimension:
-            raise ArgumentError(f"{name} must be (..., {self.dimension}) for this {type(self).__name__}; got shape {tuple(vector.shape)}.")
+            raise ArgumentError(
+                f"{name} must be (..., {self.dimension}) for this {type(self).__name__}; got shape {tuple(vector.shape)}."
+            )
         if vector.dtype != self.dtype:
-            raise ArgumentError(f"{name} is {vector.dtype}, this {type(self).__name__} is {self.dtype}. Convert one with .to(dtype).")
+            raise ArgumentError(
+                f"{name} is {vector.dtype}, this {type(self).__name__} is {self.dtype}. Convert one with .to(dtype)."
+            )
         return vector
 
 
@@ -442,7 +482,9 @@ def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
     def unflatten(children: Any, context: tuple[Any, ...]) -> Measure:
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         tensors, others = iter(children), iter(context)
-        return make(cls, **{field.name: next(others if field.metadata.get("static") else tensors) for field in fields})
+        return make(
+            cls, **{field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
+        )
 
     return unflatten
 

@@ -62,7 +62,10 @@ class AnyMixture(Measure):
             ``(..., K)``.
         """
         leaves, spec = pytree.tree_flatten(self._event(x))
-        spread = [leaf.unsqueeze(leaf.ndim - len(shape)) for leaf, shape in zip(leaves, self.event_shapes, strict=True)]
+        spread = [
+            leaf.unsqueeze(leaf.ndim - len(shape))
+            for leaf, shape in zip(leaves, self.event_shapes, strict=True)
+        ]
         return self.components.log_prob(pytree.tree_unflatten(spread, spec))
 
     def _log_prob(self, x: Any) -> Tensor:
@@ -74,7 +77,10 @@ class AnyMixture(Measure):
         draws = self._own_components()._sample(shape, generator)
         batch = (*shape, *self.batch_shape)
         cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1)
-        uniform = torch.rand((*batch, 1), dtype=torch.float64, device=self.device, generator=generator) * cumulative[..., -1:]
+        uniform = (
+            torch.rand((*batch, 1), dtype=torch.float64, device=self.device, generator=generator)
+            * cumulative[..., -1:]
+        )
         index = (uniform >= cumulative).sum(-1).clamp_max(self.log_weight.shape[-1] - 1)
 
         def pick(leaf: Tensor) -> Tensor:
@@ -147,10 +153,16 @@ class AnyMixture(Measure):
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         """The components know their hull exactly: on its boundary the search has no end, however far it came."""
         solution = super()._natural(mean, tolerance, max_steps)
-        return ended_on_boundary(solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)))
+        return ended_on_boundary(
+            solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
+        )
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        excess = None if self.base is Base.COUNTING else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
+        excess = (
+            None
+            if self.base is Base.COUNTING
+            else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
+        )
         return reached if excess is None else torch.where(excess >= 0, torch.inf, reached)
 
 
@@ -174,7 +186,9 @@ class Mixture(AnyMixture):
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, ExponentialFamily):
-            raise ArgumentError(f"Mixture: family must be an ExponentialFamily with batch (..., K); got {type(self.family).__name__}.")
+            raise ArgumentError(
+                f"Mixture: family must be an ExponentialFamily with batch (..., K); got {type(self.family).__name__}."
+            )
         # A field that all components share gets an axis for them, so that it is never mistaken for batch.
         shared = self.family.map(lambda leaf, event: leaf if leaf.ndim > event else leaf.unsqueeze(0))
         names = [f"{type(shared).__name__}.{name}" for name in shared.event_dims]
@@ -183,7 +197,9 @@ class Mixture(AnyMixture):
         batch = self.family.batch_shape
         if not batch or self.log_weight.shape[-1] != batch[-1]:
             got = f"{tuple(self.log_weight.shape)} and {tuple(batch)}"
-            raise ArgumentError(f"Mixture: log_weight must be (..., K) for components with batch (..., K); got {got}.")
+            raise ArgumentError(
+                f"Mixture: log_weight must be (..., K) for components with batch (..., K); got {got}."
+            )
         check_log_weight("Mixture", self.log_weight)
         object.__setattr__(self, "family", shared)
 
@@ -217,4 +233,6 @@ class Mixture(AnyMixture):
             except ArgumentError:
                 continue
             return cls(torch.as_tensor(other.mixture_distribution.logits), parts)
-        raise ArgumentError(f"Mixture.from_torch: no family here is a {type(other.component_distribution).__name__}.")
+        raise ArgumentError(
+            f"Mixture.from_torch: no family here is a {type(other.component_distribution).__name__}."
+        )

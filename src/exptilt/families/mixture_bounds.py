@@ -54,7 +54,9 @@ def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Te
     return lower, -_expect(weight, log_lower(f, log_weight, f))
 
 
-def kl_bounds(log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: ExponentialFamily, rounds: int = 30) -> tuple[Tensor, Tensor]:
+def kl_bounds(
+    log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: ExponentialFamily, rounds: int = 30
+) -> tuple[Tensor, Tensor]:
     """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), log-weights normalised ``(..., A)`` and ``(..., B)``: ``(...)`` each."""
     upper = _coupling_bound(log_p, log_q, pairwise_kl(f, g), rounds)
     other = log_upper(f, log_q, g)

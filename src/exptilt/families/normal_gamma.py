@@ -69,28 +69,43 @@ class NormalGamma(ExponentialFamily):
     def natural_parameter(self) -> Tensor:
         """(κm, −b − ½κm², −½κ, a − ½), ``(..., 4D)``."""
         m, k = self.location, self.count
-        return torch.cat(torch.broadcast_tensors(k * m, -self.rate - k * m**2 / 2, -k / 2, self.shape - 0.5), -1)
+        return torch.cat(
+            torch.broadcast_tensors(k * m, -self.rate - k * m**2 / 2, -k / 2, self.shape - 0.5), -1
+        )
 
     @property
     def mean_parameter(self) -> Tensor:
         """(E τμ, E τ, E τμ², E log τ), ``(..., 4D)``."""
         m, precision = self.location, self.shape / self.rate
         log_precision = torch.digamma(self.shape) - self.rate.log()
-        return torch.cat(torch.broadcast_tensors(m * precision, precision, 1 / self.count + m**2 * precision, log_precision), -1)
+        return torch.cat(
+            torch.broadcast_tensors(
+                m * precision, precision, 1 / self.count + m**2 * precision, log_precision
+            ),
+            -1,
+        )
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second, third, fourth = theta.chunk(4, -1)
         count = -2 * third
         location = first / count
-        return make(cls, location=location, count=count, shape=fourth + 0.5, rate=-second - first * location / 2)
+        return make(
+            cls, location=location, count=count, shape=fourth + 0.5, rate=-second - first * location / 2
+        )
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         weighted, precision, square, log_precision = mean.chunk(4, -1)
         shape = invert_digamma_gap(precision.log() - log_precision)
         location = weighted / precision
-        return make(cls, location=location, count=1 / (square - weighted * location), shape=shape, rate=shape / precision)
+        return make(
+            cls,
+            location=location,
+            count=1 / (square - weighted * location),
+            shape=shape,
+            rate=shape / precision,
+        )
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
@@ -109,7 +124,9 @@ class NormalGamma(ExponentialFamily):
         return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
-        value = torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
+        value = (
+            torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
+        )
         return value.sum(-1).expand(self.batch_shape)
 
     @classmethod
@@ -125,12 +142,18 @@ class NormalGamma(ExponentialFamily):
     def _log_prob(self, x: MeanPrecision) -> Tensor:
         """Log-density of τ and of μ given τ, about the location: ``(..., D)`` twice to ``(...)``."""
         mean, precision = x
-        each = precision.log() + (self.count / (2 * math.pi)).log() - self.count * precision * (mean - self.location) ** 2
+        each = (
+            precision.log()
+            + (self.count / (2 * math.pi)).log()
+            - self.count * precision * (mean - self.location) ** 2
+        )
         return self._precision()._log_prob(precision) + each.sum(-1) / 2
 
     def _entropy(self) -> Tensor:
         """Entropy of τ, and the expected one of μ given τ: ½ (log 2πe/κ − E log τ)."""
-        spread = math.log(2 * math.pi * math.e) - self.count.log() - torch.digamma(self.shape) + self.rate.log()
+        spread = (
+            math.log(2 * math.pi * math.e) - self.count.log() - torch.digamma(self.shape) + self.rate.log()
+        )
         return (self._precision()._entropy() + spread.sum(-1) / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
@@ -146,6 +169,8 @@ class NormalGamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
         """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
-        precision = (standard_gamma(self.shape.expand(size), generator) / self.rate).clamp_min(torch.finfo(self.dtype).tiny)
+        precision = (standard_gamma(self.shape.expand(size), generator) / self.rate).clamp_min(
+            torch.finfo(self.dtype).tiny
+        )
         noise = standard_normal(self.location, size, generator)
         return MeanPrecision(self.location + noise / (self.count.sqrt() * precision.sqrt()), precision)

@@ -68,17 +68,28 @@ class NormalInverseWishart(ExponentialFamily):
     identity_coordinate = False
 
     def __post_init__(self) -> None:
-        fields = {"location": self.location, "count": self.count, "degrees": self.degrees, "scale": self.scale}
-        check_tensors("NormalInverseWishart", {name: (tensor, self.event_dims[name]) for name, tensor in fields.items()})
+        fields = {
+            "location": self.location,
+            "count": self.count,
+            "degrees": self.degrees,
+            "scale": self.scale,
+        }
+        check_tensors(
+            "NormalInverseWishart", {name: (tensor, self.event_dims[name]) for name, tensor in fields.items()}
+        )
         if self.scale.shape[-2:] != self.location.shape[-1:] * 2:
             got = f"location {tuple(self.location.shape)}, scale {tuple(self.scale.shape)}"
-            raise ArgumentError(f"NormalInverseWishart: location must be (..., D) and scale (..., D, D); got {got}.")
+            raise ArgumentError(
+                f"NormalInverseWishart: location must be (..., D) and scale (..., D, D); got {got}."
+            )
         check_finite("NormalInverseWishart", location=self.location)
         check_positive("NormalInverseWishart", count=self.count)
         check_covariance(self.scale, "scale")
         least = self.scale.shape[-1] - 1
         valid = (self.degrees > least) & self.degrees.isfinite()
-        check_values("NormalInverseWishart", "degrees", self.degrees, valid, f"finite and above D − 1 = {least}")
+        check_values(
+            "NormalInverseWishart", "degrees", self.degrees, valid, f"finite and above D − 1 = {least}"
+        )
 
     @property
     def size(self) -> int:
@@ -109,7 +120,11 @@ class NormalInverseWishart(ExponentialFamily):
         precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
         weighted = matvec(precision, self.location)
         square = self.size / self.count + dot(self.location, weighted)
-        log_size = log_determinant(factor) - self.size * math.log(2) - multivariate_digamma(self.degrees / 2, self.size)
+        log_size = (
+            log_determinant(factor)
+            - self.size * math.log(2)
+            - multivariate_digamma(self.degrees / 2, self.size)
+        )
         return self._join(weighted, pack(precision), square, log_size)
 
     @staticmethod
@@ -130,7 +145,9 @@ class NormalInverseWishart(ExponentialFamily):
         count = -2 * third
         m = first / count.unsqueeze(-1)
         scale = -2 * second - first.unsqueeze(-1) * m.unsqueeze(-2)
-        return make(cls, location=m, count=count, degrees=-2 * fourth - m.shape[-1] - 2, scale=(scale + scale.mT) / 2)
+        return make(
+            cls, location=m, count=count, degrees=-2 * fourth - m.shape[-1] - 2, scale=(scale + scale.mT) / 2
+        )
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
@@ -164,7 +181,9 @@ class NormalInverseWishart(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         half, size = self.degrees / 2, self.size
-        wishart = half * (size * math.log(2) - log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, size)
+        wishart = half * (
+            size * math.log(2) - log_determinant(factorize(self.scale))
+        ) + multivariate_log_gamma(half, size)
         return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
 
     @classmethod
@@ -180,7 +199,9 @@ class NormalInverseWishart(ExponentialFamily):
         """Log-density of Σ and of μ given Σ, about the location: ``(..., D)`` and ``(..., D, D)`` to ``(...)``."""
         mean, covariance = x
         factor = factorize(covariance)
-        white = torch.linalg.solve_triangular(factor, (mean - self.location).unsqueeze(-1), upper=False).squeeze(-1)
+        white = torch.linalg.solve_triangular(
+            factor, (mean - self.location).unsqueeze(-1), upper=False
+        ).squeeze(-1)
         half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
         trace = (half**2).sum((-2, -1)) + self.count * dot(white, white)
         return -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
@@ -199,10 +220,19 @@ class NormalInverseWishart(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         """KL of Σ⁻¹, and the expected one of μ given Σ: ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m') with r = κ'/κ."""
-        precision = wishart_kl(self.degrees, self._precision_factor(), other.degrees, other._precision_factor())
+        precision = wishart_kl(
+            self.degrees, self._precision_factor(), other.degrees, other._precision_factor()
+        )
         offset = (self.location - other.location).unsqueeze(-1)
         white = torch.linalg.solve_triangular(factorize(self.scale), offset, upper=False).squeeze(-1)
-        return precision + (self.size * log_excess(other.count, self.count) + other.count * self.degrees * dot(white, white)) / 2
+        return (
+            precision
+            + (
+                self.size * log_excess(other.count, self.count)
+                + other.count * self.degrees * dot(white, white)
+            )
+            / 2
+        )
 
     def _support(self, x: MeanCovariance) -> Tensor:
         mean, covariance = x

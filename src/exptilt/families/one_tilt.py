@@ -24,7 +24,9 @@ _ROWS = 128  # points whose weights are made together: 64 KiB of float64 at 64 d
 
 
 @kernel("the kernel of one tilt", fastmath=FAST)
-def _sweep(points: Array, log_weight: Array, eta: Array, score: Array, peak: Array, mass: Array, total: Array) -> None:
+def _sweep(
+    points: Array, log_weight: Array, eta: Array, score: Array, peak: Array, mass: Array, total: Array
+) -> None:
     """Of some points (N, D): their scores (N,), the largest (1,), and Σ e^{s − largest} (1,) and with x (D,), those two in float64."""
     count, size = points.shape
     weight, part = np.empty(_ROWS, points.dtype), np.empty(size, points.dtype)
@@ -68,9 +70,16 @@ def _sweep(points: Array, log_weight: Array, eta: Array, score: Array, peak: Arr
 def suits(points: Tensor, log_weight: Tensor, eta: Tensor) -> bool:
     """Whether `tilt_once` can be used: one η, many points in one piece of main memory, and nobody wants derivatives."""
     tensors = points, log_weight, eta
-    if eta.numel() != points.shape[-1] or points[..., 0].numel() != points.shape[-2] or points.numel() < _MANY:
+    if (
+        eta.numel() != points.shape[-1]
+        or points[..., 0].numel() != points.shape[-2]
+        or points.numel() < _MANY
+    ):
         return False
-    if any(t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64) or not t.is_contiguous() for t in tensors):
+    if any(
+        t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64) or not t.is_contiguous()
+        for t in tensors
+    ):
         return False
     if not is_concrete(*tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return False
@@ -89,9 +98,15 @@ def tilt_once(points: Tensor, log_weight: Tensor, eta: Tensor) -> tuple[Tensor, 
             piece, one = slice(i * length, (i + 1) * length), slice(i, i + 1)
             _sweep(x[piece], w[piece], e, score[piece], peak[one], mass[one], total[i])
 
-    _sweep(x[:0], w[:0], e, score[:0], peak[:1], mass[:1], total[0])  # compiled or loaded before several threads ask for it
+    _sweep(
+        x[:0], w[:0], e, score[:0], peak[:1], mass[:1], total[0]
+    )  # compiled or loaded before several threads ask for it
     run_chunks(work, _PARTS)
     share = np.exp(peak.astype(np.float64) - peak.max())
     whole = share @ mass
     value, mean = peak.max() + np.log(whole), share @ total / whole
-    return torch.tensor(value, dtype=points.dtype), torch.from_numpy(mean).to(points.dtype), torch.from_numpy(score)
+    return (
+        torch.tensor(value, dtype=points.dtype),
+        torch.from_numpy(mean).to(points.dtype),
+        torch.from_numpy(score),
+    )

@@ -128,7 +128,13 @@ class Poisson(ExponentialFamily):
     def _tilt(self, eta: Tensor) -> Self:
         rate = self.rate * eta.exp()
         valid = (rate > 0) & rate.isfinite()
-        check_values("Poisson", "eta", eta.expand(rate.shape), valid, f"such that the rate λe^η is a positive number of {rate.dtype}")
+        check_values(
+            "Poisson",
+            "eta",
+            eta.expand(rate.shape),
+            valid,
+            f"such that the rate λe^η is a positive number of {rate.dtype}",
+        )
         return make(type(self), rate=rate)
 
     def _dual(self, mean: Tensor) -> Tensor:

@@ -43,7 +43,10 @@ def project(measure: Measure, family: type[Family]) -> Family:
 
     Example:
         >>> from exptilt.families import GaussianMixture
-        >>> g = project(GaussianMixture(torch.zeros(2), torch.tensor([[-1.0], [1.0]]), torch.tensor([[2.0]])), Gaussian)
+        >>> g = project(
+        ...     GaussianMixture(torch.zeros(2), torch.tensor([[-1.0], [1.0]]), torch.tensor([[2.0]])),
+        ...     Gaussian,
+        ... )
         >>> g.mean_vector, g.covariance_matrix
         (tensor([0.]), tensor([[3.]]))
     """
@@ -74,7 +77,11 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
         return (weight * torch.where(weight > 0, mean, 0.0)).sum(-2)
     if mean is not None:
         return mean
-    kind = type(measure.components).__name__ + " mixture" if isinstance(measure, AnyMixture) else type(measure).__name__
+    kind = (
+        type(measure.components).__name__ + " mixture"
+        if isinstance(measure, AnyMixture)
+        else type(measure).__name__
+    )
     raise ArgumentError(
         f"project: the expected {family.__name__} statistic of a {kind} is not known. Sample it and project Empirical(draws)."
     )
@@ -96,13 +103,21 @@ def _statistic_of_points(measure: Empirical | FromDensity, family: type[Exponent
     points, weight = measure.points, torch.softmax(measure.log_weight, -1)
     shapes = family._from_mean(family._typical_mean(points.new_zeros(family._statistic_size(1)))).event_shapes
     if [len(shape) for shape in shapes] != [1]:
-        raise ArgumentError(f"project: {family.__name__} is no family of vectors, but the points of {type(measure).__name__} are vectors.")
+        raise ArgumentError(
+            f"project: {family.__name__} is no family of vectors, but the points of {type(measure).__name__} are vectors."
+        )
     inside = in_support(family, points)
     if inside is not None:
         # Quadrature may round a node onto the edge of the support: there its share is below rounding.
-        counts = measure.log_weight > -torch.inf if isinstance(measure, Empirical) else weight > torch.finfo(weight.dtype).eps
+        counts = (
+            measure.log_weight > -torch.inf
+            if isinstance(measure, Empirical)
+            else weight > torch.finfo(weight.dtype).eps
+        )
         valid = inside | ~counts
-        wanted = f"in the support of {family.__name__}, or else KL is infinite (log_weight −inf leaves it out)"
+        wanted = (
+            f"in the support of {family.__name__}, or else KL is infinite (log_weight −inf leaves it out)"
+        )
         check_values("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
         points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
     return (weight.unsqueeze(-1) * family._statistic(points)).sum(-2)
@@ -112,7 +127,9 @@ def _check(name: str, measure: Measure, family: type[ExponentialFamily]) -> None
     if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
         raise ArgumentError(f"{name}: family must be an exponential family such as Gaussian; got {family!r}.")
     if not isinstance(measure, Measure):
-        raise ArgumentError(f"{name}: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}.")
+        raise ArgumentError(
+            f"{name}: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}."
+        )
 
 
 def _about_the_mean(measure: Measure, family: type[Family]) -> Family | None:

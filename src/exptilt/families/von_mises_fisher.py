@@ -46,7 +46,9 @@ class VonMisesFisher(ExponentialFamily):
     def __post_init__(self) -> None:
         check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
         if self.vector.shape[-1] < 2:
-            raise ArgumentError(f"VonMisesFisher: vector must have at least 2 entries; got shape {tuple(self.vector.shape)}.")
+            raise ArgumentError(
+                f"VonMisesFisher: vector must have at least 2 entries; got shape {tuple(self.vector.shape)}."
+            )
         check_finite("VonMisesFisher", vector=self.vector)
 
     @property
@@ -124,7 +126,9 @@ class VonMisesFisher(ExponentialFamily):
         kappa = self.concentration.detach()
         unit = theta / kappa.clamp_min(torch.finfo(self.dtype).tiny).unsqueeze(-1)
         side = torch.where(unit[..., :1] < 0, -1.0, 1.0)
-        axis = torch.cat([unit[..., :1] + side, unit[..., 1:]], -1)  # both terms have the same sign: nothing cancels
+        axis = torch.cat(
+            [unit[..., :1] + side, unit[..., 1:]], -1
+        )  # both terms have the same sign: nothing cancels
         axis = axis / torch.linalg.vector_norm(axis, dim=-1, keepdim=True)
         size = (*shape, *kappa.shape)
         fall = _falls(kappa, self.dimension, size, generator).unsqueeze(-1)
@@ -144,7 +148,9 @@ class VonMisesFisher(ExponentialFamily):
         _, ratio, above = log_bessel(self.dimension / 2 - 1, dot(theta, theta))
         eye = torch.eye(self.dimension, dtype=theta.dtype, device=self.device)
         outer = theta.unsqueeze(-1) * theta.unsqueeze(-2)
-        return (ratio[..., None, None] * eye + (ratio * (above - ratio))[..., None, None] * outer).to(self.dtype)
+        return (ratio[..., None, None] * eye + (ratio * (above - ratio))[..., None, None] * outer).to(
+            self.dtype
+        )
 
 
 def _start(mean: Tensor) -> Tensor:

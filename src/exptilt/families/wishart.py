@@ -38,7 +38,9 @@ from exptilt.families.log_gamma import gamma_entropy
 from exptilt.families.measure import make
 
 
-def bartlett(degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+def bartlett(
+    degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None
+) -> Tensor:
     """Lower triangular A with A A' ~ Wishart(ν, I): ``shape + degrees.shape + (D, D)``."""
     size = (*shape, *degrees.shape, dimension)
     index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
@@ -106,7 +108,11 @@ class Wishart(ExponentialFamily):
         check_covariance(self.scale, "scale")
         least = self.scale.shape[-1] - 1
         check_values(
-            "Wishart", "degrees", self.degrees, (self.degrees > least) & self.degrees.isfinite(), f"finite and above D − 1 = {least}"
+            "Wishart",
+            "degrees",
+            self.degrees,
+            (self.degrees > least) & self.degrees.isfinite(),
+            f"finite and above D − 1 = {least}",
         )
 
     @property
@@ -133,7 +139,11 @@ class Wishart(ExponentialFamily):
     @property
     def mean_parameter(self) -> Tensor:
         """(pack(νV), E log|X|)."""
-        second = multivariate_digamma(self.degrees / 2, self.size) + self.size * math.log(2) + log_determinant(factorize(self.scale))
+        second = (
+            multivariate_digamma(self.degrees / 2, self.size)
+            + self.size * math.log(2)
+            + log_determinant(factorize(self.scale))
+        )
         return self._join(pack(self.degrees[..., None, None] * self.scale), second)
 
     @staticmethod
@@ -172,7 +182,9 @@ class Wishart(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         half = self.degrees / 2
-        return half * (self.size * math.log(2) + log_determinant(factorize(self.scale))) + multivariate_log_gamma(half, self.size)
+        return half * (
+            self.size * math.log(2) + log_determinant(factorize(self.scale))
+        ) + multivariate_log_gamma(half, self.size)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
@@ -188,7 +200,9 @@ class Wishart(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive definite matrices ``shape + batch + (D, D)`` by Bartlett's decomposition."""
-        factor = factorize(self.scale) @ bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        factor = factorize(self.scale) @ bartlett(
+            self.degrees.expand(self.batch_shape), self.size, shape, generator
+        )
         return factor @ factor.mT
 
     def _to_torch(self) -> distributions.Wishart:
@@ -208,7 +222,9 @@ class Wishart(ExponentialFamily):
 
     def _dual(self, mean: Tensor) -> Tensor:
         wanted = unpack(mean) / self.degrees[..., None, None]
-        return pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
+        return (
+            pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
+        )
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return indefiniteness(unpack(mean))

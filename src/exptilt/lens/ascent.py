@@ -41,7 +41,9 @@ class Ascent:
     gain_baseline: Tensor
 
 
-def ascent(query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, options: dict[str, Any], write: Tensor) -> Ascent:
+def ascent(
+    query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, options: dict[str, Any], write: Tensor
+) -> Ascent:
     """Measure one layer on one sequence.
 
     Args:
@@ -85,7 +87,10 @@ def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
     """``(head, head)``: cosine of the write of one head and the gradient of another, mean over queries where neither vanishes."""
     tiny = torch.finfo(write.dtype).tiny
     sizes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (write, gradient)]
-    w, g = (torch.where(size > tiny, x / size.clamp_min(tiny), 0.0) for x, size in zip((write, gradient), sizes, strict=True))
+    w, g = (
+        torch.where(size > tiny, x / size.clamp_min(tiny), 0.0)
+        for x, size in zip((write, gradient), sizes, strict=True)
+    )
     alive_w, alive_g = ((size > tiny).flatten(1).double() for size in sizes)
     return (w.flatten(1) @ g.flatten(1).mT).double() / (alive_w @ alive_g.mT)
 

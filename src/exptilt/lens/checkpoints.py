@@ -42,7 +42,9 @@ class Moment:
             model: Any = self.source()
         else:
             try:
-                model = type(like).from_pretrained(str(self.source), local_files_only=True, use_safetensors=True)  # type: ignore[attr-defined]
+                model = type(like).from_pretrained(
+                    str(self.source), local_files_only=True, use_safetensors=True
+                )  # type: ignore[attr-defined]
             except Exception as problem:
                 reason = str(problem).strip().split("\n")[0]
                 raise ArgumentError(
@@ -50,7 +52,9 @@ class Moment:
                     "Pass folders that save_pretrained wrote, with weights in safetensors."
                 ) from problem
         if not isinstance(model, nn.Module):
-            raise ArgumentError(f"study: a checkpoint gave a {type(model).__name__}. Pass folders, or functions that return a model.")
+            raise ArgumentError(
+                f"study: a checkpoint gave a {type(model).__name__}. Pass folders, or functions that return a model."
+            )
         _same(self, model, like)
         return model.to(next(like.parameters()).device)
 
@@ -84,6 +88,8 @@ def moments(checkpoints: Sequence[Checkpoint]) -> list[Moment]:
             number = None if callable(item) else re.search(r"(\d+)$", Path(item).name)
             step = float(number[1]) if number else float(place)
         if not callable(source) and not Path(source).is_dir():
-            raise ArgumentError(f"study: checkpoint {source} is not a folder. Pass folders such as checkpoint-100.")
+            raise ArgumentError(
+                f"study: checkpoint {source} is not a folder. Pass folders such as checkpoint-100."
+            )
         found.append(Moment(step, source))
     return sorted(found, key=lambda moment: moment.step)

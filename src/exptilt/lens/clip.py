@@ -105,13 +105,19 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
             continue
         place = f"layer {reading.layer} ({reading.name}), head {reading.head}"
         if not math.isfinite(reading.score_max):
-            raise ArgumentError(f"clip_qk_: {place} has scores that are not finite; no factor brings them back. Go back to a checkpoint.")
+            raise ArgumentError(
+                f"clip_qk_: {place} has scores that are not finite; no factor brings them back. Go back to a checkpoint."
+            )
         some = calls.get(reading.layer)
         if some is None:
-            raise ArgumentError(f"clip_qk_: {place} passed the threshold in another process but was not run in this one. Run it in all.")
+            raise ArgumentError(
+                f"clip_qk_: {place} passed the threshold in another process but was not run in this one. Run it in all."
+            )
         module = modules.get(reading.name)
         if module is None:
-            raise ArgumentError(f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not.")
+            raise ArgumentError(
+                f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not."
+            )
         if any(call.biased for call in some):
             raise ArgumentError(
                 f"clip_qk_: {type(module).__name__} {reading.name!r} adds a position bias or a mask with numbers to its scores, which the "
@@ -128,5 +134,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
         for rows in projections.key if alone else []:
             rows.of(reading.head).mul_(math.sqrt(factor))
         scaled = "query and key" if alone else "query"
-        changed.append(ClippedHead(reading.layer, reading.name, reading.head, reading.score_max, factor, scaled))
+        changed.append(
+            ClippedHead(reading.layer, reading.name, reading.head, reading.score_max, factor, scaled)
+        )
     return changed

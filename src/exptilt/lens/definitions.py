@@ -41,14 +41,18 @@ HEADS: dict[str, Definition] = {
     "entropy": Definition(
         title="entropy",
         unit="nats",
-        about=("How spread out attention is: 0 if each query looks at one key, the log of the number of keys if it looks at all evenly."),
+        about=(
+            "How spread out attention is: 0 if each query looks at one key, the log of the number of keys if it looks at all evenly."
+        ),
         assumes=_QUERIES + " Under a causal mask early queries see few keys, which lowers it.",
         span=(0.0, None),
     ),
     "relative_entropy": Definition(
         title="relative entropy",
         unit="",
-        about=("Entropy as a share of the largest possible, the log of the number of visible keys: 1 is even attention, 0 a single key."),
+        about=(
+            "Entropy as a share of the largest possible, the log of the number of visible keys: 1 is even attention, 0 a single key."
+        ),
         assumes="Queries that see only one key are left out. A learned sink counts as one more key.",
         span=(0.0, 1.0),
     ),
@@ -212,7 +216,8 @@ HEADS: dict[str, Definition] = {
             "How well a linear map takes the mean key back to the query that made it (E7), on queries it was not fitted to: 1 for "
             "Gaussian keys, 0 no better than the mean query, negative if worse."
         ),
-        assumes=_LINEAR + " One map for all positions of a text; under a causal mask each query has a G of its own.",
+        assumes=_LINEAR
+        + " One map for all positions of a text; under a causal mask each query has a G of its own.",
         span=(None, 1.0),
         absent="No text has enough queries to fit and test a linear map of this head dimension, or scores are softcapped.",
     ),
@@ -279,7 +284,9 @@ PLACES: dict[str, Definition] = {
             "they are not."
         ),
         assumes=_SAMPLE
-        + (" Tokens of one text depend on each other, which makes p-values too small; the sample spreads them out but does not cure it."),
+        + (
+            " Tokens of one text depend on each other, which makes p-values too small; the sample spreads them out but does not cure it."
+        ),
         span=(0.0, 1.0),
     ),
     "spectrum": Definition(

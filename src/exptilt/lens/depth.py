@@ -64,7 +64,9 @@ def grown(passage: Passage, *, partial: bool) -> dict[str, float]:
         found["attention_expansion"] = ratio(passage.hidden, middle)
         if output is not None and not partial:
             last = passage.norms[-1] if passage.norms else None
-            if last is not None and torch.equal(last.after, output):  # normalised after each sum: attention, norm, MLP, norm
+            if last is not None and torch.equal(
+                last.after, output
+            ):  # normalised after each sum: attention, norm, MLP, norm
                 normed = next((e.after for e in passage.norms if torch.equal(e.before, middle)), None)
                 if normed is not None and last.late:
                     found["mlp_expansion"] = ratio(normed, last.before)
@@ -105,7 +107,13 @@ class Depth:
         """
         stack, number, partial = split_name(self._model, name)
         before = self._last.get(stack)
-        label = "embedding" if before is None else f"inside layer {number}" if before == number else f"after layer {before}"
+        label = (
+            "embedding"
+            if before is None
+            else f"inside layer {number}"
+            if before == number
+            else f"after layer {before}"
+        )
         self._last[stack] = number
         self._places.append((stack, self._place(label, passage.hidden)))
         self._ends.pop(stack, None)
@@ -117,7 +125,12 @@ class Depth:
         states = hidden[0].detach()
         size = states.double().norm(dim=-1)
         kept = states[self._kept.to(states.device)] if states.shape[0] == self._tokens else states[:0]
-        return Place(label, kept.float().cpu(), float(size[1:].mean()) if len(size) > 1 else float("nan"), float(size[0]))
+        return Place(
+            label,
+            kept.float().cpu(),
+            float(size[1:].mean()) if len(size) > 1 else float("nan"),
+            float(size[0]),
+        )
 
     def result(self) -> dict[str, NDArray[Any]]:
         """Arrays by name: ``place:...`` one number a place, ``sample:i`` hidden states at place i, ``block:...`` one number a block."""
@@ -126,7 +139,10 @@ class Depth:
             places.insert(index, (stack, place))
         several = len(self._last) > 1
         labels = [f"{stack}: {place.label}" if several else place.label for stack, place in places]
-        blocks = [f"{stack}: layer {int(x['number'])}" if several else f"layer {int(x['number'])}" for stack, x in self._blocks]
+        blocks = [
+            f"{stack}: layer {int(x['number'])}" if several else f"layer {int(x['number'])}"
+            for stack, x in self._blocks
+        ]
         found: dict[str, NDArray[Any]] = {
             "place_labels": np.array(labels, dtype=np.str_),
             "place:hidden_norm": np.array([place.norm for _, place in places]),

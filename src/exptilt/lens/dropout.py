@@ -15,10 +15,20 @@ from torch.utils.checkpoint import checkpoint
 _TILE_CELLS = 1 << 22  # weights held at once
 
 
-def _rows(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], probability: float, start: int, length: int) -> Tensor:
+def _rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+    probability: float,
+    start: int,
+    length: int,
+) -> Tensor:
     """Output of the queries start.. of `length` in all; query holds these rows only, key and value all heads repeated."""
     K, rows = key.shape[2], query.shape[2]
-    s = options["scale"] * (query @ key.mT).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
+    s = options["scale"] * (query @ key.mT).to(
+        torch.float64 if query.dtype == torch.float64 else torch.float32
+    )
     if options.get("softcap") is not None:
         s = options["softcap"] * torch.tanh(s / options["softcap"])
 
@@ -58,7 +68,9 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], 
     key, value = (x.repeat_interleave(Hq // x.shape[1], 1) if x.shape[1] != Hq else x for x in (key, value))
     height = max(1, _TILE_CELLS // max(1, N * Hq * key.shape[2]))
     tiles = [
-        checkpoint(_rows, query[:, :, i : i + height], key, value, options, probability, i, Q, use_reentrant=False)
+        checkpoint(
+            _rows, query[:, :, i : i + height], key, value, options, probability, i, Q, use_reentrant=False
+        )
         for i in range(0, Q, height)
     ]
     return torch.cat(tiles, 2) if tiles else query.new_zeros(N, Hq, 0, value.shape[-1])

@@ -44,7 +44,9 @@ class FunctionalMode(TorchFunctionMode):
                 return self._multihead(module, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
-    def _multihead(self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any) -> Any:
+    def _multihead(
+        self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any
+    ) -> Any:
         kind = "self" if query is key else "cross"
         wanted = keywords.get("need_weights", True)
 
@@ -81,8 +83,14 @@ def _caller(watch: "Watch") -> tuple[nn.Module | None, bool]:
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     """`multi_head_attention_forward` with another function in the place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
-    names = {**original.__globals__, "scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
-    copy = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+    names = {
+        **original.__globals__,
+        "scaled_dot_product_attention": inner,
+        "has_torch_function": lambda _: False,
+    }
+    copy = FunctionType(
+        original.__code__, names, original.__name__, original.__defaults__, original.__closure__
+    )
     copy.__kwdefaults__ = original.__kwdefaults__
     return copy
 
@@ -93,13 +101,18 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """`scaled_dot_product_attention` with its own arguments, recorded; `only_look` leaves the output out."""
-    original = partial(_SDPA, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    original = partial(
+        _SDPA, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four(x, lead) for x in (query, key, value))
     heads = max(x.shape[1] for x in (q, k, v))
     if not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v)):
         return original()  # torch says what is wrong
-    q, k, v = q.expand(-1, heads, -1, -1), *(x.expand(-1, max(k.shape[1], v.shape[1]), -1, -1) for x in (k, v))
+    q, k, v = (
+        q.expand(-1, heads, -1, -1),
+        *(x.expand(-1, max(k.shape[1], v.shape[1]), -1, -1) for x in (k, v)),
+    )
     Q, K = q.shape[2], k.shape[2]
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
     if is_causal and Q <= K:
@@ -110,11 +123,19 @@ def _attention(
         if attn_mask is None:
             attn_mask = triangle
         else:
-            attn_mask = attn_mask & triangle if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~triangle, -torch.inf)
+            attn_mask = (
+                attn_mask & triangle
+                if attn_mask.dtype == torch.bool
+                else attn_mask.masked_fill(~triangle, -torch.inf)
+            )
     if attn_mask is None:
         sight = look(options, Q, K, watch.own_queries(q) if kind == "cross" else None, None, q.device)
     else:
-        mask = attn_mask if attn_mask.dim() <= 4 and attn_mask.shape[:-3] in ((), (1,)) else attn_mask.expand(*lead, *attn_mask.shape[-3:])
+        mask = (
+            attn_mask
+            if attn_mask.dim() <= 4 and attn_mask.shape[:-3] in ((), (1,))
+            else attn_mask.expand(*lead, *attn_mask.shape[-3:])
+        )
         mask = _four(mask, mask.shape[:-3])
         seen, bias = split_mask(mask, K)
         sight = dense_sight(seen, options, Q, K, kind, watch.own_queries(q) if kind == "cross" else None, q)

@@ -28,7 +28,8 @@ def head_statistics(tilted: Tilted, mass: Mass, *, sink: bool, item: int = 0) ->
         Tensors ``(head,)`` in float64.
     """
     H, G, variance, top = (
-        x[item].detach().double() for x in (tilted.entropy, tilted.log_normalizer, tilted.score_variance, tilted.score_max)
+        x[item].detach().double()
+        for x in (tilted.entropy, tilted.log_normalizer, tilted.score_variance, tilted.score_max)
     )
     live = mass.visible > 0
     outcomes = mass.visible.double() + sink

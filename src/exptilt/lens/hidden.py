@@ -67,9 +67,15 @@ def cloud(points: Tensor) -> Cloud:
     share = singular.square() / total
     kept = min(SPECTRUM, share.shape[0])
     spectrum[:kept] = share[:kept].numpy()
-    rank = float(torch.where(share > 0, -share * share.clamp_min(1e-300).log(), 0.0).sum().exp()) if total > 0 else np.nan
+    rank = (
+        float(torch.where(share > 0, -share * share.clamp_min(1e-300).log(), 0.0).sum().exp())
+        if total > 0
+        else np.nan
+    )
     sliced = p = np.nan
-    leading = min(COMPONENTS, (count - 1) // 4)  # a test on N points fills no more dimensions than it can tell apart
+    leading = min(
+        COMPONENTS, (count - 1) // 4
+    )  # a test on N points fills no more dimensions than it can tell apart
     if leading and total > 0:
         test = gaussianity(centred @ right[:leading].mT)
         sliced, p = float(test.sliced), float(test.sliced_p)
@@ -87,7 +93,11 @@ def _kurtosis(centred: Tensor) -> float:
     """Median over coordinates of m₄/m₂² − 3; coordinates that do not vary are left out."""
     second = centred.square().mean(0)
     alive = second > 1e-24 * second.max()
-    return float(torch.quantile((centred.pow(4).mean(0)[alive] / second[alive].square() - 3), 0.5)) if bool(alive.any()) else np.nan
+    return (
+        float(torch.quantile((centred.pow(4).mean(0)[alive] / second[alive].square() - 3), 0.5))
+        if bool(alive.any())
+        else np.nan
+    )
 
 
 def holm(p: Array) -> Array:

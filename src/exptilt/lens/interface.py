@@ -22,15 +22,41 @@ if TYPE_CHECKING:
 # have to fill itself, and `indices` and `block_indices` of sparse attention, which models put into the mask only for
 # implementations they know.
 HARMLESS = {
-    *("position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_value", "past_key_values"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens", "max_seqlen", "seq_idx", "sliding_window"),
+    *(
+        "position_ids",
+        "cache_position",
+        "position_embeddings",
+        "use_cache",
+        "past_key_value",
+        "past_key_values",
+    ),
+    *(
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+        "cu_seqlens",
+        "max_seqlen",
+        "seq_idx",
+        "sliding_window",
+    ),
     *("deterministic", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch"),
-    *("logits_to_keep", "layer_idx", "token_type_ids", "input_ids", "labels", "synced_gpus", "return_dict_in_generate"),
+    *(
+        "logits_to_keep",
+        "layer_idx",
+        "token_type_ids",
+        "input_ids",
+        "labels",
+        "synced_gpus",
+        "return_dict_in_generate",
+    ),
 }
 
 
 def _refuse(watch: "Watch", module: nn.Module, what: str) -> ArgumentError:
-    return ArgumentError(f"watch: {watch.model_name} ({type(module).__name__} {watch.layers.name(module)!r}) {what}")
+    return ArgumentError(
+        f"watch: {watch.model_name} ({type(module).__name__} {watch.layers.name(module)!r}) {what}"
+    )
 
 
 def attention_function(
@@ -60,14 +86,28 @@ def attention_function(
     for name, given in others.items():
         if name == "output_attentions" and given:
             raise _refuse(
-                watch, module, "is asked for output_attentions, the n×n weights that a watch does not make. Ask for them outside the watch."
+                watch,
+                module,
+                "is asked for output_attentions, the n×n weights that a watch does not make. Ask for them outside the watch.",
             )
         if given is not None and name not in HARMLESS and name != "output_attentions":
-            raise _refuse(watch, module, f"passes {name!r} to attention, and watch does not know whether that changes scores.")
+            raise _refuse(
+                watch,
+                module,
+                f"passes {name!r} to attention, and watch does not know whether that changes scores.",
+            )
     if s_aux is None and isinstance(getattr(module, "sinks", None), Tensor):
-        raise _refuse(watch, module, "has sinks but does not pass them to its attention function as s_aux; watch cannot include them.")
+        raise _refuse(
+            watch,
+            module,
+            "has sinks but does not pass them to its attention function as s_aux; watch cannot include them.",
+        )
     if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise _refuse(watch, module, f"has {query.shape[1]} query heads and {key.shape[1]} key heads; the second must divide the first.")
+        raise _refuse(
+            watch,
+            module,
+            f"has {query.shape[1]} query heads and {key.shape[1]} key heads; the second must divide the first.",
+        )
     options: dict[str, Any] = {}
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling.to(query.dtype), 1.0
@@ -79,14 +119,20 @@ def attention_function(
     kind = watch.kind(module)
     if attention_mask is None:
         causal = kind == "self" and watch.is_causal(module, is_causal)
-        key, value, position_bias, sight = _without_mask(watch, query, key, value, position_bias, kind, causal, options)
+        key, value, position_bias, sight = _without_mask(
+            watch, query, key, value, position_bias, kind, causal, options
+        )
     elif isinstance(attention_mask, RuleMask):
-        key, value, position_bias, sight = _with_rule(watch, attention_mask, query, key, value, position_bias, kind, options)
+        key, value, position_bias, sight = _with_rule(
+            watch, attention_mask, query, key, value, position_bias, kind, options
+        )
     else:
         sight = _with_dense(watch, attention_mask, query, key, kind, options)
     if position_bias is not None:
         bias = options.get("bias")
-        options["bias"] = position_bias.to(query.dtype) if bias is None else position_bias.to(query.dtype) + bias
+        options["bias"] = (
+            position_bias.to(query.dtype) if bias is None else position_bias.to(query.dtype) + bias
+        )
     output = watch.attend(module, kind, query, key, value, options, sight, dropout)
     return output.transpose(1, 2).contiguous(), None
 
@@ -97,7 +143,14 @@ def _cut(x: Tensor | None, K: int) -> Tensor | None:
 
 
 def _without_mask(
-    watch: "Watch", query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, kind: str, causal: bool, options: dict[str, Any]
+    watch: "Watch",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    causal: bool,
+    options: dict[str, Any],
 ) -> Any:
     """As transformers' own sdpa: no mask and a causal module mean that query i sees keys 0..i; one query alone sees all keys."""
     Q, K = query.shape[2], key.shape[2]
@@ -112,7 +165,14 @@ def _without_mask(
 
 
 def _with_rule(
-    watch: "Watch", mask: RuleMask, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, kind: str, options: dict[str, Any]
+    watch: "Watch",
+    mask: RuleMask,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    options: dict[str, Any],
 ) -> Any:
     """Causality, window and padding from the rule; the dense mask where `attend` does not know the rule or sequences end apart."""
     Q, K = query.shape[2], key.shape[2]
@@ -146,11 +206,15 @@ def _fitting(watch: "Watch", mask: Tensor, Q: int, K: int) -> Tensor:
     """A dense mask, cut to the keys."""
     if mask.dim() != 4 or mask.shape[3] < K or mask.shape[2] not in (1, Q):
         shape = tuple(mask.shape)
-        raise ArgumentError(f"watch: {watch.model_name} gives {Q} queries and {K} keys a mask of shape {shape}. It must be 4-D and fit.")
+        raise ArgumentError(
+            f"watch: {watch.model_name} gives {Q} queries and {K} keys a mask of shape {shape}. It must be 4-D and fit."
+        )
     return mask if mask.shape[3] == K else mask[..., :K]
 
 
-def _with_dense(watch: "Watch", mask: Tensor, query: Tensor, key: Tensor, kind: str, options: dict[str, Any]) -> Sight:
+def _with_dense(
+    watch: "Watch", mask: Tensor, query: Tensor, key: Tensor, kind: str, options: dict[str, Any]
+) -> Sight:
     """A mask of the model's or the user's own making, used as it is; numbers at the bottom of their type hide a key."""
     Q, K = query.shape[2], key.shape[2]
     _fitting(watch, mask, Q, K)
@@ -168,7 +232,9 @@ def split_mask(mask: Tensor, K: int) -> tuple[Tensor | None, Tensor | None]:
     if mask.dtype == torch.bool:
         return mask, None
     if not mask.is_floating_point():
-        raise ArgumentError(f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans or floats.")
+        raise ArgumentError(
+            f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans or floats."
+        )
     seen = mask > torch.finfo(mask.dtype).min / 2
     adds = mask.requires_grad or bool(((mask != 0) & seen).any())
     return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)

@@ -38,7 +38,9 @@ class GaussianFit:
     queries: int
 
 
-def gaussian_fit(scores: Scores, log_normalizer: Tensor, mean_key: Tensor, *, neighbours: int | None = None) -> GaussianFit:
+def gaussian_fit(
+    scores: Scores, log_normalizer: Tensor, mean_key: Tensor, *, neighbours: int | None = None
+) -> GaussianFit:
     """Predict G and the mean key from two moments, of all visible keys or of the nearest ones.
 
     Args:
@@ -77,13 +79,23 @@ def gaussian_fit(scores: Scores, log_normalizer: Tensor, mean_key: Tensor, *, ne
     r2 = 1 - (truth - guess).square().sum(1) / total
     error, distance = (torch.where(use, torch.cat(x, 1), 0.0).double().sum(1) for x in (wrong, moved))
     # Where G hardly varies beyond its own rounding, there is nothing to explain.
-    rounding = 64 * torch.finfo(log_normalizer.dtype).eps * log_normalizer.abs().nan_to_num(posinf=0.0).amax(1).clamp_min(1.0)
+    rounding = (
+        64
+        * torch.finfo(log_normalizer.dtype).eps
+        * log_normalizer.abs().nan_to_num(posinf=0.0).amax(1).clamp_min(1.0)
+    )
     few = count < 2
     flat = total <= count * rounding.double().square()
-    return GaussianFit(r2.masked_fill(few | flat, torch.nan), (error / distance).sqrt().masked_fill(few, torch.nan), int(count.max()))
+    return GaussianFit(
+        r2.masked_fill(few | flat, torch.nan),
+        (error / distance).sqrt().masked_fill(few, torch.nan),
+        int(count.max()),
+    )
 
 
-def _moments(score: Tensor, weight: Tensor, keys: Tensor, sink: Tensor | None, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _moments(
+    score: Tensor, weight: Tensor, keys: Tensor, sink: Tensor | None, G: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log Z per key, its guess, m and m + Cη; keys are (head, key, D), or (head, row, key, D) if each row has its own."""
     log_total = torch.logsumexp(weight, -1)
     if sink is not None:
@@ -101,7 +113,9 @@ def _moments(score: Tensor, weight: Tensor, keys: Tensor, sink: Tensor | None, G
     return G - log_total, mean + variance / 2, centre, centre + shift
 
 
-def _nearest(score: Tensor, weight: Tensor, keys: Tensor, place: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _nearest(
+    score: Tensor, weight: Tensor, keys: Tensor, place: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, weights and keys of the k visible keys nearest to `place` (head, row, D), for each row."""
     distance = keys.square().sum(-1)[:, None] - 2 * place @ keys.mT
     distance = torch.where(weight > -torch.inf, distance, torch.inf)

@@ -46,7 +46,9 @@ class CsvLog:
             self._prepare(step)
             self._ready = True
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([step, *(getattr(r, column) for column in COLUMNS[1:])] for r in readings)
+        csv.writer(text, lineterminator="\n").writerows(
+            [step, *(getattr(r, column) for column in COLUMNS[1:])] for r in readings
+        )
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
 
@@ -62,7 +64,11 @@ class CsvLog:
                 f"TrainingMonitor: {self.path} has the columns {first.strip()[:200]!r}, not {header.strip()!r}. "
                 "It is another program's file; pass another folder."
             )
-        kept = [line for line in lines if line.endswith("\n") and line.count(",") >= len(COLUMNS) - 1 and int(line.split(",")[0]) < step]
+        kept = [
+            line
+            for line in lines
+            if line.endswith("\n") and line.count(",") >= len(COLUMNS) - 1 and int(line.split(",")[0]) < step
+        ]
         if len(kept) < len(lines):
             part = self.path.with_suffix(".part")
             part.write_text("".join([header, *kept]), "utf-8")
@@ -89,7 +95,9 @@ class TensorBoardLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise BackendError("TrainingMonitor: log='tensorboard' needs tensorboard. Install it with: pip install tensorboard") from None
+            raise BackendError(
+                "TrainingMonitor: log='tensorboard' needs tensorboard. Install it with: pip install tensorboard"
+            ) from None
         self._make = SummaryWriter
         self._folder = str(folder)
         self._writer: Any = None
@@ -137,14 +145,22 @@ class WandbLog:
             for statistic in STATISTICS:
                 self._wandb.define_metric(f"attention_{statistic}/*", step_metric="attention_step")
             self._ready = True
-        charts = {_tag(statistic, reading): getattr(reading, statistic) for reading in readings for statistic in STATISTICS}
+        charts = {
+            _tag(statistic, reading): getattr(reading, statistic)
+            for reading in readings
+            for statistic in STATISTICS
+        }
         self._wandb.log({"attention_step": step, **charts})
 
     def close(self) -> None:
         """The run belongs to whoever started it; it is left open."""
 
 
-KINDS: dict[str, Callable[[str | Path], Log]] = {"csv": CsvLog, "tensorboard": TensorBoardLog, "wandb": WandbLog}
+KINDS: dict[str, Callable[[str | Path], Log]] = {
+    "csv": CsvLog,
+    "tensorboard": TensorBoardLog,
+    "wandb": WandbLog,
+}
 
 
 def open_log(log: str | Log, folder: str | Path) -> Log:
@@ -158,4 +174,6 @@ def open_log(log: str | Log, folder: str | Path) -> Log:
         return KINDS[log](folder)
     if callable(log):
         return log
-    raise ArgumentError(f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, readings).")
+    raise ArgumentError(
+        f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, readings)."
+    )

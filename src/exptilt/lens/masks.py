@@ -119,7 +119,9 @@ class RuleMask(Tensor):
         """(batch, length): which of the positions from start are not padding; None if all of them."""
         if self.padding is None:
             return None
-        real = F.pad(self.padding, (0, max(0, start + length - self.padding.shape[1])))[:, start : start + length]
+        real = F.pad(self.padding, (0, max(0, start + length - self.padding.shape[1])))[
+            :, start : start + length
+        ]
         return None if bool(real.all()) else real
 
     @classmethod

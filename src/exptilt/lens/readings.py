@@ -57,7 +57,11 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
         size = torch.maximum(size, torch.tensor([call.layer + 1, call.values.shape[-1]]))
     across = spans_processes()
     # What travels must lie where the backend can reach it; without a GPU that is the CPU.
-    device = record.calls[0].values.device if across and record.calls and dist.get_backend() == "nccl" else torch.device("cpu")
+    device = (
+        record.calls[0].values.device
+        if across and record.calls and dist.get_backend() == "nccl"
+        else torch.device("cpu")
+    )
     if across:
         size = size.to(device)
         dist.all_reduce(size, dist.ReduceOp.MAX)
@@ -68,7 +72,9 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
         values = call.values.detach().cpu().double()
         n, (layer, H) = values[_QUERIES], (call.layer, values.shape[-1])
         # The maximum of a head that diverged is not a number, and how that compares depends on the backend: infinity is the same to all.
-        highest = torch.where(n > 0, values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), -torch.inf)
+        highest = torch.where(
+            n > 0, values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), -torch.inf
+        )
         top[layer, :H] = torch.maximum(top[layer, :H], highest.amax(0))
         sums[0, layer, :H] += n.sum(0)
         sums[1:, layer, :H] += torch.where(n > 0, values[_MEANS] * n, 0.0).sum(1)
@@ -90,7 +96,15 @@ def read_heads(record: Record, names: Mapping[int, str]) -> list[HeadReading]:
     readings = []
     for layer, head in (sums[0] > 0).nonzero().tolist():
         n, entropy, log_normalizer = sums[:, layer, head].tolist()
-        reading = HeadReading(layer, names.get(layer, ""), head, round(n), top[layer, head].item(), entropy / n, log_normalizer / n)
+        reading = HeadReading(
+            layer,
+            names.get(layer, ""),
+            head,
+            round(n),
+            top[layer, head].item(),
+            entropy / n,
+            log_normalizer / n,
+        )
         readings.append(reading)
     return readings
 

@@ -79,13 +79,17 @@ class Record:
         except ImportError:
             raise MissingExtraError("pandas", "hf") from None
         groups = self._groups(by_step)
-        frames: dict[str, list[Any]] = {name: [] for name in ("layer", "name", "kind", "head", "item", "step", *_COLUMNS)}
+        frames: dict[str, list[Any]] = {
+            name: [] for name in ("layer", "name", "kind", "head", "item", "step", *_COLUMNS)
+        }
         for (layer, kind, step), (name, values) in groups.items():
             _, items, heads = values.shape
             head, item = np.meshgrid(np.arange(heads), np.arange(items))
             labels = {"layer": layer, "name": name, "kind": kind, "step": step}
             for label, value in labels.items():
-                frames[label].append(np.full(items * heads, value, dtype=object if isinstance(value, str) else np.int64))
+                frames[label].append(
+                    np.full(items * heads, value, dtype=object if isinstance(value, str) else np.int64)
+                )
             frames["head"].append(head.ravel())
             frames["item"].append(item.ravel())
             for column, value in _columns(values).items():
@@ -106,7 +110,9 @@ class Record:
             name: a column of `to_frame`, such as "entropy" or "score_max".
         """
         if name not in _COLUMNS:
-            raise ArgumentError(f"Record.by_head: there is no statistic {name!r}. Pass one of {', '.join(_COLUMNS)}.")
+            raise ArgumentError(
+                f"Record.by_head: there is no statistic {name!r}. Pass one of {', '.join(_COLUMNS)}."
+            )
         parts: dict[int, list[Array]] = {}
         for (layer, _, _), (_, values) in self._groups(False).items():
             parts.setdefault(layer, []).extend(values[:, item : item + 1] for item in range(values.shape[1]))
@@ -123,7 +129,10 @@ class Record:
         parts: dict[tuple[int, str, int], list[CallRecord]] = {}
         for call in self.calls:
             parts.setdefault((call.layer, call.kind, call.step if by_step else -1), []).append(call)
-        return {key: (calls[0].name, _join([c.values.double().cpu().numpy() for c in calls])) for key, calls in parts.items()}
+        return {
+            key: (calls[0].name, _join([c.values.double().cpu().numpy() for c in calls]))
+            for key, calls in parts.items()
+        }
 
 
 def _join(parts: list[Array]) -> Array:

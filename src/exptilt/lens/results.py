@@ -180,7 +180,9 @@ class Study:
         try:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
-                raise ArgumentError(f"Study.from_json: this file has another format than {FORMAT}. Run the study again.")
+                raise ArgumentError(
+                    f"Study.from_json: this file has another format than {FORMAT}. Run the study again."
+                )
             training = data.pop("training")
             return cls(
                 heads={name: _build(HeadMeasure, item) for name, item in data.pop("heads").items()},
@@ -192,16 +194,25 @@ class Study:
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             if isinstance(problem, ArgumentError):
                 raise
-            raise ArgumentError(f"Study.from_json: this is not a study that to_json wrote ({problem}).") from problem
+            raise ArgumentError(
+                f"Study.from_json: this is not a study that to_json wrote ({problem})."
+            ) from problem
 
     def to_frame(self) -> Any:
         """One row per layer and head with every head measure, its error and baseline, as a pandas DataFrame."""
         import pandas as pd
 
         layers, heads = next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
-        columns: dict[str, Any] = {"layer": np.repeat(np.arange(layers), heads), "head": np.tile(np.arange(heads), layers)}
+        columns: dict[str, Any] = {
+            "layer": np.repeat(np.arange(layers), heads),
+            "head": np.tile(np.arange(heads), layers),
+        }
         for name, measure in self.heads.items():
-            for suffix, array in (("", measure.value), ("_error", measure.error), ("_baseline", measure.baseline)):
+            for suffix, array in (
+                ("", measure.value),
+                ("_error", measure.error),
+                ("_baseline", measure.baseline),
+            ):
                 if array is not None:
                     columns[name + suffix] = array.ravel()
         return pd.DataFrame(columns)
@@ -238,9 +249,15 @@ def _build(kind: Any, item: dict[str, Any]) -> Any:
 
 
 def _detail(item: dict[str, Any]) -> HeadDetail:
-    histograms = {name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()}
-    tokens = [TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]]
-    return HeadDetail(**{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])})
+    histograms = {
+        name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()
+    }
+    tokens = [
+        TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]
+    ]
+    return HeadDetail(
+        **{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])}
+    )
 
 
 def _training(item: dict[str, Any]) -> Training:

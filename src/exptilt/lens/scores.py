@@ -86,7 +86,9 @@ class Scores:
             options.get("window"),
             options.get("softcap"),
             _log_weight(options, item, heads, groups, wide),
-            None if options.get("sink") is None else options["sink"].detach().to(wide).expand(*query.shape[:1], heads)[item],
+            None
+            if options.get("sink") is None
+            else options["sink"].detach().to(wide).expand(*query.shape[:1], heads)[item],
         )
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
@@ -99,19 +101,27 @@ class Scores:
         K = self.key.shape[1]
         step = rows or max(1, min(Q, BLOCK // max(1, heads * K)))
         rule = ScoreRule(self.scale, self.causal, self.window, self.softcap)
-        pattern = rule.visible(Q, K, 0, K, self.query.device)  # one byte a pair; blocks of scores are the larger part
+        pattern = rule.visible(
+            Q, K, 0, K, self.query.device
+        )  # one byte a pair; blocks of scores are the larger part
         for start in range(0, Q, step):
             here = slice(start, min(start + step, Q))
             score = rule.soften(self.scale * (self.query[:, here] @ self.key.mT)).scores
             seen = None if pattern is None else pattern[here]
-            weight = score.new_zeros(1, score.shape[1], K) if seen is None else torch.where(seen, 0.0, -torch.inf).to(score.dtype)[None]
+            weight = (
+                score.new_zeros(1, score.shape[1], K)
+                if seen is None
+                else torch.where(seen, 0.0, -torch.inf).to(score.dtype)[None]
+            )
             if self.log_weight is not None:
                 own = self.log_weight if self.log_weight.shape[1] == 1 else self.log_weight[:, here]
                 weight = weight + own
             yield Block(here, score, weight.expand(-1, -1, K))
 
 
-def _log_weight(options: dict[str, Any], item: int, heads: int, groups: int, dtype: torch.dtype) -> Tensor | None:
+def _log_weight(
+    options: dict[str, Any], item: int, heads: int, groups: int, dtype: torch.dtype
+) -> Tensor | None:
     """Bias, mask and key weights as one log-weight ``(head or 1, query or 1, key or 1)``."""
     found: Tensor | None = None
     for name in ("bias", "mask", "log_weight"):

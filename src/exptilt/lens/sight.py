@@ -41,7 +41,9 @@ class Sight:
         return self._relative[sink]
 
 
-def _interval(causal: bool, window: int | None, Q: int, K: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _interval(
+    causal: bool, window: int | None, Q: int, K: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """First key that each query sees, and the one after the last: two tensors (Q,)."""
     own = torch.arange(Q, device=device) + (K - Q)
     low, high = torch.zeros_like(own), torch.full_like(own, K)
@@ -54,7 +56,14 @@ def _interval(causal: bool, window: int | None, Q: int, K: int, device: torch.de
     return low, torch.maximum(low, high)
 
 
-def look(options: dict[str, Any], Q: int, K: int, real_query: Tensor | None, real_key: Tensor | None, device: torch.device) -> Sight:
+def look(
+    options: dict[str, Any],
+    Q: int,
+    K: int,
+    real_query: Tensor | None,
+    real_key: Tensor | None,
+    device: torch.device,
+) -> Sight:
     """Sight for keyword arguments of `attend`: causal and window, and a mask that either is ``real_key`` or has a query axis.
 
     Args:

@@ -27,7 +27,9 @@ FIELDS = (
 )  # fmt: skip
 
 
-def first_key_mass(query: Tensor, key: Tensor, options: dict[str, Any], first: Tensor | None, G: Tensor) -> Tensor:
+def first_key_mass(
+    query: Tensor, key: Tensor, options: dict[str, Any], first: Tensor | None, G: Tensor
+) -> Tensor:
     """(N, Hq, Q): the attention that each query gives to the first real key.
 
     Args:
@@ -70,19 +72,25 @@ def first_key_mass(query: Tensor, key: Tensor, options: dict[str, Any], first: T
     return p.masked_fill(hidden, 0.0)
 
 
-def mass_of_keys(query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight, check: bool | None = None) -> Tensor:
+def mass_of_keys(
+    query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight, check: bool | None = None
+) -> Tensor:
     """(N, Hq, K): the attention each key gets from the queries that are real."""
     bias = options.get("bias")
     if sight.real_query is not None:
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        absent = torch.zeros(sight.real_query.shape, dtype=wide, device=query.device).masked_fill(~sight.real_query, -torch.inf)
+        absent = torch.zeros(sight.real_query.shape, dtype=wide, device=query.device).masked_fill(
+            ~sight.real_query, -torch.inf
+        )
         bias = absent[:, None, :, None] if bias is None else bias + absent[:, None, :, None].to(bias.dtype)
     mass = attend(query, key, key[..., :0], **{**options, "bias": bias}, key_mass=True, check=check).key_mass
     assert mass is not None
     return mass
 
 
-def summarise(tilted: Tilted, first_mass: Tensor, key_mass: Tensor | None, sight: Sight, sink: bool) -> Tensor:
+def summarise(
+    tilted: Tilted, first_mass: Tensor, key_mass: Tensor | None, sight: Sight, sink: bool
+) -> Tensor:
     """(fields, N, Hq): `FIELDS` of each head and batch item.
 
     Args:
@@ -116,5 +124,19 @@ def summarise(tilted: Tilted, first_mass: Tensor, key_mass: Tensor | None, sight
     spread_relative = relative_queries.to(G.dtype).expand(N, heads)
     seen, entropy, effective, log_normalizer, mean, variance, first = means
     return torch.stack(
-        [number, spread_relative, seen, entropy, relative, effective, log_normalizer, spread, mean, variance, highest, first, concentration]
+        [
+            number,
+            spread_relative,
+            seen,
+            entropy,
+            relative,
+            effective,
+            log_normalizer,
+            spread,
+            mean,
+            variance,
+            highest,
+            first,
+            concentration,
+        ]
     )

@@ -102,7 +102,9 @@ class Passage:
             slack = near * added.double().norm()
         else:
             added = middle[0] - self.hidden[0]
-            slack = near * added.double().norm() + 4 * precision * (middle.double().norm() + self.hidden.double().norm())
+            slack = near * added.double().norm() + 4 * precision * (
+                middle.double().norm() + self.hidden.double().norm()
+            )
             factor = torch.ones((), dtype=projected.dtype, device=projected.device)
             if (projected - added).double().norm() > slack:
                 p = projected.double()
@@ -114,7 +116,9 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
     """``(token, width)``: a_i b_j such that a_i b_j x_ij is nearest to y_ij, by least squares in turns."""
     wide = x.double()
     tiny = torch.finfo(wide.dtype).tiny
-    u = wide / wide.norm(dim=1, keepdim=True).clamp_min(tiny)  # a norm makes all tokens about equally long, so a_i starts near 1/|x_i|
+    u = wide / wide.norm(dim=1, keepdim=True).clamp_min(
+        tiny
+    )  # a norm makes all tokens about equally long, so a_i starts near 1/|x_i|
     both = u * y.double()
     a = torch.ones_like(u[:, :1])
     for _ in range(12):
@@ -269,4 +273,6 @@ class Tracer:
         finally:
             self._stopping = False
             del vars(self._watch)["attend"]
-        raise RuntimeError(f"{type(module).__name__} attended when it first ran, and does not when it runs again")
+        raise RuntimeError(
+            f"{type(module).__name__} attended when it first ran, and does not when it runs again"
+        )

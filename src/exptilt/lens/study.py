@@ -60,7 +60,9 @@ def study(
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> tiny = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+        >>> tiny = GPT2LMHeadModel(
+        ...     GPT2Config(vocab_size=128, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+        ... )
         >>> class Letters:
         ...     def __call__(self, text, add_special_tokens=True):
         ...         return {"input_ids": [ord(c) for c in text]}
@@ -76,9 +78,13 @@ def study(
             f"study: model is a {type(model).__name__}. Pass a transformers model, such as AutoModel.from_pretrained gives."
         )
     if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
-        raise ArgumentError(f"study: {type(model).__name__} reads {reads}, not text. Pass a model that reads tokens.")
+        raise ArgumentError(
+            f"study: {type(model).__name__} reads {reads}, not text. Pass a model that reads tokens."
+        )
     for label, given in (("chunk", chunk), ("max_tokens", max_tokens)):
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 2):
+        if given is not None and (
+            isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 2
+        ):
             raise ArgumentError(f"study: {label} is {given!r}. Pass a number of tokens, at least 2, or None.")
     context = context_length(model, tokenizer)
     length = min(x for x in (CHUNK if chunk is None else int(chunk), context) if x is not None)
@@ -87,7 +93,9 @@ def study(
     chunks = taken.chunks
     series = moments(checkpoints)
     sample = int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256))
-    options = Options(seed=seed, sample=sample, strip=STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP)
+    options = Options(
+        seed=seed, sample=sample, strip=STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP
+    )
     plan = _Plan(model, series, chunks, options, Store(store))
     units, weights = plan.run(progress)
     used = [token for unit in units for token in unit["token_ids"].tolist()]
@@ -104,7 +112,10 @@ def study(
         training=plan.training() if series else None,
         notes=_notes(taken, names_of_texts, length, context, units[0], len(plan.few) if series else None),
         seed=seed,
-        layer_names=[f"{n} (cross)" if kind == "cross" else str(n) for n, kind in zip(units[0]["name"], units[0]["kind"], strict=True)],
+        layer_names=[
+            f"{n} (cross)" if kind == "cross" else str(n)
+            for n, kind in zip(units[0]["name"], units[0]["kind"], strict=True)
+        ],
     )
 
 
@@ -119,7 +130,9 @@ class _Plan:
     store: Store
 
     def __post_init__(self) -> None:
-        wanted = np.linspace(0, len(self.chunks) - 1, min(TRAINING_CHUNKS, len(self.chunks))).round().astype(int)
+        wanted = (
+            np.linspace(0, len(self.chunks) - 1, min(TRAINING_CHUNKS, len(self.chunks))).round().astype(int)
+        )
         self.few = [self.chunks[i] for i in wanted]
         self.found: list[tuple[Moment | None, list[Unit], Unit]] = []
 
@@ -139,14 +152,22 @@ class _Plan:
         mark = fingerprint(model)
         units: list[Unit] = []
         with _evaluating(model):
-            weights = self.store.get({"model": mark, "what": "weights"}, partial(_seen, measure_weights, model, chunks[0].ids[:1]))
+            weights = self.store.get(
+                {"model": mark, "what": "weights"}, partial(_seen, measure_weights, model, chunks[0].ids[:1])
+            )
             yield
             for place, chunk in enumerate(chunks):
                 options = self.options if moment is None else replace(self.options, details=False)
                 if moment is not None or place > 0:
                     options = replace(options, strip=0)
                 tokens = hashlib.blake2b(chunk.ids.numpy().tobytes(), digest_size=16).hexdigest()
-                key = {"model": mark, "what": "unit", "tokens": tokens, "special": sorted(chunk.special), "options": asdict(options)}
+                key = {
+                    "model": mark,
+                    "what": "unit",
+                    "tokens": tokens,
+                    "special": sorted(chunk.special),
+                    "options": asdict(options),
+                }
                 units.append(self.store.get(key, partial(_seen, measure_unit, model, chunk, options)))
                 yield
         self.found.append((moment, units, weights))
@@ -159,7 +180,9 @@ class _Plan:
         loss = []
         for _, units, weights in rows:
             tokens = np.array([float(unit["tokens"]) for unit in units])
-            loss.append(float(summary.average(np.array([float(unit["loss"]) for unit in units]), tokens - 1)[0]))
+            loss.append(
+                float(summary.average(np.array([float(unit["loss"]) for unit in units]), tokens - 1)[0])
+            )
             for name, measure in summary.head_measures(units, weights).items():
                 heads[name].append(measure.value)
             for name, layer in summary.layer_measures(units).items():
@@ -246,7 +269,9 @@ def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> di
     }  # fmt: skip
 
 
-def _notes(taken: Cut, names: list[str], length: int, context: int | None, unit: Unit, few: int | None) -> list[str]:
+def _notes(
+    taken: Cut, names: list[str], length: int, context: int | None, unit: Unit, few: int | None
+) -> list[str]:
     found, chunks = [], taken.chunks
     if taken.unread:
         read = sum(c.ids.shape[0] for c in chunks)
@@ -256,7 +281,9 @@ def _notes(taken: Cut, names: list[str], length: int, context: int | None, unit:
         found.append(f"{text}; texts not read: {shown}." if silent else f"{text}.")
     if taken.was_cut:
         why = "the model's context" if context == length else "short enough to have several"
-        found.append(f"Texts were cut into chunks of at most {length} tokens ({why}); a chunk is the unit over which errors are taken.")
+        found.append(
+            f"Texts were cut into chunks of at most {length} tokens ({why}); a chunk is the unit over which errors are taken."
+        )
     if len(chunks) == 1:
         found.append("There is only one chunk of text, so standard errors are not known.")
     if "cross" in unit["kind"]:
@@ -265,5 +292,7 @@ def _notes(taken: Cut, names: list[str], length: int, context: int | None, unit:
             "cross-attention."
         )
     if few is not None:
-        found.append(f"Checkpoints were measured on {few} of {len(chunks)} chunks, spread evenly; curves carry no standard errors.")
+        found.append(
+            f"Checkpoints were measured on {few} of {len(chunks)} chunks, spread evenly; curves carry no standard errors."
+        )
     return found

@@ -70,9 +70,19 @@ def head_measures(units: Sequence[Unit], weights: Unit) -> dict[str, HeadMeasure
             base, _ = over_texts(f"{name}_baseline")
             baseline = None if np.isnan(base).all() else base
         if np.isnan(value).all():
-            found[name] = HeadMeasure(words.title, words.unit, words.about, words.assumes, None, reason=words.absent, span=words.span)
+            found[name] = HeadMeasure(
+                words.title,
+                words.unit,
+                words.about,
+                words.assumes,
+                None,
+                reason=words.absent,
+                span=words.span,
+            )
         else:
-            found[name] = HeadMeasure(words.title, words.unit, words.about, words.assumes, value, error, "", baseline, words.span)
+            found[name] = HeadMeasure(
+                words.title, words.unit, words.about, words.assumes, value, error, "", baseline, words.span
+            )
     return found
 
 
@@ -95,13 +105,17 @@ def layer_measures(units: Sequence[Unit]) -> dict[str, LayerMeasure]:
     measures = {name: _layer(PLACES[name], places, *found[name]) for name in PLACES}
     blocks = [str(x) for x in units[0]["block_labels"]]
     for name, words in BLOCKS.items():
-        measures[name] = _layer(words, blocks, *average(np.stack([unit[f"block:{name}"] for unit in units]), tokens))
+        measures[name] = _layer(
+            words, blocks, *average(np.stack([unit[f"block:{name}"] for unit in units]), tokens)
+        )
     return measures
 
 
 def _layer(words: Definition, places: list[str], value: Array, error: Array | None) -> LayerMeasure:
     if value.size == 0 or np.isnan(value).all():
-        return LayerMeasure(words.title, words.unit, words.about, words.assumes, None, places, reason=words.absent)
+        return LayerMeasure(
+            words.title, words.unit, words.about, words.assumes, None, places, reason=words.absent
+        )
     if value.ndim == 2:  # components that no place has
         value = value[:, : int((~np.isnan(value)).sum(1).max())]
     return LayerMeasure(words.title, words.unit, words.about, words.assumes, value, places, error)
@@ -127,11 +141,17 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
     found = []
     for layer, heads in enumerate(units[0]["head_count"]):
         for head in range(int(heads)):
-            histograms = {name: lattice.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS) for name in HISTOGRAMS}
+            histograms = {
+                name: lattice.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS)
+                for name in HISTOGRAMS
+            }
             mass, drawn, even = tables[:, layer, head]
             lift = np.divide(drawn, even, out=np.full(even.shape, np.nan), where=common & (even > 0))
             best = [i for i in np.argsort(-lift, kind="stable")[:TOP] if not np.isnan(lift[i])]
-            top = [TokenMass(names[int(ids[i])], float(mass[i] / counts[i]), int(counts[i]), float(lift[i])) for i in best]
+            top = [
+                TokenMass(names[int(ids[i])], float(mass[i] / counts[i]), int(counts[i]), float(lift[i]))
+                for i in best
+            ]
             strip = np.nan_to_num(units[0]["strip"][layer, head]).round(4)
             found.append(HeadDetail(layer, head, histograms, top, strip))
     return found

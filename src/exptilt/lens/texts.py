@@ -74,22 +74,39 @@ def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str],
             raise ArgumentError(f"study: text {name} is a {type(text).__name__}. Pass strings.")
     kept = {name: text for name, text in named.items() if text.strip()}
     if not kept:
-        raise ArgumentError("study: there is no text: all of texts is empty or blank. Pass at least one text of a few words.")
+        raise ArgumentError(
+            "study: there is no text: all of texts is empty or blank. Pass at least one text of a few words."
+        )
     return list(kept.values()), list(kept)
 
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
     """How many tokens the model can read at once; None if nothing says so."""
     config = getattr(model, "config", None)
-    found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")]
+    found = [
+        getattr(config, name, None)
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    ]
     found.append(getattr(tokenizer, "model_max_length", None))
     known = [int(x) for x in found if isinstance(x, int | float) and 0 < x < 10**9]
     # A table of learned positions that starts after the padding token's (RoBERTa) holds two fewer than it says.
-    offset = 2 if getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert", "opt"} and known else 0
+    offset = (
+        2
+        if getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert", "opt"} and known
+        else 0
+    )
     return min(known) - offset if known else None
 
 
-def cut(tokenizer: Any, texts: Sequence[str], *, length: int, max_tokens: int | None, vocabulary: int | None, least: int = 2) -> Cut:
+def cut(
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    length: int,
+    max_tokens: int | None,
+    vocabulary: int | None,
+    least: int = 2,
+) -> Cut:
     """Tokenise and cut.
 
     Args:
@@ -135,7 +152,9 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
     try:
         quiet = {"verbose": False} if hasattr(tokenizer, "is_fast") else {}
         bare = [int(i) for i in tokenizer(text, add_special_tokens=False, **quiet)["input_ids"]]
-        short = text.strip()[:64]  # a tokenizer may drop blanks, and of blanks alone nothing may be left to find
+        short = text.strip()[
+            :64
+        ]  # a tokenizer may drop blanks, and of blanks alone nothing may be left to find
         some = [int(i) for i in tokenizer(short, add_special_tokens=False)["input_ids"]]
         full = [int(i) for i in tokenizer(short)["input_ids"]]
     except (TypeError, KeyError, AttributeError) as problem:

@@ -60,7 +60,10 @@ def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
     meter = _Meter(model, chunk, options)
     with torch.no_grad(), watch(model, observe=meter.observe) as seen, meter.tracer.attached(seen):
         output = model(**inputs(model, chunk.ids))
-    return meter.result() | {"loss": np.array(_loss(model, output, chunk.ids)), "tokens": np.array(chunk.ids.shape[0])}
+    return meter.result() | {
+        "loss": np.array(_loss(model, output, chunk.ids)),
+        "tokens": np.array(chunk.ids.shape[0]),
+    }
 
 
 def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
@@ -77,7 +80,9 @@ def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
 def _loss(model: nn.Module, output: Any, ids: Tensor) -> float:
     """Mean next-token loss in nats; NaN where the model does not predict the next token."""
     logits = getattr(output, "logits", None)
-    generates = getattr(model, "can_generate", lambda: False)() and not getattr(model.config, "is_encoder_decoder", False)
+    generates = getattr(model, "can_generate", lambda: False)() and not getattr(
+        model.config, "is_encoder_decoder", False
+    )
     if not generates or logits is None or logits.shape[:2] != (1, ids.shape[0]) or ids.shape[0] < 2:
         return float("nan")
     return float(nn.functional.cross_entropy(logits[0, :-1].double(), ids[1:].to(logits.device)))
@@ -114,7 +119,8 @@ class _Meter:
         found["heads"] = {name: x.cpu().numpy() for name, x in heads.items()}
         if self.options.details:
             found["histograms"] = {
-                name: [lattice.count(row.double().cpu().numpy()) for row in getattr(call.tilted, name)[0]] for name in HISTOGRAMS
+                name: [lattice.count(row.double().cpu().numpy()) for row in getattr(call.tilted, name)[0]]
+                for name in HISTOGRAMS
             }
             found |= {"token_mass": self._tokens(m, m.key / m.seen_by), "token_drawn": self._tokens(m, m.key)}
             found["token_even"] = self._tokens(m, m.even)
@@ -152,7 +158,9 @@ class _Meter:
         """All of it as arrays; heads that a layer does not have are NaN."""
         layers = self.layers
         widest = max(len(layer["heads"]["entropy"]) for layer in layers)
-        found: Unit = {name: np.array([layer[name] for layer in layers]) for name in ("name", "kind", "queries")}
+        found: Unit = {
+            name: np.array([layer[name] for layer in layers]) for name in ("name", "kind", "queries")
+        }
         found["head_count"] = np.array([len(layer["heads"]["entropy"]) for layer in layers])
         for name in dict.fromkeys(name for layer in layers for name in layer["heads"]):
             table = np.full((len(layers), widest), np.nan)
@@ -185,9 +193,15 @@ def _pack(name: str, layers: list[list[lattice.Counts]], heads: int) -> Unit:
     """Histograms of unequal length as three arrays."""
     exponent = np.zeros((len(layers), heads), dtype=np.int64)
     first = np.zeros_like(exponent)
-    counts = np.zeros((len(layers), heads, max((c[2].size for layer in layers for c in layer), default=0)), dtype=np.float32)
+    counts = np.zeros(
+        (len(layers), heads, max((c[2].size for layer in layers for c in layer), default=0)), dtype=np.float32
+    )
     for i, layer in enumerate(layers):
         for j, (width, start, numbers) in enumerate(layer):
             exponent[i, j], first[i, j] = width, start
             counts[i, j, : numbers.size] = numbers
-    return {f"histogram:{name}:exponent": exponent, f"histogram:{name}:first": first, f"histogram:{name}:counts": counts}
+    return {
+        f"histogram:{name}:exponent": exponent,
+        f"histogram:{name}:first": first,
+        f"histogram:{name}:counts": counts,
+    }

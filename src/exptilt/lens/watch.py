@@ -71,7 +71,13 @@ class Watch:
     ):
         self.record = Record()
         self.model, self.model_name = model, type(model).__name__
-        self.per_token, self.key_mass, self.observe, self.keep_graph, self.check = per_token, key_mass, observe, keep_graph, check
+        self.per_token, self.key_mass, self.observe, self.keep_graph, self.check = (
+            per_token,
+            key_mass,
+            observe,
+            keep_graph,
+            check,
+        )
         self.layers = Layers(model)
         self.own_name = f"exptilt-{id(self)}"
         self._found: list[tuple[Any, Any]] = []  # configurations, and what they said before
@@ -80,7 +86,9 @@ class Watch:
         self._elsewhere: dict[nn.Module, bool] = {}
         self._ran: set[nn.Module] = set()
         self._model_ran = False
-        self._last_real: Tensor | None = None  # real queries of the last self-attention, for the cross-attention after it
+        self._last_real: Tensor | None = (
+            None  # real queries of the last self-attention, for the cross-attention after it
+        )
         self._last_dense: tuple[Any, Any] = (None, None)
         self._mode: Any = None
         self._stance: Any = None
@@ -97,8 +105,13 @@ class Watch:
             self._handles.append(self.model.register_forward_pre_hook(self._model_runs))
             for module in [*self.layers.attending(), *self.layers.strangers]:
                 self._handles.append(module.register_forward_pre_hook(self._module_runs, with_kwargs=True))
-            if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in self.model.modules()):
-                self._stance = torch.compiler.set_stance("force_eager")  # a compiled graph has no room for a look at it
+            if any(
+                hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+                for module in self.model.modules()
+            ):
+                self._stance = torch.compiler.set_stance(
+                    "force_eager"
+                )  # a compiled graph has no room for a look at it
             self._mode = FunctionalMode(self)
             self._mode.__enter__()
         except BaseException:
@@ -106,7 +119,9 @@ class Watch:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         mode, self._mode = self._mode, None
         try:
             mode.__exit__(kind, problem, trace)
@@ -155,7 +170,9 @@ class Watch:
         for function in list(registry.values()):
             other = function.args[0] if isinstance(function, partial) and function.args else None
             if isinstance(other, Watch):
-                other._found = [(c, before if c is config and b == self.own_name else b) for c, b in other._found]
+                other._found = [
+                    (c, before if c is config and b == self.own_name else b) for c, b in other._found
+                ]
 
     def _model_runs(self, module: nn.Module, arguments: Any) -> None:
         self._model_ran = True
@@ -168,18 +185,22 @@ class Watch:
         ran = [module for module in self.layers.names if module in self._ran and module not in self._steps]
         missed = [module for module in ran if module not in self.layers.strangers or not self.record.calls]
         if missed:
-            some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in missed[:3])
+            some = ", ".join(
+                f"{self.layers.name(module)!r} ({type(module).__name__})" for module in missed[:3]
+            )
             raise NothingSeenError(
                 f"watch: {len(missed)} attention modules of {self.model_name} ran, but their attention did not come by: {some}. {_KNOWN}"
             )
         if ran:
             some = ", ".join(f"{self.layers.name(module)!r} ({type(module).__name__})" for module in ran[:3])
-            text = (
-                f"watch: the record of {self.model_name} is without {len(ran)} modules that attend in a way of their own: {some}. {_KNOWN}"
-            )
+            text = f"watch: the record of {self.model_name} is without {len(ran)} modules that attend in a way of their own: {some}. {_KNOWN}"
             warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
-            what = "ran, but no attention of it came by" if self._model_ran else "was not called inside the watch, or has no attention"
+            what = (
+                "ran, but no attention of it came by"
+                if self._model_ran
+                else "was not called inside the watch, or has no attention"
+            )
             raise NothingSeenError(f"watch: {self.model_name} {what}. {_KNOWN}")
 
     def knows(self, module: nn.Module) -> bool:
@@ -201,7 +222,9 @@ class Watch:
         real = self._last_real
         return real if real is not None and real.shape == (query.shape[0], query.shape[2]) else None
 
-    def dense_sight(self, mask: Tensor, Q: int, K: int, kind: str, query: Tensor) -> tuple[Tensor | None, Tensor | None, Sight]:
+    def dense_sight(
+        self, mask: Tensor, Q: int, K: int, kind: str, query: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Sight]:
         """Booleans, numbers to add, and sight of a dense mask, worked out once for all layers that are given the same tensor."""
         own = self.own_queries(query) if kind == "cross" else None
         place = (Q, K, kind, id(own), query.shape[0])
@@ -266,12 +289,29 @@ class Watch:
         layer, name = self.layers.number(module), self.layers.name(module)
         tokens = None
         if self.per_token:
-            tokens = {label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY}
+            tokens = {
+                label: first if label == "first_key_mass" else getattr(still, label) for label in PER_QUERY
+            }
         made = (query.shape[-1], options.get("softcap"), options.get("bias") is not None)
-        self.record.calls.append(CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, *made))
+        self.record.calls.append(
+            CallRecord(layer, name, kind, step, values, tokens, sight.real_query, mass, *made)
+        )
         if self.observe is not None:
             shown = replace(tilted if self.keep_graph else still, key_mass=mass)
-            call = AttentionCall(layer, name, module, kind, step, query, key, value, dict(options), sight.real_query, sight.real_key, shown)
+            call = AttentionCall(
+                layer,
+                name,
+                module,
+                kind,
+                step,
+                query,
+                key,
+                value,
+                dict(options),
+                sight.real_query,
+                sight.real_key,
+                shown,
+            )
             self.observe(call)
 
 
@@ -301,5 +341,7 @@ def watch(
         (1, 4)
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model.")
+        raise ArgumentError(
+            f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model."
+        )
     return Watch(model, per_token, key_mass, observe, keep_graph, check)

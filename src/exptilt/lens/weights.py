@@ -50,7 +50,9 @@ def probes(width: int, like: Tensor) -> Tensor:
     """``(width + 4, 1, width)``: the origin, two points and their sum, and the unit vectors."""
     generator = torch.Generator().manual_seed(0)
     pair = torch.randn(2, width, generator=generator).to(like)
-    return torch.cat([torch.zeros_like(pair[:1]), pair, pair.sum(0, keepdim=True), torch.eye(width).to(like)])[:, None]
+    return torch.cat(
+        [torch.zeros_like(pair[:1]), pair, pair.sum(0, keepdim=True), torch.eye(width).to(like)]
+    )[:, None]
 
 
 def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
@@ -81,7 +83,9 @@ def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
     handles: list[Any] = []
     with torch.no_grad(), watch(model, observe=observe) as seen, tracer.attached(seen):
         try:
-            handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in seen.layers.attending()]
+            handles += [
+                module.register_forward_pre_hook(note, with_kwargs=True) for module in seen.layers.attending()
+            ]
             model(**inputs(model, ids))
         finally:
             for handle in handles:

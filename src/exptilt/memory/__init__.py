@@ -5,7 +5,12 @@ from exptilt.memory.boltzmann import RestrictedBoltzmann
 from exptilt.memory.capacity import storage_capacity
 from exptilt.memory.classical import ClassicalHopfield
 from exptilt.memory.cliff import classical_cliff
-from exptilt.memory.equivalence import boltzmann_check, hopfield_to_boltzmann, linear_attention, linear_attention_check
+from exptilt.memory.equivalence import (
+    boltzmann_check,
+    hopfield_to_boltzmann,
+    linear_attention,
+    linear_attention_check,
+)
 from exptilt.memory.hopfield import Hopfield
 from exptilt.memory.layers import HopfieldLayer, HopfieldPooling
 from exptilt.memory.learning import learn

@@ -34,7 +34,9 @@ def _check_heads(query: Tensor, beta: Tensor) -> None:
         fits = False
     if not fits:
         got = f"beta has shape {tuple(beta.shape)}, query {tuple(query.shape)}"
-        raise ArgumentError(f"associate: {got}, which has {query.shape[-3]} heads. Pass one beta a head: (..., {query.shape[-3]}).")
+        raise ArgumentError(
+            f"associate: {got}, which has {query.shape[-3]} heads. Pass one beta a head: (..., {query.shape[-3]})."
+        )
 
 
 def associate(
@@ -66,9 +68,13 @@ def associate(
     check_steps("associate", steps)
     if not isinstance(beta, Tensor) or not beta.is_floating_point():
         got = f"of dtype {beta.dtype}" if isinstance(beta, Tensor) else f"a {type(beta).__name__}"
-        raise ArgumentError(f"associate: beta is {got}. Pass a floating tensor (..., H), one number a head: torch.full((H,), beta).")
+        raise ArgumentError(
+            f"associate: beta is {got}. Pass a floating tensor (..., H), one number a head: torch.full((H,), beta)."
+        )
     if is_concrete(beta) and not bool(((beta > 0) & beta.isfinite()).all()):
-        raise ArgumentError(f"associate: beta is {beta.tolist()}. It is an inverse temperature: pass finite numbers > 0.")
+        raise ArgumentError(
+            f"associate: beta is {beta.tolist()}. It is an inverse temperature: pass finite numbers > 0."
+        )
     _check_heads(query, beta)
     factor = beta[..., None, None]
 
@@ -83,7 +89,12 @@ def associate(
         exact = wide(query.dtype)  # no half precision comes within the tolerance
         with torch.autocast(query.device.type, enabled=False):
             found = fixed_point(
-                partial(update, key=key.to(exact)), query.to(exact), solver="picard", tolerance=tolerance, max_steps=max_steps, throw=throw
+                partial(update, key=key.to(exact)),
+                query.to(exact),
+                solver="picard",
+                tolerance=tolerance,
+                max_steps=max_steps,
+                throw=throw,
             )
         state = found.value.to(query.dtype)
     else:

@@ -72,7 +72,12 @@ def one_memory(memory: "Hopfield", what: str) -> None:
 
 @torch.no_grad()
 def measure(
-    memory: "Hopfield", index: Sequence[int] | None, *, directions: int, precision: float, generator: torch.Generator | None
+    memory: "Hopfield",
+    index: Sequence[int] | None,
+    *,
+    directions: int,
+    precision: float,
+    generator: torch.Generator | None,
 ) -> Basin:
     """See `Hopfield.basin`."""
     from exptilt.memory.separation import Softmax
@@ -85,7 +90,9 @@ def measure(
     x = memory.keys.chosen(at[None])[0][0]
     M = float(memory.size)
     home = _end(memory, x)
-    u = torch.randn(at.numel(), directions, memory.dimension, dtype=x.dtype, device=x.device, generator=generator)
+    u = torch.randn(
+        at.numel(), directions, memory.dimension, dtype=x.dtype, device=x.device, generator=generator
+    )
     u = u / u.norm(dim=-1, keepdim=True)
 
     def returns(r: Tensor) -> Tensor:
@@ -101,7 +108,9 @@ def measure(
     low, high = torch.where(all_the_way, _FARTHEST * M, low), torch.where(all_the_way, torch.inf, high)
     guaranteed = torch.zeros_like(low[:, 0])
     if isinstance(memory.rule, Softmax) and memory.similarity.name == "dot":
-        guaranteed = guaranteed_radius(memory.separation(index=at.tolist()), count=memory.count, beta=float(memory.beta), size=M)
+        guaranteed = guaranteed_radius(
+            memory.separation(index=at.tolist()), count=memory.count, beta=float(memory.beta), size=M
+        )
     return Basin(at, low, high, guaranteed)
 
 

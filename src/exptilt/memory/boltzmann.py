@@ -55,12 +55,23 @@ class RestrictedBoltzmann:
         w, b, c = self.weight, self.visible_bias, self.hidden_bias
         if self.hidden not in ("binary", "gaussian") or self.visible not in ("binary", "spin", "gaussian"):
             got = f"hidden {self.hidden!r}, visible {self.visible!r}"
-            raise ArgumentError(f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary', 'spin' or 'gaussian'.")
+            raise ArgumentError(
+                f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary', 'spin' or 'gaussian'."
+            )
         if self.hidden == self.visible == "gaussian":
-            raise ArgumentError("RestrictedBoltzmann: Gaussian units on both sides make a plain Gaussian law. Pass hidden='binary'.")
-        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.dtype == w.dtype and x.device == w.device for x in (w, b, c)):
-            got = ", ".join(f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in (w, b, c))
-            raise ArgumentError(f"RestrictedBoltzmann: weight, visible_bias, hidden_bias are {got}. Pass floating tensors of one dtype.")
+            raise ArgumentError(
+                "RestrictedBoltzmann: Gaussian units on both sides make a plain Gaussian law. Pass hidden='binary'."
+            )
+        if not all(
+            isinstance(x, Tensor) and x.is_floating_point() and x.dtype == w.dtype and x.device == w.device
+            for x in (w, b, c)
+        ):
+            got = ", ".join(
+                f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in (w, b, c)
+            )
+            raise ArgumentError(
+                f"RestrictedBoltzmann: weight, visible_bias, hidden_bias are {got}. Pass floating tensors of one dtype."
+            )
         if w.ndim != 2 or tuple(b.shape) != w.shape[:1] or tuple(c.shape) != w.shape[1:] or not w.numel():
             got = f"weight {tuple(w.shape)}, visible_bias {tuple(b.shape)}, hidden_bias {tuple(c.shape)}"
             raise ArgumentError(f"RestrictedBoltzmann: got {got}. Pass (V, H), (V,) and (H,), not empty.")
@@ -92,7 +103,9 @@ class RestrictedBoltzmann:
     def levels(self) -> tuple[float, float]:
         """The two values of a visible unit that is a coin."""
         if self.visible == "gaussian":
-            raise ArgumentError("RestrictedBoltzmann: Gaussian visible units take all real values, not two. See `visible_mean`.")
+            raise ArgumentError(
+                "RestrictedBoltzmann: Gaussian visible units take all real values, not two. See `visible_mean`."
+            )
         return (0.0, 1.0) if self.visible == "binary" else (-1.0, 1.0)
 
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
@@ -107,7 +120,9 @@ class RestrictedBoltzmann:
         """
         self._check_size("visible", visible, 0)
         self._check_size("hidden", hidden, 1)
-        linear = self._own_energy(visible) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
+        linear = (
+            self._own_energy(visible) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
+        )
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
 
     def _own_energy(self, visible: Tensor) -> Tensor:
@@ -128,7 +143,9 @@ class RestrictedBoltzmann:
         self._check(visible)
         field = self.hidden_bias + visible @ self.weight
         if self.hidden == "gaussian":
-            integral = field.square().sum(-1) / 2 + field.shape[-1] / 2 * torch.log(torch.as_tensor(2 * torch.pi, dtype=field.dtype))
+            integral = field.square().sum(-1) / 2 + field.shape[-1] / 2 * torch.log(
+                torch.as_tensor(2 * torch.pi, dtype=field.dtype)
+            )
         else:
             integral = F.softplus(field).sum(-1)
         return self._own_energy(visible) - integral
@@ -187,7 +204,9 @@ class RestrictedBoltzmann:
         mean = self.hidden_mean(visible)
         if self.hidden == "gaussian":
             return mean + torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        return (torch.rand(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator) < mean).to(mean.dtype)
+        return (torch.rand(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator) < mean).to(
+            mean.dtype
+        )
 
     def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A draw of v given h.
@@ -204,7 +223,9 @@ class RestrictedBoltzmann:
             return mean + torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
         p = self.visible_probability(hidden)
         low, high = self.levels
-        return torch.where(torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low).to(p.dtype)
+        return torch.where(
+            torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low
+        ).to(p.dtype)
 
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
         """Block Gibbs sampling: h given v, v given h, so many times.
@@ -244,10 +265,17 @@ class RestrictedBoltzmann:
             state = torch.where(bits.bool(), high, low).to(self.weight.dtype)
             if self.visible == "gaussian":  # ∫ e^{−½‖v − b‖² + <Wh, v>} dv = (2π)^{V/2} e^{<b, Wh> + ½‖Wh‖²}
                 pull = state @ self.weight.mT
-                value = state @ self.hidden_bias + pull @ self.visible_bias + pull.square().sum(-1) / 2 + V / 2 * math.log(2 * math.pi)
+                value = (
+                    state @ self.hidden_bias
+                    + pull @ self.visible_bias
+                    + pull.square().sum(-1) / 2
+                    + V / 2 * math.log(2 * math.pi)
+                )
             elif by_hidden:  # Σ_v e^{<b + Wh, v>} unit by unit
                 field = self.visible_bias + state @ self.weight.mT
-                value = state @ self.hidden_bias + torch.logaddexp(field * self.levels[0], field * self.levels[1]).sum(-1)
+                value = state @ self.hidden_bias + torch.logaddexp(
+                    field * self.levels[0], field * self.levels[1]
+                ).sum(-1)
             else:
                 value = -self.free_energy(state)
             total = torch.logaddexp(total, torch.logsumexp(value, 0))
@@ -266,7 +294,11 @@ class RestrictedBoltzmann:
 
     def _check_size(self, name: str, units: Tensor, side: int) -> None:
         known = isinstance(units, Tensor)
-        if not known or units.shape[-1:] != self.weight.shape[side : side + 1] or units.dtype != self.weight.dtype:
+        if (
+            not known
+            or units.shape[-1:] != self.weight.shape[side : side + 1]
+            or units.dtype != self.weight.dtype
+        ):
             got = f"{tuple(units.shape)} {units.dtype}" if known else f"a {type(units).__name__}"
             wanted = f"(..., {self.weight.shape[side]}) {self.weight.dtype}"
             raise ArgumentError(f"RestrictedBoltzmann: {name} is {got}. Pass {wanted}.")
@@ -275,8 +307,12 @@ class RestrictedBoltzmann:
         self._check_size("visible", visible, 0)
         if self.visible == "gaussian":
             if is_concrete(visible) and not bool(visible.isfinite().all()):
-                raise ArgumentError("RestrictedBoltzmann: visible holds NaN or infinity. Pass finite numbers.")
+                raise ArgumentError(
+                    "RestrictedBoltzmann: visible holds NaN or infinity. Pass finite numbers."
+                )
             return
         low, high = self.levels
         if is_concrete(visible) and not bool(((visible == low) | (visible == high)).all()):
-            raise ArgumentError(f"RestrictedBoltzmann: visible units are '{self.visible}'. Pass values {low:g} and {high:g} only.")
+            raise ArgumentError(
+                f"RestrictedBoltzmann: visible units are '{self.visible}'. Pass values {low:g} and {high:g} only."
+            )

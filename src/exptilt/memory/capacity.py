@@ -113,11 +113,15 @@ def storage_capacity(
     counts = torch.zeros(len(dimensions), seeds, dtype=torch.int64)
     for i, j in track([(i, j) for i in range(len(dimensions)) for j in range(seeds)], "capacity"):
         d = dimensions[i]
-        patterns = sphere(most, d, radius * math.sqrt(d - 1), torch.Generator().manual_seed(seed + 1000 * j + d))
+        patterns = sphere(
+            most, d, radius * math.sqrt(d - 1), torch.Generator().manual_seed(seed + 1000 * j + d)
+        )
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
             memory = Hopfield(patterns[:N], beta, separation=separation)
-            found = recall.measure(memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, quiet=True)
+            found = recall.measure(
+                memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, quiet=True
+            )
             return found.count == N
 
         low, high = 1, 2

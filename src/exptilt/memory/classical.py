@@ -48,8 +48,12 @@ class ClassicalHopfield:
             raise ArgumentError(f"ClassicalHopfield: weight has shape {tuple(w.shape)}. Pass (N, N).")
         if not bool(w.isfinite().all()):
             raise ArgumentError("ClassicalHopfield: weight holds NaN or infinity.")
-        if bool((w.diagonal() != 0).any()) or not torch.allclose(w, w.mT, rtol=0, atol=1e-12 * float(w.abs().max())):
-            raise ArgumentError("ClassicalHopfield: weight must be symmetric with a diagonal of 0, else the energy can rise.")
+        if bool((w.diagonal() != 0).any()) or not torch.allclose(
+            w, w.mT, rtol=0, atol=1e-12 * float(w.abs().max())
+        ):
+            raise ArgumentError(
+                "ClassicalHopfield: weight must be symmetric with a diagonal of 0, else the energy can rise."
+            )
         object.__setattr__(self, "weight", (w + w.mT) / 2)
 
     @classmethod
@@ -73,7 +77,9 @@ class ClassicalHopfield:
         x = _binary("pseudo_inverse", "patterns", patterns)
         _, size, basis = torch.linalg.svd(x, full_matrices=False)
         basis = basis[size > 1e-10 * size[0]]
-        w = (basis.mT @ basis).fill_diagonal_(0)  # from an orthonormal basis: exact to rounding, however alike the patterns are
+        w = (basis.mT @ basis).fill_diagonal_(
+            0
+        )  # from an orthonormal basis: exact to rounding, however alike the patterns are
         return cls(torch.where(w.abs() > _NO_WEIGHT, w, 0.0))
 
     @property
@@ -131,7 +137,9 @@ class ClassicalHopfield:
         s = self._state(state)
         check_count("ClassicalHopfield.retrieve", "max_steps", max_steps)
         if update not in ("asynchronous", "synchronous"):
-            raise ArgumentError(f"ClassicalHopfield.retrieve: update is {update!r}. Pass 'asynchronous' or 'synchronous'.")
+            raise ArgumentError(
+                f"ClassicalHopfield.retrieve: update is {update!r}. Pass 'asynchronous' or 'synchronous'."
+            )
         value, steps = s.reshape(-1, self.dimension).clone(), 0
         chance = torch.Generator().manual_seed(0) if generator is None else generator
         cycles = torch.zeros(len(value), dtype=torch.bool)
@@ -142,7 +150,11 @@ class ClassicalHopfield:
             moving, before = torch.arange(len(value)), torch.zeros_like(value)
             while steps < max_steps and moving.numel():
                 now = value[moving]
-                new = self.step(now) if update == "synchronous" else self._sweep(now, torch.randperm(self.dimension, generator=chance))
+                new = (
+                    self.step(now)
+                    if update == "synchronous"
+                    else self._sweep(now, torch.randperm(self.dimension, generator=chance))
+                )
                 value[moving] = new
                 go = (new != now).any(-1)
                 if update == "synchronous":
@@ -158,7 +170,11 @@ class ClassicalHopfield:
         code = torch.where(residual == 0, Status.CONVERGED.code, ended).to(torch.int8)
         shape = s.shape[:-1]
         solution = Solution(
-            value.reshape(s.shape), code.reshape(shape), residual.reshape(shape), torch.tensor(steps), torch.zeros(shape, dtype=s.dtype)
+            value.reshape(s.shape),
+            code.reshape(shape),
+            residual.reshape(shape),
+            torch.tensor(steps),
+            torch.zeros(shape, dtype=s.dtype),
         )
         if throw:
             solution.or_raise()
@@ -175,15 +191,25 @@ class ClassicalHopfield:
     def _state(self, state: Tensor) -> Tensor:
         s = _binary("ClassicalHopfield", "state", state)
         if s.shape[-1] != self.dimension:
-            raise ArgumentError(f"ClassicalHopfield: state has shape {tuple(s.shape)}, the network {self.dimension} units.")
+            raise ArgumentError(
+                f"ClassicalHopfield: state has shape {tuple(s.shape)}, the network {self.dimension} units."
+            )
         return s
 
 
 def _binary(name: str, label: str, x: Tensor) -> Tensor:
     """``(..., N)`` of ±1 as float64."""
-    if not isinstance(x, Tensor) or not (x.ndim == 2 if label == "patterns" else x.ndim >= 1) or not x.numel():
+    if (
+        not isinstance(x, Tensor)
+        or not (x.ndim == 2 if label == "patterns" else x.ndim >= 1)
+        or not x.numel()
+    ):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ArgumentError(f"{name}: {label} is {got}. Pass a tensor {'(P, N)' if label == 'patterns' else '(..., N)'} of ±1, not empty.")
+        raise ArgumentError(
+            f"{name}: {label} is {got}. Pass a tensor {'(P, N)' if label == 'patterns' else '(..., N)'} of ±1, not empty."
+        )
     if x.dtype == torch.bool or x.is_complex() or not bool((x.abs() == 1).all()):
-        raise ArgumentError(f"{name}: {label} holds something other than −1 and +1. Pass 2 * bits − 1, or x.sign().")
+        raise ArgumentError(
+            f"{name}: {label} holds something other than −1 and +1. Pass 2 * bits − 1, or x.sign()."
+        )
     return x.double()

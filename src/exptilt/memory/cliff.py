@@ -79,14 +79,23 @@ def classical_cliff(
     """
     check_count("classical_cliff", "units", units)
     check_count("classical_cliff", "seeds", seeds)
-    if rule not in ("hebbian", "pseudo_inverse") or not len(loads) or not all(0 < load < math.inf for load in loads):
+    if (
+        rule not in ("hebbian", "pseudo_inverse")
+        or not len(loads)
+        or not all(0 < load < math.inf for load in loads)
+    ):
         got = f"rule {rule!r}, loads {list(loads)}"
-        raise ArgumentError(f"classical_cliff: got {got}. Pass finite loads > 0, and rule 'hebbian' or 'pseudo_inverse'.")
+        raise ArgumentError(
+            f"classical_cliff: got {got}. Pass finite loads > 0, and rule 'hebbian' or 'pseudo_inverse'."
+        )
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):
         generator = torch.Generator().manual_seed(seed + 1000 * i + j)
-        x = torch.randint(0, 2, (max(1, round(loads[i] * units)), units), generator=generator).double() * 2 - 1
+        x = (
+            torch.randint(0, 2, (max(1, round(loads[i] * units)), units), generator=generator).double() * 2
+            - 1
+        )
         network = getattr(ClassicalHopfield, rule)(x)
         end = network.retrieve(x, update=update, throw=False, generator=generator).value
         m = (end * x).mean(-1)

@@ -74,7 +74,11 @@ def entmax_sweep(keys: Keys, query: Tensor, beta: Tensor, alpha: float) -> tuple
         above = (d - tau[..., None]).clamp_min(0)
         y = above if p == 1.0 else torch.where(above > 0, above, 1.0) ** p * (above > 0)
         average = average + y @ key
-        mass, depth, power = mass + y.sum(-1), depth + (y * d).sum(-1), power + (y * above).sum(-1)  # y^α = y (d − τ)
+        mass, depth, power = (
+            mass + y.sum(-1),
+            depth + (y * d).sum(-1),
+            power + (y * above).sum(-1),
+        )  # y^α = y (d − τ)
     average, depth, power = average / mass[..., None], depth / mass, power / mass
     omega = (power - 1) / (alpha * (alpha - 1))
     return average, top + (depth / (alpha - 1) - omega) / beta[..., None]

@@ -70,16 +70,28 @@ def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor, *, nod
         ``(...)``.
     """
     if machine.hidden != "gaussian":
-        raise ArgumentError("integrated_free_energy: the hidden units are binary, and there is nothing to integrate. Pass Gaussian ones.")
+        raise ArgumentError(
+            "integrated_free_energy: the hidden units are binary, and there is nothing to integrate. Pass Gaussian ones."
+        )
     V, H = machine.weight.shape
-    reach = float(machine.hidden_bias.abs().max() + machine.weight.abs().sum(0).max() * max(abs(x) for x in machine.levels)) + 12
+    reach = (
+        float(
+            machine.hidden_bias.abs().max()
+            + machine.weight.abs().sum(0).max() * max(abs(x) for x in machine.levels)
+        )
+        + 12
+    )
     grid = torch.linspace(-reach, reach, nodes, dtype=visible.dtype)
     step = grid[1] - grid[0]
     if float(step) > 0.7:
-        raise ArgumentError(f"integrated_free_energy: {nodes} nodes are too few over ±{reach:.3g}. Pass at least {int(3 * reach) + 1}.")
+        raise ArgumentError(
+            f"integrated_free_energy: {nodes} nodes are too few over ±{reach:.3g}. Pass at least {int(3 * reach) + 1}."
+        )
     rest = machine.energy(visible, visible.new_zeros(*visible.shape[:-1], H))
     total = rest.clone()
-    for j in track(range(H), "integrals"):  # given v the units are independent: the integral is a product, one factor a unit
+    for j in track(
+        range(H), "integrals"
+    ):  # given v the units are independent: the integral is a product, one factor a unit
         at = torch.zeros(nodes, H, dtype=visible.dtype)
         at[:, j] = grid
         energy = machine.energy(visible[..., None, :].expand(*visible.shape[:-1], nodes, V), at)

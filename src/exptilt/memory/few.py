@@ -18,7 +18,9 @@ from exptilt.memory.separation import Softmax
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
-_CODES = np.array([Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NOT_FINITE.code], np.int8)  # as ``few_kernel.py`` numbers them
+_CODES = np.array(
+    [Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NOT_FINITE.code], np.int8
+)  # as ``few_kernel.py`` numbers them
 _STATES = 8
 _PRODUCTS = 1 << 21  # beyond, two threads are faster
 
@@ -48,7 +50,9 @@ def _arguments(memory: "Hopfield") -> tuple[np.ndarray, np.ndarray, Any]:
     """Patterns, β times the offsets of their scores, β."""
     patterns, beta = memory.patterns.detach().numpy(), memory.beta.item()
     offset = memory.similarity.offset
-    weight = np.empty(0, patterns.dtype) if offset is None else (beta * offset(memory.measure.detach())).numpy()
+    weight = (
+        np.empty(0, patterns.dtype) if offset is None else (beta * offset(memory.measure.detach())).numpy()
+    )
     return patterns, weight, patterns.dtype.type(beta)
 
 

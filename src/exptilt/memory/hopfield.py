@@ -55,7 +55,12 @@ class Hopfield:
     measure: Tensor
 
     def __init__(
-        self, patterns: Any, beta: "float | Tensor" = 1.0, *, similarity: str = "dot", separation: "str | Separation" = "softmax"
+        self,
+        patterns: Any,
+        beta: "float | Tensor" = 1.0,
+        *,
+        similarity: str = "dot",
+        separation: "str | Separation" = "softmax",
     ) -> None:
         x, kind = as_patterns(patterns), _similarity(similarity)
         measure = measures(x, kind)
@@ -72,7 +77,9 @@ class Hopfield:
         if is_concrete(measure):
             if not bool(measure.isfinite().all()):
                 index = tuple((~measure.isfinite()).nonzero()[0].tolist())
-                raise ArgumentError(f"Hopfield: patterns[{', '.join(map(str, index))}] holds NaN or infinity, or its norm overflows.")
+                raise ArgumentError(
+                    f"Hopfield: patterns[{', '.join(map(str, index))}] holds NaN or infinity, or its norm overflows."
+                )
             if kind.sphere and bool((measure == 0).any()):
                 index = tuple((measure == 0).nonzero()[0].tolist())
                 raise ArgumentError(
@@ -135,7 +142,9 @@ class Hopfield:
         constant = self.similarity.reach(self.measure.amax(-1)) / 2 - self.rule.uniform(self.count) / beta
         own = query.square().sum(-1) / 2
         energy = own - potential + (constant if self.patterns.ndim > 2 else constant.reshape(1))[..., None]
-        energy = torch.where(own.isinf(), own, energy)  # E >= ½(‖ξ‖ − M)²: what overflows as well does not outweigh it
+        energy = torch.where(
+            own.isinf(), own, energy
+        )  # E >= ½(‖ξ‖ − M)²: what overflows as well does not outweigh it
         return energy.reshape(state.shape[:-1])
 
     @property
@@ -169,9 +178,13 @@ class Hopfield:
             return quick
         check_state(self, state)
         rows = self.advance(self.rows(state))
-        return rows.reshape((*torch.broadcast_shapes(rows.shape, state.shape),) if self.patterns.ndim > 2 else state.shape).to(state.dtype)
+        return rows.reshape(
+            (*torch.broadcast_shapes(rows.shape, state.shape),) if self.patterns.ndim > 2 else state.shape
+        ).to(state.dtype)
 
-    def retrieve(self, state: Tensor, *, tolerance: float | None = None, max_steps: int = 1000, throw: bool = True) -> Solution[Tensor]:
+    def retrieve(
+        self, state: Tensor, *, tolerance: float | None = None, max_steps: int = 1000, throw: bool = True
+    ) -> Solution[Tensor]:
         """Steps until each state stands still by itself.
 
         Where a derivative is wanted it is that of the fixed point, by the implicit function theorem: it flows to patterns and beta; the
@@ -208,7 +221,12 @@ class Hopfield:
         return margins.duplicates(self.patterns)
 
     def basin(
-        self, *, index: Sequence[int] | None = None, directions: int = 16, precision: float = 1e-2, generator: torch.Generator | None = None
+        self,
+        *,
+        index: Sequence[int] | None = None,
+        directions: int = 16,
+        precision: float = 1e-2,
+        generator: torch.Generator | None = None,
     ) -> basins.Basin:
         """How far from each pattern retrieval still ends where it does from the pattern itself, measured.
 
@@ -221,7 +239,13 @@ class Hopfield:
         return basins.measure(self, index, directions=directions, precision=precision, generator=generator)
 
     def capacity(
-        self, *, noise: float = 0.0, within: float = 0.1, trials: int = 1, max_steps: int = 1000, generator: torch.Generator | None = None
+        self,
+        *,
+        noise: float = 0.0,
+        within: float = 0.1,
+        trials: int = 1,
+        max_steps: int = 1000,
+        generator: torch.Generator | None = None,
     ) -> recall.Recall:
         """How many of the stored patterns come back, by the stated rule. For random patterns against theory see `storage_capacity`.
 
@@ -232,10 +256,17 @@ class Hopfield:
             max_steps: of each retrieval.
             generator: draws the noise.
         """
-        return recall.measure(self, noise=noise, within=within, trials=trials, max_steps=max_steps, generator=generator)
+        return recall.measure(
+            self, noise=noise, within=within, trials=trials, max_steps=max_steps, generator=generator
+        )
 
     def metastable(
-        self, starts: Tensor | None = None, *, count: int = 256, share: float = 0.9, generator: torch.Generator | None = None
+        self,
+        starts: Tensor | None = None,
+        *,
+        count: int = 256,
+        share: float = 0.9,
+        generator: torch.Generator | None = None,
     ) -> metastable.FixedPoints:
         """The fixed points that many starts lead to: single patterns, averages of some, the mean of all.
 
@@ -254,10 +285,21 @@ class Hopfield:
             patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array.
         """
         given = as_tensor(patterns)
-        new = as_patterns(given if given.ndim == self.patterns.ndim or not given.ndim else given.unsqueeze(-2))
-        if new.shape[:-2] != self.patterns.shape[:-2] or new.shape[-1] != self.dimension or new.dtype != self.patterns.dtype:
-            got, have = f"{tuple(new.shape)} {new.dtype}", f"{tuple(self.patterns.shape)} {self.patterns.dtype}"
-            raise ArgumentError(f"Hopfield.add: patterns are {got}, the memory holds {have}. Only their number N may differ.")
+        new = as_patterns(
+            given if given.ndim == self.patterns.ndim or not given.ndim else given.unsqueeze(-2)
+        )
+        if (
+            new.shape[:-2] != self.patterns.shape[:-2]
+            or new.shape[-1] != self.dimension
+            or new.dtype != self.patterns.dtype
+        ):
+            got, have = (
+                f"{tuple(new.shape)} {new.dtype}",
+                f"{tuple(self.patterns.shape)} {self.patterns.dtype}",
+            )
+            raise ArgumentError(
+                f"Hopfield.add: patterns are {got}, the memory holds {have}. Only their number N may differ."
+            )
         return self.replaced(torch.cat([self.patterns, new], -2))
 
     def remove(self, index: "int | Sequence[int] | Tensor") -> "Hopfield":

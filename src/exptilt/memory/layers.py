@@ -30,10 +30,18 @@ def _log_beta(beta: Beta | None, dimension: int, heads: int, name: str) -> Tenso
     """``(heads,)``."""
     wanted = f"Pass a finite number > 0, {heads} of them (one a head), or None for 1/sqrt(head dimension)."
     try:
-        given = torch.as_tensor(math.sqrt(heads / dimension) if beta is None else beta, dtype=torch.float64).detach().cpu()
+        given = (
+            torch.as_tensor(math.sqrt(heads / dimension) if beta is None else beta, dtype=torch.float64)
+            .detach()
+            .cpu()
+        )
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(f"{name}: beta is {beta!r}. {wanted}") from None
-    if given.shape not in ((), (heads,)) or isinstance(beta, bool) or not bool(((given > 0) & given.isfinite()).all()):
+    if (
+        given.shape not in ((), (heads,))
+        or isinstance(beta, bool)
+        or not bool(((given > 0) & given.isfinite()).all())
+    ):
         raise ArgumentError(f"{name}: beta is {beta!r}. {wanted}")
     return given.log().float().expand(heads).clone()
 
@@ -65,10 +73,16 @@ class HopfieldLayer(nn.Module):
         _sizes("HopfieldLayer", dimension, heads)
         check_steps("HopfieldLayer", steps)
         if stored is not None and (isinstance(stored, bool) or not isinstance(stored, int) or stored < 1):
-            raise ArgumentError(f"HopfieldLayer: stored is {stored!r}. Pass how many patterns to learn, 1 or more, or None.")
+            raise ArgumentError(
+                f"HopfieldLayer: stored is {stored!r}. Pass how many patterns to learn, 1 or more, or None."
+            )
         self.dimension, self.heads, self.steps, self.throw = dimension, heads, steps, throw
-        self.log_beta = nn.Parameter(_log_beta(beta, dimension, heads, "HopfieldLayer"), requires_grad=learn_beta)
-        self.to_query, self.to_key, self.to_value, self.to_output = (nn.Linear(dimension, dimension) for _ in range(4))
+        self.log_beta = nn.Parameter(
+            _log_beta(beta, dimension, heads, "HopfieldLayer"), requires_grad=learn_beta
+        )
+        self.to_query, self.to_key, self.to_value, self.to_output = (
+            nn.Linear(dimension, dimension) for _ in range(4)
+        )
         self.stored = None if stored is None else nn.Parameter(torch.randn(stored, dimension))
 
     @property
@@ -88,13 +102,25 @@ class HopfieldLayer(nn.Module):
             ``(..., Q, dimension)``.
         """
         if (memory is None) == (self.stored is None):
-            which = "holds patterns of its own: pass memory=None" if self.stored is not None else "holds no patterns: pass a memory"
+            which = (
+                "holds patterns of its own: pass memory=None"
+                if self.stored is not None
+                else "holds no patterns: pass a memory"
+            )
             raise ArgumentError(f"HopfieldLayer: this layer {which}.")
         kept = self.stored if memory is None else memory
         assert kept is not None
         seen = None if mask is None else mask[..., None, None, :]
         key, value = _split(self.to_key(kept), self.heads), _split(self.to_value(kept), self.heads)
-        found = associate(_split(self.to_query(state), self.heads), key, value, self.beta, steps=self.steps, mask=seen, throw=self.throw)
+        found = associate(
+            _split(self.to_query(state), self.heads),
+            key,
+            value,
+            self.beta,
+            steps=self.steps,
+            mask=seen,
+            throw=self.throw,
+        )
         return self.to_output(found.transpose(-2, -3).flatten(-2))
 
 
@@ -115,7 +141,14 @@ class HopfieldPooling(nn.Module):
     """
 
     def __init__(
-        self, dimension: int, *, queries: int = 1, heads: int = 1, steps: int = 1, beta: Beta | None = None, learn_beta: bool = True
+        self,
+        dimension: int,
+        *,
+        queries: int = 1,
+        heads: int = 1,
+        steps: int = 1,
+        beta: Beta | None = None,
+        learn_beta: bool = True,
     ) -> None:
         super().__init__()
         _sizes("HopfieldPooling", dimension, heads)

@@ -114,6 +114,13 @@ def learn(
             done += 1
         expected = machine.visible_mean(machine.hidden_mean(data))
         likelihood = machine.log_likelihood(data).mean() if exact else data.new_zeros(0).sum()
-        rows.append((machine.free_energy(data).mean(), machine.free_energy(negative).mean(), (data - expected).square().mean(), likelihood))
+        rows.append(
+            (
+                machine.free_energy(data).mean(),
+                machine.free_energy(negative).mean(),
+                (data - expected).square().mean(),
+                likelihood,
+            )
+        )
     data_F, chain_F, error, likelihoods = (torch.stack(column) for column in zip(*rows, strict=True))
     return Learnt(machine, Trace(data_F, chain_F, error, likelihoods if exact else data.new_zeros(0)))

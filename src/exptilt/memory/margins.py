@@ -31,8 +31,14 @@ def places(memory: "Hopfield", index: "int | Sequence[int] | Tensor | None", wha
         given = torch.as_tensor(index, device=every.device)
     except (TypeError, ValueError, RuntimeError):
         given = torch.full((1,), torch.nan)
-    if given.numel() and (given.is_floating_point() or given.is_complex() or (given.dtype == torch.bool and given.shape != every.shape)):
-        raise ArgumentError(f"{what}: index is {index!r}. Pass integers, the places of patterns, or {memory.count} booleans.")
+    if given.numel() and (
+        given.is_floating_point()
+        or given.is_complex()
+        or (given.dtype == torch.bool and given.shape != every.shape)
+    ):
+        raise ArgumentError(
+            f"{what}: index is {index!r}. Pass integers, the places of patterns, or {memory.count} booleans."
+        )
     try:
         at = every[given if given.numel() else given.long()].reshape(-1)
     except IndexError:
@@ -77,7 +83,9 @@ def duplicates(patterns: Tensor) -> list[list[int]]:
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[rows.element_size()]
     generator = torch.Generator().manual_seed(0)
     odd = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device) * 2 + 1
-    hashed = torch.cat([((part + 0.0).view(bits).long() * odd).sum(-1) for part in rows.split(1 << 14)])  # + 0.0: −0 is 0
+    hashed = torch.cat(
+        [((part + 0.0).view(bits).long() * odd).sum(-1) for part in rows.split(1 << 14)]
+    )  # + 0.0: −0 is 0
     order = torch.argsort(hashed, stable=True)
     same = hashed[order[1:]] == hashed[order[:-1]]
     groups: list[list[int]] = []

@@ -103,7 +103,9 @@ def weights(memory: "Hopfield", state: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float, generator: torch.Generator | None) -> FixedPoints:
+def find(
+    memory: "Hopfield", starts: Tensor | None, *, count: int, share: float, generator: torch.Generator | None
+) -> FixedPoints:
     """See `Hopfield.metastable`."""
     one_memory(memory, "metastable")
     check_count("metastable", "count", count)
@@ -113,7 +115,9 @@ def find(memory: "Hopfield", starts: Tensor | None, *, count: int, share: float,
         check_state(memory, starts)
     given = default_starts(memory, count, generator) if starts is None else starts
     if given.ndim != 2 or given.shape[-1] != memory.dimension:
-        raise ArgumentError(f"metastable: starts has shape {tuple(given.shape)}. Pass (S, {memory.dimension}).")
+        raise ArgumentError(
+            f"metastable: starts has shape {tuple(given.shape)}. Pass (S, {memory.dimension})."
+        )
     if memory.similarity.sphere:
         given = given[(given != 0).any(-1)]
     ends = settle(memory, given, 1e-10 if given.dtype == torch.float64 else 1e-6, 2000)

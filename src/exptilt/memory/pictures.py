@@ -23,7 +23,17 @@ def _bars(axes: Any, x: Tensor, mean: Tensor, interval: Tensor, label: str) -> N
     """A line through the means, with their intervals ``(..., 2)``; where there is none, without."""
     reach = torch.where(interval.isnan(), mean[:, None], interval)
     spread = torch.stack([mean - reach[:, 0], reach[:, 1] - mean]).clamp_min(0)
-    axes.errorbar(x, mean, yerr=spread, color=COLOURS[0], marker="o", markersize=4, capsize=3, linewidth=1.2, label=label)
+    axes.errorbar(
+        x,
+        mean,
+        yerr=spread,
+        color=COLOURS[0],
+        marker="o",
+        markersize=4,
+        capsize=3,
+        linewidth=1.2,
+        label=label,
+    )
 
 
 def capacity(found: "Capacity") -> "Figure":
@@ -38,14 +48,41 @@ def capacity(found: "Capacity") -> "Figure":
             axes.plot(d, seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
         _bars(axes, d, mean, interval, f"recalled: mean of {found.count.shape[1]} draws, 95 % interval")
         middle = mean.log().mean() - found.rate * d.mean()
-        axes.plot(d, (middle + found.rate * d).exp(), color="0.4", linewidth=1.0, linestyle="--", label=f"$e^{{{found.rate:.2f}\\,d}}$")
+        axes.plot(
+            d,
+            (middle + found.rate * d).exp(),
+            color="0.4",
+            linewidth=1.0,
+            linestyle="--",
+            label=f"$e^{{{found.rate:.2f}\\,d}}$",
+        )
         promised = torch.tensor([bound.count for bound in bounds])
-        axes.plot(d, promised, color=COLOURS[1], linewidth=1.2, label=r"theory's $\sqrt{p}\,c^{(d-1)/4}$ (filled: it holds)")
+        axes.plot(
+            d,
+            promised,
+            color=COLOURS[1],
+            linewidth=1.2,
+            label=r"theory's $\sqrt{p}\,c^{(d-1)/4}$ (filled: it holds)",
+        )
         for x, y, bound in zip(d.tolist(), promised.tolist(), bounds, strict=True):
-            axes.plot(x, y, "s", color=COLOURS[1], markersize=5, markerfacecolor=COLOURS[1] if bound.holds else "white")
+            axes.plot(
+                x,
+                y,
+                "s",
+                color=COLOURS[1],
+                markersize=5,
+                markerfacecolor=COLOURS[1] if bound.holds else "white",
+            )
         stopped = found.limited[order].any(-1)
         if bool(stopped.any()):
-            axes.plot(d[stopped], mean[stopped] * 1.3, "^", color=COLOURS[0], markersize=6, label="the search ended here: more")
+            axes.plot(
+                d[stopped],
+                mean[stopped] * 1.3,
+                "^",
+                color=COLOURS[0],
+                markersize=6,
+                label="the search ended here: more",
+            )
         whole_log(axes)
         axes.set_xticks(d.tolist() if len(d) <= 12 else d[:: len(d) // 8].tolist())
         caption(axes, "Random patterns that are all recalled", "dimension d", "patterns")
@@ -66,8 +103,22 @@ def cliff(found: "Cliff") -> "Figure":
         for seed in found.fraction[order].unbind(-1):
             axes.plot(loads, seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
         many = f"mean of {found.fraction.shape[1]} networks, 95 % interval"
-        _bars(axes, loads, found.mean[order], found.interval[order].clamp(0, 1), f"recalled (overlap > {found.threshold:g}): {many}")
-        axes.plot(loads, found.overlap.mean(-1)[order], color=COLOURS[2], linewidth=1.2, linestyle=":", marker="^", label="mean overlap")
+        _bars(
+            axes,
+            loads,
+            found.mean[order],
+            found.interval[order].clamp(0, 1),
+            f"recalled (overlap > {found.threshold:g}): {many}",
+        )
+        axes.plot(
+            loads,
+            found.overlap.mean(-1)[order],
+            color=COLOURS[2],
+            linewidth=1.2,
+            linestyle=":",
+            marker="^",
+            label="mean overlap",
+        )
         axes.axvline(at, color=COLOURS[1], linewidth=1.2, linestyle="--", label=words)
         axes.set_ylim(-0.03, 1.03)
         caption(axes, f"Recall of random patterns, {name}, {found.units} units", "load P/N", "share")

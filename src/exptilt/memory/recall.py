@@ -58,14 +58,23 @@ class Recall:
 
 @torch.no_grad()
 def measure(
-    memory: "Hopfield", *, noise: float, within: float, trials: int, max_steps: int, generator: torch.Generator | None, quiet: bool = False
+    memory: "Hopfield",
+    *,
+    noise: float,
+    within: float,
+    trials: int,
+    max_steps: int,
+    generator: torch.Generator | None,
+    quiet: bool = False,
 ) -> Recall:
     """See `Hopfield.capacity`; `quiet` neither warns nor shows a bar."""
     one_memory(memory, "capacity")
     check_count("capacity", "trials", trials)
     check_count("capacity", "max_steps", max_steps)
     if not (0 <= noise < math.inf and 0 < within < math.inf):
-        raise ArgumentError(f"capacity: noise is {noise}, within {within}. Pass finite numbers, noise >= 0 and within > 0.")
+        raise ArgumentError(
+            f"capacity: noise is {noise}, within {within}. Pass finite numbers, noise >= 0 and within > 0."
+        )
     if not quiet:
         warn_of_duplicates(memory, "capacity")
     keys = memory.keys.part(0, memory.count)[0][0]

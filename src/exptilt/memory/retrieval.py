@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
 
-def retrieve(memory: "Hopfield", state: Tensor, *, tolerance: float | None, max_steps: int, throw: bool) -> Solution[Tensor]:
+def retrieve(
+    memory: "Hopfield", state: Tensor, *, tolerance: float | None, max_steps: int, throw: bool
+) -> Solution[Tensor]:
     """See `Hopfield.retrieve`."""
     check_count("Hopfield.retrieve", "max_steps", max_steps)
     if tolerance is None:
@@ -43,7 +45,9 @@ def retrieve(memory: "Hopfield", state: Tensor, *, tolerance: float | None, max_
     if throw:
         solution.or_raise()
     if torch.is_grad_enabled() and (memory.patterns.requires_grad or memory.beta.requires_grad):
-        return replace(solution, value=_attached(memory, solution.value, tolerance, 1, throw=False, strict=throw).value)
+        return replace(
+            solution, value=_attached(memory, solution.value, tolerance, 1, throw=False, strict=throw).value
+        )
     return solution
 
 
@@ -52,7 +56,9 @@ def _unit(memory: "Hopfield") -> Tensor:
     return memory.size[..., None] if memory.patterns.ndim > 2 else memory.size
 
 
-def _attached(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, throw: bool, strict: bool) -> Solution[Tensor]:
+def _attached(
+    memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, throw: bool, strict: bool
+) -> Solution[Tensor]:
     """The fixed point from this state on, with its derivatives; with max_steps 1, the state itself with those of the fixed point it is.
 
     With `strict` a derivative that does not exist is an error when it is asked for, as in `fixed_point`.
@@ -64,7 +70,9 @@ def _attached(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: in
 
 
 @torch.no_grad()
-def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, show: bool | None = None) -> Solution[Tensor]:
+def settle(
+    memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, show: bool | None = None
+) -> Solution[Tensor]:
     """Steps in place; only states that still move in some memory are swept again. A bar counts those that have ended.
 
     A state whose step is NaN or infinite (β times a score overflows) ends where it stands.
@@ -81,14 +89,18 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, 
         moving = torch.arange(residual.shape[-1] if residual.numel() else 0, device=value.device)
         while moving.numel():
             current, last, before = value[..., moving, :], residual[..., moving], code[..., moving]
-            live = before == Status.MAX_STEPS.code  # what has ended in one memory stays while it still moves in another
+            live = (
+                before == Status.MAX_STEPS.code
+            )  # what has ended in one memory stays while it still moves in another
             new = memory.advance(current)
             change = torch.where(new.isfinite().all(-1), (new - current).norm(dim=-1) / size, torch.nan)
             now = torch.where(change <= tolerance, Status.CONVERGED.code, before)
             now = torch.where(live, torch.where(change.isnan(), Status.NOT_FINITE.code, now), before)
             residual[..., moving] = torch.where(live, change.nan_to_num(torch.inf, torch.inf), last)
             code[..., moving] = now
-            if len(trace) == max_steps:  # one sweep more than steps: it says how far from settled the states are that it leaves there
+            if (
+                len(trace) == max_steps
+            ):  # one sweep more than steps: it says how far from settled the states are that it leaves there
                 return
             trace.append(residual.clone())
             go = now == Status.MAX_STEPS.code
@@ -103,4 +115,6 @@ def settle(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, 
     by_step = torch.stack(trace).reshape(-1, *shape) if trace else residual.new_zeros(0, *shape)
     residual = residual.reshape(shape)
     value = value.reshape(state.shape).to(state.dtype)
-    return Solution(value, code.reshape(shape), residual, torch.tensor(len(trace)), torch.zeros_like(residual), by_step)
+    return Solution(
+        value, code.reshape(shape), residual, torch.tensor(len(trace)), torch.zeros_like(residual), by_step
+    )

@@ -52,7 +52,9 @@ class Softmax:
         found = []
         for key, offset in keys.parts():
             weight = None if offset is None else beta[..., None] * offset
-            found.append(attend(query * beta[..., None, None], key, key, scale=1.0, log_weight=weight, check=False))
+            found.append(
+                attend(query * beta[..., None, None], key, key, scale=1.0, log_weight=weight, check=False)
+            )
         tilted = found[0] if len(found) == 1 else merge(found)
         return Read(tilted.output, tilted.log_normalizer / beta[..., None])
 
@@ -77,7 +79,9 @@ class Entmax:
 
     def __post_init__(self) -> None:
         if not 1.0 < self.alpha <= 2.0:
-            raise ArgumentError(f"Entmax: alpha is {self.alpha}. Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'.")
+            raise ArgumentError(
+                f"Entmax: alpha is {self.alpha}. Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'."
+            )
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         """A few sweeps to find τ, one more to average.
@@ -118,7 +122,9 @@ class Maximum:
                 best = torch.where(high > top, at + start, best)
                 top = torch.maximum(high, top)
         key, offset = keys.chosen(best)
-        key = torch.where(top.isfinite()[..., None], key, torch.nan)  # of scores that overflow none is the largest
+        key = torch.where(
+            top.isfinite()[..., None], key, torch.nan
+        )  # of scores that overflow none is the largest
         score = (key * query).sum(-1)
         return Read(key, score if offset is None else score + offset)
 
@@ -167,7 +173,10 @@ class Polynomial:
         alive = total != 0  # NaN, of scores that overflow, stays NaN
         z = torch.where(alive, total, 1.0)
         norm = z ** (1 / n)
-        return Read(torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0), torch.where(alive, top * norm, 0.0))
+        return Read(
+            torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0),
+            torch.where(alive, top * norm, 0.0),
+        )
 
     def uniform(self, count: int) -> float:
         """Ω of equal weights.
@@ -191,5 +200,7 @@ def separation(which: "str | Separation") -> Separation:
         return which
     if which not in SEPARATIONS:
         known = ", ".join(SEPARATIONS)
-        raise ArgumentError(f"Hopfield: separation is {which!r}. Pass one of {known}, or Entmax(alpha), Polynomial(degree).")
+        raise ArgumentError(
+            f"Hopfield: separation is {which!r}. Pass one of {known}, or Entmax(alpha), Polynomial(degree)."
+        )
     return SEPARATIONS[which]

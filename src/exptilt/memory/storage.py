@@ -65,8 +65,15 @@ def _rule(described: dict[str, Any]) -> Separation:
 def save(memory: "Hopfield", path: Path) -> None:
     """See `Hopfield.save`."""
     library = _library()
-    tensors = {"patterns": memory.patterns.detach().cpu().contiguous(), "beta": memory.beta.detach().cpu().contiguous()}
-    about = {"format": _FORMAT, "similarity": memory.similarity.name, "separation": json.dumps(_describe(memory.rule))}
+    tensors = {
+        "patterns": memory.patterns.detach().cpu().contiguous(),
+        "beta": memory.beta.detach().cpu().contiguous(),
+    }
+    about = {
+        "format": _FORMAT,
+        "similarity": memory.similarity.name,
+        "separation": json.dumps(_describe(memory.rule)),
+    }
     about["checksum"] = checksum(tensors, about)
     if path.is_dir():
         raise ArgumentError(f"Hopfield.save: {path} is a folder. Pass the name of a file in it.")
@@ -96,7 +103,9 @@ def load(path: Path, *, mapped: bool) -> dict[str, Any]:
             about = opened.metadata() or {}
             names = set(opened.keys())
             if about.get("format") != _FORMAT or names != {"patterns", "beta"}:
-                raise ArgumentError(f"Hopfield.load: {path} is a safetensors file, but not one that Hopfield.save wrote.")
+                raise ArgumentError(
+                    f"Hopfield.load: {path} is a safetensors file, but not one that Hopfield.save wrote."
+                )
             tensors = {name: opened.get_tensor(name) for name in names}
     except library.SafetensorError as problem:
         raise ArgumentError(
@@ -104,10 +113,17 @@ def load(path: Path, *, mapped: bool) -> dict[str, Any]:
         ) from None
     said = about.pop("checksum", None)
     if checksum(tensors, about) != said:
-        raise ArgumentError(f"Hopfield.load: the contents of {path} do not match their checksum: the file was changed or damaged.")
+        raise ArgumentError(
+            f"Hopfield.load: the contents of {path} do not match their checksum: the file was changed or damaged."
+        )
     patterns = tensors["patterns"] if mapped else tensors["patterns"].clone()
     try:
         rule = _rule(json.loads(about["separation"]))
-        return {"patterns": patterns, "beta": tensors["beta"].clone(), "similarity": about["similarity"], "separation": rule}
+        return {
+            "patterns": patterns,
+            "beta": tensors["beta"].clone(),
+            "similarity": about["similarity"],
+            "separation": rule,
+        }
     except (KeyError, TypeError, json.JSONDecodeError) as problem:
         raise ArgumentError(f"Hopfield.load: the header of {path} is damaged ({problem!r}).") from None

@@ -14,7 +14,9 @@ from exptilt._support.transforms import is_concrete
 from exptilt.memory.similarity import Similarity
 
 _PART_NUMBERS = 1 << 23  # numbers of a converted copy of some patterns: 32 MiB of float32
-_TILE_CELLS = 1 << 20  # scores held at once; a few temporaries of this size stand beside them: 4 MiB each in float32
+_TILE_CELLS = (
+    1 << 20
+)  # scores held at once; a few temporaries of this size stand beside them: 4 MiB each in float32
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -28,7 +30,9 @@ def measures(patterns: Tensor, similarity: Similarity) -> Tensor:
     length = max(1, _TILE_CELLS // max(1, D * patterns.shape[:-2].numel()))
     if length >= N or not is_concrete(patterns):
         return similarity.measure(patterns.to(wide(patterns.dtype)))
-    return torch.cat([measures(patterns[..., j : j + length, :], similarity) for j in range(0, N, length)], -1)
+    return torch.cat(
+        [measures(patterns[..., j : j + length, :], similarity) for j in range(0, N, length)], -1
+    )
 
 
 @dataclass(frozen=True)
@@ -71,5 +75,7 @@ class Keys:
         shape = index.shape[:-1]
         measure = torch.take_along_dim(self.measure.expand(*shape, -1), index, -1)
         patterns = self.patterns.expand(*shape, *self.patterns.shape[-2:])
-        key = self.similarity.keys(torch.take_along_dim(patterns, index[..., None], -2).to(measure.dtype), measure)
+        key = self.similarity.keys(
+            torch.take_along_dim(patterns, index[..., None], -2).to(measure.dtype), measure
+        )
         return key, None if self.similarity.offset is None else self.similarity.offset(measure)

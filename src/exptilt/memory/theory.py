@@ -50,7 +50,9 @@ class StorageBound:
         return self.base >= self.needed
 
 
-def storage_bound(dimension: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> StorageBound:
+def storage_bound(
+    dimension: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001
+) -> StorageBound:
     """How many random patterns theory says can be stored.
 
     Args:
@@ -65,12 +67,22 @@ def storage_bound(dimension: int, *, beta: float = 1.0, radius: float = 1.0, fai
     """
     if not (2 <= dimension < math.inf and 0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
         got = f"dimension {dimension}, beta {beta}, radius {radius}, failure {failure}"
-        raise ArgumentError(f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, all finite, and 0 < failure <= 1.")
-    power, log_p, log_energy = (dimension - 1) / 4, math.log(failure), math.log(beta) + 2 * math.log(radius)  # log βK²
+        raise ArgumentError(
+            f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, all finite, and 0 < failure <= 1."
+        )
+    power, log_p, log_energy = (
+        (dimension - 1) / 4,
+        math.log(failure),
+        math.log(beta) + 2 * math.log(radius),
+    )  # log βK²
     a = (1 + math.log(2 * (dimension - 1)) + log_energy + log_p) / (2 * power)
     argument = a + math.log(2 / 5) + log_energy
-    log_c = float(wrightomega(argument)) - a  # ω(z) = W₀(e^z) and log W₀(e^z) = z − W₀(e^z): nothing overflows on the way
-    return StorageBound(_exp(log_c), _exp((math.log(2) - log_p / 2) / power), argument, log_p / 2 + power * log_c)
+    log_c = (
+        float(wrightomega(argument)) - a
+    )  # ω(z) = W₀(e^z) and log W₀(e^z) = z − W₀(e^z): nothing overflows on the way
+    return StorageBound(
+        _exp(log_c), _exp((math.log(2) - log_p / 2) / power), argument, log_p / 2 + power * log_c
+    )
 
 
 def _exp(x: float) -> float:
@@ -87,7 +99,9 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
         size: M, the largest norm of a pattern.
     """
     if not (2 <= count < math.inf and 0 < beta < math.inf and 0 < size < math.inf):
-        raise ArgumentError(f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0, finite.")
+        raise ArgumentError(
+            f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0, finite."
+        )
     return (2 / count + math.log(2 * (count - 1) * count) + math.log(beta) + 2 * math.log(size)) / beta
 
 
@@ -105,10 +119,14 @@ def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: floa
     """
     if count == 1:
         return torch.full_like(separation, torch.inf)
-    return torch.where(separation >= separation_needed(count, beta=beta, size=size), 1 / (beta * count * size), 0.0)
+    return torch.where(
+        separation >= separation_needed(count, beta=beta, size=size), 1 / (beta * count * size), 0.0
+    )
 
 
-def retrieval_error_bound(separation: Tensor, distance: Tensor, *, count: int, beta: float, size: float) -> Tensor:
+def retrieval_error_bound(
+    separation: Tensor, distance: Tensor, *, count: int, beta: float, size: float
+) -> Tensor:
     """How far from its pattern one step from a state, or a fixed point, can be.
 
     Args:

@@ -62,7 +62,9 @@ def draw(name: str, paint: "Callable[[Axes], None]", *, width: float = 4.4, heig
         The figure as text, from ``<svg`` to ``</svg>``.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ArgumentError(f"draw: name is {name!r}. Pass small letters, digits and hyphens, a letter first.")
+        raise ArgumentError(
+            f"draw: name is {name!r}. Pass small letters, digits and hyphens, a letter first."
+        )
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -24,7 +24,9 @@ def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
-        raise ArgumentError(f"{target} is a file, and a page is written into a folder. Pass the name of a folder.")
+        raise ArgumentError(
+            f"{target} is a file, and a page is written into a folder. Pass the name of a folder."
+        )
     made = [path for path in (target, *target.parents) if not path.exists()]
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,9 @@ def write_files(folder: str | os.PathLike[str], files: Mapping[str, str]) -> lis
     moving = False
     try:
         for draft, text in zip(drafts, files.values(), strict=True):
-            draft.write_text(text, "utf-8", errors="replace")  # a lone surrogate, from a file name, is no reason to fail
+            draft.write_text(
+                text, "utf-8", errors="replace"
+            )  # a lone surrogate, from a file name, is no reason to fail
         moving = True
         for path, draft, old in zip(paths, drafts, olds, strict=True):
             if path not in fresh:

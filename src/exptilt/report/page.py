@@ -84,7 +84,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         if not self.svg.startswith("<svg"):
-            raise ArgumentError(f"Figure: svg starts with {self.svg[:20]!r}. Pass the string that figures.draw returns.")
+            raise ArgumentError(
+                f"Figure: svg starts with {self.svg[:20]!r}. Pass the string that figures.draw returns."
+            )
         if not self.alt.strip():
             raise ArgumentError("Figure: alt is empty. Say in a sentence what is to be seen.")
 
@@ -173,7 +175,13 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def render(page: Page, *, template: str = "page.html", assets: Sequence[str] = (), context: Mapping[str, Any] | None = None) -> str:
+def render(
+    page: Page,
+    *,
+    template: str = "page.html",
+    assets: Sequence[str] = (),
+    context: Mapping[str, Any] | None = None,
+) -> str:
     """The page as one HTML string that stands alone.
 
     Args:
@@ -188,7 +196,9 @@ def render(page: Page, *, template: str = "page.html", assets: Sequence[str] = (
     except ImportError as problem:
         raise MissingExtraError("jinja2", "report") from problem
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (resources.files("exptilt.report") / "templates" / name).read_text("utf-8")),
+        loader=jinja2.FunctionLoader(
+            lambda name: (resources.files("exptilt.report") / "templates" / name).read_text("utf-8")
+        ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -196,7 +206,10 @@ def render(page: Page, *, template: str = "page.html", assets: Sequence[str] = (
     )
     environment.filters["block_kind"] = lambda block: type(block).__name__
     environment.globals["cell"] = _cell
-    style, script = ("\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}")) for kind in ("css", "js"))
+    style, script = (
+        "\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}"))
+        for kind in ("css", "js")
+    )
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(
         page=page,

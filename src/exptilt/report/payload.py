@@ -33,7 +33,9 @@ def payload(study: Study) -> dict[str, Any]:
         "names": list(study.layer_names),
         "measures": [_measure(study, name, measure) for name, measure in study.heads.items()],
         "curves": [_curve(name, measure) for name, measure in study.layers.items()],
-        "details": {f"L{detail.layer}H{detail.head}": _detail(study, detail, size) for detail in study.details},
+        "details": {
+            f"L{detail.layer}H{detail.head}": _detail(study, detail, size) for detail in study.details
+        },
         "strip": [visible(token) for token in study.strip_tokens[:size]],
         "training": None if study.training is None else _training(study),
     }
@@ -108,8 +110,14 @@ def _curve(name: str, measure: LayerMeasure) -> dict[str, Any]:
 
 def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:
     return {
-        "histograms": {name: {"edges": numbers(h.edges), "counts": numbers(h.counts)} for name, h in detail.histograms.items()},
-        "tokens": [[visible(item.token), numbers(item.mass), item.count, numbers(item.lift)] for item in detail.top_tokens[:TOP_TOKENS]],
+        "histograms": {
+            name: {"edges": numbers(h.edges), "counts": numbers(h.counts)}
+            for name, h in detail.histograms.items()
+        },
+        "tokens": [
+            [visible(item.token), numbers(item.mass), item.count, numbers(item.lift)]
+            for item in detail.top_tokens[:TOP_TOKENS]
+        ],
         "strip": pack(np.asarray(detail.strip)[:size, :size]),
         "reading": readings.of_head(study, detail),
     }

@@ -106,9 +106,7 @@ def of_measure(study: Study, name: str) -> str:
         first = f"{head_name(*high)} has the highest: {_with_error(measure, high)}."
         if name in PLAIN:
             first = PLAIN[name].format(head=head_name(*high), percent=percent(top), value=number(top))
-        rest = (
-            f"The lowest is {_with_error(measure, low)} in {head_name(*low)}; half of the heads lie above {number(middle, measure.unit)}."
-        )
+        rest = f"The lowest is {_with_error(measure, low)} in {head_name(*low)}; half of the heads lie above {number(middle, measure.unit)}."
         parts = [first[0].upper() + first[1:], rest]
     else:
         parts = [f"The same in every head: {number(middle, measure.unit)}."]
@@ -140,7 +138,11 @@ def with_error(value: float, error: float, unit: str = "") -> str:
         >>> with_error(1.97634, 0.0397, "nats"), with_error(0.5, float("nan")), with_error(1534.2, 20.1)
         ('1.976 ± 0.040 nats', '0.5', '1534 ± 20')
     """
-    if not (math.isfinite(value) and math.isfinite(error) and error > 0) or max(abs(value), error) >= 1e5 or error < 1e-5:
+    if (
+        not (math.isfinite(value) and math.isfinite(error) and error > 0)
+        or max(abs(value), error) >= 1e5
+        or error < 1e-5
+    ):
         return number(value, unit)
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−") + (f" {unit}" if unit else "")
@@ -150,9 +152,17 @@ def _against_baseline(measure: HeadMeasure) -> str:
     """How many heads differ from the baseline by more than two standard errors; "" without one."""
     if measure.value is None or measure.baseline is None:
         return ""
-    error = np.zeros_like(measure.value) if measure.error is None else np.where(np.isfinite(measure.error), measure.error, np.inf)
+    error = (
+        np.zeros_like(measure.value)
+        if measure.error is None
+        else np.where(np.isfinite(measure.error), measure.error, np.inf)
+    )
     gap = measure.value - measure.baseline
-    above, below, known = int((gap > 2 * error).sum()), int((gap < -2 * error).sum()), int(np.isfinite(gap).sum())
+    above, below, known = (
+        int((gap > 2 * error).sum()),
+        int((gap < -2 * error).sum()),
+        int(np.isfinite(gap).sum()),
+    )
     margin = "" if measure.error is None else " by more than two standard errors"
     return f"Against the baseline{margin}: {above} of {known} heads above, {below} below."
 
@@ -177,12 +187,18 @@ def of_head(study: Study, detail: HeadDetail) -> str:
             bottoms.append(measure.title)
     first, spread = _value(study, "first_key_mass", place), _value(study, "effective_keys", place)
     if not math.isnan(spread):
-        parts.append("Looks at a single key in effect." if spread < 1.05 else f"Looks at {number(spread)} keys in effect.")
+        parts.append(
+            "Looks at a single key in effect."
+            if spread < 1.05
+            else f"Looks at {number(spread)} keys in effect."
+        )
     if first >= 0.2:
         parts.append(f"Puts {percent(first)} of its attention on the first key.")
     if detail.top_tokens and math.isfinite(detail.top_tokens[0].lift):
         best = detail.top_tokens[0]
-        parts.append(f"The token “{visible(best.token)}” draws {number(best.lift)} times what even attention would give it.")
+        parts.append(
+            f"The token “{visible(best.token)}” draws {number(best.lift)} times what even attention would give it."
+        )
     if tops:
         parts.append(f"Highest of all heads in {_listed(tops)}.")
     if bottoms:
@@ -219,13 +235,13 @@ def of_layers(measure: LayerMeasure) -> str:
     if value[high] == value[low]:
         return f"The same at every place: {number(float(value[high]), measure.unit)}."
     steps = np.diff(value[known])
-    way = "Rises at every step" if (steps > 0).all() else "Falls at every step" if (steps < 0).all() else "Goes"
+    way = (
+        "Rises at every step" if (steps > 0).all() else "Falls at every step" if (steps < 0).all() else "Goes"
+    )
     start, end = number(float(value[first])), number(float(value[last]), measure.unit)
     text = f"{way} from {start} ({measure.places[first]}) to {end} ({measure.places[last]})"
     if way == "Goes":
-        text += (
-            f"; highest {number(float(value[high]))} at {measure.places[high]}, lowest {number(float(value[low]))} at {measure.places[low]}"
-        )
+        text += f"; highest {number(float(value[high]))} at {measure.places[high]}, lowest {number(float(value[low]))} at {measure.places[low]}"
     return text + "."
 
 
@@ -239,7 +255,12 @@ def of_training(study: Study, name: str) -> str:
     if study.training is None or name not in study.training.heads or name not in study.heads:
         return ""
     measure, steps = study.heads[name], study.training.steps
-    mean = np.array([float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan for row in study.training.heads[name]])
+    mean = np.array(
+        [
+            float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan
+            for row in study.training.heads[name]
+        ]
+    )
     if len(mean) < 2 or not np.isfinite(mean).any():
         return ""
     changes = np.abs(np.diff(mean))
@@ -263,4 +284,6 @@ def of_loss(study: Study) -> str:
     best = int(np.nanargmin(loss))
     start, end = number(float(loss[0])), number(float(loss[-1]), "nats a token")
     text = f"Loss on these texts: {start} at step {int(steps[0])}, {end} at step {int(steps[-1])}"
-    return text + (f"; lowest {number(float(loss[best]))} at step {int(steps[best])}." if best < len(loss) - 1 else ".")
+    return text + (
+        f"; lowest {number(float(loss[best]))} at step {int(steps[best])}." if best < len(loss) - 1 else "."
+    )

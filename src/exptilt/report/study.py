@@ -41,7 +41,9 @@ def write(study: Study, folder: str | os.PathLike[str]) -> Path:
         table = study.to_frame().to_csv(index=False)
     except ImportError as problem:
         raise MissingExtraError("pandas", "report") from problem
-    return write_files(folder, {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)})[-1]
+    return write_files(
+        folder, {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)}
+    )[-1]
 
 
 def render_study(study: Study) -> str:
@@ -66,7 +68,9 @@ def render_study(study: Study) -> str:
         "layers": [(name, measure, readings.of_layers(measure)) for name, measure in study.layers.items()],
         "layer_tables": layer_tables(study),
         "loss": readings.of_loss(study),
-        "followed": [(study.heads[name], said) for name in study.heads if (said := readings.of_training(study, name))],
+        "followed": [
+            (study.heads[name], said) for name in study.heads if (said := readings.of_training(study, name))
+        ],
         "training_table": training_table(study),
         "strip_note": strip_note(study),
         "data": markupsafe.Markup(for_script(payload(study))),
@@ -81,7 +85,11 @@ def lead(study: Study) -> str:
         study: what was measured.
     """
     layers, heads = readings.shape(study)
-    over = "" if study.training is None else f", and over {len(study.training.steps)} checkpoints of its training"
+    over = (
+        ""
+        if study.training is None
+        else f", and over {len(study.training.steps)} checkpoints of its training"
+    )
     return f"{layers * heads} attention heads, each measured as what it is: a probability on the keys, tilted by the query{over}."
 
 
@@ -124,7 +132,10 @@ def sources(study: Study) -> list[str]:
     Args:
         study: what was measured.
     """
-    return [f"Model: {study.name}", *(f"{key}: {value}" for key, value in study.text_facts.items() if isinstance(value, str))]
+    return [
+        f"Model: {study.name}",
+        *(f"{key}: {value}" for key, value in study.text_facts.items() if isinstance(value, str)),
+    ]
 
 
 def findings(study: Study) -> list[tuple[str, str, str]]:
@@ -148,7 +159,11 @@ def named(measure: HeadMeasure | LayerMeasure) -> str:
     Args:
         measure: the statistic.
     """
-    return f"{measure.title}, {measure.unit}" if measure.unit and not measure.title.endswith(measure.unit) else measure.title
+    return (
+        f"{measure.title}, {measure.unit}"
+        if measure.unit and not measure.title.endswith(measure.unit)
+        else measure.title
+    )
 
 
 def heads_table(study: Study) -> Table:
@@ -160,12 +175,21 @@ def heads_table(study: Study) -> Table:
     layers, heads = readings.shape(study)
     shown = [measure for measure in study.heads.values() if measure.value is not None]
     rows: list[tuple[str | float, ...]] = [
-        (f"L{layer}H{head}", *(float(measure.value[layer, head]) for measure in shown if measure.value is not None))
+        (
+            f"L{layer}H{head}",
+            *(float(measure.value[layer, head]) for measure in shown if measure.value is not None),
+        )
         for layer in range(layers)
         for head in range(heads)
     ]
     note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
-    return Table("Every head, every statistic", ("head", *(named(measure) for measure in shown)), rows, note, sortable=True)
+    return Table(
+        "Every head, every statistic",
+        ("head", *(named(measure) for measure in shown)),
+        rows,
+        note,
+        sortable=True,
+    )
 
 
 def meanings(study: Study) -> Table:
@@ -179,7 +203,11 @@ def meanings(study: Study) -> Table:
         (
             named(measure),
             measure.about,
-            " ".join(part for part in (measure.assumes, measure.reason and f"Not measured: {measure.reason}") if part),
+            " ".join(
+                part
+                for part in (measure.assumes, measure.reason and f"Not measured: {measure.reason}")
+                if part
+            ),
         )
         for measure in every
     ]
@@ -206,7 +234,9 @@ def layer_tables(study: Study) -> list[Table]:
             if measure.error is not None:
                 header.append("± s.e.")
                 columns.append(np.asarray(measure.error))
-        rows: list[tuple[str | float, ...]] = [(place, *(float(column[index]) for column in columns)) for index, place in enumerate(places)]
+        rows: list[tuple[str | float, ...]] = [
+            (place, *(float(column[index]) for column in columns)) for index, place in enumerate(places)
+        ]
         tables.append(Table(f"Along the depth: {places[0]} to {places[-1]}", header, rows))
     return tables
 
@@ -224,10 +254,15 @@ def training_table(study: Study) -> Table | None:
     rows = []
     for index, step in enumerate(training.steps):
         known = [training.heads[name][index] for name in names]
-        means = [float(np.mean(value[np.isfinite(value)])) if np.isfinite(value).any() else float("nan") for value in known]
+        means = [
+            float(np.mean(value[np.isfinite(value)])) if np.isfinite(value).any() else float("nan")
+            for value in known
+        ]
         rows.append((int(step), float(training.loss[index]), *means))
     return Table(
-        "Over training: loss, and the mean over heads", ("step", "loss, nats a token", *(named(study.heads[name]) for name in names)), rows
+        "Over training: loss, and the mean over heads",
+        ("step", "loss, nats a token", *(named(study.heads[name]) for name in names)),
+        rows,
     )
 
 
@@ -254,7 +289,9 @@ def text(study: Study) -> str:
         if measure.value is None or ends is None:
             missing.append(measure.title)
             continue
-        low, high = (f"{readings.number(float(measure.value[place]))} (L{place[0]}H{place[1]})" for place in ends)
+        low, high = (
+            f"{readings.number(float(measure.value[place]))} (L{place[0]}H{place[1]})" for place in ends
+        )
         middle = float(np.nanmedian(np.where(np.isfinite(measure.value), measure.value, np.nan)))
         lines.append((named(measure), low, readings.number(middle), high))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]

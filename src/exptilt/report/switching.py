@@ -85,7 +85,9 @@ class Study:
     level: float
 
 
-def read_csv(path: Path, columns: Sequence[str] | None, index: str | None) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.float64]]:
+def read_csv(
+    path: Path, columns: Sequence[str] | None, index: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.float64]]:
     """Column names, row labels and numbers ``(T, m)`` of a CSV file with a header; empty cells and NA are NaN.
 
     Args:
@@ -112,7 +114,9 @@ def read_csv(path: Path, columns: Sequence[str] | None, index: str | None) -> tu
             raise ArgumentError(f"{path} has {header.count(name)} columns called {name!r}. Rename them.")
     for line, row in enumerate(body, start=2):
         if len(row) != len(header):
-            raise ArgumentError(f"{path}: line {line} has {len(row)} cells, the header {len(header)}. Mend that line.")
+            raise ArgumentError(
+                f"{path}: line {line} has {len(row)} cells, the header {len(header)}. Mend that line."
+            )
 
     def numbers(name: str) -> list[float] | tuple[int, str]:
         out = []
@@ -131,7 +135,11 @@ def read_csv(path: Path, columns: Sequence[str] | None, index: str | None) -> tu
             out.append(value)
         return out
 
-    wanted = list(columns) if columns else [name for name in header if name != index and isinstance(numbers(name), list)]
+    wanted = (
+        list(columns)
+        if columns
+        else [name for name in header if name != index and isinstance(numbers(name), list)]
+    )
     if not wanted:
         raise ArgumentError(f"{path} has no column of numbers. It has: {', '.join(header)}.")
     parts = []
@@ -142,7 +150,9 @@ def read_csv(path: Path, columns: Sequence[str] | None, index: str | None) -> tu
                 f"{path}: line {column[0]} of column {name!r} holds {column[1]!r}, not a finite number. Mend it, or leave the cell empty."
             )
         parts.append(column)
-    labels = tuple(row[header.index(index)] for row in body) if index else tuple(str(k) for k in range(len(body)))
+    labels = (
+        tuple(row[header.index(index)] for row in body) if index else tuple(str(k) for k in range(len(body)))
+    )
     return tuple(wanted), labels, np.array(parts, dtype=np.float64).T
 
 
@@ -168,7 +178,9 @@ def compute(
     for name, column in zip(names, y.T, strict=True):
         seen = column[~np.isnan(column)]
         if len(seen) < 2:
-            raise ArgumentError(f"{path}: column {name!r} has {len(seen)} observed values. Choose others with --columns.")
+            raise ArgumentError(
+                f"{path}: column {name!r} has {len(seen)} observed values. Choose others with --columns."
+            )
         if np.ptp(seen) == 0:
             raise ArgumentError(
                 f"{path}: column {name!r} is constant ({seen[0]:g}). There are no regimes in it; choose others with --columns."
@@ -181,14 +193,21 @@ def compute(
     probability, diagonal = back.mode_probability, model.transition.diagonal()
     errors = fit.standard_errors or {}
     if kind == "level":
-        center, deviation = model.observation_offset, np.sqrt(np.diagonal(model.observation_noise, axis1=1, axis2=2))
+        center, deviation = (
+            model.observation_offset,
+            np.sqrt(np.diagonal(model.observation_noise, axis1=1, axis2=2)),
+        )
         center_error = errors.get("observation_offset", np.full((M, m), np.nan))
         signal = probability @ center
         signal_deviation = np.sqrt(np.maximum(probability @ center**2 - signal**2, 0.0))
     else:
         variance = np.diagonal(model.process_noise, axis1=1, axis2=2)
         center, deviation = np.sqrt(variance), np.sqrt(np.diagonal(model.observation_noise, axis1=1, axis2=2))
-        spread = np.diagonal(errors["process_noise"], axis1=1, axis2=2) if "process_noise" in errors else np.full((M, m), np.nan)
+        spread = (
+            np.diagonal(errors["process_noise"], axis1=1, axis2=2)
+            if "process_noise" in errors
+            else np.full((M, m), np.nan)
+        )
         center_error = spread / (2 * center)
         signal, signal_deviation = back.mean, np.sqrt(np.diagonal(back.covariance, axis1=1, axis2=2))
     with np.errstate(divide="ignore"):
@@ -233,15 +252,20 @@ def text(study: Study) -> str:
         f"log-likelihood {study.log_likelihood:.4f}   AIC {study.aic:.2f}   BIC {study.bic:.2f}   {study.free_parameters} free parameters",
         study.status,
         "",
-        "regime   share   lasts" + "".join(f"   {name} {words[0]} (s.e.)   {words[1]}" for name in study.columns),
+        "regime   share   lasts"
+        + "".join(f"   {name} {words[0]} (s.e.)   {words[1]}" for name in study.columns),
     ]
     for k in range(len(study.share)):
         cells = "".join(
-            f"   {study.center[k, a]:.4g} ({study.center_error[k, a]:.2g})   {study.deviation[k, a]:.4g}" for a in range(len(study.columns))
+            f"   {study.center[k, a]:.4g} ({study.center_error[k, a]:.2g})   {study.deviation[k, a]:.4g}"
+            for a in range(len(study.columns))
         )
         lines.append(f"{k:>6}   {100 * study.share[k]:4.1f}%   {study.duration[k]:5.1f}{cells}")
     lines.append("")
-    lines += [f"from regime {k}: " + "  ".join(f"to {j}: {p:.4f}" for j, p in enumerate(row)) for k, row in enumerate(study.transition)]
+    lines += [
+        f"from regime {k}: " + "  ".join(f"to {j}: {p:.4f}" for j, p in enumerate(row))
+        for k, row in enumerate(study.transition)
+    ]
     last = ", ".join(f"{k}: {p:.3f}" for k, p in enumerate(study.filtered[-1]))
     lines.append(f"probability of the regimes at the last row: {last}")
     return "\n".join(lines)
@@ -253,8 +277,16 @@ def _paint_series(study: Study, a: int, axes: "Axes") -> None:
     shade(study, axes)
     axes.plot(time, study.y[:, a], color=figures.INK, linewidth=0.9, label=study.columns[a])
     axes.plot(time, study.signal[:, a], color=figures.SERIES[0], linewidth=1.4, label="smoothed")
-    axes.fill_between(later, study.lower[:, a], study.upper[:, a], color=figures.SERIES[0], alpha=0.25, linewidth=0)
-    axes.plot(later, study.forecast[:, a], color=figures.SERIES[0], linestyle="--", label=f"forecast, {100 * study.level:g} %")
+    axes.fill_between(
+        later, study.lower[:, a], study.upper[:, a], color=figures.SERIES[0], alpha=0.25, linewidth=0
+    )
+    axes.plot(
+        later,
+        study.forecast[:, a],
+        color=figures.SERIES[0],
+        linestyle="--",
+        label=f"forecast, {100 * study.level:g} %",
+    )
     label_time(study, axes)
     axes.legend(fontsize=7, loc="best")
 
@@ -267,7 +299,11 @@ def shade(study: Study, axes: "Axes") -> None:
         k = int(likely[a])
         if k:
             axes.axvspan(
-                float(a) - 0.5, float(b) - 0.5, color=figures.SERIES[1 + (k - 1) % 2], alpha=0.10 + 0.06 * ((k - 1) // 2), linewidth=0
+                float(a) - 0.5,
+                float(b) - 0.5,
+                color=figures.SERIES[1 + (k - 1) % 2],
+                alpha=0.10 + 0.06 * ((k - 1) // 2),
+                linewidth=0,
             )
 
 
@@ -281,7 +317,13 @@ def label_time(study: Study, axes: "Axes") -> None:
 def _paint_probability(study: Study, axes: "Axes") -> None:
     for k in range(len(study.share)):
         color = figures.INK if k == 0 else figures.SERIES[1 + (k - 1) % 2]
-        axes.plot(study.smoothed[:, k], linewidth=1.2, color=color, label=f"regime {k}", linestyle="-" if k < 3 else ":")
+        axes.plot(
+            study.smoothed[:, k],
+            linewidth=1.2,
+            color=color,
+            label=f"regime {k}",
+            linestyle="-" if k < 3 else ":",
+        )
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel("probability")
     label_time(study, axes)
@@ -290,7 +332,12 @@ def _paint_probability(study: Study, axes: "Axes") -> None:
 
 def build(study: Study) -> Page:
     """The page."""
-    M, words = len(study.share), ("level", "standard deviation") if study.kind == "level" else ("pace (sd of a step)", "observation sd")
+    M, words = (
+        len(study.share),
+        ("level", "standard deviation")
+        if study.kind == "level"
+        else ("pace (sd of a step)", "observation sd"),
+    )
     rows: list[tuple[str | float, ...]] = [
         (f"{k}", float(study.share[k]), float(study.duration[k]), *[float(v) for a in range(len(study.columns)) for v in
          (study.center[k, a], study.center_error[k, a], study.deviation[k, a])])
@@ -316,22 +363,40 @@ def build(study: Study) -> Page:
     ahead: list[tuple[str | float, ...]] = [
         (
             f"+{k + 1}",
-            *[float(v) for a in range(len(study.columns)) for v in (study.forecast[k, a], study.lower[k, a], study.upper[k, a])],
+            *[
+                float(v)
+                for a in range(len(study.columns))
+                for v in (study.forecast[k, a], study.lower[k, a], study.upper[k, a])
+            ],
             *[float(p) for p in study.forecast_probability[k]],
         )
         for k in range(len(study.forecast))
     ]
-    ahead_header = ["step"] + [word for name in study.columns for word in (name, "low", "high")] + [f"P(regime {k})" for k in range(M)]
+    ahead_header = (
+        ["step"]
+        + [word for name in study.columns for word in (name, "low", "high")]
+        + [f"P(regime {k})" for k in range(M)]
+    )
     facts = (
         f"Log-likelihood {number(study.log_likelihood)}, AIC {number(study.aic)}, BIC {number(study.bic)}, "
         f"{study.free_parameters} free parameters, "
         f"{study.observations} observed values. The fit {study.status}."
     )
-    chain: list[tuple[str | float, ...]] = [(f"from {k}", *[float(p) for p in row]) for k, row in enumerate(study.transition)]
+    chain: list[tuple[str | float, ...]] = [
+        (f"from {k}", *[float(p) for p in row]) for k, row in enumerate(study.transition)
+    ]
     sections = [
-        Section("Regimes", ("The model:",), [Formula(FORMULAS[study.kind]), Table("Regimes, numbered from the lowest up", header, rows)]),
+        Section(
+            "Regimes",
+            ("The model:",),
+            [Formula(FORMULAS[study.kind]), Table("Regimes, numbered from the lowest up", header, rows)],
+        ),
         Section("The series", (facts,), [*pictures, probability]),
-        Section("The chain", (), [Table("Probability of the next regime", ["", *[f"to {k}" for k in range(M)]], chain)]),
+        Section(
+            "The chain",
+            (),
+            [Table("Probability of the next regime", ["", *[f"to {k}" for k in range(M)]], chain)],
+        ),
         Section("Forecast", (), [Table("What comes next", ahead_header, ahead)]),
     ]
     lead = f"{', '.join(study.columns)}: {len(study.y)} rows, {M} regimes found by the {study.kind} model."
@@ -341,12 +406,26 @@ def build(study: Study) -> Page:
 def table(study: Study) -> str:
     """Probabilities as CSV text: one row per row of the data."""
     M = len(study.share)
-    header = ["row", *[f"filtered_{k}" for k in range(M)], *[f"smoothed_{k}" for k in range(M)], "most_likely"]
+    header = [
+        "row",
+        *[f"filtered_{k}" for k in range(M)],
+        *[f"smoothed_{k}" for k in range(M)],
+        "most_likely",
+    ]
     lines = [",".join([*header, *[f"signal_{k}" for k in range(len(study.columns))]])]
     for t, label in enumerate(study.labels):
         quoted = '"' + label.replace('"', '""') + '"' if any(c in label for c in ',"\n') else label
         numbers = [*study.filtered[t], *study.smoothed[t]]
-        lines.append(",".join([quoted, *[f"{v:.10g}" for v in numbers], str(int(study.path[t])), *[f"{v:.10g}" for v in study.signal[t]]]))
+        lines.append(
+            ",".join(
+                [
+                    quoted,
+                    *[f"{v:.10g}" for v in numbers],
+                    str(int(study.path[t])),
+                    *[f"{v:.10g}" for v in study.signal[t]],
+                ]
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

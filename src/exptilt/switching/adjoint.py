@@ -258,8 +258,14 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
             kQ = t if p.process_noise.shape[0] > 1 else 0
             kH = t if p.observation.shape[0] > 1 else 0
             kR = t if p.observation_noise.shape[0] > 1 else 0
-            kc, bc = t if p.dynamics_offset.shape[1] > 1 else 0, series if p.dynamics_offset.shape[0] > 1 else 0
-            kd, bd = t if p.observation_offset.shape[1] > 1 else 0, series if p.observation_offset.shape[0] > 1 else 0
+            kc, bc = (
+                t if p.dynamics_offset.shape[1] > 1 else 0,
+                series if p.dynamics_offset.shape[0] > 1 else 0,
+            )
+            kd, bd = (
+                t if p.observation_offset.shape[1] > 1 else 0,
+                series if p.observation_offset.shape[0] > 1 else 0,
+            )
             for i in range(new_bar, ahead_bar):
                 w[i] = 0.0
             excess = terms_bar[row]
@@ -268,10 +274,23 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
             for j in range(M):
                 mu_j = np.exp(out.log_mode[row, j])
                 pairs = M if method == 2 and not begun else 1
-                if pairs == M:  # all M updates into mode j first: their collapse gives the derivatives of the weights
+                if (
+                    pairs == M
+                ):  # all M updates into mode j first: their collapse gives the derivatives of the weights
                     for step in range(M):
                         prior_of(M, n, w, p, maps, at.zero, state, cov, step, j, source, source_cov, scratch)
-                        predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
+                        predict_some(
+                            n,
+                            w,
+                            at.W + j * nn,
+                            at.c + j * n,
+                            at.Q + j * nn,
+                            source,
+                            source_cov,
+                            ahead,
+                            ahead_cov,
+                            scratch,
+                        )
                         update_some(
                             n,
                             seen,
@@ -298,7 +317,21 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                     mean_weight_bar = 0.0
                     if not begun:
                         for i in range(M):
-                            prior_of(M, n, w, p, maps, at.zero, state, cov, i, j, read + i * n, read_cov + i * nn, scratch)
+                            prior_of(
+                                M,
+                                n,
+                                w,
+                                p,
+                                maps,
+                                at.zero,
+                                state,
+                                cov,
+                                i,
+                                j,
+                                read + i * n,
+                                read_cov + i * nn,
+                                scratch,
+                            )
                             w[score_bar + i] = out.mixing[row, i * M + j]
                         collapse_some(n, M, w, score_bar, 1, read, n, read_cov, nn, source, source_cov)
                 for step in range(pairs):
@@ -308,7 +341,18 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                         copy(n, w, state + j * n, w, ahead)
                         copy(nn, w, cov + j * nn, w, ahead_cov)
                     else:
-                        predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
+                        predict_some(
+                            n,
+                            w,
+                            at.W + j * nn,
+                            at.c + j * n,
+                            at.Q + j * nn,
+                            source,
+                            source_cov,
+                            ahead,
+                            ahead_cov,
+                            scratch,
+                        )
                     H = at.H_seen + j * seen * n if seen < m else at.H + j * m * n
                     update_some(
                         n,
@@ -329,7 +373,18 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                     if pairs == M:
                         weight = out.mixing[row, step * M + j]
                         copy(n, out.mode_mean[row], j * n, w, total)
-                        collapse_adjoint(n, w, weight, after, after_cov, total, state_bar + j * n, cov_bar + j * nn, part_bar, part_cov_bar)
+                        collapse_adjoint(
+                            n,
+                            w,
+                            weight,
+                            after,
+                            after_cov,
+                            total,
+                            state_bar + j * n,
+                            cov_bar + j * nn,
+                            part_bar,
+                            part_cov_bar,
+                        )
                         s = weight * (w[log_bar + j] + w[weight_bar + step] - mean_weight_bar + mu_j * excess)
                         w[new_log_bar + step] += s
                         if p.transition[kT, step * M + j] > 0.0:
@@ -364,7 +419,23 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                     predict_adjoint(n, w, at.W + j * nn, source, source_cov, ahead_bar, ahead_cov_bar, g.dynamics[kW], j * nn,
                                     source_bar, source_cov_bar, scratch)  # fmt: skip
                     if pairs == M:
-                        prior_adjoint(M, n, w, p, maps, state, cov, step, j, source_bar, source_cov_bar, new_bar, new_cov_bar, g, scratch)
+                        prior_adjoint(
+                            M,
+                            n,
+                            w,
+                            p,
+                            maps,
+                            state,
+                            cov,
+                            step,
+                            j,
+                            source_bar,
+                            source_cov_bar,
+                            new_bar,
+                            new_cov_bar,
+                            g,
+                            scratch,
+                        )
                         continue
                     mean_weight_bar = 0.0
                     for i in range(M):
@@ -372,10 +443,35 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                             w[k] = 0.0
                         weight = out.mixing[row, i * M + j]
                         w[weight_bar + i] = collapse_adjoint(
-                            n, w, weight, read + i * n, read_cov + i * nn, source, source_bar, source_cov_bar, part_bar, part_cov_bar
+                            n,
+                            w,
+                            weight,
+                            read + i * n,
+                            read_cov + i * nn,
+                            source,
+                            source_bar,
+                            source_cov_bar,
+                            part_bar,
+                            part_cov_bar,
                         )
                         mean_weight_bar += weight * w[weight_bar + i]
-                        prior_adjoint(M, n, w, p, maps, state, cov, i, j, part_bar, part_cov_bar, new_bar, new_cov_bar, g, scratch)
+                        prior_adjoint(
+                            M,
+                            n,
+                            w,
+                            p,
+                            maps,
+                            state,
+                            cov,
+                            i,
+                            j,
+                            part_bar,
+                            part_cov_bar,
+                            new_bar,
+                            new_cov_bar,
+                            g,
+                            scratch,
+                        )
                     reach = 0.0
                     for i in range(M):
                         reach += np.exp(w[log_mode + i]) * p.transition[kT, i * M + j]
@@ -383,7 +479,11 @@ def backward(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, met
                         weight = out.mixing[row, i * M + j]
                         if method == 1:
                             w[new_log_bar + i] += weight * w[weight_bar + i]
-                            weight = np.exp(w[log_mode + i]) * p.transition[kT, i * M + j] / reach if reach > 0.0 else 0.0
+                            weight = (
+                                np.exp(w[log_mode + i]) * p.transition[kT, i * M + j] / reach
+                                if reach > 0.0
+                                else 0.0
+                            )
                             q = weight * s
                         else:
                             q = weight * (s + w[weight_bar + i] - mean_weight_bar)
@@ -405,7 +505,18 @@ def prior_of(M: int, n: int, w: Buffer, p: Parameters, maps: int, zero: int, sta
     """The state of mode i as mode j reads it: itself, or through the map between them."""
     if p.maps.size > 0:
         ij = (i * M + j) * n * n
-        predict_some(n, w, maps + ij, zero, maps + p.maps.size + ij, state + i * n, cov + i * n * n, mean, mean_cov, scratch)
+        predict_some(
+            n,
+            w,
+            maps + ij,
+            zero,
+            maps + p.maps.size + ij,
+            state + i * n,
+            cov + i * n * n,
+            mean,
+            mean_cov,
+            scratch,
+        )
     else:
         copy(n, w, state + i * n, w, mean)
         copy(n * n, w, cov + i * n * n, w, mean_cov)

@@ -161,11 +161,24 @@ def smooth_back(p: Parameters, starts: Buffer, begin: int, end: int, out: Stored
                     if p.maps.size > 0:
                         jk = (j * M + k) * nn
                         multiply(n, w, W, maps + jk, F, 0)
-                        predict_some(n, w, W, at.zero, at.Q + k * nn, at.zero, maps + p.maps.size + jk, scratch, noise, extra)
+                        predict_some(
+                            n,
+                            w,
+                            W,
+                            at.zero,
+                            at.Q + k * nn,
+                            at.zero,
+                            maps + p.maps.size + jk,
+                            scratch,
+                            noise,
+                            extra,
+                        )
                     else:
                         copy(nn, w, W, w, F)
                         copy(nn, w, at.Q + k * nn, w, noise)
-                    predict_some(n, w, F, at.c + k * n, noise, state + j * n, cov + j * nn, ahead, ahead_cov, scratch)
+                    predict_some(
+                        n, w, F, at.c + k * n, noise, state + j * n, cov + j * nn, ahead, ahead_cov, scratch
+                    )
                     multiply(n, w, cov + j * nn, F, J, 1)
                     solve_singular(n, w, ahead_cov, J, scratch)
                     for i in range(n):
@@ -186,9 +199,13 @@ def smooth_back(p: Parameters, starts: Buffer, begin: int, end: int, out: Stored
                     for i in range(n):
                         xi, hi = w[part + k * n + i], w[hat + k * n + i]
                         for l in range(n):
-                            s.zz[k, i, l] += weight_jk * (w[part_cov + k * nn + i * n + l] + xi * w[part + k * n + l])
+                            s.zz[k, i, l] += weight_jk * (
+                                w[part_cov + k * nn + i * n + l] + xi * w[part + k * n + l]
+                            )
                             s.xz[k, i, l] += weight_jk * (w[extra + i * n + l] + hi * w[part + k * n + l])
-                            s.xx[k, i, l] += weight_jk * (w[hat_cov + k * nn + i * n + l] + hi * w[hat + k * n + l])
+                            s.xx[k, i, l] += weight_jk * (
+                                w[hat_cov + k * nn + i * n + l] + hi * w[hat + k * n + l]
+                            )
                         for l in range(q):
                             s.zz[k, i, n + l] += weight_jk * xi * regressors[row, l]
                             s.zz[k, n + l, i] += weight_jk * xi * regressors[row, l]

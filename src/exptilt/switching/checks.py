@@ -23,7 +23,11 @@ def convert(name: str, value: Any, tensors: bool) -> Array:
         return None
     try:
         if tensors:
-            tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
+            tensor = (
+                value
+                if isinstance(value, torch.Tensor)
+                else torch.as_tensor(np.asarray(value, dtype=np.float64))
+            )
             return tensor if tensor.is_floating_point() else tensor.double()
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -39,7 +43,11 @@ def with_modes(name: str, value: Array, core: tuple[int, ...], modes: int, words
     rank = len(core)
     shape = tuple(value.shape)
     if len(shape) == rank:
-        value = value[None].expand(modes, *shape) if isinstance(value, torch.Tensor) else np.broadcast_to(value, (modes, *shape)).copy()
+        value = (
+            value[None].expand(modes, *shape)
+            if isinstance(value, torch.Tensor)
+            else np.broadcast_to(value, (modes, *shape)).copy()
+        )
     elif len(shape) not in (rank + 1, rank + 2):
         raise ArgumentError(f"SwitchingLinearGaussian: {name} has shape {shape}. Pass {words}.")
     if tuple(value.shape[-rank - 1 :]) != (modes, *core):
@@ -52,7 +60,9 @@ def with_modes(name: str, value: Array, core: tuple[int, ...], modes: int, words
 
 def precision(value: Array) -> float:
     """The rounding error of what was given: a float32 covariance is symmetric only to seven digits."""
-    return torch.finfo(value.dtype).eps if isinstance(value, torch.Tensor) else float(np.finfo(np.float64).eps)
+    return (
+        torch.finfo(value.dtype).eps if isinstance(value, torch.Tensor) else float(np.finfo(np.float64).eps)
+    )
 
 
 def finite(name: str, value: Array) -> None:
@@ -60,7 +70,9 @@ def finite(name: str, value: Array) -> None:
     bad = ~np.isfinite(plain(value))
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ArgumentError(f"SwitchingLinearGaussian: {name} holds {plain(value)[where]} at {where}. Pass finite numbers.")
+        raise ArgumentError(
+            f"SwitchingLinearGaussian: {name} holds {plain(value)[where]} at {where}. Pass finite numbers."
+        )
 
 
 def stochastic(name: str, value: Array) -> None:
@@ -108,7 +120,11 @@ def covariance(name: str, value: Array) -> None:
 
 def time_axis(values: dict[str, tuple[Array, int]]) -> int | None:
     """The common number of steps of those parameters that vary in time (given as value and rank without time), None if none does."""
-    steps = {name: int(value.shape[0]) for name, (value, rank) in values.items() if value is not None and value.ndim == rank + 1}
+    steps = {
+        name: int(value.shape[0])
+        for name, (value, rank) in values.items()
+        if value is not None and value.ndim == rank + 1
+    }
     if len(set(steps.values())) > 1:
         raise ArgumentError(
             f"SwitchingLinearGaussian: parameters that vary in time disagree on the number of steps: {steps}. Give all the same T."

@@ -27,16 +27,16 @@ class FitStatus(enum.Enum):
 
     CONVERGED = "converged: the log-likelihood rose by less than the tolerance"
     MAX_STEPS = "stopped at max_steps; the log-likelihood was still rising"
-    DECREASED = (
-        "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step approximate); the best step is returned"
-    )
+    DECREASED = "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step approximate); the best step is returned"
     STALLED = "stopped: the line search found no better point, though the gradient is not zero"
 
 
 def checked_data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
     """The data of a fit, cut from any graph; nothing observed, a constant component or too large a `skip` is refused."""
     data = read(y, model.outputs, what="fit")
-    data = Data(data.tensor.detach(), data.starts, data.layout, data.kind, data.dtype, data.index, data.columns)
+    data = Data(
+        data.tensor.detach(), data.starts, data.layout, data.kind, data.dtype, data.index, data.columns
+    )
     rows = data.rows
     if np.isnan(rows).all():
         raise ArgumentError("fit: every value is missing. Pass data with something observed.")
@@ -48,11 +48,15 @@ def checked_data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
                 f"pass a series that varies."
             )
     if not 0 <= skip < data.lengths.min():
-        raise ArgumentError(f"fit: skip is {skip}, the shortest series has {data.lengths.min()} steps. Pass fewer.")
+        raise ArgumentError(
+            f"fit: skip is {skip}, the shortest series has {data.lengths.min()} steps. Pass fewer."
+        )
     return data
 
 
-def likelihood(model: SwitchingLinearGaussian, data: Data, inputs: Any, method: str, skip: int) -> torch.Tensor:
+def likelihood(
+    model: SwitchingLinearGaussian, data: Data, inputs: Any, method: str, skip: int
+) -> torch.Tensor:
     """Σ of the log-likelihood terms, without the first `skip` of each series."""
     series = [data.tensor[a:b] for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)]
     post = filter_series(model, series, method=method, inputs=inputs)
@@ -62,7 +66,9 @@ def likelihood(model: SwitchingLinearGaussian, data: Data, inputs: Any, method: 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
-def objective(build: Callable[[torch.Tensor], SwitchingLinearGaussian], data: Data, inputs: Any, method: str, skip: int) -> Objective:
+def objective(
+    build: Callable[[torch.Tensor], SwitchingLinearGaussian], data: Data, inputs: Any, method: str, skip: int
+) -> Objective:
     """Minus the log-likelihood and its gradient as functions of the unconstrained numbers; +inf where the model they stand for is
     impossible.
     """
@@ -85,7 +91,9 @@ def climb(
     """L-BFGS from `start`; returns the best point, why it stopped, and the trace of log-likelihoods."""
     best_value, _ = evaluate(start)
     if not np.isfinite(best_value):
-        raise ArgumentError("fit: the filter cannot run at the start (an innovation covariance is singular). Start from larger noises.")
+        raise ArgumentError(
+            "fit: the filter cannot run at the start (an innovation covariance is singular). Start from larger noises."
+        )
     trace = [-best_value]
     bar = iter(track(range(max_steps), "maximum likelihood", show=progress))
 
@@ -219,7 +227,11 @@ def fit_parameters(
         noise = torch.randn(len(origin), dtype=torch.float64, generator=generator).numpy() if attempt else 0.0
         try:
             point, status, trace = climb(
-                evaluate, origin + spread * noise * np.maximum(np.abs(origin), 1.0), max_steps, tolerance, progress
+                evaluate,
+                origin + spread * noise * np.maximum(np.abs(origin), 1.0),
+                max_steps,
+                tolerance,
+                progress,
             )
         except ArgumentError:
             if attempt == 0:
@@ -231,4 +243,6 @@ def fit_parameters(
     errors = np.full(len(point), np.nan) if inverse is None else np.sqrt(inverse.diagonal())
     with torch.no_grad():
         model = build(torch.from_numpy(point))
-    return ParametricFit(model, point, errors, value, status, len(trace) - 1, np.array(trace), tuple(end[0] for end in ends))
+    return ParametricFit(
+        model, point, errors, value, status, len(trace) - 1, np.array(trace), tuple(end[0] for end in ends)
+    )

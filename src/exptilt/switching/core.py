@@ -70,7 +70,9 @@ def mirror(n: int, w: Buffer, P: int) -> None:
 
 
 @inlined
-def predict(n: int, w: Buffer, W: int, c: int, Q: int, m: int, P: int, mean: int, cov: int, scratch: int) -> None:
+def predict(
+    n: int, w: Buffer, W: int, c: int, Q: int, m: int, P: int, mean: int, cov: int, scratch: int
+) -> None:
     """W m + c and W P W' + Q; `scratch` holds n·n numbers."""
     for i in range(n):
         s = w[c + i]
@@ -148,7 +150,20 @@ def gain(n: int, m: int, w: Buffer, H: int, R: int, P: int, S: int, K: int, PH: 
 
 
 @inlined
-def update(n: int, m: int, w: Buffer, y: int, H: int, d: int, R: int, m0: int, P0: int, mean: int, cov: int, scratch: int) -> float:
+def update(
+    n: int,
+    m: int,
+    w: Buffer,
+    y: int,
+    H: int,
+    d: int,
+    R: int,
+    m0: int,
+    P0: int,
+    mean: int,
+    cov: int,
+    scratch: int,
+) -> float:
     """Condition N(m0, P0) on the `m` numbers at `y`; return their log-density (NaN: singular innovation covariance).
 
     `scratch` holds ``update_room(n, m)`` numbers: S (m·m), K and PH (n·m), e (2m: innovation and its whitened form), A and AP (n·n).
@@ -249,13 +264,28 @@ def log_sum(length: int, w: Buffer, at: int, step: int) -> float:
 
 
 @kernel
-def predict_some(n: int, w: Buffer, W: int, c: int, Q: int, m: int, P: int, mean: int, cov: int, scratch: int) -> None:
+def predict_some(
+    n: int, w: Buffer, W: int, c: int, Q: int, m: int, P: int, mean: int, cov: int, scratch: int
+) -> None:
     """`predict` for sizes known only at run time."""
     predict(n, w, W, c, Q, m, P, mean, cov, scratch)
 
 
 @kernel
-def update_some(n: int, m: int, w: Buffer, y: int, H: int, d: int, R: int, m0: int, P0: int, mean: int, cov: int, scratch: int) -> float:
+def update_some(
+    n: int,
+    m: int,
+    w: Buffer,
+    y: int,
+    H: int,
+    d: int,
+    R: int,
+    m0: int,
+    P0: int,
+    mean: int,
+    cov: int,
+    scratch: int,
+) -> float:
     """`update` for a number of observed components known only at run time; nothing observed leaves the Gaussian as it is."""
     if m == 0:
         copy(n, w, m0, w, mean)
@@ -288,7 +318,9 @@ def choose_update(size, n, m, w, y, H, d, R, m0, P0, mean, cov, scratch):  # typ
 @overload(choose_update)
 def _choose_update(size, n, m, w, y, H, d, R, m0, P0, mean, cov, scratch):  # type: ignore[no-untyped-def]
     move = update if isinstance(size, types.BaseTuple) else update_some
-    return lambda size, n, m, w, y, H, d, R, m0, P0, mean, cov, scratch: move(n, m, w, y, H, d, R, m0, P0, mean, cov, scratch)
+    return lambda size, n, m, w, y, H, d, R, m0, P0, mean, cov, scratch: move(
+        n, m, w, y, H, d, R, m0, P0, mean, cov, scratch
+    )
 
 
 def choose_collapse(size, n, parts, w, weight, weight_step, means, mean_step, covs, cov_step, mean, cov):  # type: ignore[no-untyped-def]

@@ -27,7 +27,9 @@ from .moments import mixture
 from .running import run_filter
 from .smoothing import run_smoother
 
-Sums = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # count (M,), zz (M, C, C), xz (M, R, C), xx (M, R, R)
+Sums = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]  # count (M,), zz (M, C, C), xz (M, R, C), xx (M, R, R)
 
 
 def em_step(
@@ -47,7 +49,13 @@ def em_step(
         p = parameters(flatten(model, data, inputs, "fit"), int(model.start == "first"))
     M, n = model.modes, model.states
     one = np.ones((len(data.rows), 1))
-    g = np.concatenate([one[:, : 0 if model.dynamics_offset is None else 1], u[:, : 0 if model.dynamics_input is None else u.shape[1]]], 1)
+    g = np.concatenate(
+        [
+            one[:, : 0 if model.dynamics_offset is None else 1],
+            u[:, : 0 if model.dynamics_input is None else u.shape[1]],
+        ],
+        1,
+    )
     out = run_filter(p, data.rows, data.starts, method, True)
     back = run_smoother(p, data.rows, data.starts, out, np.ascontiguousarray(g))
     new: dict[str, np.ndarray] = {}
@@ -56,27 +64,50 @@ def em_step(
         first[data.starts[:-1]] = model.start == "first"
         pairs = back.pairs[~first].sum(0).reshape(M, M)
         total = pairs.sum(1, keepdims=True)
-        new["transition"] = np.where(total > 1e-12, pairs / np.maximum(total, 1e-300), plain(model.transition))
+        new["transition"] = np.where(
+            total > 1e-12, pairs / np.maximum(total, 1e-300), plain(model.transition)
+        )
         new["transition"] /= new["transition"].sum(1, keepdims=True)
-    _initial(new, free, model, back.initial_probability, back.initial_mean.reshape(-1, M, n), back.initial_covariance.reshape(-1, M, n, n))
+    _initial(
+        new,
+        free,
+        model,
+        back.initial_probability,
+        back.initial_mean.reshape(-1, M, n),
+        back.initial_covariance.reshape(-1, M, n, n),
+    )
     names = ("dynamics", "dynamics_offset", "dynamics_input", "process_noise")
     if any(name in free.masks for name in names):
         _regress(new, free, model, (back.total, back.zz, back.xz, back.xx), names)
     names = ("observation", "observation_offset", "observation_input", "observation_noise")
     if any(name in free.masks for name in names):
         g = np.concatenate(
-            [one[:, : 0 if model.observation_offset is None else 1], u[:, : 0 if model.observation_input is None else u.shape[1]]], 1
+            [
+                one[:, : 0 if model.observation_offset is None else 1],
+                u[:, : 0 if model.observation_input is None else u.shape[1]],
+            ],
+            1,
         )
         rows = len(data.rows)
         sums = observation_sums(
-            model, data.rows, back.probability, back.mean.reshape(rows, M, n), back.covariance.reshape(rows, M, n, n), g
+            model,
+            data.rows,
+            back.probability,
+            back.mean.reshape(rows, M, n),
+            back.covariance.reshape(rows, M, n, n),
+            g,
         )
         _regress(new, free, model, sums, names)
     return float(out.log_likelihood.sum()), new
 
 
 def _initial(
-    new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray
+    new: dict[str, np.ndarray],
+    free: Free,
+    model: SwitchingLinearGaussian,
+    weight: np.ndarray,
+    mean: np.ndarray,
+    cov: np.ndarray,
 ) -> None:
     """The initial law: averages over series."""
     if "initial_probability" in free.masks:
@@ -86,9 +117,15 @@ def _initial(
             continue
         share = weight / np.maximum(weight.sum(0), 1e-300)
         if name in free.shared:
-            share = np.broadcast_to((weight / weight.sum())[:, None, :], (len(weight), model.modes, model.modes))
+            share = np.broadcast_to(
+                (weight / weight.sum())[:, None, :], (len(weight), model.modes, model.modes)
+            )
             centers = [
-                mixture(share[:, k].reshape(-1), mean.reshape(-1, mean.shape[-1]), cov.reshape(-1, *cov.shape[-2:]))
+                mixture(
+                    share[:, k].reshape(-1),
+                    mean.reshape(-1, mean.shape[-1]),
+                    cov.reshape(-1, *cov.shape[-2:]),
+                )
                 for k in range(model.modes)
             ]
         else:
@@ -100,7 +137,12 @@ def _initial(
 
 
 def observation_sums(
-    model: SwitchingLinearGaussian, y: np.ndarray, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, g: np.ndarray
+    model: SwitchingLinearGaussian,
+    y: np.ndarray,
+    weight: np.ndarray,
+    mean: np.ndarray,
+    cov: np.ndarray,
+    g: np.ndarray,
 ) -> Sums:
     """Sums for the regression of y on (x, g), missing components filled in by their law given what was seen.
 
@@ -150,7 +192,9 @@ def coefficients(model: SwitchingLinearGaussian, names: tuple[str, ...]) -> np.n
     return np.concatenate([part[..., None] if part.ndim == 2 else part for part in parts], -1)
 
 
-def _regress(new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, sums: Sums, names: tuple[str, ...]) -> None:
+def _regress(
+    new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, sums: Sums, names: tuple[str, ...]
+) -> None:
     """Maximise over the free entries of Θ given the noise, then over the noise given Θ."""
     count, zz, xz, xx = sums
     linear, noise = [name for name in names[:3] if getattr(model, name) is not None], names[3]

@@ -25,8 +25,14 @@ class Paths:
         picked = [value[series if len(value) > 1 else 0] if value.ndim == 3 else value for value in flat[:7]]
         self.values = [value.reshape(len(value), *shape) for value, shape in zip(picked, shapes, strict=True)]
         self.mean, self.cov, self.log_probability = flat[7].reshape(M, n), flat[8].reshape(M, n, n), flat[9]
-        maps = flat[10].reshape(M, M, n, n) if flat[10].numel() else torch.eye(n, dtype=torch.float64).expand(M, M, n, n)
-        spread = flat[11].reshape(M, M, n, n) if flat[11].numel() else torch.zeros(M, M, n, n, dtype=torch.float64)
+        maps = (
+            flat[10].reshape(M, M, n, n)
+            if flat[10].numel()
+            else torch.eye(n, dtype=torch.float64).expand(M, M, n, n)
+        )
+        spread = (
+            flat[11].reshape(M, M, n, n) if flat[11].numel() else torch.zeros(M, M, n, n, dtype=torch.float64)
+        )
         self.maps, self.spread = maps, spread
 
     def at(self, t: int) -> list[torch.Tensor]:
@@ -59,16 +65,26 @@ def walk(p: Paths, y: torch.Tensor, first: int, what: str) -> list[dict[str, tor
         count = len(mean) // M
         step = {"ahead_mean": mean, "ahead_cov": cov}
         if seen.any():
-            Ht, dt, Rt = H[:, seen].repeat(count, 1, 1), d[:, seen].repeat(count, 1), R[:, seen][:, :, seen].repeat(count, 1, 1)
+            Ht, dt, Rt = (
+                H[:, seen].repeat(count, 1, 1),
+                d[:, seen].repeat(count, 1),
+                R[:, seen][:, :, seen].repeat(count, 1, 1),
+            )
             e = y[t, seen] - dt - (Ht @ mean[..., None])[..., 0]
             S = Ht @ cov @ Ht.mT + Rt
             L, bad = torch.linalg.cholesky_ex(S)
             if bad.any():
                 mode = int(torch.nonzero(bad)[0]) % M
-                raise ArgumentError(f"{what}: at step {t} the innovation covariance H P H' + R of mode {mode} is not positive definite.")
+                raise ArgumentError(
+                    f"{what}: at step {t} the innovation covariance H P H' + R of mode {mode} is not positive definite."
+                )
             K = torch.cholesky_solve(Ht @ cov, L).mT
             z = torch.linalg.solve_triangular(L, e[..., None], upper=False)[..., 0]
-            log_weight = log_weight - 0.5 * (int(seen.sum()) * LOG_TWO_PI + (z * z).sum(-1)) - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            log_weight = (
+                log_weight
+                - 0.5 * (int(seen.sum()) * LOG_TWO_PI + (z * z).sum(-1))
+                - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            )
             mean = mean + (K @ e[..., None])[..., 0]
             A = torch.eye(n, dtype=torch.float64) - K @ Ht
             cov = A @ cov @ A.mT + K @ Rt @ K.mT
@@ -77,14 +93,18 @@ def walk(p: Paths, y: torch.Tensor, first: int, what: str) -> list[dict[str, tor
     return steps
 
 
-def merge(mean: torch.Tensor, cov: torch.Tensor, log_weight: torch.Tensor, M: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def merge(
+    mean: torch.Tensor, cov: torch.Tensor, log_weight: torch.Tensor, M: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Moments by last mode: log P(mode), mean and covariance of each; a mode no path can be in gets the moments of all paths."""
     n = mean.shape[-1]
     log_mode = torch.logsumexp(log_weight.reshape(-1, M), 0)
     weight = torch.softmax(log_weight.reshape(-1, M), 0)
     every = torch.softmax(log_weight, 0).reshape(-1, M)
     weight = torch.where(torch.isneginf(log_mode), every / every.sum(0).clamp_min(1e-300), weight)
-    weight = torch.where(torch.isnan(weight) | (torch.isneginf(log_mode) & (every.sum(0) == 0)), 1.0 / len(weight), weight)
+    weight = torch.where(
+        torch.isnan(weight) | (torch.isneginf(log_mode) & (every.sum(0) == 0)), 1.0 / len(weight), weight
+    )
     means, covs = mean.reshape(-1, M, n), cov.reshape(-1, M, n, n)
     out = torch.einsum("pj,pjk->jk", weight, means)
     delta = means - out
@@ -107,9 +127,21 @@ def filter_exact(
                 raise ArgumentError(
                     f"filter: at step {t} of series {series} the observation has zero density in every mode that can be reached."
                 )
-            pairs = torch.logsumexp(step["log_weight"].reshape(-1, M, M), 0) if t or not first else torch.eye(M, dtype=torch.float64).log()
+            pairs = (
+                torch.logsumexp(step["log_weight"].reshape(-1, M, M), 0)
+                if t or not first
+                else torch.eye(M, dtype=torch.float64).log()
+            )
             for column, value in zip(
-                columns, (total - before, log_mode - total, mean, cov, torch.nan_to_num(torch.softmax(pairs, 0), 1 / M)), strict=True
+                columns,
+                (
+                    total - before,
+                    log_mode - total,
+                    mean,
+                    cov,
+                    torch.nan_to_num(torch.softmax(pairs, 0), 1 / M),
+                ),
+                strict=True,
             ):
                 column.append(value)
             before = total

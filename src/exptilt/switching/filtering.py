@@ -126,7 +126,14 @@ class Filtered:
     @cached_property
     def _ahead(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         self._need_all("predicted moments")
-        return predicted(self.parameters, self.data.starts, self._log_mode, self._mode_mean, self._mode_covariance, self.method == "gpb1")
+        return predicted(
+            self.parameters,
+            self.data.starts,
+            self._log_mode,
+            self._mode_mean,
+            self._mode_covariance,
+            self.method == "gpb1",
+        )
 
     @property
     def predicted_mode_probability(self) -> Any:
@@ -212,17 +219,23 @@ def filter_series(
     first = int(model.start == "first")
     M, n, m = model.modes, model.states, model.outputs
     p = parameters(flat, first)
-    graph = torch.is_grad_enabled() and (data.tensor.requires_grad or any(value.requires_grad for value in flat))
+    graph = torch.is_grad_enabled() and (
+        data.tensor.requires_grad or any(value.requires_grad for value in flat)
+    )
     everything = store == "all"
     if method in ("exact", "rbpf") and not everything:
-        raise ArgumentError(f'filter: store="last" is for {list(METHODS)}. Pass store="all" with method={method!r}.')
+        raise ArgumentError(
+            f'filter: store="last" is for {list(METHODS)}. Pass store="all" with method={method!r}.'
+        )
     ess = None
     if method == "exact":
         terms, *rest = filter_exact(flat, first, data.tensor, data.starts, (M, n, m))
         arrays = [plain(value) for value in rest]
     elif method == "rbpf":
         if graph:
-            raise ArgumentError("filter: a particle filter has no derivative. Use 'gpb2', 'imm', 'gpb1' or 'exact', or torch.no_grad().")
+            raise ArgumentError(
+                "filter: a particle filter has no derivative. Use 'gpb2', 'imm', 'gpb1' or 'exact', or torch.no_grad()."
+            )
         if particles < 1:
             raise ArgumentError(f"filter: particles is {particles}. Pass at least 1.")
         stored, ess = run_particles(p, data.rows, data.starts, particles, everything, generator)
@@ -231,7 +244,9 @@ def filter_series(
         terms, *rest = FilterTerms.apply(method, data.starts, first, data.tensor, *flat)
         arrays = [value.numpy() for value in rest]
     elif graph:
-        raise ArgumentError('filter: store="last" keeps nothing to differentiate. Pass store="all", or use torch.no_grad().')
+        raise ArgumentError(
+            'filter: store="last" keeps nothing to differentiate. Pass store="all", or use torch.no_grad().'
+        )
     else:
         stored = run_filter(p, data.rows, data.starts, method, everything)
         terms, arrays = torch.from_numpy(stored.terms), list(stored[2:6])
@@ -243,7 +258,9 @@ def filter_series(
         series = torch.from_numpy(np.repeat(np.arange(data.series), data.lengths))
         total = torch.zeros(data.series, dtype=torch.float64).index_add(0, series, terms)
         if shift:
-            terms = terms.index_add(0, torch.from_numpy(data.starts[:-1]), torch.full((data.series,), shift, dtype=torch.float64))
+            terms = terms.index_add(
+                0, torch.from_numpy(data.starts[:-1]), torch.full((data.series,), shift, dtype=torch.float64)
+            )
     else:  # numpy, not torch: a forked child may not enter torch's thread pool
         values = terms.numpy().copy()
         total = torch.from_numpy(np.add.reduceat(values, data.starts[:-1]))

@@ -223,7 +223,9 @@ def fit_model(
     if isinstance(model.transition, torch.Tensor):
         kept = model.transition.dtype
         values = {f.name: getattr(found, f.name) for f in fields(found)}
-        changed: dict[str, Any] = {k: v if k == "start" or v is None else torch.as_tensor(v, dtype=kept) for k, v in values.items()}
+        changed: dict[str, Any] = {
+            k: v if k == "start" or v is None else torch.as_tensor(v, dtype=kept) for k, v in values.items()
+        }
         result = SwitchingLinearGaussian(**changed)
     rise = trace[-1] - trace[-2] if len(trace) > 1 else 0.0
     return Fit(

@@ -44,7 +44,9 @@ class Forecast:
 
 def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """The `level` quantile of Gaussian mixtures over the axis before the last: weight ``(..., M)``, mean and deviation ``(..., M, m)``."""
-    low = (mean + deviation * ndtri(level)).min(-2)  # the quantile of a mixture lies between those of its parts
+    low = (mean + deviation * ndtri(level)).min(
+        -2
+    )  # the quantile of a mixture lies between those of its parts
     high = (mean + deviation * ndtri(level)).max(-2)
     for _ in range(80):
         middle = (low + high) / 2
@@ -57,7 +59,12 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
 
 
 def forecast(
-    model: SwitchingLinearGaussian, data: Data, law: tuple[np.ndarray, np.ndarray, np.ndarray], steps: int, inputs: Any, level: float
+    model: SwitchingLinearGaussian,
+    data: Data,
+    law: tuple[np.ndarray, np.ndarray, np.ndarray],
+    steps: int,
+    inputs: Any,
+    level: float,
 ) -> Forecast:
     """Carry the filtered law of each series on for `steps` steps.
 
@@ -93,7 +100,10 @@ def forecast(
     maps = (
         None
         if model.maps is None
-        else (plain(model.maps), np.zeros((M, M, n, n)) if model.map_covariance is None else plain(model.map_covariance))
+        else (
+            plain(model.maps),
+            np.zeros((M, M, n, n)) if model.map_covariance is None else plain(model.map_covariance),
+        )
     )
     log_mode, mean, cov = law
     rows: list[list[np.ndarray]] = []
@@ -101,10 +111,16 @@ def forecast(
         c, d = at("dynamics_offset", 2, k, (M, n)), at("observation_offset", 2, k, (M, m))
         if u.shape[-1]:
             c = c + np.einsum(
-                "bjkr,br->bjk", np.broadcast_to(at("dynamics_input", 3, k, (M, n, u.shape[-1])), (len(u), M, n, u.shape[-1])), u[:, k]
+                "bjkr,br->bjk",
+                np.broadcast_to(at("dynamics_input", 3, k, (M, n, u.shape[-1])), (len(u), M, n, u.shape[-1])),
+                u[:, k],
             )
             d = d + np.einsum(
-                "bjkr,br->bjk", np.broadcast_to(at("observation_input", 3, k, (M, m, u.shape[-1])), (len(u), M, m, u.shape[-1])), u[:, k]
+                "bjkr,br->bjk",
+                np.broadcast_to(
+                    at("observation_input", 3, k, (M, m, u.shape[-1])), (len(u), M, m, u.shape[-1])
+                ),
+                u[:, k],
             )
         now = [at("transition", 2, k, ()), at("dynamics", 3, k, ()), c, at("process_noise", 3, k, ())]
         probability, mean, cov = step_ahead(log_mode, mean, cov, now, maps, False)
@@ -113,11 +129,16 @@ def forecast(
         seen = [at("observation", 3, k, ()), d, at("observation_noise", 3, k, ())]
         means, covs, center, spread = observe(probability, mean, cov, seen)
         deviation = np.sqrt(np.maximum(np.diagonal(covs, axis1=-2, axis2=-1), 0.0))
-        edges = [mixture_quantile(q, probability, means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)]
+        edges = [
+            mixture_quantile(q, probability, means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)
+        ]
         rows.append([center, spread, *edges, probability, *mixture(probability, mean, cov)])
     shown = _frame(data, steps)
     names = ("output", None, "output", "output", "mode", "state", None)
-    values = [np.stack(column, 1).reshape(data.series * steps, *column[0].shape[1:]) for column in zip(*rows, strict=True)]
+    values = [
+        np.stack(column, 1).reshape(data.series * steps, *column[0].shape[1:])
+        for column in zip(*rows, strict=True)
+    ]
     parts = [arrange(value, shown, name, last=False) for value, name in zip(values, names, strict=True)]
     mean, covariance, lower, upper, probability, state_mean, state_covariance = parts
     return Forecast(mean, covariance, lower, upper, probability, state_mean, state_covariance, level)
@@ -145,5 +166,9 @@ def _continue(index: Any, steps: int) -> Any:
             return pd.date_range(index[-1], periods=steps + 1, freq=freq)[1:]
     if len(index) > 1 and pd.api.types.is_integer_dtype(index.dtype):
         step = int(index[-1] - index[-2])
-        return pd.RangeIndex(int(index[-1]) + step, int(index[-1]) + step * (steps + 1), step) if step else pd.RangeIndex(1, steps + 1)
+        return (
+            pd.RangeIndex(int(index[-1]) + step, int(index[-1]) + step * (steps + 1), step)
+            if step
+            else pd.RangeIndex(1, steps + 1)
+        )
     return pd.RangeIndex(1, steps + 1)

@@ -50,7 +50,11 @@ class Free:
 
 
 def choose(
-    model: SwitchingLinearGaussian, fixed: Sequence[str] | Mapping[str, Any], shared: Sequence[str], learn_initial: bool, what: str = "fit"
+    model: SwitchingLinearGaussian,
+    fixed: Sequence[str] | Mapping[str, Any],
+    shared: Sequence[str],
+    learn_initial: bool,
+    what: str = "fit",
 ) -> Free:
     """Read `fixed` and `shared`.
 
@@ -61,13 +65,19 @@ def choose(
         learn_initial: whether the initial law is learned at all.
         what: the caller, for messages.
     """
-    held: dict[str, Any] = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+    held: dict[str, Any] = (
+        dict(fixed)
+        if isinstance(fixed, Mapping)
+        else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+    )
     for name in (*held, *shared):
         if name not in RANKS:
             raise ArgumentError(f"{what}: {name!r} is not a parameter. Pass some of {sorted(RANKS)}.")
     for name in shared:
         if name in PROBABILITIES:
-            raise ArgumentError(f"{what}: {name} cannot be shared by modes. Share dynamics, noises, observation, offsets or inputs.")
+            raise ArgumentError(
+                f"{what}: {name} cannot be shared by modes. Share dynamics, noises, observation, offsets or inputs."
+            )
     masks = {}
     for name, rank in RANKS.items():
         value = getattr(model, name)
@@ -85,13 +95,19 @@ def choose(
         if len(shape) == rank + 1:
             raise ArgumentError(f"{what}: {name} varies in time and cannot be learned. Add it to fixed.")
         if name in PROBABILITIES and not mask.all():
-            raise ArgumentError(f"{what}: {name} is learned whole or not at all. A transition that starts at probability 0 stays at 0.")
+            raise ArgumentError(
+                f"{what}: {name} is learned whole or not at all. A transition that starts at probability 0 stays at 0."
+            )
         if name in COVARIANCES:
             if not np.isfinite(plain(value)).all():
-                raise ArgumentError(f"{what}: {name} holds a diffuse state and cannot be learned. Add it to fixed.")
+                raise ArgumentError(
+                    f"{what}: {name} holds a diffuse state and cannot be learned. Add it to fixed."
+                )
             _check_covariance_mask(name, mask, what)
         if name in shared and (mask != mask[:1]).any():
-            raise ArgumentError(f"{what}: {name} is shared, but its mask differs between modes. Pass one mask for all.")
+            raise ArgumentError(
+                f"{what}: {name} is shared, but its mask differs between modes. Pass one mask for all."
+            )
         masks[name] = mask
     if not masks:
         raise ArgumentError(f"{what}: every parameter is fixed. Leave at least one free.")
@@ -180,7 +196,11 @@ def to_parameters(free: Free, model: SwitchingLinearGaussian, theta: torch.Tenso
                 pieces.append(base + pick @ L @ L.T @ pick.T)
             else:
                 where = np.flatnonzero(mask.reshape(-1))
-                pieces.append(base.reshape(-1).index_add(0, torch.from_numpy(where), take(len(where))).reshape(value.shape))
+                pieces.append(
+                    base.reshape(-1)
+                    .index_add(0, torch.from_numpy(where), take(len(where)))
+                    .reshape(value.shape)
+                )
         if name in free.shared:
             pieces = pieces * len(start)
         out[name] = torch.stack(pieces).reshape(start.shape)

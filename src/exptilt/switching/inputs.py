@@ -62,12 +62,16 @@ def _one(value: Any, m: int, what: str) -> torch.Tensor:
         try:
             value = value.to_numpy(dtype=np.float64, na_value=np.nan)
         except (TypeError, ValueError):
-            raise ArgumentError(f"{what}: the table holds entries that are not numbers. Pass numeric columns.") from None
+            raise ArgumentError(
+                f"{what}: the table holds entries that are not numbers. Pass numeric columns."
+            ) from None
     if not isinstance(value, torch.Tensor):
         try:
             value = torch.from_numpy(np.require(value, np.float64, ["C", "W"]))
         except (TypeError, ValueError):
-            raise ArgumentError(f"{what}: the series is not a numeric array. Pass (T, {m}) numbers, NaN where one is missing.") from None
+            raise ArgumentError(
+                f"{what}: the series is not a numeric array. Pass (T, {m}) numbers, NaN where one is missing."
+            ) from None
     tensor = value.to(device="cpu", dtype=torch.float64)
     if tensor.ndim == 1 and m == 1:
         tensor = tensor[:, None]
@@ -84,10 +88,18 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
         model_is_torch: results are tensors even if `y` is not.
         missing: whether NaN may stand for a missing component.
     """
-    layout = "list" if isinstance(y, (list, tuple)) and len(y) > 0 and getattr(y[0], "ndim", 0) > 0 else "single"
+    layout = (
+        "list" if isinstance(y, (list, tuple)) and len(y) > 0 and getattr(y[0], "ndim", 0) > 0 else "single"
+    )
     items = list(y) if layout == "list" else [y]
     lead = items[0]
-    kind = "pandas" if _is_pandas(lead) else "torch" if isinstance(lead, torch.Tensor) or model_is_torch else "numpy"
+    kind = (
+        "pandas"
+        if _is_pandas(lead)
+        else "torch"
+        if isinstance(lead, torch.Tensor) or model_is_torch
+        else "numpy"
+    )
     dtype = lead.dtype if isinstance(lead, torch.Tensor) and lead.is_floating_point() else torch.float64
     index = tuple(item.index for item in items) if kind == "pandas" else None
     columns = tuple(lead.columns) if kind == "pandas" and hasattr(lead, "columns") else None
@@ -102,17 +114,27 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
                 f"{what}: {which} has shape {tuple(tensor.shape)}, expected (T, {m}). Pass (T, m), (B, T, m) or a list of (T, m)."
             )
         if len(tensor) == 0:
-            raise ArgumentError(f"{what}: {which} has no rows. Pass at least one step (NaN where nothing was observed).")
-        numbers = tensor.detach().numpy()  # numpy, not torch: a forked child may not enter torch's thread pool
+            raise ArgumentError(
+                f"{what}: {which} has no rows. Pass at least one step (NaN where nothing was observed)."
+            )
+        numbers = (
+            tensor.detach().numpy()
+        )  # numpy, not torch: a forked child may not enter torch's thread pool
         if np.isinf(numbers).any():
-            raise ArgumentError(f"{what}: {which} holds infinite values. Remove them, or pass NaN where a value is missing.")
+            raise ArgumentError(
+                f"{what}: {which} holds infinite values. Remove them, or pass NaN where a value is missing."
+            )
         if not missing and np.isnan(numbers).any():
             raise ArgumentError(f"{what}: {which} holds NaN. Inputs must be known at every step.")
     if not tensors or not len(tensors[0]):
         raise ArgumentError(f"{what}: the batch has no series. Pass at least one.")
     starts = np.concatenate([[0], np.cumsum([len(t) for t in tensors])]).astype(np.int64)
     graph = any(tensor.requires_grad for tensor in tensors)
-    rows = torch.cat(tensors) if graph else torch.from_numpy(np.concatenate([tensor.detach().numpy() for tensor in tensors]))
+    rows = (
+        torch.cat(tensors)
+        if graph
+        else torch.from_numpy(np.concatenate([tensor.detach().numpy() for tensor in tensors]))
+    )
     return Data(rows.contiguous(), starts, layout, kind, dtype, index, columns)
 
 
@@ -128,7 +150,11 @@ def diffuse(model: SwitchingLinearGaussian, data: Data) -> tuple[SwitchingLinear
     kappa = 1e7 * max(1.0, float(spread) ** 2, float(np.abs(known).max()))
     wide = np.where(np.isposinf(P), kappa, 0.0)
     old = model.initial_covariance
-    new = torch.where(torch.isinf(old), torch.as_tensor(wide, dtype=old.dtype), old) if isinstance(old, torch.Tensor) else known + wide
+    new = (
+        torch.where(torch.isinf(old), torch.as_tensor(wide, dtype=old.dtype), old)
+        if isinstance(old, torch.Tensor)
+        else known + wide
+    )
     return model.replace(initial_covariance=new), 0.5 * float(infinite.sum()) * float(np.log(kappa))
 
 
@@ -142,7 +168,9 @@ def flatten(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
         )
 
     def tensor(value: Array) -> torch.Tensor:
-        return (value if isinstance(value, torch.Tensor) else torch.from_numpy(value)).to(device="cpu", dtype=torch.float64)
+        return (value if isinstance(value, torch.Tensor) else torch.from_numpy(value)).to(
+            device="cpu", dtype=torch.float64
+        )
 
     def timed(value: Array, rank: int) -> torch.Tensor:
         value = tensor(value)
@@ -157,7 +185,9 @@ def flatten(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
         weight = tensor(matrix)
         if weight.ndim == 4:
             if inputs_of.shape[1] > len(weight):
-                raise ArgumentError(f"{what}: input matrices cover {len(weight)} steps, the inputs {inputs_of.shape[1]}.")
+                raise ArgumentError(
+                    f"{what}: input matrices cover {len(weight)} steps, the inputs {inputs_of.shape[1]}."
+                )
             weight = weight[: inputs_of.shape[1]]
             effect = torch.einsum("tjkr,btr->btjk", weight, inputs_of)
         else:
@@ -166,7 +196,9 @@ def flatten(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
 
     empty = torch.zeros(0, dtype=torch.float64)
     maps = empty if model.maps is None else tensor(model.maps).reshape(-1)
-    spread = torch.zeros_like(maps) if model.map_covariance is None else tensor(model.map_covariance).reshape(-1)
+    spread = (
+        torch.zeros_like(maps) if model.map_covariance is None else tensor(model.map_covariance).reshape(-1)
+    )
     return [
         timed(model.transition, 2),
         timed(model.dynamics, 3),
@@ -193,7 +225,9 @@ def _inputs(model: SwitchingLinearGaussian, data: Data, inputs: Any, what: str) 
             )
         return torch.zeros(1, 1, 0, dtype=torch.float64)
     if inputs is None:
-        raise ArgumentError(f"{what}: the model has input matrices but no inputs were given. Pass inputs=(T, {wanted[0].shape[-1]}).")
+        raise ArgumentError(
+            f"{what}: the model has input matrices but no inputs were given. Pass inputs=(T, {wanted[0].shape[-1]})."
+        )
     given = read(inputs, int(wanted[0].shape[-1]), what=f"{what}: inputs", missing=False)
     if given.series == 1 and data.lengths.max() <= given.lengths[0]:
         return given.tensor[None]

@@ -61,7 +61,9 @@ def join_modes(
     }
     for name, values in given.items():
         if len(values) != M:
-            raise ArgumentError(f"join_modes: dynamics has {M} modes, {name} has {len(values)}. Pass one of each a mode.")
+            raise ArgumentError(
+                f"join_modes: dynamics has {M} modes, {name} has {len(values)}. Pass one of each a mode."
+            )
 
     def pad(name: str, value: Any, shape: tuple[int, ...], full: tuple[int, ...], j: Any) -> np.ndarray:
         array = np.asarray(value, dtype=np.float64)
@@ -72,15 +74,33 @@ def join_modes(
         return out
 
     m = int(np.shape(observation[0])[0])
-    W = [pad("dynamics", value, (k, k), (n, n), j) for j, (value, k) in enumerate(zip(dynamics, sizes, strict=True))]
-    Q = [pad("process_noise", value, (k, k), (n, n), j) for j, (value, k) in enumerate(zip(process_noise, sizes, strict=True))]
-    H = [pad("observation", value, (m, k), (m, n), j) for j, (value, k) in enumerate(zip(observation, sizes, strict=True))]
-    mean = [pad("initial_mean", value, (k,), (n,), j) for j, (value, k) in enumerate(zip(initial_mean, sizes, strict=True))]
-    cov = [pad("initial_covariance", value, (k, k), (n, n), j) for j, (value, k) in enumerate(zip(initial_covariance, sizes, strict=True))]
+    W = [
+        pad("dynamics", value, (k, k), (n, n), j)
+        for j, (value, k) in enumerate(zip(dynamics, sizes, strict=True))
+    ]
+    Q = [
+        pad("process_noise", value, (k, k), (n, n), j)
+        for j, (value, k) in enumerate(zip(process_noise, sizes, strict=True))
+    ]
+    H = [
+        pad("observation", value, (m, k), (m, n), j)
+        for j, (value, k) in enumerate(zip(observation, sizes, strict=True))
+    ]
+    mean = [
+        pad("initial_mean", value, (k,), (n,), j)
+        for j, (value, k) in enumerate(zip(initial_mean, sizes, strict=True))
+    ]
+    cov = [
+        pad("initial_covariance", value, (k, k), (n, n), j)
+        for j, (value, k) in enumerate(zip(initial_covariance, sizes, strict=True))
+    ]
     offset = None
     if dynamics_offset is not None:
         offset = np.stack(
-            [pad("dynamics_offset", value, (k,), (n,), j) for j, (value, k) in enumerate(zip(dynamics_offset, sizes, strict=True))]
+            [
+                pad("dynamics_offset", value, (k,), (n,), j)
+                for j, (value, k) in enumerate(zip(dynamics_offset, sizes, strict=True))
+            ]
         )
     tie, spread = np.zeros((M, M, n, n)), np.zeros((M, M, n, n))
     for i in range(M):
@@ -95,7 +115,9 @@ def join_modes(
                     f"{(sizes[j], sizes[i])} matrix."
                 )
             if map_covariance is not None and (i, j) in map_covariance:
-                spread[i, j] = pad("map_covariance", map_covariance[i, j], (sizes[j], sizes[j]), (n, n), (i, j))
+                spread[i, j] = pad(
+                    "map_covariance", map_covariance[i, j], (sizes[j], sizes[j]), (n, n), (i, j)
+                )
     return SwitchingLinearGaussian(
         transition=transition,
         dynamics=np.stack(W),

@@ -36,11 +36,15 @@ from .parameters import Parameters, Place, Stored, load, look, places
 def backward_weights(M: int, w: Buffer, j: int, score: int, total: float, log_mode: int, weight: int) -> None:
     """weight[i, j] = exp(score[i, j] − total), or μ_i where mode j cannot be reached (total = −inf)."""
     for i in range(M):
-        w[weight + i * M + j] = np.exp(w[score + i * M + j] - total) if total > -np.inf else np.exp(w[log_mode + i])
+        w[weight + i * M + j] = (
+            np.exp(w[score + i * M + j] - total) if total > -np.inf else np.exp(w[log_mode + i])
+        )
 
 
 @inlined
-def mixing_weights(M: int, w: Buffer, at: Place, log_mode: int, one: int, score: int, weight: int, prior: int) -> None:
+def mixing_weights(
+    M: int, w: Buffer, at: Place, log_mode: int, one: int, score: int, weight: int, prior: int
+) -> None:
     """prior[j] = log c_j and weight[i, j] = w_{i|j} of the mix-first recursions."""
     for i in range(M):
         for j in range(M):
@@ -71,7 +75,18 @@ def begin_series(M: int, n: int, p: Parameters, w: Buffer, state: int, cov: int,
 
 
 @inlined
-def keep(M: int, n: int, out: Stored, row: int, term: float, w: Buffer, log_mode: int, state: int, cov: int, weight: int) -> None:
+def keep(
+    M: int,
+    n: int,
+    out: Stored,
+    row: int,
+    term: float,
+    w: Buffer,
+    log_mode: int,
+    state: int,
+    cov: int,
+    weight: int,
+) -> None:
     """Write one step's results."""
     out.terms[row] = term
     for j in range(M):
@@ -85,7 +100,17 @@ def keep(M: int, n: int, out: Stored, row: int, term: float, w: Buffer, log_mode
 
 
 @kernel
-def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one: int, everything: int, out: Stored, sizes: tuple) -> None:
+def mix_first(
+    p: Parameters,
+    y: Buffer,
+    starts: Buffer,
+    begin: int,
+    end: int,
+    one: int,
+    everything: int,
+    out: Stored,
+    sizes: tuple,
+) -> None:
     """IMM (``one = 0``) or GPB1 (``one = 1``) over series `begin` to `end` of the rows of `y`, series b in rows starts[b] to
     starts[b+1].
     """
@@ -108,7 +133,9 @@ def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, on
     maps = scratch + update_room(n, m)
     w = np.empty(maps + 2 * p.maps.size)
     index = np.empty(m, np.int64)
-    modes = p.initial_log_probability.shape[0]  # M and n again, known at run time only: the loop over modes is not to be unrolled,
+    modes = p.initial_log_probability.shape[
+        0
+    ]  # M and n again, known at run time only: the loop over modes is not to be unrolled,
     states = p.initial_mean.shape[0] // modes  # and the rarer moves are compiled once for all sizes
     for series in range(begin, end):
         begin_series(M, n, p, w, state, cov, log_mode)
@@ -130,9 +157,34 @@ def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, on
                             ij = (i * M + j) * n * n
                             predict_some(states, w, maps + ij, at.zero, maps + p.maps.size + ij, state + i * n, cov + i * n * n,
                                     read + i * n, read_cov + i * n * n, scratch)  # fmt: skip
-                        collapse_some(states, modes, w, weight + j, M, read, n, read_cov, n * n, mixed + j * n, mixed_cov + j * n * n)
+                        collapse_some(
+                            states,
+                            modes,
+                            w,
+                            weight + j,
+                            M,
+                            read,
+                            n,
+                            read_cov,
+                            n * n,
+                            mixed + j * n,
+                            mixed_cov + j * n * n,
+                        )
                     else:
-                        choose_collapse(sizes[1], n, M, w, weight + j, M, state, n, cov, n * n, mixed + j * n, mixed_cov + j * n * n)
+                        choose_collapse(
+                            sizes[1],
+                            n,
+                            M,
+                            w,
+                            weight + j,
+                            M,
+                            state,
+                            n,
+                            cov,
+                            n * n,
+                            mixed + j * n,
+                            mixed_cov + j * n * n,
+                        )
             for j in range(modes):
                 nj, nnj = j * n, j * n * n
                 if begun:
@@ -140,7 +192,17 @@ def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, on
                     copy(n * n, w, cov + nnj, w, ahead_cov)
                 else:
                     choose_predict(
-                        sizes[1], n, w, at.W + nnj, at.c + nj, at.Q + nnj, mixed + nj, mixed_cov + nnj, ahead, ahead_cov, scratch
+                        sizes[1],
+                        n,
+                        w,
+                        at.W + nnj,
+                        at.c + nj,
+                        at.Q + nnj,
+                        mixed + nj,
+                        mixed_cov + nnj,
+                        ahead,
+                        ahead_cov,
+                        scratch,
                     )
                 if seen == m:
                     score_j = choose_update(sizes[1], n, m, w, at.y, at.H + j * m * n, at.d + j * m, at.R + j * m * m, ahead, ahead_cov,
@@ -179,7 +241,17 @@ def mix_first(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, on
 
 
 @kernel
-def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one: int, everything: int, out: Stored, sizes: tuple) -> None:
+def mix_last(
+    p: Parameters,
+    y: Buffer,
+    starts: Buffer,
+    begin: int,
+    end: int,
+    one: int,
+    everything: int,
+    out: Stored,
+    sizes: tuple,
+) -> None:
     """GPB2 over series `begin` to `end`; arguments as in `mix_first` (`one` is not used)."""
     M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
     at = places(M, n, m)
@@ -199,7 +271,9 @@ def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one
     maps = scratch + update_room(n, m)
     w = np.empty(maps + 2 * p.maps.size)
     index = np.empty(m, np.int64)
-    modes = p.initial_log_probability.shape[0]  # M and n again, known at run time only: the loop over modes is not to be unrolled,
+    modes = p.initial_log_probability.shape[
+        0
+    ]  # M and n again, known at run time only: the loop over modes is not to be unrolled,
     states = p.initial_mean.shape[0] // modes  # and the rarer moves are compiled once for all sizes
     for series in range(begin, end):
         begin_series(M, n, p, w, state, cov, log_mode)
@@ -231,7 +305,19 @@ def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one
                             scratch,
                         )
                         source, source_cov = read, read_cov
-                    choose_predict(sizes[1], n, w, at.W + nnj, at.c + nj, at.Q + nnj, source, source_cov, ahead, ahead_cov, scratch)
+                    choose_predict(
+                        sizes[1],
+                        n,
+                        w,
+                        at.W + nnj,
+                        at.c + nj,
+                        at.Q + nnj,
+                        source,
+                        source_cov,
+                        ahead,
+                        ahead_cov,
+                        scratch,
+                    )
                 if seen == m:
                     score_ij = choose_update(sizes[1], n, m, w, at.y, at.H + j * m * n, at.d + j * m, at.R + j * m * m, ahead, ahead_cov,
                                       after + ij * n, after_cov + ij * n * n, scratch)  # fmt: skip
@@ -267,7 +353,18 @@ def mix_last(p: Parameters, y: Buffer, starts: Buffer, begin: int, end: int, one
                 backward_weights(M, w, j, score, w[total_of + j], log_mode, weight)
             for j in range(M):
                 choose_collapse(
-                    sizes[1], n, M, w, weight + j, M, after + j * n, M * n, after_cov + j * n * n, M * n * n, state + j * n, cov + j * n * n
+                    sizes[1],
+                    n,
+                    M,
+                    w,
+                    weight + j,
+                    M,
+                    after + j * n,
+                    M * n,
+                    after_cov + j * n * n,
+                    M * n * n,
+                    state + j * n,
+                    cov + j * n * n,
                 )
                 w[log_mode + j] = w[total_of + j] - term
             total += term

@@ -72,14 +72,26 @@ class SwitchingLinearGaussian:
             if f.name != "start":
                 object.__setattr__(self, f.name, checks.convert(f.name, getattr(self, f.name), tensors))
         if self.start not in ("before", "first"):
-            raise ArgumentError(f'SwitchingLinearGaussian: start is {self.start!r}. Pass "before" or "first".')
+            raise ArgumentError(
+                f'SwitchingLinearGaussian: start is {self.start!r}. Pass "before" or "first".'
+            )
         if self.transition.ndim not in (2, 3) or self.transition.shape[-1] != self.transition.shape[-2]:
-            raise ArgumentError(f"SwitchingLinearGaussian: transition has shape {tuple(self.transition.shape)}. Pass (M, M) or (T, M, M).")
+            raise ArgumentError(
+                f"SwitchingLinearGaussian: transition has shape {tuple(self.transition.shape)}. Pass (M, M) or (T, M, M)."
+            )
         if self.dynamics.ndim < 2 or self.observation.ndim < 2:
-            raise ArgumentError("SwitchingLinearGaussian: dynamics and observation are matrices. Pass (M, n, n) and (M, m, n).")
-        M, n, m = int(self.transition.shape[-1]), int(self.dynamics.shape[-1]), int(self.observation.shape[-2])
+            raise ArgumentError(
+                "SwitchingLinearGaussian: dynamics and observation are matrices. Pass (M, n, n) and (M, m, n)."
+            )
+        M, n, m = (
+            int(self.transition.shape[-1]),
+            int(self.dynamics.shape[-1]),
+            int(self.observation.shape[-2]),
+        )
         if min(M, n, m) == 0:
-            raise ArgumentError(f"SwitchingLinearGaussian: {M} modes, {n} states, {m} observed components. Pass at least one of each.")
+            raise ArgumentError(
+                f"SwitchingLinearGaussian: {M} modes, {n} states, {m} observed components. Pass at least one of each."
+            )
         r = 0
         for name in ("dynamics_input", "observation_input"):
             if getattr(self, name) is not None:
@@ -96,12 +108,20 @@ class SwitchingLinearGaussian:
             "dynamics_input": (n, r),
             "observation_input": (m, r),
         }
-        letters = {"dynamics": "(M, n, n)", "observation": "(M, m, n)", "observation_noise": "(M, m, m)", "initial_mean": "(M, n)"}
+        letters = {
+            "dynamics": "(M, n, n)",
+            "observation": "(M, m, n)",
+            "observation_noise": "(M, m, m)",
+            "initial_mean": "(M, n)",
+        }
         for name, core in shapes.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            words = letters.get(name, "(M, " + ", ".join(map(str, core)) + ")") + f" with n = {n} states, m = {m} observed components"
+            words = (
+                letters.get(name, "(M, " + ", ".join(map(str, core)) + ")")
+                + f" with n = {n} states, m = {m} observed components"
+            )
             value = checks.with_modes(name, value, core, M, words)
             if name.startswith("initial") and value.ndim != len(core) + 1:
                 raise ArgumentError(
@@ -122,7 +142,10 @@ class SwitchingLinearGaussian:
         self._check_initial_covariance()
         self._check_maps(M, n)
         checks.time_axis(
-            {"transition": (self.transition, 2), **{name: (getattr(self, name), len(core) + 1) for name, core in shapes.items()}}
+            {
+                "transition": (self.transition, 2),
+                **{name: (getattr(self, name), len(core) + 1) for name, core in shapes.items()},
+            }
         )
 
     def _check_initial_covariance(self) -> None:
@@ -147,7 +170,9 @@ class SwitchingLinearGaussian:
             value = getattr(self, name)
             if value is not None:
                 if tuple(value.shape) != (M, M, n, n):
-                    raise ArgumentError(f"SwitchingLinearGaussian: {name} has shape {tuple(value.shape)}. Pass {(M, M, n, n)}.")
+                    raise ArgumentError(
+                        f"SwitchingLinearGaussian: {name} has shape {tuple(value.shape)}. Pass {(M, M, n, n)}."
+                    )
                 checks.finite(name, value)
         if self.map_covariance is not None:
             checks.covariance("map_covariance", self.map_covariance)
@@ -170,7 +195,14 @@ class SwitchingLinearGaussian:
     @property
     def steps(self) -> int | None:
         """T of the parameters that vary in time, None if none does."""
-        ranks = {"transition": 2, "dynamics": 3, "process_noise": 3, "observation": 3, "observation_noise": 3, "dynamics_offset": 2}
+        ranks = {
+            "transition": 2,
+            "dynamics": 3,
+            "process_noise": 3,
+            "observation": 3,
+            "observation_noise": 3,
+            "dynamics_offset": 2,
+        }
         ranks |= {"observation_offset": 2, "dynamics_input": 3, "observation_input": 3}
         return checks.time_axis({name: (getattr(self, name), rank) for name, rank in ranks.items()})
 
@@ -183,7 +215,9 @@ class SwitchingLinearGaussian:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         unknown = set(changes) - set(values)
         if unknown:
-            raise ArgumentError(f"replace: {sorted(unknown)} are not parameters. Pass some of {sorted(values)}.")
+            raise ArgumentError(
+                f"replace: {sorted(unknown)} are not parameters. Pass some of {sorted(values)}."
+            )
         return SwitchingLinearGaussian(**(values | changes))
 
     def filter(
@@ -208,7 +242,9 @@ class SwitchingLinearGaussian:
         """
         from .filtering import filter_series
 
-        return filter_series(self, y, method=method, inputs=inputs, store=store, particles=particles, generator=generator)
+        return filter_series(
+            self, y, method=method, inputs=inputs, store=store, particles=particles, generator=generator
+        )
 
     def smooth(self, y: Any, *, method: str = "gpb2", inputs: Any = None) -> Any:
         """Moments and mode probabilities given the whole series; returns `Smoothed`.
@@ -303,7 +339,13 @@ class SwitchingLinearGaussian:
         return sample(self, steps, inputs=inputs, generator=generator)
 
     def posterior_draws(
-        self, y: Any, draws: int, *, method: str = "gpb2", inputs: Any = None, generator: torch.Generator | None = None
+        self,
+        y: Any,
+        draws: int,
+        *,
+        method: str = "gpb2",
+        inputs: Any = None,
+        generator: torch.Generator | None = None,
     ) -> Any:
         """Draw modes and states given one series; returns `Draws`.
 

@@ -77,7 +77,9 @@ def maps_of(p: Parameters, M: int) -> tuple[np.ndarray, np.ndarray] | None:
     return None if p.maps.size == 0 else (p.maps.reshape(M, M, n, n), p.map_covariance.reshape(M, M, n, n))
 
 
-def predicted(p: Parameters, starts: np.ndarray, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, one: bool) -> Moments:
+def predicted(
+    p: Parameters, starts: np.ndarray, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, one: bool
+) -> Moments:
     """P(mode), mean and covariance by mode of x_t before y_t is seen, for every row."""
     M, n = mean.shape[1:]
     initial = (p.initial_log_probability, p.initial_mean.reshape(M, n), p.initial_covariance.reshape(M, n, n))
@@ -90,7 +92,11 @@ def predicted(p: Parameters, starts: np.ndarray, log_mode: np.ndarray, mean: np.
     now = by_row(p, starts, ("transition", "dynamics", "dynamics_offset", "process_noise"), M)
     reach, ahead, ahead_cov = step_ahead(before[0], before[1], before[2], now, maps_of(p, M), one)
     if p.first:
-        reach[starts[:-1]], ahead[starts[:-1]], ahead_cov[starts[:-1]] = np.exp(initial[0]), initial[1], initial[2]
+        reach[starts[:-1]], ahead[starts[:-1]], ahead_cov[starts[:-1]] = (
+            np.exp(initial[0]),
+            initial[1],
+            initial[2],
+        )
     return reach, ahead, ahead_cov
 
 
@@ -105,7 +111,12 @@ def observe(
 
 
 def innovations(
-    p: Parameters, y: np.ndarray, starts: np.ndarray, probability: np.ndarray, mean: np.ndarray, cov: np.ndarray
+    p: Parameters,
+    y: np.ndarray,
+    starts: np.ndarray,
+    probability: np.ndarray,
+    mean: np.ndarray,
+    cov: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Y minus its predicted mean, and its predicted covariance, for every row."""
     now = by_row(p, starts, ("observation", "observation_offset", "observation_noise"), mean.shape[1])

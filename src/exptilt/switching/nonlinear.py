@@ -44,12 +44,17 @@ def average(weight: torch.Tensor, points: torch.Tensor, angles: Sequence[int]) -
     out = (weight[..., None] * points).sum(-2)
     if angles:
         part = points[..., list(angles)]
-        sine, cosine = (weight[..., None] * torch.sin(part)).sum(-2), (weight[..., None] * torch.cos(part)).sum(-2)
+        sine, cosine = (
+            (weight[..., None] * torch.sin(part)).sum(-2),
+            (weight[..., None] * torch.cos(part)).sum(-2),
+        )
         out[..., list(angles)] = torch.atan2(sine, cosine)
     return out
 
 
-def collapse(weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def collapse(
+    weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Moments of mixtures: weight ``(..., K)``, mean ``(..., K, n)``, cov ``(..., K, n, n)``."""
     out = average(weight, mean, angles)
     delta = wrap(mean - out[..., None, :], angles)
@@ -110,10 +115,21 @@ class SwitchingNonlinear:
     def __post_init__(self) -> None:
         if self.start not in ("before", "first"):
             raise ArgumentError(f'SwitchingNonlinear: start is {self.start!r}. Pass "before" or "first".')
-        names = ("transition", "process_noise", "observation_noise", "initial_mean", "initial_covariance", "initial_probability")
+        names = (
+            "transition",
+            "process_noise",
+            "observation_noise",
+            "initial_mean",
+            "initial_covariance",
+            "initial_probability",
+        )
         for name in names:
             value = getattr(self, name)
-            tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
+            tensor = (
+                value
+                if isinstance(value, torch.Tensor)
+                else torch.as_tensor(np.asarray(value, dtype=np.float64))
+            )
             object.__setattr__(self, name, tensor.double())
             checks.finite(name, getattr(self, name))
         M = int(self.transition.shape[-1])
@@ -125,25 +141,45 @@ class SwitchingNonlinear:
         checks.stochastic("transition", self.transition)
         checks.stochastic("initial_probability", self.initial_probability)
         n, m = int(self.process_noise.shape[-1]), int(self.observation_noise.shape[-1])
-        cores = {"process_noise": (n, n), "observation_noise": (m, m), "initial_mean": (n,), "initial_covariance": (n, n)}
+        cores = {
+            "process_noise": (n, n),
+            "observation_noise": (m, m),
+            "initial_mean": (n,),
+            "initial_covariance": (n, n),
+        }
         for name, core in cores.items():
-            object.__setattr__(self, name, checks.with_modes(name, getattr(self, name), core, M, f"{(M, *core)}"))
+            object.__setattr__(
+                self, name, checks.with_modes(name, getattr(self, name), core, M, f"{(M, *core)}")
+            )
             if name != "initial_mean":
                 checks.covariance(name, getattr(self, name))
         functions = [self.observation] * M if callable(self.observation) else list(self.observation)
-        if len(self.dynamics) != M or len(functions) != M or not all(callable(f) for f in (*self.dynamics, *functions)):
-            raise ArgumentError(f"SwitchingNonlinear: pass {M} functions for dynamics, and one or {M} for observation.")
+        if (
+            len(self.dynamics) != M
+            or len(functions) != M
+            or not all(callable(f) for f in (*self.dynamics, *functions))
+        ):
+            raise ArgumentError(
+                f"SwitchingNonlinear: pass {M} functions for dynamics, and one or {M} for observation."
+            )
         object.__setattr__(self, "observation", functions)
 
     def _through(
-        self, function: Function, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int], unscented: bool
+        self,
+        function: Function,
+        mean: torch.Tensor,
+        cov: torch.Tensor,
+        angles: Sequence[int],
+        unscented: bool,
     ) -> tuple[torch.Tensor, ...]:
         """Mean, covariance and cross-covariance (state by result) of function(x), x ~ N(mean, cov)."""
         n = mean.shape[-1]
         if not unscented:
             G = torch.autograd.functional.jacobian(function, mean)
             return function(mean), G @ cov @ G.T, cov @ G.T
-        kappa = max(3.0 - n, 0.5)  # n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
+        kappa = max(
+            3.0 - n, 0.5
+        )  # n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
         values, vectors = torch.linalg.eigh((cov + cov.T) / 2)
         columns = (vectors * torch.sqrt(values.clamp_min(0.0) * (n + kappa))).T
         points = torch.cat([mean[None], mean + columns, mean - columns])
@@ -166,7 +202,9 @@ class SwitchingNonlinear:
         if not seen.any():
             return mean, cov, torch.zeros((), dtype=torch.float64)
         assert not callable(self.observation)
-        center, spread, cross = self._through(self.observation[j], mean, cov, self.observation_angles, unscented)
+        center, spread, cross = self._through(
+            self.observation[j], mean, cov, self.observation_angles, unscented
+        )
         S = (spread + self.observation_noise[j])[seen][:, seen]
         e = wrap(torch.where(seen, y, center) - center, self.observation_angles)[seen]
         L, bad = torch.linalg.cholesky_ex(S)
@@ -189,7 +227,9 @@ class SwitchingNonlinear:
             linearize: "extended" or "unscented".
         """
         if method not in ("imm", "gpb2", "gpb1"):
-            raise ArgumentError(f'filter: method is {method!r}. With nonlinear modes pass "imm", "gpb2" or "gpb1".')
+            raise ArgumentError(
+                f'filter: method is {method!r}. With nonlinear modes pass "imm", "gpb2" or "gpb1".'
+            )
         if linearize not in ("extended", "unscented"):
             raise ArgumentError(f'filter: linearize is {linearize!r}. Pass "extended" or "unscented".')
         data = read(y, int(self.observation_noise.shape[-1]), what="filter")
@@ -208,28 +248,45 @@ class SwitchingNonlinear:
             begun = t == 0 and self.start == "first"
             score = log_mode[:, None] + torch.log(self.transition)
             if begun:
-                prior, parts = log_mode, [self._step(j, mean[j], cov[j], row, True, unscented) for j in range(M)]
+                prior, parts = (
+                    log_mode,
+                    [self._step(j, mean[j], cov[j], row, True, unscented) for j in range(M)],
+                )
             elif method == "gpb2":
-                pairs = [[self._step(j, mean[i], cov[i], row, False, unscented) for i in range(M)] for j in range(M)]
-                score = score + torch.stack([torch.stack([pairs[j][i][2] for j in range(M)]) for i in range(M)])
+                pairs = [
+                    [self._step(j, mean[i], cov[i], row, False, unscented) for i in range(M)]
+                    for j in range(M)
+                ]
+                score = score + torch.stack(
+                    [torch.stack([pairs[j][i][2] for j in range(M)]) for i in range(M)]
+                )
                 prior = torch.logsumexp(score, 0)
                 weight = self._weights(score, log_mode)
                 moved = [
                     collapse(
-                        weight[:, j], torch.stack([part[0] for part in pairs[j]]), torch.stack([part[1] for part in pairs[j]]), self.angles
+                        weight[:, j],
+                        torch.stack([part[0] for part in pairs[j]]),
+                        torch.stack([part[1] for part in pairs[j]]),
+                        self.angles,
                     )
                     for j in range(M)
                 ]
                 parts = [(m, P, torch.zeros((), dtype=torch.float64)) for m, P in moved]
             else:
                 prior = torch.logsumexp(score, 0)
-                weight = self._weights(score, log_mode) if method == "imm" else torch.exp(log_mode)[:, None].expand(M, M)
+                weight = (
+                    self._weights(score, log_mode)
+                    if method == "imm"
+                    else torch.exp(log_mode)[:, None].expand(M, M)
+                )
                 mixed = [collapse(weight[:, j], mean, cov, self.angles) for j in range(M)]
                 parts = [self._step(j, *mixed[j], row, False, unscented) for j in range(M)]
             log_weight = prior + torch.stack([part[2] for part in parts])
             term = torch.logsumexp(log_weight, 0)
             if not torch.isfinite(term):
-                raise ArgumentError(f"filter: at step {t} the observation has zero density in every mode that can be reached.")
+                raise ArgumentError(
+                    f"filter: at step {t} the observation has zero density in every mode that can be reached."
+                )
             log_mode = log_weight - term
             mean, cov = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
             for column, value in zip(columns, (term, log_mode, mean, cov), strict=True):
@@ -238,7 +295,9 @@ class SwitchingNonlinear:
     @staticmethod
     def _weights(score: torch.Tensor, log_mode: torch.Tensor) -> torch.Tensor:
         """P(mode i before | mode j), columns of scores normalised; a mode that cannot be reached takes the mode probabilities."""
-        return torch.where(torch.isneginf(torch.logsumexp(score, 0)), torch.exp(log_mode)[:, None], torch.softmax(score, 0))
+        return torch.where(
+            torch.isneginf(torch.logsumexp(score, 0)), torch.exp(log_mode)[:, None], torch.softmax(score, 0)
+        )
 
     def _result(self, data: Data, terms: torch.Tensor, log_mode: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, total: torch.Tensor,
                 total_cov: torch.Tensor) -> NonlinearFiltered:  # fmt: skip
@@ -250,5 +309,11 @@ class SwitchingNonlinear:
         if data.kind != "torch":
             likelihood = float(likelihood) if data.layout == "single" else likelihood.numpy()
         return NonlinearFiltered(
-            likelihood, out(terms), out(log_mode.exp(), "mode"), out(total, "state"), out(total_cov), out(mean), out(cov)
+            likelihood,
+            out(terms),
+            out(log_mode.exp(), "mode"),
+            out(total, "state"),
+            out(total_cov),
+            out(mean),
+            out(cov),
         )

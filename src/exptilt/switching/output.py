@@ -18,7 +18,9 @@ def arrange(value: Any, data: Data, names: str | None, *, last: bool) -> Any:
         last: one row per series, with no time axis.
     """
     if data.kind == "torch":
-        value = (value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))).to(data.dtype)
+        value = (
+            value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        ).to(data.dtype)
     elif isinstance(value, torch.Tensor):
         value = value.detach().numpy()
     if last:
@@ -39,6 +41,10 @@ def table(piece: np.ndarray, data: Data, series: int, names: str | None) -> Any:
     if piece.ndim == 1:
         return pd.Series(piece, index=data.index[series])
     if piece.ndim == 2 and names is not None:
-        columns = list(data.columns) if names == "output" and data.columns else [f"{names} {k}" for k in range(piece.shape[1])]
+        columns = (
+            list(data.columns)
+            if names == "output" and data.columns
+            else [f"{names} {k}" for k in range(piece.shape[1])]
+        )
         return pd.DataFrame(piece, index=data.index[series], columns=columns)
     return piece

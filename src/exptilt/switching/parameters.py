@@ -83,7 +83,9 @@ def places(M: int, n: int, m: int) -> Place:
 
 
 @inlined
-def load(M: int, n: int, m: int, p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int) -> None:
+def load(
+    M: int, n: int, m: int, p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int
+) -> None:
     """Copy the parameters of step `t` to their places; those that do not vary only with `again` (the first step of a pass).
 
     The maps, whose number is not known when the kernel is compiled, come last in the buffer, at `maps`.

@@ -70,9 +70,31 @@ def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, cho
                         source, source_cov = state + i * n, cov + i * nn
                         if p.maps.size > 0:
                             ij = (mode[i] * M + j) * nn
-                            predict_some(n, w, maps + ij, at.zero, maps + p.maps.size + ij, source, source_cov, read, read_cov, scratch)
+                            predict_some(
+                                n,
+                                w,
+                                maps + ij,
+                                at.zero,
+                                maps + p.maps.size + ij,
+                                source,
+                                source_cov,
+                                read,
+                                read_cov,
+                                scratch,
+                            )
                             source, source_cov = read, read_cov
-                        predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
+                        predict_some(
+                            n,
+                            w,
+                            at.W + j * nn,
+                            at.c + j * n,
+                            at.Q + j * nn,
+                            source,
+                            source_cov,
+                            ahead,
+                            ahead_cov,
+                            scratch,
+                        )
                     some = seen < m
                     value = update_some(
                         n,
@@ -129,13 +151,19 @@ def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, cho
                 for j in range(M):
                     for i in range(N):
                         alone = log_mode[j] > 0.0
-                        w[mode_weight + i] = (w[weight + i] / log_mode[j] if mode[i] == j else 0.0) if alone else w[weight + i]
-                    collapse_some(n, N, w, mode_weight, 1, state, n, cov, nn, result + j * n, result_cov + j * nn)
+                        w[mode_weight + i] = (
+                            (w[weight + i] / log_mode[j] if mode[i] == j else 0.0) if alone else w[weight + i]
+                        )
+                    collapse_some(
+                        n, N, w, mode_weight, 1, state, n, cov, nn, result + j * n, result_cov + j * nn
+                    )
                     for i in range(M):
                         if begun:
                             out.mixing[target, i * M + j] = 1.0 if i == j else 0.0
                         else:
-                            out.mixing[target, i * M + j] = pair[i * M + j] / log_mode[j] if log_mode[j] > 0.0 else 1.0 / M
+                            out.mixing[target, i * M + j] = (
+                                pair[i * M + j] / log_mode[j] if log_mode[j] > 0.0 else 1.0 / M
+                            )
                     out.log_mode[target, j] = np.log(log_mode[j])
                 out.terms[target] = term if everything == 1 else total
                 for i in range(M * n):
@@ -159,7 +187,12 @@ def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, cho
 
 
 def run_particles(
-    p: Parameters, y: np.ndarray, starts: np.ndarray, particles: int, everything: bool, generator: torch.Generator | None
+    p: Parameters,
+    y: np.ndarray,
+    starts: np.ndarray,
+    particles: int,
+    everything: bool,
+    generator: torch.Generator | None,
 ) -> tuple[Stored, np.ndarray]:
     """Filter all series with `particles` particles; returns what the other filters return, and the effective sample size at each step."""
     M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
@@ -176,8 +209,14 @@ def run_particles(
     )
     uniform = torch.rand(rows, particles + 1, dtype=torch.float64, generator=generator).numpy()
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
-    chosen = torch.multinomial(probability, series * particles, replacement=True, generator=generator).reshape(series, particles).numpy()
+    chosen = (
+        torch.multinomial(probability, series * particles, replacement=True, generator=generator)
+        .reshape(series, particles)
+        .numpy()
+    )
     ess = np.empty(rows)
-    swarm(p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m))
+    swarm(
+        p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m)
+    )
     check_failures(out.failure, M, "rbpf")
     return out, ess

@@ -25,7 +25,9 @@ from .running import check_failures
 
 
 @kernel
-def viterbi(p: Parameters, y: Buffer, starts: Buffer, path: Buffer, failure: Buffer, sizes: tuple[int, int, int]) -> None:
+def viterbi(
+    p: Parameters, y: Buffer, starts: Buffer, path: Buffer, failure: Buffer, sizes: tuple[int, int, int]
+) -> None:
     """Write the best path of every series to `path` (rows,)."""
     M, n, m = sizes
     nn = n * n
@@ -70,10 +72,30 @@ def viterbi(p: Parameters, y: Buffer, starts: Buffer, path: Buffer, failure: Buf
                         if p.maps.size > 0:
                             ij = (i * M + j) * nn
                             predict_some(
-                                n, w, maps + ij, at.zero, maps + p.maps.size + ij, source, source_cov, read_mean, read_cov, scratch
+                                n,
+                                w,
+                                maps + ij,
+                                at.zero,
+                                maps + p.maps.size + ij,
+                                source,
+                                source_cov,
+                                read_mean,
+                                read_cov,
+                                scratch,
                             )
                             source, source_cov = read_mean, read_cov
-                        predict_some(n, w, at.W + j * nn, at.c + j * n, at.Q + j * nn, source, source_cov, ahead, ahead_cov, scratch)
+                        predict_some(
+                            n,
+                            w,
+                            at.W + j * nn,
+                            at.c + j * n,
+                            at.Q + j * nn,
+                            source,
+                            source_cov,
+                            ahead,
+                            ahead_cov,
+                            scratch,
+                        )
                         prior = w[score + i] + w[at.log_transition + i * M + j]
                     value = update_some(
                         n,
@@ -110,7 +132,9 @@ def viterbi(p: Parameters, y: Buffer, starts: Buffer, path: Buffer, failure: Buf
             best = come_from[row, best]
 
 
-def most_likely_path(model: SwitchingLinearGaussian, y: Any, *, method: str = "viterbi", inputs: Any = None) -> Any:
+def most_likely_path(
+    model: SwitchingLinearGaussian, y: Any, *, method: str = "viterbi", inputs: Any = None
+) -> Any:
     """The most likely modes, integers ``(T,)``, ``(B, T)`` or a list.
 
     Args:
@@ -121,7 +145,9 @@ def most_likely_path(model: SwitchingLinearGaussian, y: Any, *, method: str = "v
     """
     if method not in ("viterbi", "exact"):
         raise ArgumentError(f'most_likely_path: method is {method!r}. Pass "viterbi" or "exact".')
-    data = read(y, model.outputs, what="most_likely_path", model_is_torch=isinstance(model.transition, torch.Tensor))
+    data = read(
+        y, model.outputs, what="most_likely_path", model_is_torch=isinstance(model.transition, torch.Tensor)
+    )
     with torch.no_grad():
         wide, _ = diffuse(model, data)
         flat = [value.detach() for value in flatten(wide, data, inputs, "most_likely_path")]
@@ -130,7 +156,9 @@ def most_likely_path(model: SwitchingLinearGaussian, y: Any, *, method: str = "v
     if method == "exact":
         y_all = data.tensor.detach()
         cuts = zip(data.starts[:-1], data.starts[1:], strict=True)
-        path = torch.cat([smooth_exact(flat, first, y_all[a:b], sizes, k)["path"] for k, (a, b) in enumerate(cuts)]).numpy()
+        path = torch.cat(
+            [smooth_exact(flat, first, y_all[a:b], sizes, k)["path"] for k, (a, b) in enumerate(cuts)]
+        ).numpy()
     else:
         path, failure = np.empty(len(data.rows), np.int64), np.full((data.series, 2), -1, dtype=np.int64)
         viterbi(parameters(flat, first), data.rows, data.starts, path, failure, sizes)

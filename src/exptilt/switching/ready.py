@@ -35,7 +35,10 @@ def start_model(y: np.ndarray, kind: str, modes: int) -> SwitchingLinearGaussian
         rank = np.nanmean((y - np.nanmean(y, 0)) / deviation, 1, where=~np.isnan(y)) if m > 1 else y[:, 0]
         order = np.argsort(np.where(np.isnan(rank), np.nanmedian(rank), rank))
         levels = np.stack(
-            [np.nanmean(y[part], 0) if (~np.isnan(y[part])).any(0).all() else np.nanmean(y, 0) for part in np.array_split(order, modes)]
+            [
+                np.nanmean(y[part], 0) if (~np.isnan(y[part])).any(0).all() else np.nanmean(y, 0)
+                for part in np.array_split(order, modes)
+            ]
         )
         spread = np.linspace(0.5, 1.0, modes)[:, None, None] * np.diag(deviation**2)
         return SwitchingLinearGaussian(
@@ -67,7 +70,15 @@ def start_model(y: np.ndarray, kind: str, modes: int) -> SwitchingLinearGaussian
     )
 
 
-def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, seed: int = 0, progress: bool | None = None) -> Fit:
+def fit_ready(
+    y: Any,
+    *,
+    kind: str = "level",
+    modes: int = 2,
+    starts: int = 5,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Fit:
     """Fit one of the ready models.
 
     Args:
@@ -89,13 +100,17 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
             f"fit_ready: the series has shape {values.shape}. Pass (T, m) with at least {3 * modes} rows for {modes} regimes."
         )
     if np.isinf(values).any():
-        raise ArgumentError("fit_ready: the series holds infinite values. Remove them, or pass NaN where a value is missing.")
+        raise ArgumentError(
+            "fit_ready: the series holds infinite values. Remove them, or pass NaN where a value is missing."
+        )
     m = values.shape[1]
     for a in range(m):
         seen = values[~np.isnan(values[:, a]), a]
         if len(seen) < 2 or np.ptp(seen) == 0:
             what = "has fewer than two observed values" if len(seen) < 2 else f"is constant ({seen[0]:g})"
-            raise ArgumentError(f"fit_ready: component {a} {what}. Leave it out, or pass a series that varies.")
+            raise ArgumentError(
+                f"fit_ready: component {a} {what}. Leave it out, or pass a series that varies."
+            )
     base = start_model(values, kind, modes)
     checked_data(base, values, 0)
     off = ~np.eye(m, dtype=bool)
@@ -106,7 +121,9 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
         options = {"method": "mle", "fixed": held, "shared": ("observation_noise",)}
     if modes == 1:
         fixed = options["fixed"]
-        options["fixed"] = (*fixed, "transition") if isinstance(fixed, tuple) else fixed | {"transition": True}
+        options["fixed"] = (
+            (*fixed, "transition") if isinstance(fixed, tuple) else fixed | {"transition": True}
+        )
     rng = np.random.default_rng(seed)
     scale = np.nanvar(values, 0)
     best: Fit | None = None
@@ -117,7 +134,11 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
             found = start.fit(values, **options, standard_errors=False, max_steps=1000, progress=False)
         except ArgumentError:
             continue  # this start ended where a noise vanished
-        noise = plain(found.model.observation_noise if kind == "level" else found.model.process_noise + found.model.observation_noise)
+        noise = plain(
+            found.model.observation_noise
+            if kind == "level"
+            else found.model.process_noise + found.model.observation_noise
+        )
         if (np.linalg.eigvalsh(noise / np.sqrt(scale[:, None] * scale))[:, 0] < 1e-6).any():
             continue
         ends.append(found.log_likelihood)
@@ -132,15 +153,22 @@ def fit_ready(y: Any, *, kind: str = "level", modes: int = 2, starts: int = 5, s
     return replace(best, model=ordered, standard_errors=final.standard_errors, restarts=tuple(ends))
 
 
-def _shaken(base: SwitchingLinearGaussian, kind: str, rng: np.random.Generator, scale: np.ndarray) -> SwitchingLinearGaussian:
+def _shaken(
+    base: SwitchingLinearGaussian, kind: str, rng: np.random.Generator, scale: np.ndarray
+) -> SwitchingLinearGaussian:
     """Another start: levels, noises and persistence changed at random."""
     M = base.modes
     stay = rng.uniform(0.7, 0.98, M)
     transition = np.full((M, M), 1.0) * ((1 - stay) / max(M - 1, 1))[:, None]
     np.fill_diagonal(transition, stay if M > 1 else 1.0)
-    changes: dict[str, Any] = {"transition": transition, "observation_noise": base.observation_noise * rng.uniform(0.3, 1.5, (M, 1, 1))}
+    changes: dict[str, Any] = {
+        "transition": transition,
+        "observation_noise": base.observation_noise * rng.uniform(0.3, 1.5, (M, 1, 1)),
+    }
     if kind == "level":
-        changes["observation_offset"] = base.observation_offset + 0.5 * np.sqrt(scale) * rng.normal(size=base.observation_offset.shape)
+        changes["observation_offset"] = base.observation_offset + 0.5 * np.sqrt(scale) * rng.normal(
+            size=base.observation_offset.shape
+        )
     else:
         changes["observation_noise"] = base.observation_noise * rng.uniform(0.1, 3.0)
         changes["process_noise"] = base.process_noise * np.exp(rng.normal(size=(M, 1, 1)))
@@ -149,9 +177,21 @@ def _shaken(base: SwitchingLinearGaussian, kind: str, rng: np.random.Generator, 
 
 def reorder(model: SwitchingLinearGaussian, kind: str) -> SwitchingLinearGaussian:
     """Number the regimes from low level (or slow pace) upwards."""
-    key = plain(model.observation_offset)[:, 0] if kind == "level" else np.trace(plain(model.process_noise), axis1=1, axis2=2)
+    key = (
+        plain(model.observation_offset)[:, 0]
+        if kind == "level"
+        else np.trace(plain(model.process_noise), axis1=1, axis2=2)
+    )
     order = np.argsort(key, kind="stable")
-    names = ("dynamics", "process_noise", "observation", "observation_noise", "initial_mean", "initial_covariance", "initial_probability")
+    names = (
+        "dynamics",
+        "process_noise",
+        "observation",
+        "observation_noise",
+        "initial_mean",
+        "initial_covariance",
+        "initial_probability",
+    )
     changes = {name: plain(getattr(model, name))[order] for name in names}
     if model.observation_offset is not None:
         changes["observation_offset"] = plain(model.observation_offset)[order]

@@ -20,7 +20,9 @@ from .kernels import mix_first, mix_last
 from .parameters import Parameters, Stored
 
 METHODS = {"imm": 0, "gpb1": 1, "gpb2": 2}
-LONG = 5000  # rows from which a build for exact sizes is worth its compilation, a few seconds once per machine
+LONG = (
+    5000  # rows from which a build for exact sizes is worth its compilation, a few seconds once per machine
+)
 SMALL = (16, 16, 8)  # largest M, n, m of such a build; beyond, unrolled code grows too large
 
 
@@ -83,7 +85,9 @@ class FilterTerms(torch.autograd.Function):
     """Log-likelihood terms of a filter, with derivatives in the data and every parameter; the other outputs carry none."""
 
     @staticmethod
-    def forward(ctx: Any, method: str, starts: np.ndarray, first: int, y: torch.Tensor, *flat: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, method: str, starts: np.ndarray, first: int, y: torch.Tensor, *flat: torch.Tensor
+    ) -> Any:
         """Outputs: terms, then the other fields of `Stored` from `log_mode` to `mixing`."""
         p = parameters(list(flat), first)
         out = run_filter(p, y.detach().numpy(), starts, method, True)
@@ -99,10 +103,18 @@ class FilterTerms(torch.autograd.Function):
         method, starts, p, y, out = ctx.problem
         g = np.ascontiguousarray(terms_bar.numpy())
         total = run_adjoint(p, y, starts, method, out, g)
-        return (None, None, None, torch.from_numpy(total.y), *[torch.from_numpy(value) for value in total[:-1]])
+        return (
+            None,
+            None,
+            None,
+            torch.from_numpy(total.y),
+            *[torch.from_numpy(value) for value in total[:-1]],
+        )
 
 
-def run_adjoint(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, out: Stored, terms_bar: np.ndarray) -> Gradients:
+def run_adjoint(
+    p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, out: Stored, terms_bar: np.ndarray
+) -> Gradients:
     """Derivatives of ``terms_bar · terms``; each thread adds into arrays of its own, which are then summed."""
     M, m = len(p.initial_log_probability), y.shape[1]
     sizes = size_arguments(len(y), M, len(p.initial_mean) // M, m)

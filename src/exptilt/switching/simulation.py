@@ -69,7 +69,13 @@ def _draw(probability: np.ndarray, u: np.ndarray) -> np.ndarray:
     return np.minimum((u[..., None] * total[..., -1:] >= total).sum(-1), probability.shape[-1] - 1)
 
 
-def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, generator: torch.Generator | None = None) -> Sample:
+def sample(
+    model: SwitchingLinearGaussian,
+    steps: int,
+    *,
+    inputs: Any = None,
+    generator: torch.Generator | None = None,
+) -> Sample:
     """Draw modes, states and observations for `steps` steps.
 
     Args:
@@ -88,7 +94,15 @@ def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, ge
     data = read(np.zeros((steps, m)), m, what="sample")
     with torch.no_grad():
         p = parameters(flatten(model, data, inputs, "sample"), int(model.start == "first"))
-    names = ("transition", "dynamics", "dynamics_offset", "process_noise", "observation", "observation_offset", "observation_noise")
+    names = (
+        "transition",
+        "dynamics",
+        "dynamics_offset",
+        "process_noise",
+        "observation",
+        "observation_offset",
+        "observation_noise",
+    )
     transition, W, c, Q, H, d, R = by_row(p, data.starts, names, M)
     Qr, Rr, maps = root(Q), root(R), maps_of(p, M)
     u, ex, ey, em = (
@@ -114,7 +128,9 @@ def sample(model: SwitchingLinearGaussian, steps: int, *, inputs: Any = None, ge
         y[t] = now(H)[mode] @ x + now(d)[mode] + now(Rr)[mode] @ ey[t]
     if isinstance(model.transition, torch.Tensor):
         dtype = model.transition.dtype
-        return Sample(torch.from_numpy(modes), torch.from_numpy(states).to(dtype), torch.from_numpy(y).to(dtype))
+        return Sample(
+            torch.from_numpy(modes), torch.from_numpy(states).to(dtype), torch.from_numpy(y).to(dtype)
+        )
     return Sample(modes, states, y)
 
 

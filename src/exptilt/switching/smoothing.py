@@ -77,7 +77,9 @@ class Smoothed:
         return self._out(self._moments[1])
 
 
-def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, regressors: np.ndarray | None = None) -> Smoothing:
+def run_smoother(
+    p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, regressors: np.ndarray | None = None
+) -> Smoothing:
     """The backward pass over all series, with EM's sums over `regressors` (rows, q)."""
     M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
     n = len(p.initial_mean) // M
@@ -89,7 +91,9 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
     ]  # fmt: skip
 
     def fresh() -> Smoothing:
-        return Smoothing._make([*shared, np.zeros(M), np.zeros((M, size, size)), np.zeros((M, n, size)), np.zeros((M, n, n))])
+        return Smoothing._make(
+            [*shared, np.zeros(M), np.zeros((M, size, size)), np.zeros((M, n, size)), np.zeros((M, n, n))]
+        )
 
     parts: list[Smoothing] = []
     sizes = size_arguments(rows, M, n, m)
@@ -104,7 +108,9 @@ def run_smoother(p: Parameters, y: np.ndarray, starts: np.ndarray, out: Stored, 
     return Smoothing._make([*shared, *[np.sum([part[k] for part in parts], axis=0) for k in range(7, 11)]])
 
 
-def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2", inputs: Any = None) -> Smoothed:
+def smooth_series(
+    model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2", inputs: Any = None
+) -> Smoothed:
     """Smooth one series, a batch, or a list.
 
     Args:
@@ -129,7 +135,10 @@ def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2
                 smooth_exact(flat, first, data.tensor[a:b].detach(), (M, n, m), k)
                 for k, (a, b) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True))
             ]
-            arrays = [torch.cat([piece[name] for piece in pieces]).numpy() for name in ("log_mode", "mean", "cov", "pairs")]
+            arrays = [
+                torch.cat([piece[name] for piece in pieces]).numpy()
+                for name in ("log_mode", "mean", "cov", "pairs")
+            ]
             probability, mean, cov, pairs = np.exp(arrays[0]), *arrays[1:]
         else:
             p = parameters(flat, first)
@@ -141,4 +150,12 @@ def smooth_series(model: SwitchingLinearGaussian, y: Any, *, method: str = "gpb2
     likelihood: Any = torch.from_numpy(total).to(data.dtype) if data.kind == "torch" else total
     if data.layout == "single":
         likelihood = likelihood[0] if data.kind == "torch" else float(likelihood[0])
-    return Smoothed(method, data, likelihood, probability, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n), pairs.reshape(rows, M, M))
+    return Smoothed(
+        method,
+        data,
+        likelihood,
+        probability,
+        mean.reshape(rows, M, n),
+        cov.reshape(rows, M, n, n),
+        pairs.reshape(rows, M, M),
+    )

@@ -72,63 +72,110 @@ def _check_tensors(name: str, tensors: dict[str, Tensor | None]) -> None:
         if x is None:
             continue
         if not isinstance(x, Tensor):
-            raise _fail(name, f"{label} is a {type(x).__name__}. Pass a torch tensor: torch.as_tensor({label}).")
+            raise _fail(
+                name, f"{label} is a {type(x).__name__}. Pass a torch tensor: torch.as_tensor({label})."
+            )
         if label == "mask":
             if x.dtype != torch.bool:
-                hint = "An additive mask goes to bias=." if x.is_floating_point() else "Pass mask.bool(), True where a query may see a key."
+                hint = (
+                    "An additive mask goes to bias=."
+                    if x.is_floating_point()
+                    else "Pass mask.bool(), True where a query may see a key."
+                )
                 raise _fail(name, f"mask has dtype {x.dtype}, not torch.bool. {hint}")
         elif x.dtype not in _DTYPES:
-            raise _fail(name, f"{label} has dtype {x.dtype}. Pass float64, float32, bfloat16 or float16: {label}.float().")
+            raise _fail(
+                name,
+                f"{label} has dtype {x.dtype}. Pass float64, float32, bfloat16 or float16: {label}.float().",
+            )
         query = tensors["query"]
         if query is not None and x.device != query.device:
-            raise _fail(name, f"{label} is on {x.device}, query on {query.device}. Move them together: {label}.to(query.device).")
+            raise _fail(
+                name,
+                f"{label} is on {x.device}, query on {query.device}. Move them together: {label}.to(query.device).",
+            )
 
 
 def _check_main(name: str, query: Tensor, key: Tensor, value: Tensor | None, value_name: str) -> None:
-    pairs: list[tuple[str, Tensor]] = [("query", query), ("key", key)] + ([] if value is None else [(value_name, value)])
+    pairs: list[tuple[str, Tensor]] = [("query", query), ("key", key)] + (
+        [] if value is None else [(value_name, value)]
+    )
     for label, x in pairs:
         if x.dim() < 3:
-            raise _fail(name, f"{label} has shape {tuple(x.shape)}, but {_LAYOUT}. Add the missing axes: {label}.unsqueeze(0).")
+            raise _fail(
+                name,
+                f"{label} has shape {tuple(x.shape)}, but {_LAYOUT}. Add the missing axes: {label}.unsqueeze(0).",
+            )
         if x.dtype != query.dtype:
-            raise _fail(name, f"{label} is {x.dtype}, query is {query.dtype}. Convert one of them: {label}.to(query.dtype).")
+            raise _fail(
+                name,
+                f"{label} is {x.dtype}, query is {query.dtype}. Convert one of them: {label}.to(query.dtype).",
+            )
     if query.shape[-1] == 0:
         raise _fail(name, f"query has shape {tuple(query.shape)}: its last axis is empty. {_LAYOUT}.")
     if query.shape[-1] != key.shape[-1]:
-        raise _fail(name, f"query has dimension {query.shape[-1]}, key has {key.shape[-1]}. Scores need the same last axis in both.")
+        raise _fail(
+            name,
+            f"query has dimension {query.shape[-1]}, key has {key.shape[-1]}. Scores need the same last axis in both.",
+        )
     Hq, Hkv = query.shape[-3], key.shape[-3]
     if Hkv == 0 or Hq == 0 or Hq % Hkv:
-        raise _fail(name, f"query has {Hq} heads, key has {Hkv}. The number of key heads must divide the number of query heads.")
+        raise _fail(
+            name,
+            f"query has {Hq} heads, key has {Hkv}. The number of key heads must divide the number of query heads.",
+        )
     if value is not None:
         if value.shape[-3] != Hkv:
-            raise _fail(name, f"key has {Hkv} heads, {value_name} has {value.shape[-3]}. Pass one {value_name} head for each key head.")
+            raise _fail(
+                name,
+                f"key has {Hkv} heads, {value_name} has {value.shape[-3]}. Pass one {value_name} head for each key head.",
+            )
         if value.shape[-2] != key.shape[-2]:
             text = f"key has {key.shape[-2]} positions, {value_name} has {value.shape[-2]}. "
             raise _fail(name, text + "Both are (..., heads, length, dim); pass the same sequence to both.")
 
 
-def _check_numbers(name: str, scale: float | None, window: int | None, softcap: float | None, backend: str | None) -> None:
+def _check_numbers(
+    name: str, scale: float | None, window: int | None, softcap: float | None, backend: str | None
+) -> None:
     for label, x in (("scale", scale), ("softcap", softcap)):
         if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x)):
-            hint = " To learn a scale, multiply the query by it and pass scale=1.0." if isinstance(x, Tensor) and label == "scale" else ""
+            hint = (
+                " To learn a scale, multiply the query by it and pass scale=1.0."
+                if isinstance(x, Tensor) and label == "scale"
+                else ""
+            )
             raise _fail(name, f"{label} is {x!r}. Pass a finite number or None.{hint}")
     if softcap is not None and softcap <= 0:
-        raise _fail(name, f"softcap is {softcap}, but scores become c·tanh(s/c), which needs c > 0. Pass None for no cap.")
+        raise _fail(
+            name,
+            f"softcap is {softcap}, but scores become c·tanh(s/c), which needs c > 0. Pass None for no cap.",
+        )
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise _fail(
-            name, f"window is {window!r}. Pass how many keys a query sees back from its own place, an integer >= 0, or None for all."
+            name,
+            f"window is {window!r}. Pass how many keys a query sees back from its own place, an integer >= 0, or None for all.",
         )
     if backend is not None and backend not in BACKENDS:
-        raise _fail(name, f"backend is {backend!r}. Pass one of {', '.join(BACKENDS)}, or None to choose by device and dtype.")
+        raise _fail(
+            name,
+            f"backend is {backend!r}. Pass one of {', '.join(BACKENDS)}, or None to choose by device and dtype.",
+        )
 
 
-def _pairs(name: str, label: str, x: Tensor | None, lead: tuple[int, ...], Hq: int, Q: int, K: int) -> Tensor | None:
+def _pairs(
+    name: str, label: str, x: Tensor | None, lead: tuple[int, ...], Hq: int, Q: int, K: int
+) -> Tensor | None:
     """A bias or mask with all batch axes, those of size 1 as they are."""
     if x is None:
         return None
     full = (*lead, Hq, Q, K)
     if x.dim() > len(full) or any(a not in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False)):
         shape = f"(..., heads, queries, keys) = {full}"
-        raise _fail(name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to {shape}. Add axes of size 1.")
+        raise _fail(
+            name,
+            f"{label} has shape {tuple(x.shape)}, which does not broadcast to {shape}. Add axes of size 1.",
+        )
     return x if x.dim() == len(full) else x[(None,) * (len(full) - x.dim())]
 
 
@@ -139,7 +186,9 @@ def _expanded(name: str, label: str, x: Tensor | None, shape: tuple[int, ...], l
     try:
         return x.expand(shape)
     except RuntimeError:
-        raise _fail(name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to {layout} = {shape}.") from None
+        raise _fail(
+            name, f"{label} has shape {tuple(x.shape)}, which does not broadcast to {layout} = {shape}."
+        ) from None
 
 
 def _lead(name: str, query: Tensor, key: Tensor, value: Tensor, value_name: str) -> tuple[int, ...]:
@@ -150,8 +199,13 @@ def _lead(name: str, query: Tensor, key: Tensor, value: Tensor, value_name: str)
     try:
         return tuple(torch.broadcast_shapes(*leads))
     except RuntimeError:
-        shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value)))
-        raise _fail(name, f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.") from None
+        shapes = ", ".join(
+            f"{label} {tuple(x.shape)}" for label, x in (("query", query), ("key", key), (value_name, value))
+        )
+        raise _fail(
+            name,
+            f"batch axes do not match: {shapes}. {_LAYOUT}; the axes before the heads must agree or be 1.",
+        ) from None
 
 
 def _padded(x: Tensor, lead: int) -> Tensor:
@@ -200,7 +254,15 @@ def prepare(
     if casting and autocast:
         dtype = torch.get_autocast_dtype(device)
         query, key, value = (_as_autocast_does(dtype, x) for x in (query, key, value))
-    tensors = {"query": query, "key": key, value_name: value, "bias": bias, "mask": mask, "log_weight": log_weight, "sink": sink}
+    tensors = {
+        "query": query,
+        "key": key,
+        value_name: value,
+        "bias": bias,
+        "mask": mask,
+        "log_weight": log_weight,
+        "sink": sink,
+    }
     _check_tensors(name, tensors)
     _check_main(name, query, key, value, value_name)
     _check_numbers(name, scale, window, softcap, backend)
@@ -208,11 +270,15 @@ def prepare(
     wide = wide_dtype(dtype)
     for label, x in (("bias", bias), ("log_weight", log_weight), ("sink", sink)):
         if x is not None and x.dtype not in (dtype, wide) and not casting:
-            raise _fail(name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype).")
+            raise _fail(
+                name, f"{label} is {x.dtype}, query is {dtype}. Convert one of them: {label}.to(query.dtype)."
+            )
     if value is None:
         value = key[..., :0]
     tracked = torch.compiler.is_compiling() or derivatives_wanted((query, key, value, bias, log_weight, sink))
-    if tracked and dtype != wide:  # here, so that gradients are added up over broadcast axes before they are rounded
+    if (
+        tracked and dtype != wide
+    ):  # here, so that gradients are added up over broadcast axes before they are rounded
         query, key, value = query.to(wide), key.to(wide), value.to(wide)
     lead = _lead(name, query, key, value, value_name)
     (Hq, Q), (Hkv, K) = query.shape[-3:-1], key.shape[-3:-1]
@@ -228,15 +294,29 @@ def prepare(
     )
     chosen = backend or default_backend(query.device, dtype)
     if chosen == "cpu" and device != "cpu":
-        raise _fail(name, f"backend is 'cpu', but query is on {query.device}. Pass backend='tiled' (any device) or None.")
+        raise _fail(
+            name,
+            f"backend is 'cpu', but query is on {query.device}. Pass backend='tiled' (any device) or None.",
+        )
     if chosen == "gpu":
         if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise _fail(name, "backend is 'gpu', but query is on the CPU. Move the tensors to a GPU, or pass backend=None.")
-        inputs = inputs._replace(query=inputs.query.to(wide), key=inputs.key.to(wide), value=inputs.value.to(wide))
+            raise _fail(
+                name,
+                "backend is 'gpu', but query is on the CPU. Move the tensors to a GPU, or pass backend=None.",
+            )
+        inputs = inputs._replace(
+            query=inputs.query.to(wide), key=inputs.key.to(wide), value=inputs.value.to(wide)
+        )
     rule = ScoreRule(
         1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         bool(causal),
         None if window is None or window >= max(Q, K) else window,  # nothing is farther than that
         None if softcap is None else float(softcap),
     )
-    return Call(inputs, Settings(rule, chosen, device == "cpu" if check is None else bool(check)), dtype, casting, tracked)
+    return Call(
+        inputs,
+        Settings(rule, chosen, device == "cpu" if check is None else bool(check)),
+        dtype,
+        casting,
+        tracked,
+    )

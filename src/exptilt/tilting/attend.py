@@ -33,7 +33,9 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     t, settings = call.inputs, call.settings
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
-    if settings.backend == "reference" or (compiling and transform_compiled()):  # the compiler cannot see derivatives inside transforms
+    if settings.backend == "reference" or (
+        compiling and transform_compiled()
+    ):  # the compiler cannot see derivatives inside transforms
         if settings.check and t.sink is not None and not (compiling or in_transform()):
             check_sink(t.sink)
         output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
@@ -53,7 +55,15 @@ def _run(call: Call, key_mass: bool) -> Tilted:
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
             mass = compiled.key_mass(
-                own.query, own.key, own.bias, own.log_weight, own.sink, own.mask, *known, *settings.rule.numbers, settings.backend
+                own.query,
+                own.key,
+                own.bias,
+                own.log_weight,
+                own.sink,
+                own.mask,
+                *known,
+                *settings.rule.numbers,
+                settings.backend,
             )
         else:
             mass = masses.key_mass(own, *known, settings)
@@ -272,7 +282,16 @@ def fisher_vector_product(
         product = _reference_product(call, along)
     elif compiling:
         product = compiled.hessian_product(
-            t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, *settings.rule.numbers, settings.backend, settings.check
+            t.query,
+            t.key,
+            along,
+            t.bias,
+            t.log_weight,
+            t.sink,
+            t.mask,
+            *settings.rule.numbers,
+            settings.backend,
+            settings.check,
         )
     else:
         product = masses.hessian_product(t, along, settings)

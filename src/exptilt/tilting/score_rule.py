@@ -45,7 +45,9 @@ class ScoreRule:
         """The four, in order."""
         return self.scale, self.causal, self.window, self.softcap
 
-    def visible(self, length_q: int, length_k: int, start: int, stop: int, device: torch.device) -> Tensor | None:
+    def visible(
+        self, length_q: int, length_k: int, start: int, stop: int, device: torch.device
+    ) -> Tensor | None:
         """(Q, stop − start) booleans, which of the keys start..stop each query may see by causality and window; None if all of them."""
         if not self.causal and self.window is None:
             return None
@@ -114,7 +116,9 @@ class AtKey:
         axes = best.dim()
 
         def along(axis: int) -> Tensor:
-            return torch.arange(best.shape[axis], device=best.device).reshape([-1 if a == axis else 1 for a in range(axes)])
+            return torch.arange(best.shape[axis], device=best.device).reshape(
+                [-1 if a == axis else 1 for a in range(axes)]
+            )
 
         self.places = [*(along(axis) for axis in range(axes)), best]
         heads = best.shape[-2]
@@ -132,5 +136,8 @@ class AtKey:
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
         """Index of the batch item, the head and the key in a tensor (..., heads or a divisor of them, K, ...)."""
-        lead = [at if size > 1 else torch.zeros_like(at) for at, size in zip(self.places[:-3], shape[:-1], strict=True)]
+        lead = [
+            at if size > 1 else torch.zeros_like(at)
+            for at, size in zip(self.places[:-3], shape[:-1], strict=True)
+        ]
         return (*lead, self.places[-3] // (heads // shape[-1]), best)

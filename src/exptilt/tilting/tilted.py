@@ -70,7 +70,10 @@ def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:
 
 
 pytree.register_pytree_node(
-    Tilted, _flatten, lambda values, names: Tilted(**dict(zip(names, values, strict=True))), serialized_type_name="exptilt.Tilted"
+    Tilted,
+    _flatten,
+    lambda values, names: Tilted(**dict(zip(names, values, strict=True))),
+    serialized_type_name="exptilt.Tilted",
 )
 
 
@@ -106,7 +109,9 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
             "Call attend(..., key_mass=True) over all keys, or leave it out."
         )
     shift, weight, gap = (torch.stack(x) for x in zip(*(_parts(part) for part in parts), strict=True))
-    G_parts, means = (torch.stack([getattr(part, name) for part in parts]) for name in ("log_normalizer", "score_mean"))
+    G_parts, means = (
+        torch.stack([getattr(part, name) for part in parts]) for name in ("log_normalizer", "score_mean")
+    )
     some = weight != 0
     top = torch.where(some, shift, -torch.inf).amax(0)
     top = torch.where(top == -torch.inf, 0.0, top)

@@ -10,7 +10,9 @@ def check_several(experiment: str, **given: Iterable[Any]) -> None:
     """Raise unless each is a tuple or list of settings; a name or a number alone is not."""
     for name, values in given.items():
         if not isinstance(values, tuple | list):
-            raise ArgumentError(f"{experiment}: {name} is {values!r}. Pass a tuple of all that are to be run, such as ({values!r},).")
+            raise ArgumentError(
+                f"{experiment}: {name} is {values!r}. Pass a tuple of all that are to be run, such as ({values!r},)."
+            )
 
 
 def check_whole(experiment: str, least: int, **given: Any) -> None:

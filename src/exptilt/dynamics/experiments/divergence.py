@@ -59,7 +59,14 @@ class DivergenceRate:
 
 
 def divergence_rate(
-    *, count: int = 200, patterns: int = 50, dimension: int = 3, beta: float = 1.0, step: float = 1.0, steps: int = 400, seed: int = 0
+    *,
+    count: int = 200,
+    patterns: int = 50,
+    dimension: int = 3,
+    beta: float = 1.0,
+    step: float = 1.0,
+    steps: int = 400,
+    seed: int = 0,
 ) -> DivergenceRate:
     """Let points run off and measure how fast.
 
@@ -98,5 +105,12 @@ def divergence_rate(
     moving = Flow(None, beta=beta, step=step).run(points, short, measure_every=None, progress=False).states
     size = moving.square().sum(-1).mean(-1).sqrt()
     return DivergenceRate(
-        lengths, slope, step * x[pattern].norm(dim=-1), pattern, distance[pattern], size, float(size[-1] / size[-2]), 1 + step
+        lengths,
+        slope,
+        step * x[pattern].norm(dim=-1),
+        pattern,
+        distance[pattern],
+        size,
+        float(size[-1] / size[-2]),
+        1 + step,
     )

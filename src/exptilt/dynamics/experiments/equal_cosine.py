@@ -111,7 +111,13 @@ def equal_cosine(
     if count < 2:
         raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
     check_several("equal_cosine", dimensions=dimensions)
-    if samples < 2 or substeps < 1 or not 0 < time < np.inf or not 0 <= beta < np.inf or not all(d >= 1 for d in dimensions):
+    if (
+        samples < 2
+        or substeps < 1
+        or not 0 < time < np.inf
+        or not 0 <= beta < np.inf
+        or not all(d >= 1 for d in dimensions)
+    ):
         got = f"beta {beta}, time {time}, samples {samples}, substeps {substeps}, dimensions {dimensions}"
         raise ArgumentError(
             f"equal_cosine: got {got}. Pass beta >= 0 and time > 0, both finite, samples >= 2, substeps >= 1 and dimensions >= 1."
@@ -130,12 +136,21 @@ def equal_cosine(
     generator = torch.Generator().manual_seed(seed)
 
     def followed(start: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> Tensor:
-        return flow.ode(start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False).mean_cosine
+        return flow.ode(
+            start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False
+        ).mean_cosine
 
     runs: list[Callable[[], Tensor]] = [
         lambda: followed(orthogonal, 1e-9, 1e-11),
-        lambda: steps.run(orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False).mean_cosine,
-        *(lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator)) for d in dimensions),
+        lambda: (
+            steps.run(
+                orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False
+            ).mean_cosine
+        ),
+        *(
+            lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator))
+            for d in dimensions
+        ),
     ]
     continuous, stepped, *random = [run() for run in track(runs, "equal cosines", show=progress)]
     stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)

@@ -25,7 +25,9 @@ def _laplace(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _student(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    squares = sum((_normal(shape, generator).square() for _ in range(_DEGREES)), torch.zeros(shape, dtype=torch.float64))
+    squares = sum(
+        (_normal(shape, generator).square() for _ in range(_DEGREES)), torch.zeros(shape, dtype=torch.float64)
+    )
     return _normal(shape, generator) / (squares / _DEGREES).sqrt() / math.sqrt(_DEGREES / (_DEGREES - 2))
 
 

@@ -105,8 +105,20 @@ class Sweep:
             start: the law of the start.
             renormalizer: its name.
         """
-        wanted = {"count": count, "dimension": dimension, "beta": beta, "start": start, "renormalizer": renormalizer}
-        return Sweep(tuple(s for s in self.settings if all(value in (None, getattr(s, name)) for name, value in wanted.items())))
+        wanted = {
+            "count": count,
+            "dimension": dimension,
+            "beta": beta,
+            "start": start,
+            "renormalizer": renormalizer,
+        }
+        return Sweep(
+            tuple(
+                s
+                for s in self.settings
+                if all(value in (None, getattr(s, name)) for name, value in wanted.items())
+            )
+        )
 
     def to_frame(self) -> "DataFrame":
         """A pandas table with one row for each setting and measured step: means and 95% intervals over seeds."""
@@ -118,7 +130,13 @@ class Sweep:
         for s in self.settings:
             intervals = {name: s.interval(name) for name in NUMBERS}
             for place, step in enumerate(s.steps.tolist()):
-                row = {"renormalizer": s.renormalizer, "start": s.start, "count": s.count, "dimension": s.dimension, "beta": s.beta}
+                row = {
+                    "renormalizer": s.renormalizer,
+                    "start": s.start,
+                    "count": s.count,
+                    "dimension": s.dimension,
+                    "beta": s.beta,
+                }
                 row["step"] = step
                 for name, interval in intervals.items():
                     row[name], row[f"{name}_low"], row[f"{name}_high"] = (float(x[place]) for x in interval)
@@ -153,12 +171,16 @@ def equilibrium_sweep(
         progress: as for `Flow.run`.
 
     Example:
-        >>> found = equilibrium_sweep(counts=(60,), dimensions=(2,), starts=("laplace",), seeds=3, steps=150, measure_every=50)
+        >>> found = equilibrium_sweep(
+        ...     counts=(60,), dimensions=(2,), starts=("laplace",), seeds=3, steps=150, measure_every=50
+        ... )
         >>> {s.renormalizer: s.final for s in found.select(renormalizer="whiten").settings}
         {'whiten': {3: 3}}
     """
     name = "equilibrium_sweep"
-    check_several(name, counts=counts, dimensions=dimensions, betas=betas, starts=starts, renormalizers=renormalizers)
+    check_several(
+        name, counts=counts, dimensions=dimensions, betas=betas, starts=starts, renormalizers=renormalizers
+    )
     for count, dimension in itertools.product(counts, dimensions):
         check_whole(name, 1, counts=count, dimensions=dimension, seeds=seeds, measure_every=measure_every)
     check_whole(name, 0, steps=steps)
@@ -170,9 +192,13 @@ def equilibrium_sweep(
     every = list(itertools.product(counts, dimensions, betas, starts, renormalizers))
     for count, dimension, beta, law, kind in track(every, "sweep", show=progress):
         # The same draws for every β and renormaliser, so that these are compared on equal starts.
-        generator = torch.Generator().manual_seed(seed + 1_000_003 * starts.index(law) + 7919 * count + dimension)
+        generator = torch.Generator().manual_seed(
+            seed + 1_000_003 * starts.index(law) + 7919 * count + dimension
+        )
         points = start(law, (seeds, count, dimension), generator)
-        path = Flow(kind, beta=beta).run(points, steps, keep="last", measure_every=measure_every, progress=False)
+        path = Flow(kind, beta=beta).run(
+            points, steps, keep="last", measure_every=measure_every, progress=False
+        )
         settings.append(_setting(count, dimension, beta, law, kind, path))
     return Sweep(tuple(settings))
 

@@ -119,7 +119,9 @@ def theorem_one(
     generator = torch.Generator().manual_seed(seed)
     if covariance is None:
         dimension = 4 if mean is None else mean.shape[-1]
-        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator))[0]
+        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator))[
+            0
+        ]
         covariance = basis @ torch.diag(0.5 * torch.arange(1, dimension + 1, dtype=torch.float64)) @ basis.mT
         covariance = (covariance + covariance.mT) / 2
     if mean is None:
@@ -131,7 +133,11 @@ def theorem_one(
     rows = []
     for name in starts:
         fixed = name == "fixed point"
-        first = goal.sample((count,), generator=generator) if fixed else 2 * start(name, (count, len(mean)), generator) + 1
+        first = (
+            goal.sample((count,), generator=generator)
+            if fixed
+            else 2 * start(name, (count, len(mean)), generator) + 1
+        )
         if fixed:  # a sample has its own mean and covariance: give it those of the law
             first = Whiten(goal.mean_vector, goal.covariance_matrix)(first)
         for kind in renormalizers:
@@ -149,7 +155,9 @@ def _row(name: str, kind: str, flow: Flow, points: Tensor, goal: Gaussian, steps
             drifts.append(float((points - before).norm() / before.norm()))
         covariance = torch.cov(points.mT, correction=0)
         means.append(float((points.mean(0) - goal.mean_vector).norm() / length))
-        covariances.append(float((covariance - goal.covariance_matrix).norm() / goal.covariance_matrix.norm()))
+        covariances.append(
+            float((covariance - goal.covariance_matrix).norm() / goal.covariance_matrix.norm())
+        )
         chances.append(least_p(gaussianity(points)))
     return TheoremOneRow(name, kind, tuple(means), tuple(covariances), tuple(chances), tuple(drifts))
 

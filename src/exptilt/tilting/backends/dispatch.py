@@ -43,7 +43,9 @@ def _triton_fits() -> bool:
 
 @cache
 def _say_once(backend: str, sweep: str) -> None:
-    text = f"the {backend!r} backend has no {sweep} sweep; 'tiled' does it instead (same numbers, plain torch)"
+    text = (
+        f"the {backend!r} backend has no {sweep} sweep; 'tiled' does it instead (same numbers, plain torch)"
+    )
     warnings.warn(text, ExptiltWarning, stacklevel=2)
 
 
@@ -81,7 +83,10 @@ def _explain(t: Inputs) -> None:
     """Raise, and say why a log-normalizer is NaN: looking only now costs nothing where all is well."""
     for name, x in (("query", t.query), ("key", t.key)):
         _complain(name, x, ~torch.isfinite(x), "(batch, head, position, dim)")
-    for name, plane, axes in (("bias", t.bias, "(batch, head, query, key)"), ("log_weight", t.log_weight, "(batch, head, key)")):
+    for name, plane, axes in (
+        ("bias", t.bias, "(batch, head, query, key)"),
+        ("log_weight", t.log_weight, "(batch, head, key)"),
+    ):
         if plane is not None:
             _complain(name, plane, torch.isnan(plane) | (plane == torch.inf), axes)
     sizes = f"query up to {t.query.abs().max().item():.1e}, key up to {t.key.abs().max().item():.1e}"

@@ -31,7 +31,9 @@ def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
     G = torch.logsumexp(s_safe, -1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
     p = torch.softmax(s_safe, -1).masked_fill(dead, 0.0)
     s_finite = s.masked_fill(s == -torch.inf, 0.0)  # times a weight of exactly 0
-    top = torch.where(dead[..., 0], 0.0, s.detach().amax(-1)) if s.shape[-1] else G  # a mean about 0 would lose digits at scores of 1e4
+    top = (
+        torch.where(dead[..., 0], 0.0, s.detach().amax(-1)) if s.shape[-1] else G
+    )  # a mean about 0 would lose digits at scores of 1e4
     gap = (p * (s_finite - top[..., None]).masked_fill(p == 0, 0.0)).sum(-1)
     mean = top + gap
     variance = (p * (s_finite - top[..., None] - gap[..., None]).masked_fill(p == 0, 0.0).square()).sum(-1)

@@ -138,7 +138,9 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
     return output, torch.stack([r, x0, x1, x2])
 
 
-def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+def gradient(
+    t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> Gradients:
     """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs.
 
     output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are enough.
@@ -162,7 +164,14 @@ def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: S
 
 
 def second(
-    t: Inputs, cotangent: Tensor, output: Tensor, output_dot: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    output_dot: Tensor,
+    dots: Dots,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
 ) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
     t = _widened(t)
@@ -176,7 +185,11 @@ def second(
         z, s = tile.push(t, dots, rule, j0, j1)
         y = _against(cotangent, tile.v)
         x = s - pushed
-        g = torch.zeros_like(y) if dots.value is None else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
+        g = (
+            torch.zeros_like(y)
+            if dots.value is None
+            else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
+        )
         if len(tiles) == 1:
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
             met_dot = torch.where(some, p * (x * y + g), 0.0).sum(-1, keepdim=True)
@@ -225,7 +238,12 @@ class _Sums:
             for m, k in for_query:
                 self.query = self.query + _average(m, k)
         if self.needs.key:
-            self.key.append(sum((_gather(m, q, self.heads) for m, q in for_key[1:]), start=_gather(*for_key[0], self.heads)))
+            self.key.append(
+                sum(
+                    (_gather(m, q, self.heads) for m, q in for_key[1:]),
+                    start=_gather(*for_key[0], self.heads),
+                )
+            )
         if self.needs.value:
             self.value.append(_gather(p, cotangent, self.heads))
         if self.needs.columns:
@@ -238,7 +256,13 @@ class _Sums:
         none = q.new_zeros(0)
 
         def joined(pieces: list[Tensor], shape: tuple[int, ...], axis: int, needed: bool) -> Tensor:
-            return none.clone() if not needed else torch.cat(pieces, axis) if pieces else q.new_zeros((*lead, *shape))
+            return (
+                none.clone()
+                if not needed
+                else torch.cat(pieces, axis)
+                if pieces
+                else q.new_zeros((*lead, *shape))
+            )
 
         (heads, K, D), Dv = self.t.key.shape[-3:], self.t.value.shape[-1]
         bias = none.clone()

@@ -103,15 +103,23 @@ def _forward(  # type: ignore[no-untyped-def]
 
         # scores
         if WHOLE:
-            k = tl.load(key_at + d[:, None] * key_steps[3] + j[None, :] * key_steps[2], mask=(d < D)[:, None] & inside[None, :], other=0.0)
+            k = tl.load(
+                key_at + d[:, None] * key_steps[3] + j[None, :] * key_steps[2],
+                mask=(d < D)[:, None] & inside[None, :],
+                other=0.0,
+            )
             s = tl.dot(q, k, input_precision="ieee")
         else:
             s = tl.zeros([TILE_Q, TILE_K], number)
             for d0 in range(0, D, TILE_D):
                 b = d0 + d
-                q = tl.load(query_at + b[None, :] * query_steps[3], mask=real[:, None] & (b < D)[None, :], other=0.0)
+                q = tl.load(
+                    query_at + b[None, :] * query_steps[3], mask=real[:, None] & (b < D)[None, :], other=0.0
+                )
                 k = tl.load(
-                    key_at + b[:, None] * key_steps[3] + j[None, :] * key_steps[2], mask=(b < D)[:, None] & inside[None, :], other=0.0
+                    key_at + b[:, None] * key_steps[3] + j[None, :] * key_steps[2],
+                    mask=(b < D)[:, None] & inside[None, :],
+                    other=0.0,
                 )
                 s = tl.dot(q, k, s, input_precision="ieee")
         s = s * tl.full([1, 1], scale, number)
@@ -119,10 +127,18 @@ def _forward(  # type: ignore[no-untyped-def]
             c = tl.full([1, 1], cap, number)
             s = c * _tanh(s / c)
         if bias is not None:
-            at = bias + n * bias_steps[0] + h * bias_steps[1] + i[:, None] * bias_steps[2] + j[None, :] * bias_steps[3]
+            at = (
+                bias
+                + n * bias_steps[0]
+                + h * bias_steps[1]
+                + i[:, None] * bias_steps[2]
+                + j[None, :] * bias_steps[3]
+            )
             s += tl.load(at, mask=real[:, None] & inside[None, :], other=0.0)
         if log_weight is not None:
-            at = log_weight + n * weight_steps[0] + (h // weight_group) * weight_steps[1] + j * weight_steps[2]
+            at = (
+                log_weight + n * weight_steps[0] + (h // weight_group) * weight_steps[1] + j * weight_steps[2]
+            )
             s += tl.load(at, mask=inside, other=0.0)[None, :]
         seen = real[:, None] & inside[None, :]
         if CAUSAL:
@@ -132,7 +148,13 @@ def _forward(  # type: ignore[no-untyped-def]
             if not CAUSAL:
                 seen = seen & (columns[None, :] - own[:, None] < window)
         if mask is not None:
-            at = mask + n * mask_steps[0] + h * mask_steps[1] + i[:, None] * mask_steps[2] + j[None, :] * mask_steps[3]
+            at = (
+                mask
+                + n * mask_steps[0]
+                + h * mask_steps[1]
+                + i[:, None] * mask_steps[2]
+                + j[None, :] * mask_steps[3]
+            )
             seen = seen & (tl.load(at, mask=seen, other=0) != 0)
         s = tl.where(seen, s, float("-inf"))
 
@@ -159,7 +181,13 @@ def _forward(  # type: ignore[no-untyped-def]
         mean += gap * share
         top = m
         if value is not None:
-            at = value + n * value_steps[0] + (h // group) * value_steps[1] + j[:, None] * value_steps[2] + u[None, :] * value_steps[3]
+            at = (
+                value
+                + n * value_steps[0]
+                + (h // group) * value_steps[1]
+                + j[:, None] * value_steps[2]
+                + u[None, :] * value_steps[3]
+            )
             v = tl.load(at, mask=inside[:, None] & (u < Dv)[None, :], other=0.0)
             o = tl.dot(e, v, o * rebase[:, None], input_precision="ieee")
 
@@ -167,7 +195,9 @@ def _forward(  # type: ignore[no-untyped-def]
     z = tl.where(alive, weight, 1.0)
     at = unit.to(tl.int64) * Q + i
     if value is not None:
-        tl.store(output + at[:, None] * Dv + u[None, :], o / z[:, None], mask=real[:, None] & (u < Dv)[None, :])
+        tl.store(
+            output + at[:, None] * Dv + u[None, :], o / z[:, None], mask=real[:, None] & (u < Dv)[None, :]
+        )
     if part == 0:
         log_z = tl.log(z)
         size = (tl.num_programs(0) // tiles).to(tl.int64) * Q
@@ -195,10 +225,16 @@ def _tiles(Q: int, D: int, Dv: int, number: torch.dtype) -> tuple[int, int, int,
 
 def _steps(x: Tensor | None, axes: int) -> tuple[int, ...]:
     """The strides of x; 0 along an axis of size 1, which is shared by all who read it."""
-    return (0,) * axes if x is None else tuple(0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
+    return (
+        (0,) * axes
+        if x is None
+        else tuple(0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
+    )
 
 
-def launch(t: Inputs, rule: ScoreRule, output: Tensor, statistics: Tensor, best: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
+def launch(
+    t: Inputs, rule: ScoreRule, output: Tensor, statistics: Tensor, best: Tensor
+) -> tuple[tuple[int, int], dict[str, Any]]:
     """The grid and the arguments of the kernel, by name."""
     (N, heads, Q, D), (key_heads, K), Dv = t.query.shape, t.key.shape[1:3], t.value.shape[3]
     tile_q, tile_k, tile_d, tile_v = _tiles(Q, D, Dv, t.query.dtype)
@@ -224,17 +260,26 @@ def _one_batch_axis(x: Tensor | None, lead: torch.Size) -> Tensor | None:
     if x is None or len(lead) == 1:
         return x
     mine = x.shape[: len(lead)]
-    return x.reshape(1, *x.shape[len(lead) :]) if mine.numel() == 1 else x.expand(*lead, *x.shape[len(lead) :]).flatten(0, len(lead) - 1)
+    return (
+        x.reshape(1, *x.shape[len(lead) :])
+        if mine.numel() == 1
+        else x.expand(*lead, *x.shape[len(lead) :]).flatten(0, len(lead) - 1)
+    )
 
 
 def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is (..., Hq, Q)."""
     rows, lead = t.query.shape[:-1], t.query.shape[:-3]
     t = Inputs(*(_one_batch_axis(x, lead) if lead else None if x is None else x.unsqueeze(0) for x in t))  # type: ignore[arg-type]
-    output, lines = t.query.new_empty((*rows, t.value.shape[-1])), t.query.new_empty((len(Lines._fields), *rows))
+    output, lines = (
+        t.query.new_empty((*rows, t.value.shape[-1])),
+        t.query.new_empty((len(Lines._fields), *rows)),
+    )
     best = t.query.new_empty(rows, dtype=torch.int64)
     if best.numel():
         grid, arguments = launch(t, rule, output, lines, best)
-        with torch.cuda.device_of(t.query):  # Triton launches on the current GPU; nothing changes for tensors on the CPU
+        with torch.cuda.device_of(
+            t.query
+        ):  # Triton launches on the current GPU; nothing changes for tensors on the CPU
             _forward[grid](**arguments, **_COMPILED)
     return output, lines, best

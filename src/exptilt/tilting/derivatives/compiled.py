@@ -65,7 +65,11 @@ def attend(
 def _(query: Any, key: Any, value: Any, *_: Any) -> Any:
     rows, wide = query.shape[:-1], wide_dtype(query.dtype)
     lines = tuple(query.new_empty(rows, dtype=wide) for _ in range(len(Lines._fields) + 1))
-    return query.new_empty((*rows, value.shape[-1]), dtype=wide), *lines, query.new_empty(rows, dtype=torch.int64)
+    return (
+        query.new_empty((*rows, value.shape[-1]), dtype=wide),
+        *lines,
+        query.new_empty(rows, dtype=torch.int64),
+    )
 
 
 def _settings(numbers: Any) -> Settings:
@@ -134,7 +138,11 @@ def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
     need = ctx.needs_input_grad
     wanted = (need[0], need[1], False, need[2], need[3], need[4])
     found = masses.pull_key_mass(t, shift, weight, gap, variance, bar, _settings(ctx.numbers), wanted)
-    given = zip((found.query, found.key, found.bias, found.log_weight, found.sink), (query, key, bias, log_weight, sink), strict=True)
+    given = zip(
+        (found.query, found.key, found.bias, found.log_weight, found.sink),
+        (query, key, bias, log_weight, sink),
+        strict=True,
+    )
     return (*(_narrowed(g, x) for g, x in given), *(None,) * 10)
 
 
@@ -204,7 +212,10 @@ def _pulled_product(
 @_pulled_product.register_fake
 def _(bar: Any, query: Any, key: Any, vector: Any, bias: Any, log_weight: Any, sink: Any, *_: Any) -> Any:
     made = (query, key, vector, bias, log_weight, sink)
-    return tuple(query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in made)
+    return tuple(
+        query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in made
+    )
 
 
 def _product_context(ctx: Any, inputs: Any, output: Any) -> None:

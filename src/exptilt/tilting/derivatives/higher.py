@@ -36,14 +36,18 @@ def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Tangents:
 def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Needs) -> tuple[Tensor, ...]:
     stats = _statistics(t, rule)
     dot = _tangent(t, dots, rule)
-    found = tiled.second(t, bar.output, stats.output, dot.output, dots, identities.second_rows(stats, bar, dot), rule, needs)
+    found = tiled.second(
+        t, bar.output, stats.output, dot.output, dots, identities.second_rows(stats, bar, dot), rule, needs
+    )
     made = identities.spread(found, t)
     if t.sink is not None:
         made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
     return tuple(bar.log_normalizer.new_zeros(()) if x is None else x for x in made)
 
 
-def _of_some(function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], some: list[int]) -> Callable[..., tuple[Tensor, ...]]:
+def _of_some(
+    function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], some: list[int]
+) -> Callable[..., tuple[Tensor, ...]]:
     """The function of those arguments alone."""
 
     def partial(*x: Tensor) -> tuple[Tensor, ...]:
@@ -55,9 +59,15 @@ def _of_some(function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], 
     return partial
 
 
-def _push(function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], dots: list[Any]) -> tuple[Tensor, ...]:
+def _push(
+    function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], dots: list[Any]
+) -> tuple[Tensor, ...]:
     moving = [i for i, x in enumerate(arguments) if x is not None and dots[i] is not None]
-    return push(_of_some(function, arguments, moving), tuple(arguments[i] for i in moving), tuple(dots[i] for i in moving))
+    return push(
+        _of_some(function, arguments, moving),
+        tuple(arguments[i] for i in moving),
+        tuple(dots[i] for i in moving),
+    )
 
 
 def _masked(inputs: Any, a: dict[str, Any]) -> Inputs:
@@ -84,11 +94,15 @@ def _second_of(a: dict[str, Any], rule: ScoreRule, needs: Needs) -> Callable[...
     return function
 
 
-def push_second(a: dict[str, Any], moving: dict[str, Any], rule: ScoreRule, needs: Needs) -> tuple[Tensor, ...]:
+def push_second(
+    a: dict[str, Any], moving: dict[str, Any], rule: ScoreRule, needs: Needs
+) -> tuple[Tensor, ...]:
     """The forward derivative of `rules.Second`."""
     n = _DIFFERENTIABLE
     arguments = [*a["inputs"][:n], *a["bar"], *a["dots"]]
-    return _push(_second_of(a, rule, needs), arguments, [*moving["inputs"][:n], *moving["bar"], *moving["dots"]])
+    return _push(
+        _second_of(a, rule, needs), arguments, [*moving["inputs"][:n], *moving["bar"], *moving["dots"]]
+    )
 
 
 def pull_second(a: dict[str, Any], bars: Any, rule: ScoreRule, needs: Needs) -> dict[str, Any]:
@@ -99,7 +113,9 @@ def pull_second(a: dict[str, Any], bars: Any, rule: ScoreRule, needs: Needs) -> 
     function = _of_some(_second_of(a, rule, needs), arguments, present)
     # torch annotates vjp with the triple of has_aux=True as well
     outputs, pull = torch.func.vjp(function, *(arguments[i] for i in present))  # type: ignore[misc]
-    found = pull(tuple(torch.zeros_like(like) if bar is None else bar for bar, like in zip(bars, outputs, strict=True)))
+    found = pull(
+        tuple(torch.zeros_like(like) if bar is None else bar for bar, like in zip(bars, outputs, strict=True))
+    )
     result: list[Tensor | None] = [None] * len(arguments)
     for i, g in zip(present, found, strict=True):
         result[i] = g

@@ -124,7 +124,9 @@ def tangent_rows(stats: Statistics) -> Tensor:
     return _stacked(weight_rows(stats))
 
 
-def finish_tangent(pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None) -> Tangents:
+def finish_tangent(
+    pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None
+) -> Tangents:
     """(tangent) from the sweep's sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' and Σ p (ṡ' v + v̇)."""
     r, x0, x1, x2 = sums.unbind()
     if sink is not None:
@@ -154,7 +156,9 @@ def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
     return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap])
 
 
-def second_sink(stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor, sink_dot: Tensor | None) -> Tensor:
+def second_sink(
+    stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor, sink_dot: Tensor | None
+) -> Tensor:
     """(..., Hq): Σ_i p r of the sink."""
     _, _, _, a0, a1, a2, pushed, e0, e1 = second_rows(stats, bar, dot).unbind()
     p, c = _sink_outcome(stats, sink)
@@ -170,7 +174,14 @@ def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
     columns = bias and t.bias is not None and t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1
     rows = bias and t.bias is not None and t.bias.shape[-1] == 1
     weight = wanted[4] and t.log_weight is not None
-    return Needs(wanted[0], wanted[1], wanted[2] and t.value.shape[-1] > 0, weight or columns, rows, bias and not (columns or rows))
+    return Needs(
+        wanted[0],
+        wanted[1],
+        wanted[2] and t.value.shape[-1] > 0,
+        weight or columns,
+        rows,
+        bias and not (columns or rows),
+    )
 
 
 def spread(found: Gradients, t: Inputs) -> Dots:
@@ -189,7 +200,9 @@ def spread(found: Gradients, t: Inputs) -> Dots:
             bias = found.row_sum.unsqueeze(-1).sum_to_size(t.bias.shape)
         elif t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1 and found.column_sum.dim() > 1:
             bias = found.column_sum.unsqueeze(-2).sum_to_size(t.bias.shape)
-    return Dots(there(found.query, t.query), there(found.key, t.key), there(found.value, t.value), bias, weight)
+    return Dots(
+        there(found.query, t.query), there(found.key, t.key), there(found.value, t.value), bias, weight
+    )
 
 
 def maximum_tangent(t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Tensor:

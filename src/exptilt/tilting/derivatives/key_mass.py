@@ -11,7 +11,9 @@ from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settin
 from exptilt.tilting.problem import MASS, Dots, Inputs
 
 
-def sum_of_G(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor) -> tuple[Inputs, Cotangents, Statistics]:
+def sum_of_G(
+    t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor
+) -> tuple[Inputs, Cotangents, Statistics]:
     """Inputs, cotangents and statistics of `rules.Gradient` for derivatives of Σ_i G_i."""
     nothing = gap.new_zeros((*gap.shape, 0))
     zero = torch.zeros_like(gap)
@@ -25,13 +27,21 @@ def with_own_weights(t: Inputs) -> Inputs:
     dtype = torch.promote_types(t.query.dtype, torch.float32)
     if t.log_weight is None:
         weight = t.query.new_zeros((), dtype=dtype).expand(*t.query.shape[:-2], t.key.shape[-2])
-        return Inputs(t.query, t.key, t.value, t.bias, weight, t.sink, t.mask)  # old compilers know neither _replace nor t[:4]
+        return Inputs(
+            t.query, t.key, t.value, t.bias, weight, t.sink, t.mask
+        )  # old compilers know neither _replace nor t[:4]
     lead, K = t.query.shape[:-3], t.key.shape[-2]
-    weight = t.log_weight.unsqueeze(-2).expand(*t.log_weight.shape[:-1], heads // t.log_weight.shape[-2], K).flatten(-3, -2)
+    weight = (
+        t.log_weight.unsqueeze(-2)
+        .expand(*t.log_weight.shape[:-1], heads // t.log_weight.shape[-2], K)
+        .flatten(-3, -2)
+    )
     return Inputs(t.query, t.key, t.value, t.bias, weight.expand(*lead, heads, K), t.sink, t.mask)
 
 
-def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings) -> Tensor:
+def key_mass(
+    t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings
+) -> Tensor:
     """(..., Hq, K), with all of its derivatives; t as `with_own_weights` makes it."""
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     only = Settings(settings.rule, settings.backend, needs=MASS)
@@ -40,7 +50,14 @@ def key_mass(t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Te
 
 
 def pull_key_mass(
-    t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, bar: Tensor, settings: Settings, wanted: Any
+    t: Inputs,
+    shift: Tensor,
+    weight: Tensor,
+    gap: Tensor,
+    variance: Tensor,
+    bar: Tensor,
+    settings: Settings,
+    wanted: Any,
 ) -> Dots:
     """A cotangent of the key mass, carried back to the wanted inputs."""
     inputs, ones, stats = sum_of_G(t, shift, weight, gap, variance)

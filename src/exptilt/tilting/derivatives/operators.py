@@ -47,7 +47,11 @@ def _forward(
 def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
     rows, wide = query.shape[:-1], wide_dtype(query.dtype)
     lines = query.new_empty((len(Lines._fields), *rows), dtype=wide)
-    return query.new_empty((*rows, value.shape[-1]), dtype=wide), lines, query.new_empty(rows, dtype=torch.int64)
+    return (
+        query.new_empty((*rows, value.shape[-1]), dtype=wide),
+        lines,
+        query.new_empty(rows, dtype=torch.int64),
+    )
 
 
 def _tangent(
@@ -121,7 +125,9 @@ def _gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = _inputs(query, key, value, bias, log_weight, mask), Needs(*needs)
-    found = dispatch.sweep(backend, "gradient")(t, cotangent, output, rows, ScoreRule(scale, causal, window, softcap), wanted)
+    found = dispatch.sweep(backend, "gradient")(
+        t, cotangent, output, rows, ScoreRule(scale, causal, window, softcap), wanted
+    )
     return _flat(found, t, wanted)
 
 
@@ -154,8 +160,15 @@ def _second(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The members of `Gradients`, of shape (0,) where not needed."""
     t, wanted = _inputs(query, key, value, bias, log_weight, mask), Needs(*needs)
-    dots, rule = Dots(query_dot, key_dot, value_dot, bias_dot, weight_dot), ScoreRule(scale, causal, window, softcap)
-    return _flat(dispatch.sweep(backend, "second")(t, cotangent, output, output_dot, dots, rows, rule, wanted), t, wanted)
+    dots, rule = (
+        Dots(query_dot, key_dot, value_dot, bias_dot, weight_dot),
+        ScoreRule(scale, causal, window, softcap),
+    )
+    return _flat(
+        dispatch.sweep(backend, "second")(t, cotangent, output, output_dot, dots, rows, rule, wanted),
+        t,
+        wanted,
+    )
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +178,9 @@ def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) ->
 
     @wraps(plain)
     def call(*arguments: Any) -> Any:
-        return (plain if all(is_plain(x) for x in arguments if isinstance(x, Tensor)) else operator)(*arguments)
+        return (plain if all(is_plain(x) for x in arguments if isinstance(x, Tensor)) else operator)(
+            *arguments
+        )
 
     return call
 

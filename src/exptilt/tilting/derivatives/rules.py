@@ -107,7 +107,9 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None
     """Output, lines, the shift (None if it is the maximum) and where the maximum is, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
-    output, stacked, best = operators.forward(*t[:5], t.mask, *settings.rule.numbers, settings.backend, settings.check)
+    output, stacked, best = operators.forward(
+        *t[:5], t.mask, *settings.rule.numbers, settings.backend, settings.check
+    )
     lines = Lines(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
@@ -121,7 +123,12 @@ class Attend(Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         output, lines, shift, best = forward(Inputs(*ATTEND.part("inputs", arguments)), arguments[-1])
-        return output, *(x.clone() for x in lines), identities.shift_of(lines) if shift is None else shift, best
+        return (
+            output,
+            *(x.clone() for x in lines),
+            identities.shift_of(lines) if shift is None else shift,
+            best,
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -172,7 +179,9 @@ class Tangent(Function):
         a, settings = TANGENT.read(arguments), arguments[-1]
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = operators.tangent(*t[:5], t.mask, *dots[:5], rows, *settings.rule.numbers, settings.backend)
+        pushed, sums = operators.tangent(
+            *t[:5], t.mask, *dots[:5], rows, *settings.rule.numbers, settings.backend
+        )
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod
@@ -183,7 +192,9 @@ class Tangent(Function):
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         a, dot = TANGENT.read(ctx.saved_tensors), Tangents(*ctx.saved_tensors[TANGENT.count :])
         o, G, gap, variance = (_zero(x, like) for x, like in zip(bars, dot, strict=True))
-        bar = Cotangents(o, G - gap, gap, variance)  # the gap's tangent is the mean's less the log-normalizer's
+        bar = Cotangents(
+            o, G - gap, gap, variance
+        )  # the gap's tangent is the mean's less the log-normalizer's
         primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
         wanted = TANGENT.part("dots", ctx.needs_input_grad)
         linear = Dots()
@@ -211,7 +222,9 @@ class Gradient(Function):
         t, bar, stats = a["inputs"], a["bar"], a["stats"]
         rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
         flags = settings.needs.flags()
-        found = operators.gradient(*t[:5], t.mask, bar.output, stats.output, rows, *settings.rule.numbers, settings.backend, flags)
+        found = operators.gradient(
+            *t[:5], t.mask, bar.output, stats.output, rows, *settings.rule.numbers, settings.backend, flags
+        )
         dots = identities.spread(Gradients(*found), t)
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
@@ -226,7 +239,9 @@ class Gradient(Function):
     def backward(ctx: Any, *dots: Tensor | None) -> Any:
         a = GRADIENT.read(ctx.saved_tensors)
         moved = Dots(*(x if there else None for x, there in zip(dots, ctx.there, strict=True)))
-        primal, dot = pull_gradient(a["inputs"], a["bar"], a["stats"], moved, ctx.settings, ctx.needs_input_grad)
+        primal, dot = pull_gradient(
+            a["inputs"], a["bar"], a["stats"], moved, ctx.settings, ctx.needs_input_grad
+        )
         return GRADIENT.gradients(inputs=primal, bar=dot)
 
     @staticmethod
@@ -241,7 +256,9 @@ class Gradient(Function):
         if any(x is not None for x in bar_dots):
             moved = Cotangents(*(_zero(x, like) for x, like in zip(bar_dots, bar, strict=True)))
             total = _added(total, gradient(t, moved, stats, settings, wanted))
-        return _filled(Dots(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer)
+        return _filled(
+            Dots(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -269,13 +286,17 @@ class Second(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        found = higher.pull_second(SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs)
+        found = higher.pull_second(
+            SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs
+        )
         return SECOND.gradients(**found)
 
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        return higher.push_second(SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs)
+        return higher.push_second(
+            SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -287,11 +308,18 @@ def _filled(dots: Dots, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _present(grads: tuple[Tensor, ...], t: Inputs, wanted: Any) -> Dots:
-    return Dots(*(g if w and x is not None and g.dim() > 0 else None for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)))
+    return Dots(
+        *(
+            g if w and x is not None and g.dim() > 0 else None
+            for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)
+        )
+    )
 
 
 def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:
-    return Settings(settings.rule, settings.backend, needs=identities.needs_of(t, tuple(bool(w) for w in wanted[:6])))
+    return Settings(
+        settings.rule, settings.backend, needs=identities.needs_of(t, tuple(bool(w) for w in wanted[:6]))
+    )
 
 
 def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> Dots:
@@ -300,7 +328,9 @@ def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, 
     return _present(found, t, wanted)
 
 
-def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tangents, settings: Settings, wanted: Any) -> Dots:
+def second(
+    t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tangents, settings: Settings, wanted: Any
+) -> Dots:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
         return Dots()
@@ -308,7 +338,9 @@ def second(t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tange
     return _present(Second.apply(*flat), t, wanted)
 
 
-def pull_gradient(t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any) -> tuple[Dots, Cotangents]:
+def pull_gradient(
+    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any
+) -> tuple[Dots, Cotangents]:
     """A cotangent `dots` of the gradient, carried back: to the wanted inputs, and to the cotangents of the statistics."""
     plain = Settings(settings.rule, settings.backend)
     dot = Tangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))

@@ -27,13 +27,30 @@ import numpy as np
 from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take, whole_at
-from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, number, pack_rows, read, size_of, write
+from exptilt.tilting.backends.numba.packing import (
+    bytes_of,
+    copy_row,
+    lanes_in,
+    number,
+    pack_rows,
+    read,
+    size_of,
+    write,
+)
 from exptilt.tilting.backends.numba.product import CHAIN, DOTS, product, thin_dots
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, strip_range, to_scores
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.tangent import push_scores
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop
-from exptilt.tilting.backends.numba.workspace import FAR, add_row, arena, clear_outside, copy_rows, times_row, widening
+from exptilt.tilting.backends.numba.workspace import (
+    FAR,
+    add_row,
+    arena,
+    clear_outside,
+    copy_rows,
+    times_row,
+    widening,
+)
 
 GRADIENT_ROWS = ("shift", "inverse", "gap", "a0", "a1", "a2")
 SECOND_ROWS = (*GRADIENT_ROWS, "pushed", "e0", "e1")
@@ -135,7 +152,9 @@ def _mass(f, zero, S, long, where, s0, s1, j0, w0, w, columns, part, w_tile, tot
             for x in range(r, r + n):
                 s = S + (x - s0) * long * size
                 lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
-                left, right = (lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes) if hi > lo else (last, last)
+                left, right = (
+                    (lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes) if hi > lo else (last, last)
+                )
                 if left > first:
                     fill_row(zero, (s + first * size,), (left - first) // lanes, (minus,))
                 if right < last:
@@ -192,7 +211,10 @@ def backward_sweep(f, zero):
     width = 2 * lanes
     D, Dv, K, Q = f.D, f.Dv, f.K, f.Q
     rows_of_block = f.group * Q
-    row_tiles, key_tiles = (rows_of_block + f.tile_rows - 1) // f.tile_rows, (K + f.tile_keys - 1) // f.tile_keys
+    row_tiles, key_tiles = (
+        (rows_of_block + f.tile_rows - 1) // f.tile_rows,
+        (K + f.tile_keys - 1) // f.tile_keys,
+    )
     total_rows = f.blocks * rows_of_block
     wide_q, wide_v = panels(zero, D), panels(zero, Dv)
     long = f.tile_keys + width
@@ -200,7 +222,11 @@ def backward_sweep(f, zero):
     key_slot, row_slot, value_slot = f.tile_keys * D, f.tile_keys * wide_q, f.tile_keys * Dv
     second = f.second != 0
     twice = 1 if second else 0
-    moved_query, moved_key, moved_value = 1 if f.query_dot != 0 else 0, 1 if f.key_dot != 0 else 0, 1 if f.value_dot != 0 else 0
+    moved_query, moved_key, moved_value = (
+        1 if f.query_dot != 0 else 0,
+        1 if f.key_dot != 0 else 0,
+        1 if f.value_dot != 0 else 0,
+    )
     cells = f.tile_rows * long
     memory, at = arena(
         zero,
@@ -236,8 +262,14 @@ def backward_sweep(f, zero):
     bend, columns = slope + long * size, slope + 2 * long * size
     some = max(slots, 1)
     keys, key_rows = Shelf(at[12], key_slot, np.full(some, -1)), Shelf(at[13], row_slot, np.full(some, -1))
-    values, dot_keys = Shelf(at[14], value_slot, np.full(some, -1)), Shelf(at[15], key_slot, np.full(some, -1))
-    dot_rows, dot_values = Shelf(at[16], row_slot, np.full(some, -1)), Shelf(at[17], value_slot, np.full(some, -1))
+    values, dot_keys = (
+        Shelf(at[14], value_slot, np.full(some, -1)),
+        Shelf(at[15], key_slot, np.full(some, -1)),
+    )
+    dot_rows, dot_values = (
+        Shelf(at[16], row_slot, np.full(some, -1)),
+        Shelf(at[17], value_slot, np.full(some, -1)),
+    )
     held = np.empty((4, 1), np.int64)
     where = np.empty((4, f.tile_rows), np.int64)
     scale, one = number(zero, f.scale), number(zero, 1.0)
@@ -249,18 +281,52 @@ def backward_sweep(f, zero):
         if start >= f.units:
             break
         for unit in range(start, min(start + f.chunk, f.units)):
-            key_part, row_part, owner = unit % f.key_parts, unit // f.key_parts % f.row_parts, unit // f.key_parts // f.row_parts
+            key_part, row_part, owner = (
+                unit % f.key_parts,
+                unit // f.key_parts % f.row_parts,
+                unit // f.key_parts // f.row_parts,
+            )
             for turn in range(whole_at(f.bounds, owner), whole_at(f.bounds, owner + 1)):
                 block = whole_at(f.order, turn)
                 k = source(zero, f.key, f.key_at, f.key_step, f.key_kind, D, K, block, at[18], held[0])
-                v = source(zero, f.value, f.value_at, f.value_step, f.value_kind, Dv, K, block, at[19], held[1])
+                v = source(
+                    zero, f.value, f.value_at, f.value_step, f.value_kind, Dv, K, block, at[19], held[1]
+                )
                 k_dot, v_dot = k, v
                 if f.key_dot != 0:
-                    k_dot = source(zero, f.key_dot, f.key_dot_at, f.key_dot_step, f.key_dot_kind, D, K, block, at[20], held[2])
+                    k_dot = source(
+                        zero,
+                        f.key_dot,
+                        f.key_dot_at,
+                        f.key_dot_step,
+                        f.key_dot_kind,
+                        D,
+                        K,
+                        block,
+                        at[20],
+                        held[2],
+                    )
                 if f.value_dot != 0:
-                    v_dot = source(zero, f.value_dot, f.value_dot_at, f.value_dot_step, f.value_dot_kind, Dv, K, block, at[21], held[3])
-                row_from, row_to = row_tiles * row_part // f.row_parts, row_tiles * (row_part + 1) // f.row_parts
-                key_from, key_to = key_tiles * key_part // f.key_parts, key_tiles * (key_part + 1) // f.key_parts
+                    v_dot = source(
+                        zero,
+                        f.value_dot,
+                        f.value_dot_at,
+                        f.value_dot_step,
+                        f.value_dot_kind,
+                        Dv,
+                        K,
+                        block,
+                        at[21],
+                        held[3],
+                    )
+                row_from, row_to = (
+                    row_tiles * row_part // f.row_parts,
+                    row_tiles * (row_part + 1) // f.row_parts,
+                )
+                key_from, key_to = (
+                    key_tiles * key_part // f.key_parts,
+                    key_tiles * (key_part + 1) // f.key_parts,
+                )
                 outer = key_to - key_from if f.keys_outside else 1
                 for outside in range(outer):
                     some_from = key_from + outside if f.keys_outside else key_from
@@ -273,19 +339,64 @@ def backward_sweep(f, zero):
                         tile_to = min(some_to, (last + f.tile_keys - 1) // f.tile_keys)
                         if tile_from >= tile_to:
                             continue
-                        copy_rows(zero, queries, wide_q, f.query, f.query_at, f.query_step, f.query_kind, D, where, h)
+                        copy_rows(
+                            zero,
+                            queries,
+                            wide_q,
+                            f.query,
+                            f.query_at,
+                            f.query_step,
+                            f.query_kind,
+                            D,
+                            where,
+                            h,
+                        )
                         if f.need_key:
                             pack_rows(zero, packed, panel, queries, wide_q, h, D, False)
                         if f.query_dot != 0:
-                            copy_rows(zero, moved, wide_q, f.query_dot, f.query_dot_at, f.query_dot_step, f.query_dot_kind, D, where, h)
+                            copy_rows(
+                                zero,
+                                moved,
+                                wide_q,
+                                f.query_dot,
+                                f.query_dot_at,
+                                f.query_dot_step,
+                                f.query_dot_kind,
+                                D,
+                                where,
+                                h,
+                            )
                             if f.need_key:
                                 pack_rows(zero, packed_dot, panel, moved, wide_q, h, D, False)
                         if Dv > 0:
-                            copy_rows(zero, outs, wide_v, f.cotangent, f.cotangent_at, f.cotangent_step, f.cotangent_kind, Dv, where, h)
+                            copy_rows(
+                                zero,
+                                outs,
+                                wide_v,
+                                f.cotangent,
+                                f.cotangent_at,
+                                f.cotangent_step,
+                                f.cotangent_kind,
+                                Dv,
+                                where,
+                                h,
+                            )
                             if f.need_value:
                                 pack_rows(zero, packed_out, panel, outs, wide_v, h, Dv, False)
                             _products(
-                                f, zero, outs, wide_v, f.attended, f.attended_at, f.attended_step, f.attended_kind, Dv, where, h, line, met
+                                f,
+                                zero,
+                                outs,
+                                wide_v,
+                                f.attended,
+                                f.attended_at,
+                                f.attended_step,
+                                f.attended_kind,
+                                Dv,
+                                where,
+                                h,
+                                line,
+                                met,
                             )
                             if second:
                                 _products(
@@ -304,20 +415,115 @@ def backward_sweep(f, zero):
                                 here = s0 * long * size
                                 q, o = queries + s0 * wide_q * size, outs + s0 * wide_v * size
                                 if w > w0:
-                                    against(f, scale, zero, S + here, long, q, wide_q, n, k, keys, block, tile, w0, w, False)
+                                    against(
+                                        f,
+                                        scale,
+                                        zero,
+                                        S + here,
+                                        long,
+                                        q,
+                                        wide_q,
+                                        n,
+                                        k,
+                                        keys,
+                                        block,
+                                        tile,
+                                        w0,
+                                        w,
+                                        False,
+                                    )
                                     if f.only_mass:
-                                        _mass(f, zero, S + here, long, where, s0, s1, j0, w0, w, columns, row_part, w_tile, total_rows)
+                                        _mass(
+                                            f,
+                                            zero,
+                                            S + here,
+                                            long,
+                                            where,
+                                            s0,
+                                            s1,
+                                            j0,
+                                            w0,
+                                            w,
+                                            columns,
+                                            row_part,
+                                            w_tile,
+                                            total_rows,
+                                        )
                                         continue
                                     if Dv > 0:
-                                        against(f, one, zero, T + here, long, o, wide_v, n, v, values, block, tile, w0, w, False)
+                                        against(
+                                            f,
+                                            one,
+                                            zero,
+                                            T + here,
+                                            long,
+                                            o,
+                                            wide_v,
+                                            n,
+                                            v,
+                                            values,
+                                            block,
+                                            tile,
+                                            w0,
+                                            w,
+                                            False,
+                                        )
                                     if f.query_dot != 0:
                                         d = moved + s0 * wide_q * size
-                                        against(f, scale, zero, U + here, long, d, wide_q, n, k, keys, block, tile, w0, w, False)
+                                        against(
+                                            f,
+                                            scale,
+                                            zero,
+                                            U + here,
+                                            long,
+                                            d,
+                                            wide_q,
+                                            n,
+                                            k,
+                                            keys,
+                                            block,
+                                            tile,
+                                            w0,
+                                            w,
+                                            False,
+                                        )
                                     if f.key_dot != 0:
                                         both = f.query_dot != 0
-                                        against(f, scale, zero, U + here, long, q, wide_q, n, k_dot, dot_keys, block, tile, w0, w, both)
+                                        against(
+                                            f,
+                                            scale,
+                                            zero,
+                                            U + here,
+                                            long,
+                                            q,
+                                            wide_q,
+                                            n,
+                                            k_dot,
+                                            dot_keys,
+                                            block,
+                                            tile,
+                                            w0,
+                                            w,
+                                            both,
+                                        )
                                     if f.value_dot != 0:
-                                        against(f, one, zero, V + here, long, o, wide_v, n, v_dot, dot_values, block, tile, w0, w, False)
+                                        against(
+                                            f,
+                                            one,
+                                            zero,
+                                            V + here,
+                                            long,
+                                            o,
+                                            wide_v,
+                                            n,
+                                            v_dot,
+                                            dot_values,
+                                            block,
+                                            tile,
+                                            w0,
+                                            w,
+                                            False,
+                                        )
                                 elif f.only_mass:
                                     continue
                                 for r in range(s0, s1):
@@ -332,14 +538,20 @@ def backward_sweep(f, zero):
                                         continue
                                     head, i = where[0, r], where[1, r]
                                     row = head * Q + i
-                                    left, vectors = to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, True)
+                                    left, vectors = to_scores(
+                                        f, zero, s, slope, bend, head, i, j0, lo, hi, True
+                                    )
                                     s_at, t_at, u_at = s + left * size, t + left * size, u + left * size
                                     slope_at, bend_at = slope + left * size, bend + left * size
                                     if Dv == 0:
                                         fill_row(zero, (t_at,), vectors, (zero,))
                                     rows = f.rows + row * size
                                     step = total_rows
-                                    shift, inverse, gap = read(zero, rows, 0), read(zero, rows, step), read(zero, rows, 2 * step)
+                                    shift, inverse, gap = (
+                                        read(zero, rows, 0),
+                                        read(zero, rows, step),
+                                        read(zero, rows, 2 * step),
+                                    )
                                     a1, a2 = read(zero, rows, 4 * step), read(zero, rows, 5 * step)
                                     met_here, a0 = number(zero, met[r]), read(zero, rows, 3 * step)
                                     if second:
@@ -352,11 +564,30 @@ def backward_sweep(f, zero):
                                         push_scores(f, zero, u, slope, left, vectors, head, i, j0, lo, hi)
                                         pushed = read(zero, rows, 6 * step)
                                         e0, e1 = read(zero, rows, 7 * step), read(zero, rows, 8 * step)
-                                        numbers = (shift, inverse, gap, met_here, a0, a1, a2, pushed, number(zero, met_dot[r]), e0, e1)
-                                        found = _second_row(zero, (s_at, t_at, u_at, x + left * size), vectors, numbers)[0]
+                                        numbers = (
+                                            shift,
+                                            inverse,
+                                            gap,
+                                            met_here,
+                                            a0,
+                                            a1,
+                                            a2,
+                                            pushed,
+                                            number(zero, met_dot[r]),
+                                            e0,
+                                            e1,
+                                        )
+                                        found = _second_row(
+                                            zero, (s_at, t_at, u_at, x + left * size), vectors, numbers
+                                        )[0]
                                         ds = u
                                     else:
-                                        found = _gradient_row(zero, (s_at, t_at), vectors, (shift, inverse, gap, met_here, a0, a1, a2))[0]
+                                        found = _gradient_row(
+                                            zero,
+                                            (s_at, t_at),
+                                            vectors,
+                                            (shift, inverse, gap, met_here, a0, a1, a2),
+                                        )[0]
                                         ds = t
                                     if f.row_sum != 0:
                                         place = key_part * total_rows + row
@@ -367,10 +598,14 @@ def backward_sweep(f, zero):
                                             _put_columns(f, zero, columns, row_part, head, j0, w_tile)
                                     if f.bias_grad != 0:
                                         place = whole_at(f.bias_grad_at, head) + i * f.bias_grad_row + j0 + lo
-                                        add_plane(zero, f.bias_grad + place * size, ds + lo * size, 1, hi - lo)
+                                        add_plane(
+                                            zero, f.bias_grad + place * size, ds + lo * size, 1, hi - lo
+                                        )
                                     if f.cap > 0:
                                         if second:
-                                            _through_softcap(zero, (u_at, t_at, slope_at, bend_at), vectors, ())
+                                            _through_softcap(
+                                                zero, (u_at, t_at, slope_at, bend_at), vectors, ()
+                                            )
                                         else:
                                             times_row(zero, (t_at, slope_at), vectors, ())
                                     clear_outside(zero, lanes, s, 0, left, vectors, w_tile)
@@ -379,25 +614,106 @@ def backward_sweep(f, zero):
                                         clear_outside(zero, lanes, u, 0, left, vectors, w_tile)
                                 if f.need_query and w > w0:
                                     target, D1 = summed + s0 * wide_q * size, (U if second else T) + here
-                                    gather(f, zero, target, wide_q, D1, long, n, k, key_rows, block, tile, w0, w, True)
+                                    gather(
+                                        f,
+                                        zero,
+                                        target,
+                                        wide_q,
+                                        D1,
+                                        long,
+                                        n,
+                                        k,
+                                        key_rows,
+                                        block,
+                                        tile,
+                                        w0,
+                                        w,
+                                        True,
+                                    )
                                     if second and f.key_dot != 0:
-                                        gather(f, zero, target, wide_q, T + here, long, n, k_dot, dot_rows, block, tile, w0, w, True)
+                                        gather(
+                                            f,
+                                            zero,
+                                            target,
+                                            wide_q,
+                                            T + here,
+                                            long,
+                                            n,
+                                            k_dot,
+                                            dot_rows,
+                                            block,
+                                            tile,
+                                            w0,
+                                            w,
+                                            True,
+                                        )
                             if f.only_mass:
                                 continue
                             if f.need_value:
-                                place = f.value_grad + ((row_part * f.blocks + block) * K + j0) * wide_v * size
-                                _to_keys(zero, one, place, wide_v, S, long, packed_out, panel, Dv, where, h, j0, w_tile)
+                                place = (
+                                    f.value_grad + ((row_part * f.blocks + block) * K + j0) * wide_v * size
+                                )
+                                _to_keys(
+                                    zero,
+                                    one,
+                                    place,
+                                    wide_v,
+                                    S,
+                                    long,
+                                    packed_out,
+                                    panel,
+                                    Dv,
+                                    where,
+                                    h,
+                                    j0,
+                                    w_tile,
+                                )
                             if f.need_key:
                                 place = f.key_grad + ((row_part * f.blocks + block) * K + j0) * wide_q * size
                                 D1 = U if second else T
-                                _to_keys(zero, scale, place, wide_q, D1, long, packed, panel, D, where, h, j0, w_tile)
+                                _to_keys(
+                                    zero,
+                                    scale,
+                                    place,
+                                    wide_q,
+                                    D1,
+                                    long,
+                                    packed,
+                                    panel,
+                                    D,
+                                    where,
+                                    h,
+                                    j0,
+                                    w_tile,
+                                )
                                 if second and f.query_dot != 0:
-                                    _to_keys(zero, scale, place, wide_q, T, long, packed_dot, panel, D, where, h, j0, w_tile)
+                                    _to_keys(
+                                        zero,
+                                        scale,
+                                        place,
+                                        wide_q,
+                                        T,
+                                        long,
+                                        packed_dot,
+                                        panel,
+                                        D,
+                                        where,
+                                        h,
+                                        j0,
+                                        w_tile,
+                                    )
                         if f.need_query:
                             for r in range(h):
-                                place = f.query_grad + (key_part * total_rows + where[0, r] * Q + where[1, r]) * D * size
+                                place = (
+                                    f.query_grad
+                                    + (key_part * total_rows + where[0, r] * Q + where[1, r]) * D * size
+                                )
                                 for d in range(D):
-                                    write(place, d, read(zero, place, d) + read(zero, summed, r * wide_q + d) * scale)
+                                    write(
+                                        place,
+                                        d,
+                                        read(zero, place, d) + read(zero, summed, r * wide_q + d) * scale,
+                                    )
     return memory.size
 
 

@@ -38,7 +38,16 @@ from exptilt.tilting.backends.numba.vector_math import (
     row_loop,
     splat,
 )
-from exptilt.tilting.backends.numba.workspace import FAR, FLUSH, arena, clear_outside, copy_rows, flush, scale_row, widening
+from exptilt.tilting.backends.numba.workspace import (
+    FAR,
+    FLUSH,
+    arena,
+    clear_outside,
+    copy_rows,
+    flush,
+    scale_row,
+    widening,
+)
 
 STATISTICS = ("log_normalizer", "entropy", "mean", "variance", "maximum", "weight", "gap")
 
@@ -125,7 +134,12 @@ def forward_sweep(f, zero):
     held_key, held_value = np.empty(1, np.int64), np.empty(1, np.int64)
     where = np.empty((4, f.tile_rows), np.int64)
     best = np.empty(f.tile_rows, np.int64)
-    top, z, gap, square = np.empty(f.tile_rows), np.empty(f.tile_rows), np.empty(f.tile_rows), np.empty(f.tile_rows)
+    top, z, gap, square = (
+        np.empty(f.tile_rows),
+        np.empty(f.tile_rows),
+        np.empty(f.tile_rows),
+        np.empty(f.tile_rows),
+    )
     total = np.empty((f.tile_rows, Dv))
     scale = number(zero, f.scale)
     plain = f.cap <= 0 and f.bias == 0 and f.weight == 0 and f.mask == 0
@@ -134,7 +148,11 @@ def forward_sweep(f, zero):
         if start >= f.units:
             break
         for unit in range(start, min(start + f.chunk, f.units)):
-            part, tile_of_rows, block = unit % f.key_parts, unit // f.key_parts % tiles, unit // f.key_parts // tiles
+            part, tile_of_rows, block = (
+                unit % f.key_parts,
+                unit // f.key_parts % tiles,
+                unit // f.key_parts // tiles,
+            )
             r0 = tile_of_rows * f.tile_rows
             h = min(f.tile_rows, rows_of_block - r0)
             first, last = place_rows(f, block, r0, h, where)
@@ -147,7 +165,9 @@ def forward_sweep(f, zero):
             done, flushed = 0, False
             from_tile, to_tile = first // f.tile_keys, (last + f.tile_keys - 1) // f.tile_keys
             span = to_tile - from_tile
-            for tile in range(from_tile + span * part // f.key_parts, from_tile + span * (part + 1) // f.key_parts):
+            for tile in range(
+                from_tile + span * part // f.key_parts, from_tile + span * (part + 1) // f.key_parts
+            ):
                 j0 = tile * f.tile_keys
                 w_tile = min(f.tile_keys, K - j0)
                 for s0 in range(0, h, f.strip):
@@ -155,7 +175,23 @@ def forward_sweep(f, zero):
                     w0, w = strip_range(where, s0, s1, j0, w_tile, width)
                     if w <= w0:
                         continue
-                    against(f, scale, zero, S, long, queries + s0 * wide_q * size, wide_q, s1 - s0, k, keys, block, tile, w0, w, False)
+                    against(
+                        f,
+                        scale,
+                        zero,
+                        S,
+                        long,
+                        queries + s0 * wide_q * size,
+                        wide_q,
+                        s1 - s0,
+                        k,
+                        keys,
+                        block,
+                        tile,
+                        w0,
+                        w,
+                        False,
+                    )
                     for r in range(s0, s1):
                         s, e = S + (r - s0) * long * size, E + (r - s0) * long * size
                         lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
@@ -176,7 +212,12 @@ def forward_sweep(f, zero):
                             square[r] *= rebase
                             gap[r] = gap[r] + (top[r] - high) if z[r] > 0 else 0.0
                             if done > 0:
-                                scale_row(zero, (summed + r * wide_v * size,), wide_v // lanes, (number(zero, rebase),))
+                                scale_row(
+                                    zero,
+                                    (summed + r * wide_v * size,),
+                                    wide_v // lanes,
+                                    (number(zero, rebase),),
+                                )
                             if flushed:
                                 for d in range(Dv):
                                     total[r, d] *= rebase
@@ -193,7 +234,22 @@ def forward_sweep(f, zero):
                             gap[r] += apart * (weight / joined)
                             z[r] = joined
                     if Dv > 0:
-                        gather(f, zero, summed + s0 * wide_v * size, wide_v, E, long, s1 - s0, v, values, block, tile, w0, w, False)
+                        gather(
+                            f,
+                            zero,
+                            summed + s0 * wide_v * size,
+                            wide_v,
+                            E,
+                            long,
+                            s1 - s0,
+                            v,
+                            values,
+                            block,
+                            tile,
+                            w0,
+                            w,
+                            False,
+                        )
                 done += 1
                 if done % FLUSH == 0:
                     flush(zero, summed, wide_v, h, Dv, total, flushed)
@@ -208,7 +264,11 @@ def forward_sweep(f, zero):
                         f.bad = 1
                     if flushed:
                         for d in range(Dv):
-                            write(out, d, number(zero, (total[r, d] + read(zero, summed, r * wide_v + d)) * inverse))
+                            write(
+                                out,
+                                d,
+                                number(zero, (total[r, d] + read(zero, summed, r * wide_v + d)) * inverse),
+                            )
                     else:
                         mine, factor = summed + r * wide_v * size, number(zero, inverse)
                         _share(zero, (mine, out), Dv // lanes, (factor,))

@@ -16,7 +16,17 @@ import numpy as np
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-OPERANDS = ("query", "key", "value", "cotangent", "attended", "attended_dot", "query_dot", "key_dot", "value_dot")
+OPERANDS = (
+    "query",
+    "key",
+    "value",
+    "cotangent",
+    "attended",
+    "attended_dot",
+    "query_dot",
+    "key_dot",
+    "value_dot",
+)
 PLANES = ("bias", "weight", "mask", "bias_dot", "weight_dot")
 _NUMBERS = (
     "next",  # the first unit of work that nobody has taken yet
@@ -114,7 +124,9 @@ def set_whole_at(typing_context, address, index, value):
         from llvmlite import ir
 
         word = ir.IntType(64)
-        builder.store(arguments[2], builder.gep(builder.inttoptr(arguments[0], word.as_pointer()), [arguments[1]]))
+        builder.store(
+            arguments[2], builder.gep(builder.inttoptr(arguments[0], word.as_pointer()), [arguments[1]])
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate

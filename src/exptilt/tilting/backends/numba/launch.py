@@ -75,7 +75,9 @@ class Launch:
         f = self.frame = Frame()
         f.blocks, f.group, f.Q, f.K, f.D, f.Dv = self.blocks, self.group, self.Q, self.K, self.D, self.Dv
         f.scale, f.cap, f.causal = rule.scale, rule.softcap or 0.0, rule.causal
-        f.window = -1 if rule.window is None else min(rule.window, self.Q + self.K)  # more hides nothing either
+        f.window = (
+            -1 if rule.window is None else min(rule.window, self.Q + self.K)
+        )  # more hides nothing either
         f.thin = self.block_rows <= THIN
         f.key_parts = f.row_parts = 1
         self.operand("query", t.query)
@@ -105,7 +107,11 @@ class Launch:
         self.keep(x)
         f = self.frame
         setattr(f, name, x.data_ptr() or 1)
-        setattr(f, f"{name}_at", self.table(x, self.key_heads if name.startswith(("key", "value")) else self.heads))
+        setattr(
+            f,
+            f"{name}_at",
+            self.table(x, self.key_heads if name.startswith(("key", "value")) else self.heads),
+        )
         setattr(f, f"{name}_step", x.stride(-2))
         setattr(f, f"{name}_kind", KINDS[x.dtype])
 
@@ -142,10 +148,14 @@ class Launch:
             f.tile_rows = _rounded(-(-self.block_rows // tiles), block)
         f.strip = min(f.tile_rows, 4 * block)
         held = vectors + cells * (f.strip if strips else f.tile_rows)
-        columns = machine().cache_bytes * 3 // 2 // self.size // held  # keys are read in order: some may come from the next cache
+        columns = (
+            machine().cache_bytes * 3 // 2 // self.size // held
+        )  # keys are read in order: some may come from the next cache
         pair = 2 * self.width
         f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
-        f.shelf_slots = max(1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)))
+        f.shelf_slots = max(
+            1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2))
+        )
 
     @property
     def row_tiles(self) -> int:
@@ -202,8 +212,16 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
 
         whole = p.new(*shape, p.Dv), p.new(_STATISTIC_LINES, *shape), torch.empty(shape, dtype=torch.int64)
         shapes = (p.rows, p.Dv), (_STATISTIC_LINES, p.rows), (p.rows,)
-        by_part = output.view(parts, *shapes[0]), lines.view(_STATISTIC_LINES, parts, p.rows), best.view(parts, p.rows)
-        join(parts, *(x.numpy() for x in by_part), *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)))
+        by_part = (
+            output.view(parts, *shapes[0]),
+            lines.view(_STATISTIC_LINES, parts, p.rows),
+            best.view(parts, p.rows),
+        )
+        join(
+            parts,
+            *(x.numpy() for x in by_part),
+            *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)),
+        )
         return *whole, bool(f.bad), bool(f.blind)
     return output, lines, best, bool(f.bad), bool(f.blind)
 
@@ -284,7 +302,9 @@ def _backward(
     owners = len(bounds) - 1
     if 0 < owners < 4 * crew and crew > 1:
         wanted = -(-4 * crew // owners)
-        if p.block_rows <= p.K or full_bias:  # rows of different heads may add to one place of a bias's gradient, keys do not
+        if (
+            p.block_rows <= p.K or full_bias
+        ):  # rows of different heads may add to one place of a bias's gradient, keys do not
             f.key_parts = min(wanted, p.key_tiles)
         else:
             f.row_parts = min(wanted, p.row_tiles)
@@ -323,13 +343,22 @@ def _backward(
     )  # fmt: skip
 
 
-def gradient(t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs) -> Gradients:
+def gradient(
+    t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> Gradients:
     """A cotangent of the output (*lead, Hq, Q, Dv), and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
     return _backward(t, rule, cotangent, output, rows, needs)
 
 
 def second(
-    t: Inputs, cotangent: Tensor, output: Tensor, output_dot: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    output_dot: Tensor,
+    dots: Dots,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
 ) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): those of `gradient`, then pushed, e0, e1."""
     return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)

@@ -77,7 +77,9 @@ def machine() -> Machine:
     wide = "avx512f" in features
     bits = _asked("EXPTILT_VECTOR_BITS") or (512 if wide else 256 if "avx" in features else 128)
     if bits not in _WIDTHS:
-        raise ArgumentError(f"EXPTILT_VECTOR_BITS is {bits}. Set it to one of {', '.join(map(str, _WIDTHS))}.")
+        raise ArgumentError(
+            f"EXPTILT_VECTOR_BITS is {bits}. Set it to one of {', '.join(map(str, _WIDTHS))}."
+        )
     registers = 32 if wide or family in ("aarch64", "arm64") else 16
     cache_kib = _asked("EXPTILT_CACHE_KIB")
     return Machine(bits, registers, _cache_bytes() if cache_kib is None else cache_kib * 1024)

@@ -13,7 +13,17 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from exptilt.tilting.backends.numba.vector_math import I16, I32, Lanes, constant, element_of, lanes_of, load, pointer, store
+from exptilt.tilting.backends.numba.vector_math import (
+    I16,
+    I32,
+    Lanes,
+    constant,
+    element_of,
+    lanes_of,
+    load,
+    pointer,
+    store,
+)
 
 NATIVE, BFLOAT16, FLOAT16 = 0, 1, 2
 KINDS = {torch.float32: NATIVE, torch.float64: NATIVE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -74,7 +84,9 @@ def _widened(builder: Any, halves: Any, kind: int) -> Any:
         return builder.bitcast(builder.shl(x, whole(16)), single)
     # float16: exponent and fraction moved into place and rescaled, which is right for small numbers too; 31 is infinity or NaN
     size = builder.shl(builder.and_(x, whole(0x7FFF)), whole(13))
-    scaled = builder.fmul(builder.bitcast(size, single), ir.Constant(single, [2.0**112] * count), flags=("contract",))
+    scaled = builder.fmul(
+        builder.bitcast(size, single), ir.Constant(single, [2.0**112] * count), flags=("contract",)
+    )
     special = builder.icmp_unsigned(">=", size, whole(0x0F800000))
     size = builder.select(special, builder.or_(size, whole(0x7F800000)), builder.bitcast(scaled, bits))
     return builder.bitcast(builder.or_(size, builder.shl(builder.and_(x, whole(0x8000)), whole(16))), single)
@@ -104,7 +116,9 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """As many vectors as lanes, transposed: pairs of rows are interleaved, again and again."""
     count = len(rows)
     low = [k // 2 + (k % 2) * count for k in range(count)]
-    masks = [ir.Constant(ir.VectorType(I32, count), [x + half * (count // 2) for x in low]) for half in (0, 1)]
+    masks = [
+        ir.Constant(ir.VectorType(I32, count), [x + half * (count // 2) for x in low]) for half in (0, 1)
+    ]
     span = count
     while span > 1:
         span //= 2

@@ -24,7 +24,17 @@ from numba.extending import intrinsic
 
 from exptilt.tilting.backends.numba.machine import machine
 from exptilt.tilting.backends.numba.packing import lanes_in, once, read, size_of, transposed, write
-from exptilt.tilting.backends.numba.vector_math import I32, Lanes, constant, element_of, lanes_of, load, pointer, splat, store
+from exptilt.tilting.backends.numba.vector_math import (
+    I32,
+    Lanes,
+    constant,
+    element_of,
+    lanes_of,
+    load,
+    pointer,
+    splat,
+    store,
+)
 
 ROWS = machine().block_rows
 CHAIN = 128
@@ -35,7 +45,9 @@ THIN = 8
 def _prefetch(builder: Any, place: Any) -> None:
     """Ask for a line of memory; any address may be asked for."""
     byte = ir.IntType(8).as_pointer()
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), "llvm.prefetch.p0")
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), "llvm.prefetch.p0"
+    )
     builder.call(function, [builder.bitcast(place, byte), *(ir.Constant(I32, x) for x in (0, 3, 1))])
 
 
@@ -56,21 +68,33 @@ def _block(rows):
             for line in sums:
                 for place in line:
                     builder.store(none, place)
-            starts = [builder.add(A, builder.mul(builder.mul(a_row, constant(r)), constant(size))) for r in range(rows)]
+            starts = [
+                builder.add(A, builder.mul(builder.mul(a_row, constant(r)), constant(size)))
+                for r in range(rows)
+            ]
             with cgutils.for_range(builder, inner) as loop:
                 line = builder.mul(loop.index, constant(2 * lanes))
-                halves = [Lanes(builder, load(builder, vector, B, builder.add(line, constant(h * lanes)))) for h in range(2)]
+                halves = [
+                    Lanes(builder, load(builder, vector, B, builder.add(line, constant(h * lanes))))
+                    for h in range(2)
+                ]
                 step = builder.mul(loop.index, a_step)
                 if machine().prefetch:
                     ahead = builder.add(line, constant(2 * lanes * machine().prefetch))
                     _prefetch(builder, pointer(builder, element, B, ahead))
                 for r in range(rows):
-                    a = Lanes(builder, splat(builder, vector, builder.load(pointer(builder, element, starts[r], step))))
+                    a = Lanes(
+                        builder,
+                        splat(builder, vector, builder.load(pointer(builder, element, starts[r], step))),
+                    )
                     for h in range(2):
                         total = Lanes(builder, builder.load(sums[r][h]))
                         builder.store((total + a * halves[h]).value, sums[r][h])
             factor = Lanes(builder, splat(builder, vector, alpha))
-            places = [[builder.add(builder.mul(c_row, constant(r)), constant(h * lanes)) for h in range(2)] for r in range(rows)]
+            places = [
+                [builder.add(builder.mul(c_row, constant(r)), constant(h * lanes)) for h in range(2)]
+                for r in range(rows)
+            ]
             with builder.if_else(add) as (then, otherwise):
                 with then:
                     for r in range(rows):
@@ -81,7 +105,12 @@ def _block(rows):
                 with otherwise:
                     for r in range(rows):
                         for h in range(2):
-                            store(builder, (Lanes(builder, builder.load(sums[r][h])) * factor).value, C, places[r][h])
+                            store(
+                                builder,
+                                (Lanes(builder, builder.load(sums[r][h])) * factor).value,
+                                C,
+                                places[r][h],
+                            )
             return context.get_dummy_value()
 
         whole = types.int64
@@ -217,11 +246,15 @@ def _sum_rows(vectors, unroll):
                     builder.store(none, place)
 
             def add(j: Any, line: list[Any]) -> None:
-                weight = Lanes(builder, splat(builder, vector, builder.load(pointer(builder, element, weights, j))))
+                weight = Lanes(
+                    builder, splat(builder, vector, builder.load(pointer(builder, element, weights, j)))
+                )
                 start = builder.mul(j, step)
                 for h, place in enumerate(line):
                     x = Lanes(builder, load(builder, vector, source, builder.add(start, constant(h * lanes))))
-                    bad = builder.and_((x - x).differs(0.0), splat(builder, ir.VectorType(ir.IntType(1), lanes), clean))
+                    bad = builder.and_(
+                        (x - x).differs(0.0), splat(builder, ir.VectorType(ir.IntType(1), lanes), clean)
+                    )
                     x = Lanes(builder, builder.select(bad, none, x.value))
                     builder.store((Lanes(builder, builder.load(place)) + weight * x).value, place)
 

@@ -19,7 +19,17 @@ from numba.extending import intrinsic
 
 from exptilt.tilting.backends.numba.frame import whole_at
 from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
-from exptilt.tilting.backends.numba.vector_math import I64, Lanes, element_of, lanes_of, load, pointer, row_loop, store, tanh
+from exptilt.tilting.backends.numba.vector_math import (
+    I64,
+    Lanes,
+    element_of,
+    lanes_of,
+    load,
+    pointer,
+    row_loop,
+    store,
+    tanh,
+)
 
 
 @njit(error_model="numpy")
@@ -155,7 +165,12 @@ def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
     if f.cap > 0:
         cap = number(zero, f.cap)
         if bent:
-            _soften(zero, (s + left * size, slope + left * size, bend + left * size), vectors, (cap, number(zero, 1 / f.cap)))
+            _soften(
+                zero,
+                (s + left * size, slope + left * size, bend + left * size),
+                vectors,
+                (cap, number(zero, 1 / f.cap)),
+            )
         else:
             _soften_only(zero, (s + left * size,), vectors, (cap,))
     target = s + lo * size

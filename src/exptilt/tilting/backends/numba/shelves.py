@@ -10,7 +10,16 @@ from collections import namedtuple
 from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.packing import NATIVE, bytes_of, copy_row, lanes_in, number, pack_columns, pack_rows, size_of
+from exptilt.tilting.backends.numba.packing import (
+    NATIVE,
+    bytes_of,
+    copy_row,
+    lanes_in,
+    number,
+    pack_columns,
+    pack_rows,
+    size_of,
+)
 from exptilt.tilting.backends.numba.product import dot_products, long_product, thin_dots, thin_sum
 
 # One operand of a block: address, numbers from one vector to the next, kind, dimension, how many vectors there are; and, for half
@@ -24,7 +33,9 @@ Shelf = namedtuple("Shelf", ("address", "slot", "tags"))
 def source(zero, address, table, step, kind, dim, length, block, wide, held):
     """The operand's vectors for one block."""
     held[0] = -1
-    return Source(address + whole_at(table, block) * bytes_of(zero, kind), step, kind, dim, length, wide, held)
+    return Source(
+        address + whole_at(table, block) * bytes_of(zero, kind), step, kind, dim, length, wide, held
+    )
 
 
 @njit(error_model="numpy")
@@ -66,7 +77,9 @@ def against(f, alpha, zero, C, c_row, A, a_row, rows, x, shelf, block, tile, fir
     C += first * size
     if f.thin:
         place, step = _tile(f, zero, x, tile)
-        thin_dots(alpha, C, c_row, A, a_row, rows, place + first * step * size, step, last - first, x.dim, add)
+        thin_dots(
+            alpha, C, c_row, A, a_row, rows, place + first * step * size, step, last - first, x.dim, add
+        )
         return
     slot, there = _slot(shelf, block, tile)
     at = shelf.address + slot * shelf.slot * size
@@ -84,7 +97,9 @@ def gather(f, zero, C, c_row, A, a_row, rows, x, shelf, block, tile, first, last
     A += first * size
     if f.thin:
         place, step = _tile(f, zero, x, tile)
-        thin_sum(zero, C, c_row, A, a_row, rows, place + first * step * size, step, last - first, x.dim, clean)
+        thin_sum(
+            zero, C, c_row, A, a_row, rows, place + first * step * size, step, last - first, x.dim, clean
+        )
         return
     slot, there = _slot(shelf, block, tile)
     at = shelf.address + slot * shelf.slot * size
@@ -93,4 +108,6 @@ def gather(f, zero, C, c_row, A, a_row, rows, x, shelf, block, tile, first, last
         n = min(f.tile_keys, x.length - tile * f.tile_keys)
         pack_rows(zero, at, f.tile_keys * width, place, step, n, x.dim, clean)
     place = at + first * width * size
-    long_product(number(zero, 1.0), C, c_row, A, a_row, 1, place, f.tile_keys * width, rows, x.dim, last - first)
+    long_product(
+        number(zero, 1.0), C, c_row, A, a_row, 1, place, f.tile_keys * width, rows, x.dim, last - first
+    )

@@ -13,10 +13,26 @@ from numba import carray, njit
 
 from exptilt.tilting.backends.numba.frame import take
 from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
-from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_in, place_rows, strip_range, to_scores
+from exptilt.tilting.backends.numba.score_row import (
+    add_plane,
+    fill_row,
+    place_in,
+    place_rows,
+    strip_range,
+    to_scores,
+)
 from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop
-from exptilt.tilting.backends.numba.workspace import FAR, FLUSH, arena, clear_outside, copy_rows, flush, times_row, widening
+from exptilt.tilting.backends.numba.workspace import (
+    FAR,
+    FLUSH,
+    arena,
+    clear_outside,
+    copy_rows,
+    flush,
+    times_row,
+    widening,
+)
 
 ROWS = ("shift", "inverse", "gap")
 _FEW = 8  # vectors
@@ -94,7 +110,10 @@ def tangent_sweep(f, zero):
     bend = slope + long * size
     some = max(slots, 1)
     keys, moved_keys = Shelf(at[6], key_slot, np.full(some, -1)), Shelf(at[7], key_slot, np.full(some, -1))
-    values, moved_values = Shelf(at[8], value_slot, np.full(some, -1)), Shelf(at[9], value_slot, np.full(some, -1))
+    values, moved_values = (
+        Shelf(at[8], value_slot, np.full(some, -1)),
+        Shelf(at[9], value_slot, np.full(some, -1)),
+    )
     held = np.empty((4, 1), np.int64)
     where = np.empty((4, f.tile_rows), np.int64)
     settled, sums = np.empty(f.tile_rows, np.bool_), np.empty((4, f.tile_rows))
@@ -112,12 +131,45 @@ def tangent_sweep(f, zero):
             v = source(zero, f.value, f.value_at, f.value_step, f.value_kind, Dv, K, block, at[12], held[2])
             k_dot, v_dot = k, v
             if f.key_dot != 0:
-                k_dot = source(zero, f.key_dot, f.key_dot_at, f.key_dot_step, f.key_dot_kind, D, K, block, at[11], held[1])
+                k_dot = source(
+                    zero,
+                    f.key_dot,
+                    f.key_dot_at,
+                    f.key_dot_step,
+                    f.key_dot_kind,
+                    D,
+                    K,
+                    block,
+                    at[11],
+                    held[1],
+                )
             if f.value_dot != 0:
-                v_dot = source(zero, f.value_dot, f.value_dot_at, f.value_dot_step, f.value_dot_kind, Dv, K, block, at[13], held[3])
+                v_dot = source(
+                    zero,
+                    f.value_dot,
+                    f.value_dot_at,
+                    f.value_dot_step,
+                    f.value_dot_kind,
+                    Dv,
+                    K,
+                    block,
+                    at[13],
+                    held[3],
+                )
             copy_rows(zero, queries, wide_q, f.query, f.query_at, f.query_step, f.query_kind, D, where, h)
             if f.query_dot != 0:
-                copy_rows(zero, pushed, wide_q, f.query_dot, f.query_dot_at, f.query_dot_step, f.query_dot_kind, D, where, h)
+                copy_rows(
+                    zero,
+                    pushed,
+                    wide_q,
+                    f.query_dot,
+                    f.query_dot_at,
+                    f.query_dot_step,
+                    f.query_dot_kind,
+                    D,
+                    where,
+                    h,
+                )
             settled[:h], sums[:, :h] = False, 0.0
             fill_row(zero, (summed,), h * wide_v // lanes, (zero,))
             done, flushed = 0, False
@@ -130,12 +182,60 @@ def tangent_sweep(f, zero):
                     if w <= w0:
                         continue
                     mine = s0 * wide_q * size
-                    against(f, scale, zero, S, long, queries + mine, wide_q, s1 - s0, k, keys, block, tile, w0, w, False)
+                    against(
+                        f,
+                        scale,
+                        zero,
+                        S,
+                        long,
+                        queries + mine,
+                        wide_q,
+                        s1 - s0,
+                        k,
+                        keys,
+                        block,
+                        tile,
+                        w0,
+                        w,
+                        False,
+                    )
                     if f.query_dot != 0:
-                        against(f, scale, zero, T, long, pushed + mine, wide_q, s1 - s0, k, keys, block, tile, w0, w, False)
+                        against(
+                            f,
+                            scale,
+                            zero,
+                            T,
+                            long,
+                            pushed + mine,
+                            wide_q,
+                            s1 - s0,
+                            k,
+                            keys,
+                            block,
+                            tile,
+                            w0,
+                            w,
+                            False,
+                        )
                     if f.key_dot != 0:
                         both = f.query_dot != 0
-                        against(f, scale, zero, T, long, queries + mine, wide_q, s1 - s0, k_dot, moved_keys, block, tile, w0, w, both)
+                        against(
+                            f,
+                            scale,
+                            zero,
+                            T,
+                            long,
+                            queries + mine,
+                            wide_q,
+                            s1 - s0,
+                            k_dot,
+                            moved_keys,
+                            block,
+                            tile,
+                            w0,
+                            w,
+                            both,
+                        )
                     for r in range(s0, s1):
                         s, t = S + (r - s0) * long * size, T + (r - s0) * long * size
                         lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
@@ -152,7 +252,9 @@ def tangent_sweep(f, zero):
                         shift, inverse = read(zero, f.rows, row), read(zero, f.rows, total_rows + row)
                         both_at = (s + left * size, t + left * size)
                         if not settled[r]:
-                            weight, mean = _means(zero, both_at, min(n, _FEW), (shift,))  # some keys are enough, if they weigh anything
+                            weight, mean = _means(
+                                zero, both_at, min(n, _FEW), (shift,)
+                            )  # some keys are enough, if they weigh anything
                             if weight == 0:
                                 weight, mean = _means(zero, both_at, n, (shift,))
                             if weight > 0:
@@ -167,9 +269,26 @@ def tangent_sweep(f, zero):
                         clear_outside(zero, lanes, t, w0, left, n, w)
                     if Dv > 0:
                         target = summed + s0 * wide_v * size
-                        gather(f, zero, target, wide_v, T, long, s1 - s0, v, values, block, tile, w0, w, False)
+                        gather(
+                            f, zero, target, wide_v, T, long, s1 - s0, v, values, block, tile, w0, w, False
+                        )
                         if f.value_dot != 0:
-                            gather(f, zero, target, wide_v, S, long, s1 - s0, v_dot, moved_values, block, tile, w0, w, False)
+                            gather(
+                                f,
+                                zero,
+                                target,
+                                wide_v,
+                                S,
+                                long,
+                                s1 - s0,
+                                v_dot,
+                                moved_values,
+                                block,
+                                tile,
+                                w0,
+                                w,
+                                False,
+                            )
                 done += 1
                 if done % FLUSH == 0:
                     flush(zero, summed, wide_v, h, Dv, total, flushed)

@@ -148,7 +148,11 @@ def tanh(x: Lanes) -> Lanes:
     minus = -x
     size = x.where(x > 0.0, minus)
     z = x * x
-    small = z.polynomial(_TANH32) * z * x + x if x.single else x * z * (z.polynomial(_TANH64_P) / z.polynomial(_TANH64_Q)) + x
+    small = (
+        z.polynomial(_TANH32) * z * x + x
+        if x.single
+        else x * z * (z.polynomial(_TANH64_P) / z.polynomial(_TANH64_Q)) + x
+    )
     e = exp(size * -2.0)
     large = (-e + 1.0) / (e + 1.0)
     return small.where(size < 0.625, large.where(x > 0.0, -large))
@@ -173,7 +177,9 @@ def splat(builder: Any, vector: Any, x: Any) -> Any:
     """A vector with x in every lane."""
     none = ir.Constant(vector, None)
     first = builder.insert_element(none, x, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count))
+    return builder.shuffle_vector(
+        first, none, ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
+    )
 
 
 def pointer(builder: Any, kind: Any, address: Any, index: Any = None) -> Any:
@@ -200,16 +206,24 @@ def _halved(builder: Any, x: Any, join: Callable[[Lanes, Lanes], Lanes]) -> Any:
     n = x.type.count
     while n > 1:
         n //= 2
-        parts = [builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, n), list(range(k * n, k * n + n)))) for k in range(2)]
+        parts = [
+            builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, n), list(range(k * n, k * n + n))))
+            for k in range(2)
+        ]
         x = join(Lanes(builder, parts[0]), Lanes(builder, parts[1])).value
     return builder.extract_element(x, ir.Constant(I32, 0))
 
 
-_JOIN: dict[str, Callable[[Lanes, Lanes], Lanes]] = {"sum": lambda a, b: a + b, "max": lambda a, b: a.larger(b)}
+_JOIN: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
+    "sum": lambda a, b: a + b,
+    "max": lambda a, b: a.larger(b),
+}
 _START = {"sum": 0.0, "max": -math.inf}
 
 
-def row_loop(reads: int, writes: Sequence[int] = (), sums: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+def row_loop(
+    reads: int, writes: Sequence[int] = (), sums: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Any]:
     """Make an intrinsic ``loop(zero, places, count, numbers)`` of a function of vectors.
 
     The function gets one vector from each of the first `reads` places (addresses of rows of numbers) and each of the numbers in all
@@ -226,20 +240,29 @@ def row_loop(reads: int, writes: Sequence[int] = (), sums: Sequence[str] = ()) -
                 number = signature.args[0]
                 vector = ir.VectorType(element_of(number), lanes_of(number))
                 addresses = cgutils.unpack_tuple(builder, arguments[1])
-                given = [Lanes(builder, splat(builder, vector, x)) for x in cgutils.unpack_tuple(builder, arguments[3])[:how_many]]
+                given = [
+                    Lanes(builder, splat(builder, vector, x))
+                    for x in cgutils.unpack_tuple(builder, arguments[3])[:how_many]
+                ]
                 start = [ir.Constant(vector, [_START[kind]] * vector.count) for kind in sums]
                 totals = [[cgutils.alloca_once_value(builder, x) for x in start] for _ in range(_UNROLL)]
 
                 def step(first: Any, vectors: int) -> None:
                     for k in range(vectors):
-                        index = builder.mul(builder.add(first, ir.Constant(I64, k)), ir.Constant(I64, vector.count))
-                        there = [Lanes(builder, load(builder, vector, addresses[i], index)) for i in range(reads)]
+                        index = builder.mul(
+                            builder.add(first, ir.Constant(I64, k)), ir.Constant(I64, vector.count)
+                        )
+                        there = [
+                            Lanes(builder, load(builder, vector, addresses[i], index)) for i in range(reads)
+                        ]
                         made = body(*there, *given)
                         made = made if isinstance(made, tuple) else (made,)
                         for place, value in zip(writes, made, strict=False):
                             store(builder, value.value, addresses[place], index)
                         for kind, total, value in zip(sums, totals[k], made[len(writes) :], strict=True):
-                            builder.store(_JOIN[kind](value, Lanes(builder, builder.load(total))).value, total)
+                            builder.store(
+                                _JOIN[kind](value, Lanes(builder, builder.load(total))).value, total
+                            )
 
                 whole = builder.udiv(arguments[2], ir.Constant(I64, _UNROLL))
                 with cgutils.for_range(builder, whole) as turn:
@@ -253,7 +276,11 @@ def row_loop(reads: int, writes: Sequence[int] = (), sums: Sequence[str] = ()) -
                     for k in range(1, _UNROLL):
                         x = _JOIN[kind](x, Lanes(builder, builder.load(totals[k][i])))
                     found.append(_halved(builder, x.value, _JOIN[kind]))
-                return context.make_tuple(builder, signature.return_type, found) if sums else context.get_dummy_value()
+                return (
+                    context.make_tuple(builder, signature.return_type, found)
+                    if sums
+                    else context.get_dummy_value()
+                )
 
             result = types.UniTuple(zero, len(sums)) if sums else types.void
             return result(zero, places, types.int64, numbers), generate
