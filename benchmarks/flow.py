@@ -12,7 +12,7 @@ import torch
 
 import harness
 from exptilt.dynamics import Flow
-from exptilt.dynamics.diagnostics import measure
+from exptilt.dynamics.observe.snapshot import measure
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "dynamics.md"

@@ -10,19 +10,24 @@ with its theory beside it.
 from exptilt._support.intervals import Interval
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.ascent import Slope
-from exptilt.dynamics.clusters import Clusters, cluster_labels, clusters
-from exptilt.dynamics.diagnostics import Growth, Norms
-from exptilt.dynamics.equilibrium import Equilibrium
 from exptilt.dynamics.experiments.circle import MetastableCounts, metastable_counts
 from exptilt.dynamics.experiments.divergence import DivergenceRate, divergence_rate
 from exptilt.dynamics.experiments.equal_cosine import EqualCosine, equal_cosine
 from exptilt.dynamics.experiments.sweep import Setting, Sweep, equilibrium_sweep
 from exptilt.dynamics.experiments.theorem_one import TheoremOne, TheoremOneRow, theorem_one
-from exptilt.dynamics.fixed_point import fixed_point
+from exptilt.dynamics.fixed_points.equilibrium import Equilibrium
+from exptilt.dynamics.fixed_points.solve import fixed_point
+from exptilt.dynamics.fixed_points.stability import (
+    MonotoneOperator,
+    SpectralRadius,
+    monotone_operator,
+    spectral_radius,
+)
 from exptilt.dynamics.flow import Flow, FlowInfo, FlowState, Kernel
-from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.observe.clusters import Clusters, cluster_labels, clusters
+from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.observe.snapshot import Growth, Norms
 from exptilt.dynamics.renormalizers import RMS, Batch, Layer, Sphere, Whiten
-from exptilt.dynamics.stability import MonotoneOperator, SpectralRadius, monotone_operator, spectral_radius
 from exptilt.dynamics.trajectory import Trajectory
 
 __all__ = [

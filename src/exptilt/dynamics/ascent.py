@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from exptilt.dynamics.points import full_precision
+from exptilt.dynamics.observe.points import full_precision
 from exptilt.families import Empirical
 from exptilt.families.measure import Measure
 from exptilt.tilting.arguments import prepare

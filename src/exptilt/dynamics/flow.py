@@ -21,9 +21,9 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope, slope
-from exptilt.dynamics.diagnostics import growth
-from exptilt.dynamics.ode import solve
-from exptilt.dynamics.points import check_points, full_precision
+from exptilt.dynamics.continuous import solve
+from exptilt.dynamics.observe.points import check_points, full_precision
+from exptilt.dynamics.observe.snapshot import growth
 from exptilt.dynamics.renormalizers import Renormalizer, as_renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
 from exptilt.families import Empirical

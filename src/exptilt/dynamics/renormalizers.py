@@ -26,7 +26,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.linalg import check_covariance
 from exptilt._support.transforms import derivatives_wanted, is_concrete
-from exptilt.dynamics.points import check_points, cloud_scale, full_precision
+from exptilt.dynamics.observe.points import check_points, cloud_scale, full_precision
 
 Renormalizer = Callable[[Tensor], Tensor]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt.dynamics.clusters import Clusters
-from exptilt.dynamics.diagnostics import Growth, Norms, Snapshot, measure, stacked
-from exptilt.dynamics.gaussianity import Gaussianity
+from exptilt.dynamics.observe.clusters import Clusters
+from exptilt.dynamics.observe.gaussianity import Gaussianity
+from exptilt.dynamics.observe.snapshot import Growth, Norms, Snapshot, measure, stacked
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exptilt.dynamics.gaussianity import gaussianity
+from exptilt.dynamics.observe.gaussianity import gaussianity
 
 COMPONENTS = 16  # leading principal components that are tested for Gaussianity
 SPECTRUM = 64  # eigenvalues kept

@@ -1,11 +1,11 @@
-"""Pictures of how much memories hold, in the style of ``dynamics/pictures.py``: numbers computed elsewhere in, a figure out."""
+"""Pictures of how much memories hold, in the style of ``_support/plotting.py``: numbers computed elsewhere in, a figure out."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from exptilt.dynamics.pictures import COLOURS, caption, new_figure, whole_log
+from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
-from exptilt.dynamics.clusters import clusters
 from exptilt.dynamics.flow import Flow
+from exptilt.dynamics.observe.clusters import clusters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

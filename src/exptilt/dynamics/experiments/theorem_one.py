@@ -24,7 +24,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.dynamics.experiments.arguments import check_several, check_whole
 from exptilt.dynamics.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
-from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import Whiten
 from exptilt.families import Gaussian
 

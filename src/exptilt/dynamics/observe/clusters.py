@@ -21,7 +21,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.kernels import kernel
-from exptilt.dynamics.points import check_points
+from exptilt.dynamics.observe.points import check_points
 
 _LISTED = 16
 

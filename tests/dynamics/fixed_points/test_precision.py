@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, hessian, jvp, vmap
 
-from dynamics.fixed_problems import SOLVERS, contraction, generator
+from dynamics.fixed_points.problems import SOLVERS, contraction, generator
 from exptilt._support.errors import ArgumentError
 from exptilt.dynamics import Equilibrium, fixed_point, monotone_operator, spectral_radius
 

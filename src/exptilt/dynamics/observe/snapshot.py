@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from exptilt.dynamics.clusters import Clusters, clusters
-from exptilt.dynamics.gaussianity import Gaussianity, gaussianity
-from exptilt.dynamics.points import cloud_scale
+from exptilt.dynamics.observe.clusters import Clusters, clusters
+from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.observe.points import cloud_scale
 
 Record = TypeVar("Record")
 

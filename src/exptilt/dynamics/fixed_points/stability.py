@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.dynamics.fixed_point import check_image, check_state
-from exptilt.dynamics.krylov import Operator, arnoldi
-from exptilt.dynamics.levels import Seat, plain
-from exptilt.dynamics.options import integer, number
-from exptilt.dynamics.precision import Precision, exact
-from exptilt.dynamics.tape import Tape
+from exptilt.dynamics.fixed_points.jacobian import Tape
+from exptilt.dynamics.fixed_points.krylov import Operator, arnoldi
+from exptilt.dynamics.fixed_points.options import integer, number
+from exptilt.dynamics.fixed_points.precision import Precision, exact
+from exptilt.dynamics.fixed_points.problem import Seat, plain
+from exptilt.dynamics.fixed_points.solve import check_image, check_state
 
 _DENSE = 64
 

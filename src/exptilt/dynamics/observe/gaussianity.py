@@ -25,7 +25,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from exptilt.dynamics.points import check_points, cloud_scale
+from exptilt.dynamics.observe.points import check_points, cloud_scale
 
 _DIRECTIONS = 32
 _SEED = 20240229  # of the directions: any number, but always the same one

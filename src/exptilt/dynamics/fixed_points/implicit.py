@@ -37,10 +37,10 @@ from exptilt._support.transforms import (
     is_wrapped,
     without_tangent,
 )
-from exptilt.dynamics.krylov import gmres
-from exptilt.dynamics.levels import Seat, plain
-from exptilt.dynamics.precision import exact
-from exptilt.dynamics.tape import Tape
+from exptilt.dynamics.fixed_points.jacobian import Tape
+from exptilt.dynamics.fixed_points.krylov import gmres
+from exptilt.dynamics.fixed_points.precision import exact
+from exptilt.dynamics.fixed_points.problem import Seat, plain
 
 # Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts. At n = 32 writing it out took thrice the time.
 _DENSE = 8

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynamics.fixed_problems import F64, close, generator, unrolled
+from dynamics.fixed_points.problems import F64, close, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.dynamics import Equilibrium, Status, equilibrium, fixed_point
+from exptilt.dynamics import Equilibrium, Status, fixed_point
+from exptilt.dynamics.fixed_points import equilibrium
 
 
 class Layer(nn.Module):

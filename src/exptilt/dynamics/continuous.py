@@ -27,7 +27,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, ConvergenceError, MissingExtraError
 from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
-from exptilt.dynamics.points import full_precision
+from exptilt.dynamics.observe.points import full_precision
 from exptilt.dynamics.renormalizers import Renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamics.fixed_problems import F64, SOLVERS, attention, close, contraction, generator, unrolled
+from dynamics.fixed_points.problems import F64, SOLVERS, attention, close, contraction, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.dynamics import Status, fixed_point
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt._support.transforms import in_transform
-from exptilt.dynamics.fixed_point import fixed_point
-from exptilt.dynamics.options import Options
+from exptilt.dynamics.fixed_points.options import Options
+from exptilt.dynamics.fixed_points.solve import fixed_point
 
 
 class Equilibrium(nn.Module):

@@ -27,12 +27,12 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import forward_derivatives
-from exptilt.dynamics.implicit import attach
-from exptilt.dynamics.levels import Seat, bare, differentiated, plain, spread
-from exptilt.dynamics.options import Options
-from exptilt.dynamics.precision import DTYPES, Precision, exact
-from exptilt.dynamics.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver, damped
-from exptilt.dynamics.tape import Tape
+from exptilt.dynamics.fixed_points.implicit import attach
+from exptilt.dynamics.fixed_points.jacobian import Tape
+from exptilt.dynamics.fixed_points.options import Options
+from exptilt.dynamics.fixed_points.precision import DTYPES, Precision, exact
+from exptilt.dynamics.fixed_points.problem import Seat, bare, differentiated, plain, spread
+from exptilt.dynamics.fixed_points.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver, damped
 
 _CONVERGED, _MAX_STEPS, _DIVERGED, _NOT_FINITE = (
     status.code for status in (Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED, Status.NOT_FINITE)

@@ -88,7 +88,7 @@ def test_gaussianity_does_not_see_affine_maps():
 
 
 def test_both_ways_to_sum_cubes_agree():
-    from exptilt.dynamics.gaussianity import _cubes
+    from exptilt.dynamics.observe.gaussianity import _cubes
 
     z = cloud(40, 6)
     pairs = float((z @ z.mT).pow(3).sum()) / 1600

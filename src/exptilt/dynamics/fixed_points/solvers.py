@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.linalg import dot, matvec
-from exptilt.dynamics.krylov import gmres
-from exptilt.dynamics.levels import Seat
-from exptilt.dynamics.tape import Tape
+from exptilt.dynamics.fixed_points.jacobian import Tape
+from exptilt.dynamics.fixed_points.krylov import gmres
+from exptilt.dynamics.fixed_points.problem import Seat
 
 _RISE = 2.0
 

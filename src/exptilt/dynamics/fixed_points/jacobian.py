@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.transforms import forward_derivatives, in_forward_mode, without_tangent
-from exptilt.dynamics.levels import Seat
+from exptilt.dynamics.fixed_points.problem import Seat
 
 
 class Tape:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamics.fixed_problems import F64, attention, close, contraction, generator
+from dynamics.fixed_points.problems import F64, attention, close, contraction, generator
 from exptilt._support.errors import ArgumentError
 from exptilt.dynamics import fixed_point, monotone_operator, spectral_radius
 

@@ -9,9 +9,10 @@ import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
-from dynamics.fixed_problems import F64, SOLVERS, close, contraction, generator, unrolled
+from dynamics.fixed_points.problems import F64, SOLVERS, close, contraction, generator, unrolled
 from exptilt._support.errors import ConvergenceError
-from exptilt.dynamics import fixed_point, implicit
+from exptilt.dynamics import fixed_point
+from exptilt.dynamics.fixed_points import implicit
 
 each = pytest.mark.parametrize("solver", SOLVERS)
 A, B = contraction(3, 0.6, 0), torch.randn(2, 3, dtype=F64, generator=generator(0))

@@ -9,7 +9,7 @@ import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError, MissingExtraError
 from exptilt.dynamics import RMS, Batch, Flow, Layer, Sphere, Whiten
-from exptilt.dynamics.ode import velocity
+from exptilt.dynamics.continuous import velocity
 from exptilt.families import Gaussian
 
 F64 = torch.float64
@@ -85,7 +85,7 @@ def test_samples_do_not_change_the_solution():
 
 def test_held_states_do_not_change_the_solution(monkeypatch):
     whole = Flow("sphere").ode(cloud(9, 2), 2.0, samples=8, rtol=1e-9, atol=1e-11)
-    monkeypatch.setattr("exptilt.dynamics.ode._HELD", 3 * 9 * 2 * 8)  # three samples at a time
+    monkeypatch.setattr("exptilt.dynamics.continuous._HELD", 3 * 9 * 2 * 8)  # three samples at a time
     parts = Flow("sphere").ode(cloud(9, 2), 2.0, samples=8, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(parts.states, whole.states, rtol=1e-6, atol=1e-6)
     assert torch.equal(parts.time, whole.time)
@@ -149,7 +149,7 @@ def test_the_bar_goes_with_the_time(monkeypatch):
         seen.append(len(ticks))
         return x / x.norm(dim=-1, keepdim=True)
 
-    monkeypatch.setattr("exptilt.dynamics.ode.track", track)
+    monkeypatch.setattr("exptilt.dynamics.continuous.track", track)
     Flow(watched).ode(cloud(5, 2), 2.0, samples=2)
     assert len({count for count in seen if 1 < count < 100}) > 3
     assert ticks == list(range(101))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dynamics.fixed_problems import F64, close, contraction, generator
-from exptilt.dynamics import krylov
-from exptilt.dynamics.krylov import arnoldi, gmres
+from dynamics.fixed_points.problems import F64, close, contraction, generator
+from exptilt.dynamics.fixed_points import krylov
+from exptilt.dynamics.fixed_points.krylov import arnoldi, gmres
 
 
 def operator(matrices: torch.Tensor, calls: list[int]):

@@ -1,0 +1,1 @@
+"""Fixed points x = f(x), their derivatives, their stability, and layers iterated to them."""

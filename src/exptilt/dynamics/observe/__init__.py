@@ -1,0 +1,1 @@
+"""What is seen of a cloud of points: clusters, Gaussianity, lengths and spectrum."""
