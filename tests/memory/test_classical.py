@@ -18,8 +18,8 @@ from exptilt.memory import (
     linear_attention,
     linear_attention_check,
 )
-from exptilt.memory.equivalence import integrated_free_energy
-from exptilt.memory.learning import gradient
+from exptilt.memory.binary.contrastive_divergence import gradient
+from exptilt.memory.experiments.equivalence import integrated_free_energy
 from oracles import memory as oracle
 
 F64 = torch.float64

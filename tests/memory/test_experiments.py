@@ -16,9 +16,9 @@ from exptilt.memory import (
     storage_bound,
     storage_capacity,
 )
-from exptilt.memory.capacity import Capacity, sphere
-from exptilt.memory.cliff import Cliff, classical_cliff
-from exptilt.memory.metastable import jacobian, weights
+from exptilt.memory.experiments.capacity import Capacity, sphere
+from exptilt.memory.experiments.cliff import Cliff, classical_cliff
+from exptilt.memory.landscape.metastable import jacobian, weights
 from oracles import memory as oracle
 
 F64 = torch.float64

@@ -9,8 +9,9 @@ import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.memory import ClassicalHopfield, Hopfield, Polynomial, RestrictedBoltzmann, boltzmann_check
-
-from exptilt.memory import boltzmann, classical, equivalence, metastable, recall  # isort: skip
+from exptilt.memory.binary import boltzmann, classical
+from exptilt.memory.experiments import equivalence
+from exptilt.memory.landscape import metastable, recall
 from oracles import memory as oracle
 
 F64 = torch.float64

@@ -185,7 +185,7 @@ def test_float32_is_as_good_as_plain_torch():
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_half_precision_and_parts(dtype, similarity, monkeypatch):
     """Patterns in half precision are widened part by part and the parts merged."""
-    monkeypatch.setattr("exptilt.memory.sweep._PART_NUMBERS", 512)
+    monkeypatch.setattr("exptilt.memory.patterns._PART_NUMBERS", 512)
     torch.manual_seed(0)
     x, s = torch.randn(301, 8).to(dtype), torch.randn(5, 8)
     memory = Hopfield(x, 0.5, similarity=similarity)
@@ -195,7 +195,7 @@ def test_half_precision_and_parts(dtype, similarity, monkeypatch):
 
 
 def test_many_tiles(monkeypatch):
-    monkeypatch.setattr("exptilt.memory.sweep._TILE_CELLS", 1 << 8)
+    monkeypatch.setattr("exptilt.memory.patterns._TILE_CELLS", 1 << 8)
     torch.manual_seed(0)
     x, s = torch.randn(333, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
     for similarity, separation, parameter in PAIRS:

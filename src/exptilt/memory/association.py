@@ -15,7 +15,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.attention import attend
 from exptilt.dynamics import fixed_point
-from exptilt.memory.sweep import wide
+from exptilt.memory.patterns import wide
 
 
 def check_steps(what: str, steps: int | None) -> None:

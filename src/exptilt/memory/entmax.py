@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.transforms import is_concrete
-from exptilt.memory.sweep import Keys
+from exptilt.memory.patterns import Keys
 
 _MOST_STEPS = 60  # seen: 3 to 9, for up to a million patterns and alpha down to 1.01
 _BLIND_STEPS = 24  # where values cannot be looked at

@@ -23,11 +23,12 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete
-from exptilt.memory import basins, few, margins, metastable, recall, retrieval, storage
+from exptilt.memory import few, retrieval, storage
 from exptilt.memory.checks import as_beta, as_patterns, as_tensor, check_state
+from exptilt.memory.landscape import basins, margins, metastable, recall
+from exptilt.memory.patterns import Keys, measures
 from exptilt.memory.separation import Polynomial, Separation, separation
 from exptilt.memory.similarity import Similarity, similarity
-from exptilt.memory.sweep import Keys, measures
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -26,7 +26,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt.attention import attend
 from exptilt.memory.entmax import entmax_sweep
-from exptilt.memory.sweep import Keys
+from exptilt.memory.patterns import Keys
 from exptilt.tilting import merge
 
 

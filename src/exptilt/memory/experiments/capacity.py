@@ -21,9 +21,9 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
-from exptilt.memory import recall
 from exptilt.memory.checks import check_count
 from exptilt.memory.hopfield import Hopfield
+from exptilt.memory.landscape import recall
 from exptilt.memory.theory import StorageBound, storage_bound
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Capacity:
 
     def plot(self) -> "Figure":
         """Patterns recalled against dimension, with intervals, beside what theory promises."""
-        from exptilt.memory import pictures
+        from exptilt.memory.experiments import pictures
 
         return pictures.capacity(self)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.boltzmann import RestrictedBoltzmann
+from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
 
 
 @dataclass(frozen=True)

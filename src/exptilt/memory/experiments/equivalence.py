@@ -20,8 +20,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.boltzmann import RestrictedBoltzmann
-from exptilt.memory.classical import ClassicalHopfield, _binary
+from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
+from exptilt.memory.binary.classical import ClassicalHopfield, _binary
 
 
 @dataclass(frozen=True)

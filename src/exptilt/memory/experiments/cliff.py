@@ -17,8 +17,8 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
+from exptilt.memory.binary.classical import ClassicalHopfield
 from exptilt.memory.checks import check_count
-from exptilt.memory.classical import ClassicalHopfield
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ class Cliff:
 
     def plot(self) -> "Figure":
         """Share recalled and overlap against the load, with intervals, beside the load at which an infinite network forgets."""
-        from exptilt.memory import pictures
+        from exptilt.memory.experiments import pictures
 
         return pictures.cliff(self)
 

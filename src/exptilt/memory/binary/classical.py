@@ -182,7 +182,7 @@ class ClassicalHopfield:
 
     def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
         """Every unit of ``(B, N)`` once, in that order."""
-        from exptilt.memory.classical_kernel import sweep
+        from exptilt.memory.binary.classical_kernel import sweep
 
         new, field = value.clone(), (value @ self.weight).numpy()
         sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.basins import one_memory
 from exptilt.memory.checks import check_count, check_state
+from exptilt.memory.landscape.basins import one_memory
+from exptilt.memory.patterns import Keys
 from exptilt.memory.retrieval import settle
 from exptilt.memory.similarity import SIMILARITIES
-from exptilt.memory.sweep import Keys
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield

@@ -17,7 +17,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.checks import check_count
-from exptilt.memory.margins import places
+from exptilt.memory.landscape.margins import places
 from exptilt.memory.retrieval import settle
 from exptilt.memory.theory import guaranteed_radius
 

@@ -10,8 +10,8 @@ from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from exptilt.memory.capacity import Capacity
-    from exptilt.memory.cliff import Cliff
+    from exptilt.memory.experiments.capacity import Capacity
+    from exptilt.memory.experiments.cliff import Cliff
 
 _RULES = {  # the rule's name, the load theory speaks of, and what it says
     "hebbian": ("Hebbian", 0.138, "theory, N → ∞: forgotten beyond 0.138"),

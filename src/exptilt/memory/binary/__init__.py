@@ -1,0 +1,1 @@
+"""Memories of binary units: classical Hopfield networks and restricted Boltzmann machines."""

@@ -1,0 +1,1 @@
+"""The landscape of a memory, measured: margins between patterns, basins of attraction, recall, fixed points."""
