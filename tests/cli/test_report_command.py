@@ -177,7 +177,7 @@ def test_full_disk(tiny, text, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     out = tmp_path / "out"
     assert main.main(["report", str(tiny / "checkpoint-5"), "--text", str(text), "--out", str(out)]) == 2
     assert capsys.readouterr().err == "exptilt report: [Errno 28] No space left on device\n"

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -15,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import MissingExtraError
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
-from exptilt.report import files, payload, readings, study, write
+from exptilt.report import payload, readings, study, write
 from exptilt.report.tokens import visible
 from report.made import HOSTILE, make_study
 
@@ -282,39 +281,6 @@ def test_study_without_anything_still_makes_a_page(tmp_path):
     assert "Not measured (the page says why): thing" in study.text(bare)
 
 
-@pytest.mark.parametrize("moment", range(8))
-@pytest.mark.parametrize("stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("before", [False, True])
-def test_all_or_nothing(tmp_path, monkeypatch, moment, stop, before):
-    folder = tmp_path / "out"
-    old = {"a.csv": "old a", "b.json": "old b", "index.html": "old page"} if before else {}
-    if before:
-        files.write_files(folder, old)
-    done = []
-
-    def may_fail(work):
-        def act(*arguments, **options):
-            done.append(work)
-            if len(done) == moment + 1:
-                raise stop
-            return work(*arguments, **options)
-
-        return act
-
-    monkeypatch.setattr(Path, "write_text", may_fail(Path.write_text))
-    monkeypatch.setattr(os, "replace", may_fail(os.replace))
-    new = {"a.csv": "new a", "b.json": "new b", "index.html": "new page"}
-    steps = 9 if before else 6
-    if moment < steps:
-        with pytest.raises(type(stop)):
-            files.write_files(folder, new)
-        assert ({path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}) == old
-        assert folder.exists() == before
-    else:
-        files.write_files(folder, new)
-        assert {path.name: path.read_text() for path in folder.iterdir()} == new
-
-
 def test_a_disk_that_takes_no_more(made, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -324,25 +290,6 @@ def test_a_disk_that_takes_no_more(made, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "out").exists()
-
-
-def test_unwritable_folders(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ArgumentError, match="is a file"):
-        files.prepare_folder(tmp_path / "file")
-    with pytest.raises(ArgumentError, match=r"nothing can be written into .* \(Not a directory\)"):
-        files.prepare_folder(tmp_path / "file" / "below")
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_folders_made_for_nothing_are_forgotten(tmp_path):
-    made = files.prepare_folder(tmp_path / "a" / "b")
-    files.forget_folders(made)
-    assert os.listdir(tmp_path) == []
-    made = files.prepare_folder(tmp_path / "a" / "b")
-    (tmp_path / "a" / "kept").write_text("x")
-    files.forget_folders(made)
-    assert os.listdir(tmp_path / "a") == ["kept"]
 
 
 @pytest.mark.parametrize(("library", "named"), [("pandas", "pandas"), ("markupsafe", "jinja2")])

@@ -1,7 +1,7 @@
 """Errors of exptilt.
 
-One root, `ExptiltError`; every subclass also inherits the built-in error a Python programmer would catch. A message says what is wrong,
-what was got (names, shapes, dtypes), and what to do about it.
+One root, `ExptiltError`; every subclass also inherits the built-in error a Python programmer would catch. A
+message says what is wrong, what was got (names, shapes, dtypes), and what to do about it.
 """
 
 
@@ -34,5 +34,6 @@ class MissingExtraError(ExptiltError, ImportError):
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
-            f"{library} is not installed, and this part of exptilt needs it. Install it with: pip install 'exptilt[{extra}]'"
+            f"{library} is not installed, and this part of exptilt needs it. "
+            f"Install it with: pip install 'exptilt[{extra}]'"
         )

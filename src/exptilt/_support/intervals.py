@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Tensor) -> Interval:
-    """Student's interval of the mean over the last axis, NaN left out; NaN where there is one value only, which has no spread.
+    """Student's interval of the mean over the last axis, NaN left out; one value alone has the interval NaN.
 
     Args:
         values: ``(..., seeds)``.

@@ -1,11 +1,13 @@
 r"""Small linear algebra that the families share.
 
-A symmetric matrix has D(D+1)/2 free entries. `pack` lays them out as a vector with the off-diagonal ones times √2, so that
+A symmetric matrix has D(D+1)/2 free entries. `pack` lays them out as a vector with the off-diagonal ones
+times √2, so that
 
     <pack(A), pack(B)> = trace(A B)
 
-and a matrix-valued statistic becomes a flat, minimal one. `cholesky` is the one place where a covariance is judged: it says which matrix
-of the batch fails and by how much. `repaired` mends one on request and warns with the amount added.
+and a matrix-valued statistic becomes a flat, minimal one. `check_covariance` is the one place where a
+covariance is judged: it says which matrix of the batch fails and by how much. `repaired` mends one on request
+and warns with the amount added.
 """
 
 import math
@@ -19,7 +21,7 @@ from exptilt._support.transforms import is_concrete
 
 
 def common_shape(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, which takes longer than many of the sums it stands before; at once where there is nothing to do."""
+    """`torch.broadcast_shapes`, which is slow; returns immediately if all shapes are equal."""
     return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
 
 
@@ -74,7 +76,7 @@ def unpack(vector: Tensor) -> Tensor:
 
 
 def check_covariance(matrix: Tensor, name: str) -> None:
-    """Raise unless every matrix of ``(..., D, D)`` is finite, symmetric and positive definite; name the one that is not."""
+    """Raise at the first matrix of ``(..., D, D)`` that is not finite, symmetric and positive definite."""
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ArgumentError(
             f"{name} must be (..., D, D), square in its last two axes; got shape {tuple(matrix.shape)}."
@@ -95,22 +97,25 @@ def check_covariance(matrix: Tensor, name: str) -> None:
     if not bool(gap[index] <= slack * size[index]):
         got = float(gap[index])
         raise ArgumentError(
-            f"{where} is not symmetric: entries differ by up to {got:.3g}. Pass (a + a.mT) / 2, or repaired(a)."
+            f"{where} is not symmetric: entries differ by up to {got:.3g}. "
+            "Pass (a + a.mT) / 2, or repaired(a)."
         )
     smallest = float(torch.linalg.eigvalsh(matrix[index].double())[0])
     raise ArgumentError(
-        f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. Pass a valid covariance, or repaired(a)."
+        f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. "
+        "Pass a valid covariance, or repaired(a)."
     )
 
 
 def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
-    """The symmetric part of each matrix plus the least multiple of the identity that lifts its eigenvalues to a floor.
+    """The symmetric part of each matrix plus the least multiple of 1 that lifts its eigenvalues to a floor.
 
     Warns with the largest amount added, and to which matrix.
 
     Args:
         matrix: ``(..., D, D)``.
-        floor: relative to the largest absolute eigenvalue, or to 1 where all are 0; default the square root of the dtype's precision.
+        floor: relative to the largest absolute eigenvalue, or to 1 where all are 0; default the square root
+            of the dtype's precision.
 
     Returns:
         ``(..., D, D)``.
@@ -174,7 +179,7 @@ def positive_definite(matrix: Tensor) -> Tensor:
 
 
 def indefiniteness(matrix: Tensor) -> Tensor:
-    """``(...)``: minus the smallest eigenvalue where a matrix is not positive definite; where it is, some negative number."""
+    """``(...)``: −λ_min ≥ 0 of each matrix that is not positive definite, some number < 0 for the others."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     inside = -(factor.diagonal(dim1=-2, dim2=-1) ** 2).amin(-1)
     if is_concrete(matrix) and bool((info == 0).all()):

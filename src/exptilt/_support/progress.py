@@ -1,4 +1,4 @@
-"""What is said of work that takes its time: bars with time left, shown only where somebody looks, and a word where there is no bar."""
+"""Progress of long work: bars with the time left, on terminals only, and a message where there is no bar."""
 
 import sys
 import threading

@@ -1,8 +1,9 @@
 """What a solver hands back: the value, and how far it may be trusted.
 
-A solver that works on a batch solves many problems at once, and each of them ends in its own way. `Solution.code` keeps one small integer
-per problem; `Solution.status` is the worst of them as a `Status`, whose text is the message. Not converging is never silent, and never an
-exception unless the caller asks for one with `Solution.or_raise`.
+A solver that works on a batch solves many problems at once, and each of them ends in its own way.
+`Solution.code` keeps one small integer per problem; `Solution.status` is the worst of them as a `Status`,
+whose text is the message. Not converging is never silent, and never an exception unless the caller asks for
+one with `Solution.or_raise`.
 """
 
 from dataclasses import dataclass
@@ -26,9 +27,18 @@ class Status(Enum):
         "stalled: no step improves the objective in this precision, yet the residual is above the tolerance"
     )
     MAX_STEPS = "stopped at max_steps before the residual reached the tolerance"
-    BOUNDARY = "the target lies on the boundary of what can be attained: no finite solution exists, the value is a stand-in"
-    OUTSIDE = "the target lies outside of what can be attained: no solution exists; see `distance` for how far outside"
-    DIVERGED = "diverged: the iterates left every neighbourhood of the start; the value is the point with the least residual on the way"
+    BOUNDARY = (
+        "the target lies on the boundary of what can be attained: "
+        "no finite solution exists, the value is a stand-in"
+    )
+    OUTSIDE = (
+        "the target lies outside of what can be attained: "
+        "no solution exists; see `distance` for how far outside"
+    )
+    DIVERGED = (
+        "diverged: the iterates left every neighbourhood of the start; "
+        "the value is the point with the least residual on the way"
+    )
     NOT_FINITE = (
         "the function returned NaN or infinity; the value is the point with the least residual before that"
     )
@@ -55,7 +65,8 @@ class Solution(Generic[Value]):
         residual: ``(...)``, how far each problem is from solved, in the units its solver documents.
         steps: ``()``, how many steps were taken, the most over the batch.
         distance: ``(...)``, how far a target is outside of what can be attained; 0 where it is not.
-        trace: ``(steps, ...)``, residuals by step, from solvers that keep them; a problem that has ended repeats its last.
+        trace: ``(steps, ...)``, residuals by step, from solvers that keep them; a problem that has ended
+            repeats its last.
     """
 
     value: Value
@@ -89,7 +100,7 @@ class Solution(Generic[Value]):
         return self.status is Status.CONVERGED
 
     def or_raise(self) -> Value:
-        """The value, or a `ConvergenceError` that names the first problem of the batch that was not solved."""
+        """The value, or a `ConvergenceError` that names the first of the worst problems of the batch."""
         if self.converged:
             return self.value
         worst = (self.code == self.code.max()).nonzero()[0].tolist()

@@ -98,7 +98,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, study, write, say what was found and where it is."""
-    from exptilt.report import files, study
+    from exptilt._support import files
+    from exptilt.report import study
 
     made = files.prepare_folder(arguments.out)
     try:

@@ -26,7 +26,7 @@ from typing import Any
 
 from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt.report.files import write_files
+from exptilt._support.files import write_together
 
 LIBRARIES = ("torch", "numpy", "numba", "scipy", "matplotlib", "transformers")
 
@@ -234,4 +234,4 @@ def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index
     Returns:
         The path of the file.
     """
-    return write_files(folder, {name: render(page)})[0]
+    return write_together(folder, {name: render(page)})[0]

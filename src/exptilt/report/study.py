@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from exptilt._support.errors import MissingExtraError
+from exptilt._support.files import write_together
 from exptilt.lens.results import Array, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
-from exptilt.report.files import write_files
 from exptilt.report.page import Page, Table, number, render
 from exptilt.report.payload import for_script, payload, strip_size
 
@@ -41,7 +41,7 @@ def write(study: Study, folder: str | os.PathLike[str]) -> Path:
         table = study.to_frame().to_csv(index=False)
     except ImportError as problem:
         raise MissingExtraError("pandas", "report") from problem
-    return write_files(
+    return write_together(
         folder, {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)}
     )[-1]
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.files import write_together
 from exptilt.report import figures
-from exptilt.report.files import write_files
 from exptilt.report.page import Figure, Formula, Page, Section, Table, number, render
 from exptilt.switching import fit_ready
 
@@ -436,5 +436,7 @@ def write(study: Study, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         study: the numbers.
         folder: where; made if it is not there.
     """
-    path, html = write_files(folder, {"probabilities.csv": table(study), "index.html": render(build(study))})
+    path, html = write_together(
+        folder, {"probabilities.csv": table(study), "index.html": render(build(study))}
+    )
     return html, path

@@ -1,0 +1,199 @@
+"""Files written whole or not at all.
+
+A writer fills a draft in a hidden folder beside the target. The finished draft goes to the disk (`fsync`) and
+is then renamed over the target in one step, so that a reader sees the old file or the new one, never half of
+one, and a failure leaves the old one.
+
+A process that is killed leaves its folder behind. While a writer is alive it holds a lock on its folder, and
+every write removes the folders beside its target that nobody holds a lock on. Whatever temporary files the
+writer made of its own accord (safetensors does) stand in the same folder and go with it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from exptilt._support.errors import ArgumentError
+
+try:
+    import fcntl
+except ImportError:  # Windows: drafts are not locked there, and those of killed processes stay
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".exptilt-draft"
+
+
+def _lock(folder: Path, *, wait: bool) -> int | None:
+    """Lock a draft folder: the descriptor that holds the lock, or None if it is gone or (no `wait`) taken."""
+    if fcntl is None:
+        return -1 if wait else None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as problem:
+        if wait and not isinstance(problem, FileNotFoundError):
+            raise
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = folder.exists()
+    except OSError:  # held by its writer, or a file system without locks, where nothing counts as abandoned
+        held = wait
+    if held:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Remove a draft folder with all that is in it, and let go of its lock."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if lock >= 0:
+        os.close(lock)
+
+
+@contextmanager
+def _draft_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder in `parent` that is gone at the end; those of writers that died are removed first."""
+    for abandoned in parent.glob(f".*{_SUFFIX}"):
+        if (lock := _lock(abandoned, wait=False)) is not None:
+            _remove(abandoned, lock)
+    lock = None
+    while lock is None:  # another writer may take the folder for abandoned before it is locked
+        folder = Path(tempfile.mkdtemp(prefix=".", suffix=_SUFFIX, dir=parent))
+        lock = _lock(folder, wait=True)
+    try:
+        yield folder
+    finally:
+        _remove(folder, lock)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to; at the end of the block the file there becomes `target`, unless the block raises.
+
+    The file has the permissions that `open` would have given it, whatever those of the draft are. A link is
+    written through.
+
+    Args:
+        target: the file; its folder exists.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with draft(folder / "a.txt") as path:
+        ...     _ = path.write_text("whole")
+        >>> [(path.name, path.read_text()) for path in folder.iterdir()]
+        [('a.txt', 'whole')]
+    """
+    target = Path(os.path.realpath(target))
+    with _draft_folder(target.parent) as folder:
+        path = folder / target.name
+        path.touch()
+        mode = (target if target.exists() else path).stat().st_mode
+        yield path
+        path.chmod(mode)
+        _to_disk(path)
+        os.replace(path, target)
+
+
+def write_bytes(target: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        target: the file; its folder exists.
+        content: all of it.
+    """
+    with draft(target) as path:
+        path.write_bytes(content)
+
+
+def write_text(target: str | os.PathLike[str], text: str) -> None:
+    """Write a text in UTF-8, whole or not at all; a lone surrogate (file names have them) becomes "?".
+
+    Args:
+        target: the file; its folder exists.
+        text: all of it.
+    """
+    write_bytes(target, text.encode("utf-8", "replace"))
+
+
+def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> list[Path]:
+    """Write several texts into `folder`, all of them or none: if anything fails, the old ones are restored.
+
+    They are moved in the order given, so that the page that speaks of the others comes last.
+
+    Args:
+        folder: where; made if it is not there.
+        texts: by name of the file.
+
+    Returns:
+        The paths, in the order given.
+    """
+    place, made = Path(folder), prepare_folder(folder)
+    try:
+        with _draft_folder(place) as drafts:
+            for name, text in texts.items():
+                (drafts / name).write_bytes(text.encode("utf-8", "replace"))
+                _to_disk(drafts / name)
+            try:
+                for name in texts:
+                    if (place / name).exists():
+                        shutil.copy2(place / name, drafts / f"{name}.old")
+                    os.replace(drafts / name, place / name)
+            except BaseException:
+                for name in texts:
+                    moved, old = not (drafts / name).exists(), drafts / f"{name}.old"
+                    if moved and old.exists():
+                        old.replace(place / name)
+                    elif moved:
+                        (place / name).unlink()
+                raise
+    except BaseException:
+        forget_folders(made)
+        raise
+    return [place / name for name in texts]
+
+
+def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
+    """Make `folder` and its missing parents, and see that files can be written there.
+
+    Args:
+        folder: where files will go.
+
+    Returns:
+        The folders that were made, innermost first, for `forget_folders` if nothing comes of it.
+    """
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(f"{target} is a file, and a page is written into a folder. Pass a folder's name.")
+    made = [path for path in (target, *target.parents) if not path.exists()]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with _draft_folder(target) as probe:
+            (probe / "file").touch()
+    except OSError as problem:
+        forget_folders(made)
+        raise ArgumentError(
+            f"nothing can be written into {target} ({problem.strerror}). "
+            "Pass a folder of your own with --out or folder=."
+        ) from None
+    return made
+
+
+def forget_folders(made: list[Path]) -> None:
+    """Remove folders that were made for nothing: those of `made` that are still empty.
+
+    Args:
+        made: innermost first, as `prepare_folder` returns them.
+    """
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
