@@ -24,7 +24,7 @@ import harness
 from harness import Goal
 
 EVERY = 50
-FOLDER = Path(str(files("exptilt.lens") / "shakespeare"))
+FOLDER = Path(str(files("exptilt.lens.models") / "shakespeare"))
 
 
 def training(monitor_log: str | None, watched: bool, windows: int, folder: Path) -> Callable[[], Any]:

@@ -187,7 +187,7 @@ def test_full_disk(tiny, text, tmp_path, monkeypatch, capsys):
 STOPPED_AT_THE_THIRD = """
 import os, signal, sys
 from exptilt.cli import main
-from exptilt.lens import store
+from exptilt.lens.studying import store
 
 write, written = store._write, []
 

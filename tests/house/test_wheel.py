@@ -16,7 +16,7 @@ def test_wheel_holds_what_it_should(tmp_path):
     assert {
         f"exptilt/report/{name}" for name in ("templates/page.html", "assets/page.css", "assets/page.js")
     } <= names
-    for folder in ("report/assets", "report/templates", "lens/shakespeare"):
+    for folder in ("report/assets", "report/templates", "lens/models/shakespeare"):
         data = [
             path
             for path in (ROOT / "src/exptilt" / folder).rglob("*")

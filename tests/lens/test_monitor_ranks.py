@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import exptilt as xt
+from exptilt._support.errors import ExptiltWarning
 
 HERE = Path(__file__).resolve()
 
@@ -56,7 +57,7 @@ def worker(folder):
     found = {
         "readings": [vars(r) for r in whole],
         "one-sided": [vars(r) for r in monitor.readings],
-        "warnings": len([w for w in seen if issubclass(w.category, xt.lens.monitor.ExptiltWarning)]),
+        "warnings": len([w for w in seen if issubclass(w.category, ExptiltWarning)]),
         "changed": [vars(c) for c in changed],
         "weights": model.first.in_proj_weight.flatten().tolist(),
     }

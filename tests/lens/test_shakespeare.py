@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(str(files("exptilt.lens") / "shakespeare"))
+FOLDER = Path(str(files("exptilt.lens.models") / "shakespeare"))
 SCRIPT = ROOT / "examples" / "train_shakespeare.py"
 STEPS = [0, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 TABLE = re.compile(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)

@@ -10,12 +10,12 @@ from torch import nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt.lens import Study, study
-from exptilt.lens.definitions import BLOCKS, HEADS, PLACES
-from exptilt.lens.store import Store, fingerprint
-from exptilt.lens.texts import cut
+from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
+from exptilt.lens.studying.store import Store, fingerprint
+from exptilt.lens.studying.texts import cut
 from oracles.transformers_by_hand import tiny
 
-module = importlib.import_module("exptilt.lens.study")  # the name in the package is the function
+module = importlib.import_module("exptilt.lens.studying.study")  # the name in the package is the function
 
 TEXTS = [
     "the cat sat on the mat and looked at the moon",

@@ -8,10 +8,10 @@ import torch
 import transformers
 from torch import nn
 
-from exptilt.lens.structure import NormEvent, Passage, Tracer
-from exptilt.lens.texts import Chunk
-from exptilt.lens.unit import Options, inputs, measure_unit
-from exptilt.lens.watch import watch
+from exptilt.lens.questions.blocks import NormEvent, Passage, Tracer, inputs
+from exptilt.lens.studying.one_text import Options, measure_unit
+from exptilt.lens.studying.texts import Chunk
+from exptilt.lens.watching.watch import watch
 
 SHAPE = {
     "vocab_size": 60,

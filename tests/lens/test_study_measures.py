@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from exptilt.attention import attend
-from exptilt.lens import lattice
-from exptilt.lens.ascent import ascent
-from exptilt.lens.heads import head_statistics
-from exptilt.lens.hidden import cloud, growth, holm
-from exptilt.lens.link import definiteness, link_r2, symmetry
-from exptilt.lens.local_gaussian import gaussian_fit
-from exptilt.lens.mass import mass, strip
-from exptilt.lens.scores import Scores
-from exptilt.lens.summary import average
+from exptilt.lens.heads.key_mass import mass, strip
+from exptilt.lens.heads.per_text import head_statistics
+from exptilt.lens.heads.scores import Scores
+from exptilt.lens.questions.ascent import ascent
+from exptilt.lens.questions.canonical_link import definiteness, link_r2, symmetry
+from exptilt.lens.questions.hidden_states import cloud, growth, holm
+from exptilt.lens.questions.local_gaussian import gaussian_fit
+from exptilt.lens.studying import histograms
+from exptilt.lens.studying.summary import average
 
 
 def draw(*shape, seed=0):
@@ -64,7 +64,7 @@ def dense(query, key, opts, item):
 
 @pytest.mark.parametrize("case", range(0, 32, 3))
 def test_sums_over_blocks(case, monkeypatch):
-    monkeypatch.setattr("exptilt.lens.scores.BLOCK", 4 * 12 * 2)  # two rows at a time
+    monkeypatch.setattr("exptilt.lens.heads.scores.BLOCK", 4 * 12 * 2)  # two rows at a time
     query, key, opts, item = draw(2, 4, 9, 5), draw(2, 2, 12, 5, seed=1), options(case), 1
     G = attend(query, key, key, **opts).log_normalizer[item]
     scores = Scores.of(query, key, opts, item)
@@ -317,13 +317,13 @@ def test_histograms_merge(scale):
     rng = np.random.default_rng(1)
     parts = [scale * rng.normal(loc, 1.0, size=size) for loc, size in ((0, 50), (9, 3), (-4, 200))]
     parts.append(np.array([np.nan, -np.inf]))
-    merged = lattice.merge([lattice.count(part) for part in parts], bins=40)
+    merged = histograms.merge([histograms.count(part) for part in parts], bins=40)
     everything = np.concatenate(parts[:3])
     wanted, _ = np.histogram(everything, merged.edges)
     np.testing.assert_array_equal(merged.counts, wanted)
     assert merged.counts.sum() == 253
     assert len(merged.counts) <= 40
     np.testing.assert_array_equal(
-        lattice.merge([lattice.count(p) for p in parts[::-1]], bins=40).counts, wanted
+        histograms.merge([histograms.count(p) for p in parts[::-1]], bins=40).counts, wanted
     )
-    assert lattice.merge([lattice.count(parts[3])], bins=5).counts.sum() == 0
+    assert histograms.merge([histograms.count(parts[3])], bins=5).counts.sum() == 0

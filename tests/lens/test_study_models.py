@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.lens.texts import Chunk
-from exptilt.lens.unit import Options, measure_unit
-from exptilt.lens.weights import measure_weights
+from exptilt.lens.questions.weights import measure_weights
+from exptilt.lens.studying.one_text import Options, measure_unit
+from exptilt.lens.studying.texts import Chunk
 from oracles.transformers_by_hand import by_hand, tiny
 
 KINDS = ["llama", "gpt2", "bert"]

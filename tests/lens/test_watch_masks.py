@@ -6,7 +6,7 @@ import transformers as tf
 from transformers import masking_utils as m
 
 import exptilt as xt
-from exptilt.lens.masks import Rule, RuleMask, make_mask, read_rule
+from exptilt.lens.watching.masks import Rule, RuleMask, make_mask, read_rule
 from oracles import heads as oracle
 from oracles import tiny_models as models
 

@@ -12,9 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt.lens.dropout import dropped
-from exptilt.lens.interface import _without_mask
-from exptilt.lens.masks import RuleMask
+from exptilt.lens.watching.dropout import dropped
+from exptilt.lens.watching.masks import RuleMask
+from exptilt.lens.watching.transformers_hook import _without_mask
 from oracles import tiny_models as models
 
 

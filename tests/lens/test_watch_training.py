@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import exptilt as xt
-from exptilt.lens import dropout
+from exptilt.lens.watching import dropout
 from oracles import tiny_models as models
 
 

@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(arguments: argparse.Namespace) -> "Study":
     """Load what is named and study it; what is measured is kept in the output folder, for a run that goes on."""
     from exptilt.lens import models
-    from exptilt.lens.study import study
+    from exptilt.lens.studying.study import study
 
     default = models.default_folder()
     texts = (

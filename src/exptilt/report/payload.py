@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens.results import HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.lens.studying.results import HeadDetail, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
 from exptilt.report.tokens import visible
 

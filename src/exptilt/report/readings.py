@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from exptilt.lens.results import Array, HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, LayerMeasure, Study
 from exptilt.report.tokens import visible
 
 # Said of the head with the highest value, where there is a plainer way to say it than by the title.

@@ -13,7 +13,7 @@ import numpy as np
 
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
-from exptilt.lens.results import Array, HeadMeasure, LayerMeasure, Study
+from exptilt.lens.studying.results import Array, HeadMeasure, LayerMeasure, Study
 from exptilt.report import readings
 from exptilt.report.page import Page, Table, number, render
 from exptilt.report.payload import for_script, payload, strip_size

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.lens.masks import RuleMask
-from exptilt.lens.sight import Sight, look
+from exptilt.lens.heads.visibility import Sight, look
+from exptilt.lens.watching.masks import RuleMask
 
 if TYPE_CHECKING:
-    from exptilt.lens.watch import Watch
+    from exptilt.lens.watching.watch import Watch
 
 # What models pass along that says nothing about scores: bookkeeping of caches, positions already in the queries and keys, hints to kernels
 # whose content is in the mask as well, and what is asked of the model as a whole. Not here: `cache`, which the attention function would

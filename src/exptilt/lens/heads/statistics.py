@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exptilt.attention import attend
-from exptilt.lens.sight import Sight
+from exptilt.lens.heads.visibility import Sight
 from exptilt.tilting import Tilted
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")

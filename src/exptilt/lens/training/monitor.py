@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt.lens.logs import Log, open_log
-from exptilt.lens.readings import HeadReading, finite, read_heads, spans_processes
-from exptilt.lens.record import Record
-from exptilt.lens.watch import Watch, watch
+from exptilt.lens.training.logs import Log, open_log
+from exptilt.lens.training.readings import HeadReading, finite, read_heads, spans_processes
+from exptilt.lens.watching.record import Record
+from exptilt.lens.watching.watch import Watch, watch
 
 
 class TrainingMonitor:

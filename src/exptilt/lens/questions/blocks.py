@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exptilt.lens.call import AttentionCall
-from exptilt.lens.watch import Watch
+from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.watch import Watch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -125,6 +125,17 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
         b = (a * both).sum(0) / (a * u).square().sum(0).clamp_min(tiny)
         a = (both * b).sum(1, keepdim=True) / (u * b).square().sum(1, keepdim=True).clamp_min(tiny)
     return (a * b / wide.norm(dim=1, keepdim=True).clamp_min(tiny)).to(x.dtype)
+
+
+def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Keyword arguments for a forward pass over token ids ``(token,)``; a decoder reads the same text as its encoder."""
+    batch = ids[None].to(next(model.parameters()).device)
+    given: dict[str, Any] = {"input_ids": batch}
+    if getattr(model.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = batch
+    if hasattr(model.config, "use_cache"):
+        given["use_cache"] = False
+    return given
 
 
 def stream(arguments: Arguments) -> Tensor | None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from exptilt.lens.call import AttentionCall
-from exptilt.lens.link import definiteness, symmetry
-from exptilt.lens.structure import Arguments, Tracer, stream
-from exptilt.lens.unit import Unit, inputs
-from exptilt.lens.watch import watch
+from exptilt.lens.questions.blocks import Arguments, Tracer, inputs, stream
+from exptilt.lens.questions.canonical_link import definiteness, symmetry
+from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.watch import watch
 
 NOT_AFFINE = 1e-3  # share by which superposition may fail: rounding of bfloat16 passes, a norm does not
 
@@ -55,7 +55,7 @@ def probes(width: int, like: Tensor) -> Tensor:
     )[:, None]
 
 
-def measure_weights(model: nn.Module, ids: Tensor) -> Unit:
+def measure_weights(model: nn.Module, ids: Tensor) -> dict[str, NDArray[Any]]:
     """Symmetry and definiteness of every head's W_q W_kᵀ; NaN for cross-attention and where there is no such matrix.
 
     Args:

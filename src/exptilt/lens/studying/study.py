@@ -21,15 +21,15 @@ from torch import nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.lens import summary
-from exptilt.lens.checkpoints import Checkpoint, Moment, moments
-from exptilt.lens.definitions import HEADS
-from exptilt.lens.results import Study, Training
-from exptilt.lens.store import Store, Unit, fingerprint
-from exptilt.lens.texts import Chunk, Cut, as_texts, context_length, cut, token_texts
-from exptilt.lens.unit import Options, measure_unit
-from exptilt.lens.watch import NothingSeenError
-from exptilt.lens.weights import measure_weights
+from exptilt.lens.questions.weights import measure_weights
+from exptilt.lens.studying import summary
+from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
+from exptilt.lens.studying.definitions import HEADS
+from exptilt.lens.studying.one_text import Options, measure_unit
+from exptilt.lens.studying.results import Study, Training
+from exptilt.lens.studying.store import Store, Unit, fingerprint
+from exptilt.lens.studying.texts import Chunk, Cut, as_texts, context_length, cut, token_texts
+from exptilt.lens.watching.watch import NothingSeenError
 
 CHUNK = 512  # tokens in a chunk, if the model can read as many: long enough for distributions, short enough to have several
 TRAINING_CHUNKS = 8  # on which checkpoints are measured

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt.lens.statistics import FIELDS
+from exptilt.lens.heads.statistics import FIELDS
 
 Array = NDArray[np.float64]
 _PLACE = {name: place for place, name in enumerate(FIELDS)}

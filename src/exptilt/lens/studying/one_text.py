@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from exptilt.lens import lattice
-from exptilt.lens.ascent import ascent
-from exptilt.lens.call import AttentionCall
-from exptilt.lens.depth import Depth
-from exptilt.lens.heads import head_statistics
-from exptilt.lens.link import link_r2
-from exptilt.lens.local_gaussian import gaussian_fit
-from exptilt.lens.mass import Mass, mass, strip
-from exptilt.lens.scores import Scores
-from exptilt.lens.structure import Passage, Tracer
-from exptilt.lens.texts import Chunk
-from exptilt.lens.watch import watch
+from exptilt.lens.heads.key_mass import Mass, mass, strip
+from exptilt.lens.heads.per_text import head_statistics
+from exptilt.lens.heads.scores import Scores
+from exptilt.lens.questions.ascent import ascent
+from exptilt.lens.questions.blocks import Passage, Tracer, inputs
+from exptilt.lens.questions.canonical_link import link_r2
+from exptilt.lens.questions.depth import Depth
+from exptilt.lens.questions.local_gaussian import gaussian_fit
+from exptilt.lens.studying import histograms
+from exptilt.lens.studying.texts import Chunk
+from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.watch import watch
 
 Unit = dict[str, NDArray[Any]]
 HISTOGRAMS = ("entropy", "log_normalizer", "score_max")
@@ -64,17 +64,6 @@ def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
         "loss": np.array(_loss(model, output, chunk.ids)),
         "tokens": np.array(chunk.ids.shape[0]),
     }
-
-
-def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """Keyword arguments for a forward pass over token ids ``(token,)``; a decoder reads the same text as its encoder."""
-    batch = ids[None].to(next(model.parameters()).device)
-    given: dict[str, Any] = {"input_ids": batch}
-    if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = batch
-    if hasattr(model.config, "use_cache"):
-        given["use_cache"] = False
-    return given
 
 
 def _loss(model: nn.Module, output: Any, ids: Tensor) -> float:
@@ -119,7 +108,7 @@ class _Meter:
         found["heads"] = {name: x.cpu().numpy() for name, x in heads.items()}
         if self.options.details:
             found["histograms"] = {
-                name: [lattice.count(row.double().cpu().numpy()) for row in getattr(call.tilted, name)[0]]
+                name: [histograms.count(row.double().cpu().numpy()) for row in getattr(call.tilted, name)[0]]
                 for name in HISTOGRAMS
             }
             found |= {"token_mass": self._tokens(m, m.key / m.seen_by), "token_drawn": self._tokens(m, m.key)}
@@ -189,7 +178,7 @@ def _stack(parts: list[NDArray[np.float64]], heads: int) -> NDArray[np.float64]:
     return found
 
 
-def _pack(name: str, layers: list[list[lattice.Counts]], heads: int) -> Unit:
+def _pack(name: str, layers: list[list[histograms.Counts]], heads: int) -> Unit:
     """Histograms of unequal length as three arrays."""
     exponent = np.zeros((len(layers), heads), dtype=np.int64)
     first = np.zeros_like(exponent)

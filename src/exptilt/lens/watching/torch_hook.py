@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from exptilt._support.transforms import function_modes
 from exptilt.attention import attend
-from exptilt.lens.interface import dense_sight, split_mask
-from exptilt.lens.sight import look
+from exptilt.lens.heads.visibility import look
+from exptilt.lens.watching.transformers_hook import dense_sight, split_mask
 
 if TYPE_CHECKING:
-    from exptilt.lens.watch import Watch
+    from exptilt.lens.watching.watch import Watch
 
 _SDPA = F.scaled_dot_product_attention
 

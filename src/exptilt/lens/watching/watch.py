@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
 from exptilt._support.transforms import in_backward, pytree
 from exptilt.attention import attend
-from exptilt.lens.call import AttentionCall
-from exptilt.lens.dropout import dropped
-from exptilt.lens.interface import attention_function, dense_sight, split_mask
-from exptilt.lens.layers import Layers, looks_elsewhere
-from exptilt.lens.masks import make_mask
-from exptilt.lens.record import CallRecord, Record
-from exptilt.lens.sight import Sight
-from exptilt.lens.statistics import PER_QUERY, first_key_mass, mass_of_keys, summarise
+from exptilt.lens.heads.statistics import PER_QUERY, first_key_mass, mass_of_keys, summarise
+from exptilt.lens.heads.visibility import Sight
+from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.dropout import dropped
+from exptilt.lens.watching.masks import make_mask
+from exptilt.lens.watching.modules import Layers, looks_elsewhere
+from exptilt.lens.watching.record import CallRecord, Record
+from exptilt.lens.watching.transformers_hook import attention_function, dense_sight, split_mask
 from exptilt.tilting import Tilted
 
 _KNOWN = (
@@ -97,7 +97,7 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._mode is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
-        from exptilt.lens.functional import FunctionalMode, open_watch
+        from exptilt.lens.watching.torch_hook import FunctionalMode, open_watch
 
         self._outer = open_watch()
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens.results import Histogram
+from exptilt.lens.studying.results import Histogram
 
 FINEST = -6  # bins of 1/64: finer than any figure shows
 MOST = 256  # bins kept while counting

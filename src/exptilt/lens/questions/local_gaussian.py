@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt.lens.scores import Scores
+from exptilt.lens.heads.scores import Scores
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ meaningful when one query in a thousand has a Z that dwarfs the rest. Both are g
 import torch
 from torch import Tensor
 
-from exptilt.lens.mass import Mass
+from exptilt.lens.heads.key_mass import Mass
 from exptilt.tilting import Tilted
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exptilt.lens import lattice
-from exptilt.lens.definitions import BLOCKS, HEADS, PLACES, Definition
-from exptilt.lens.hidden import cloud, holm
-from exptilt.lens.results import Array, HeadDetail, HeadMeasure, LayerMeasure, TokenMass
-from exptilt.lens.unit import HISTOGRAMS
+from exptilt.lens.questions.hidden_states import cloud, holm
+from exptilt.lens.studying import histograms
+from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES, Definition
+from exptilt.lens.studying.one_text import HISTOGRAMS
+from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, LayerMeasure, TokenMass
 
 Unit = Mapping[str, NDArray[Any]]
 BINS = 40
@@ -141,8 +141,8 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
     found = []
     for layer, heads in enumerate(units[0]["head_count"]):
         for head in range(int(heads)):
-            histograms = {
-                name: lattice.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS)
+            counted = {
+                name: histograms.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS)
                 for name in HISTOGRAMS
             }
             mass, drawn, even = tables[:, layer, head]
@@ -153,11 +153,11 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
                 for i in best
             ]
             strip = np.nan_to_num(units[0]["strip"][layer, head]).round(4)
-            found.append(HeadDetail(layer, head, histograms, top, strip))
+            found.append(HeadDetail(layer, head, counted, top, strip))
     return found
 
 
-def _unpack(unit: Unit, name: str, layer: int, head: int) -> lattice.Counts:
+def _unpack(unit: Unit, name: str, layer: int, head: int) -> histograms.Counts:
     key = f"histogram:{name}"
     numbers = unit[f"{key}:counts"][layer, head].astype(np.float64)
     filled = np.flatnonzero(numbers)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
-from exptilt.lens.readings import HeadReading
+from exptilt.lens.training.readings import HeadReading
 
 Log = Callable[[int, Sequence[HeadReading]], object]
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from exptilt.lens.hidden import growth
-from exptilt.lens.structure import Passage
+from exptilt.lens.questions.blocks import Passage
+from exptilt.lens.questions.hidden_states import growth
 
 GROWTH = ("attention_expansion", "mlp_expansion", "norm_contraction")
 

@@ -54,7 +54,7 @@ class Loaded:
 
 def default_folder() -> Path:
     """The folder of the small model that comes with this package, with its checkpoints and its text."""
-    return Path(str(resources.files("exptilt.lens"))) / DEFAULT
+    return Path(str(resources.files("exptilt.lens.models"))) / DEFAULT
 
 
 def load_model(

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exptilt.lens.record import Record
-from exptilt.lens.statistics import FIELDS
+from exptilt.lens.heads.statistics import FIELDS
+from exptilt.lens.watching.record import Record
 
 _QUERIES, _TOP = FIELDS.index("queries"), FIELDS.index("score_max")
 _MEANS = [FIELDS.index("entropy"), FIELDS.index("log_normalizer")]

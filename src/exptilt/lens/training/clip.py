@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt.lens.projections import find_projections
-from exptilt.lens.readings import read_heads
-from exptilt.lens.record import CallRecord, Record
+from exptilt.lens.training.projections import find_projections
+from exptilt.lens.training.readings import read_heads
+from exptilt.lens.watching.record import CallRecord, Record
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What the theory asks of a trained transformer, one question a file."""

@@ -1,0 +1,1 @@
+"""Attention during training: readings of every head, logs, warnings, and QK-clip."""

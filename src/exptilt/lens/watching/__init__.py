@@ -1,0 +1,1 @@
+"""Taking over the attention of a model while it runs, and recording what it does."""
