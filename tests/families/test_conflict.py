@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from exptilt import families as f
-from exptilt.families.conflict import conflicting
+from exptilt.families.maximum_entropy import conflicting
 
 
 def attainable(points: np.ndarray, mean: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from exptilt import families as f
-from exptilt.families.draws import poisson, shares, standard_gamma, standard_normal
+from exptilt.families.numerics.draws import poisson, shares, standard_gamma, standard_normal
 
 F64 = torch.float64
 

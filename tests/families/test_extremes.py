@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError
-from exptilt.families.deviance import deviance, log_excess
+from exptilt.families.numerics.deviance import deviance, log_excess
 
 F32, F64 = torch.float32, torch.float64
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exptilt import families as f
-from exptilt.families.hull import nearest_in_hull
+from exptilt.families.numerics.hull import nearest_in_hull
 from laws.registry import FAMILIES, Case
 
 

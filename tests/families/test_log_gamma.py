@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exptilt import families as f
-from exptilt.families import log_gamma as kernel
+from exptilt.families.numerics import gamma_functions as kernel
 
 F64 = torch.float64
 

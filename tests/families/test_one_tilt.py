@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exptilt import families as f
-from exptilt.families.one_tilt import _MANY, suits, tilt_once
+from exptilt.families.numerics.one_tilt import _MANY, suits, tilt_once
 
 F64 = torch.float64
 

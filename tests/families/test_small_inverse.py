@@ -5,7 +5,7 @@ import torch
 
 from exptilt import families as f
 from exptilt._support.linalg import indefiniteness
-from exptilt.families import small_inverse
+from exptilt.families.numerics import small_inverse
 
 F64 = torch.float64
 

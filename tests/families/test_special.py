@@ -8,8 +8,10 @@ import scipy.special
 import scipy.stats
 import torch
 
-from exptilt.families.bessel import log_bessel
-from exptilt.families.digamma import (
+from exptilt.families.members.dirichlet import Dirichlet
+from exptilt.families.members.poisson import Poisson
+from exptilt.families.numerics.bessel import log_bessel
+from exptilt.families.numerics.gamma_functions import (
     digamma_gap,
     inverse_digamma,
     invert_digamma_gap,
@@ -17,8 +19,6 @@ from exptilt.families.digamma import (
     invert_multivariate_gap,
     multivariate_gap,
 )
-from exptilt.families.dirichlet import Dirichlet
-from exptilt.families.poisson import Poisson
 
 F64 = torch.float64
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from exptilt.families import duality
+from exptilt.families import inverse_mean
 from laws.registry import FAMILIES, Case, f
 
 every = pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
@@ -20,7 +20,7 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> None:
 @every
 def test_mean_parameter_is_gradient(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (3,))
-    close(h.mean_parameter, duality.gradient(case.cls.log_partition, h.natural_parameter), 1e-8)
+    close(h.mean_parameter, inverse_mean.gradient(case.cls.log_partition, h.natural_parameter), 1e-8)
     close(h.mean(), h.mean_parameter[..., : h.dimension])
 
 

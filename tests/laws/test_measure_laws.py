@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from exptilt.families import duality
+from exptilt.families import inverse_mean
 from laws.registry import CASES, EXTREMES, Case, f, randn
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -23,7 +23,7 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> None:
 def test_gradient_is_mean(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (3,))
     eta = case.tilt(h, g)
-    close(h.mean(eta), duality.gradient(h.log_normalizer, eta))
+    close(h.mean(eta), inverse_mean.gradient(h.log_normalizer, eta))
     step = 1e-5 * randn(g, h.dimension)
     slope = (h.log_normalizer(eta + step) - h.log_normalizer(eta - step)) / 2
     torch.testing.assert_close(slope, (h.mean(eta) * step).sum(-1), rtol=1e-6, atol=1e-11)
@@ -35,7 +35,7 @@ def test_hessian_is_covariance(case: Case, g: torch.Generator) -> None:
     eta = case.tilt(h, g)
     covariance = h.covariance(eta)
     assert covariance.shape == (2, h.dimension, h.dimension)
-    close(covariance, duality.hessian(h.log_normalizer, eta), 1e-8)
+    close(covariance, inverse_mean.hessian(h.log_normalizer, eta), 1e-8)
     assert float(torch.linalg.eigvalsh(covariance).min()) > -1e-12
     vector = randn(g, 2, h.dimension)
     close(h.covariance_product(vector, eta), (covariance @ vector.unsqueeze(-1)).squeeze(-1), 1e-8)

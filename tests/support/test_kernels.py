@@ -66,7 +66,7 @@ def test_stamps_of_real_kernels_hold_their_helpers(monkeypatch, forgetful):
     for module, helper in (
         ("exptilt.tilting.backends.numba.forward", "exptilt.tilting.backends.numba.vector_math"),
         ("exptilt.switching.kernels", "exptilt.switching.core"),  # imported by a relative name
-        ("exptilt.families.deviance", "exptilt._support.elementary"),
+        ("exptilt.families.numerics.deviance", "exptilt._support.elementary"),
     ):
         kernels.source_stamp.cache_clear()
         before = kernels.source_stamp(module)

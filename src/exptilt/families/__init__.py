@@ -1,34 +1,41 @@
 """Measures and exponential families: dual maps, divergences, projections, maximum entropy.
 
-One family a file. `measure.py` is the idea, `family.py` the families with a finite statistic, `duality.py` the inverse of the mean map.
+`measure.py` is the idea and `family.py` the families with a finite statistic; `members/` has one family a file.
+`inverse_mean.py` inverts the mean map, `numerics/` has the special functions.
 """
+
+import sys
 
 from exptilt._support.linalg import pack, repaired, unpack
 from exptilt._support.solution import Solution, Status
-from exptilt.families.bernoulli import BernoulliProduct
-from exptilt.families.beta import Beta
-from exptilt.families.categorical import Categorical
-from exptilt.families.conjugacy import posterior
-from exptilt.families.diagonal_gaussian import DiagonalGaussian
-from exptilt.families.dirichlet import Dirichlet
 from exptilt.families.divergence import kl
-from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
-from exptilt.families.exponential import Exponential
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.from_density import FromDensity
-from exptilt.families.gamma import Gamma
-from exptilt.families.gaussian import Gaussian
-from exptilt.families.gaussian_mixture import GaussianMixture
 from exptilt.families.maximum_entropy import MaximumEntropy, maximum_entropy
 from exptilt.families.measure import Measure
-from exptilt.families.mixture import Mixture
-from exptilt.families.normal_gamma import MeanPrecision, NormalGamma
-from exptilt.families.normal_inverse_wishart import MeanCovariance, NormalInverseWishart
-from exptilt.families.poisson import Poisson
+from exptilt.families.members.bernoulli import BernoulliProduct
+from exptilt.families.members.beta import Beta
+from exptilt.families.members.categorical import Categorical
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.members.dirichlet import Dirichlet
+from exptilt.families.members.empirical import Empirical
+from exptilt.families.members.exponential import Exponential
+from exptilt.families.members.from_density import FromDensity
+from exptilt.families.members.gamma import Gamma
+from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.gaussian_mixture import GaussianMixture
+from exptilt.families.members.mixture import Mixture
+from exptilt.families.members.normal_gamma import MeanPrecision, NormalGamma
+from exptilt.families.members.normal_inverse_wishart import MeanCovariance, NormalInverseWishart
+from exptilt.families.members.poisson import Poisson
+from exptilt.families.members.von_mises_fisher import VonMisesFisher
+from exptilt.families.members.wishart import Wishart
 from exptilt.families.projection import expected_statistic, project
-from exptilt.families.von_mises_fisher import VonMisesFisher
-from exptilt.families.wishart import Wishart
+from exptilt.families.relations import posterior
+
+# Pickles of earlier releases name a class by the module it was in, such as exptilt.families.gamma.
+for _name in [name for name in sys.modules if name.startswith(f"{__name__}.members.")]:
+    sys.modules[_name.replace(".members.", ".")] = sys.modules[_name]
 
 __all__ = [
     "BernoulliProduct",

@@ -20,16 +20,16 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import is_concrete, pytree
-from exptilt.families.diagonal_gaussian import DiagonalGaussian
-from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
-from exptilt.families.exponential import Exponential
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.from_density import FromDensity
-from exptilt.families.gamma import Gamma
-from exptilt.families.gaussian import Gaussian
 from exptilt.families.measure import Base, Measure, make
-from exptilt.families.mixture import AnyMixture
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.members.empirical import Empirical
+from exptilt.families.members.exponential import Exponential
+from exptilt.families.members.from_density import FromDensity
+from exptilt.families.members.gamma import Gamma
+from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.mixture import AnyMixture
 from exptilt.families.mixture_bounds import kl_bounds
 
 

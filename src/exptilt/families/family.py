@@ -21,7 +21,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
-from exptilt.families import duality
+from exptilt.families import inverse_mean
 from exptilt.families.checks import check_finite
 from exptilt.families.measure import Measure
 
@@ -95,7 +95,7 @@ class ExponentialFamily(Measure):
     @property
     def mean_parameter(self) -> Tensor:
         """E[u], ``(..., K)``."""
-        return duality.gradient(self.log_partition, self.natural_parameter)
+        return inverse_mean.gradient(self.log_partition, self.natural_parameter)
 
     def _dual(self, mean: Tensor) -> Tensor:
         """η such that the tilted mean of t is ``mean``, only called with attainable ones. Here for families with t = u."""
@@ -227,7 +227,7 @@ class ExponentialFamily(Measure):
         """
         if coordinates not in ("natural", "mean"):
             raise ArgumentError(f'coordinates must be "natural" or "mean"; got {coordinates!r}.')
-        fisher = duality.hessian(self.log_partition, self.natural_parameter)
+        fisher = inverse_mean.hessian(self.log_partition, self.natural_parameter)
         if coordinates == "natural":
             return fisher
         return torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)

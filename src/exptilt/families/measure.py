@@ -25,7 +25,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
-from exptilt.families import duality
+from exptilt.families import inverse_mean
 from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
 
@@ -64,8 +64,9 @@ class Measure(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        home = cls.__module__.replace("exptilt.families.members.", "exptilt.families.")  # as in saved programs
         pytree.register_pytree_node(
-            cls, _flatten, _unflattener(cls), serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+            cls, _flatten, _unflattener(cls), serialized_type_name=f"{home}.{cls.__qualname__}"
         )
 
     # What a subclass gives.
@@ -127,17 +128,17 @@ class Measure(ABC):
         raise ArgumentError(f"torch.distributions has no {cls.__name__}.")
 
     def _mean(self, eta: Tensor) -> Tensor:
-        return duality.gradient(self._log_normalizer, eta)
+        return inverse_mean.gradient(self._log_normalizer, eta)
 
     def _covariance(self, eta: Tensor) -> Tensor:
-        return duality.hessian(self._log_normalizer, eta)
+        return inverse_mean.hessian(self._log_normalizer, eta)
 
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         product: Tensor = torch.func.jvp(self._mean, (eta,), (vector,))[1]
         return product
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        return duality.natural(self, mean, tolerance, max_steps)
+        return inverse_mean.natural(self, mean, tolerance, max_steps)
 
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         return self._log_normalizer(eta), self._mean(eta)

@@ -15,17 +15,17 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_values
-from exptilt.families.conjugacy import in_support
-from exptilt.families.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.divergence import as_gamma
-from exptilt.families.empirical import Empirical
-from exptilt.families.exponential import Exponential
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.from_density import FromDensity
-from exptilt.families.gamma import Gamma
-from exptilt.families.gaussian import Gaussian
 from exptilt.families.measure import Measure, make
-from exptilt.families.mixture import AnyMixture
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.members.empirical import Empirical
+from exptilt.families.members.exponential import Exponential
+from exptilt.families.members.from_density import FromDensity
+from exptilt.families.members.gamma import Gamma
+from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.mixture import AnyMixture
+from exptilt.families.relations import in_support
 
 Family = TypeVar("Family", bound=ExponentialFamily)
 

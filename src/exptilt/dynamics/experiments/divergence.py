@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.dynamics.flow import Flow
-from exptilt.families.hull import nearest_in_hull
+from exptilt.families.numerics.hull import nearest_in_hull
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

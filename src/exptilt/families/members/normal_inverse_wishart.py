@@ -32,12 +32,12 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
-from exptilt.families.deviance import log_excess
-from exptilt.families.digamma import invert_multivariate_gap
-from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.wishart import bartlett, wishart_entropy, wishart_kl
+from exptilt.families.members.wishart import bartlett, wishart_entropy, wishart_kl
+from exptilt.families.numerics.deviance import log_excess
+from exptilt.families.numerics.draws import standard_normal
+from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
 
 
 class MeanCovariance(NamedTuple):

@@ -20,8 +20,8 @@ from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.estimate import Estimate
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.hull import ended_on_boundary
 from exptilt.families.measure import Base, Measure, make
+from exptilt.families.numerics.hull import ended_on_boundary
 
 
 class AnyMixture(Measure):

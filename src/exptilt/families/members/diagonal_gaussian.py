@@ -14,10 +14,10 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
-from exptilt.families.deviance import log_excess
-from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
+from exptilt.families.numerics.deviance import log_excess
+from exptilt.families.numerics.draws import standard_normal
 
 
 @dataclass(frozen=True, eq=False)

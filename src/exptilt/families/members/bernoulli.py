@@ -14,10 +14,10 @@ from torch.nn.functional import softplus
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
-from exptilt.families.deviance import deviance
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.hull import box_excess
 from exptilt.families.measure import Base, make
+from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
 from exptilt.families.checks import check_finite, check_tensors
-from exptilt.families.deviance import deviance
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
+from exptilt.families.numerics.deviance import deviance
 
 
 @dataclass(frozen=True, eq=False)

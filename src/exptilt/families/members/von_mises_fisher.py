@@ -18,12 +18,12 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
-from exptilt.families.bessel import Bessel, bessel, log_bessel
 from exptilt.families.checks import check_finite, check_tensors
-from exptilt.families.deviance import not_negative
-from exptilt.families.draws import functorch_active, standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
+from exptilt.families.numerics.bessel import Bessel, bessel, log_bessel
+from exptilt.families.numerics.deviance import not_negative
+from exptilt.families.numerics.draws import functorch_active, standard_normal
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape, dot
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
-from exptilt.families.hull import nearest_in_hull
 from exptilt.families.measure import Measure, make
-from exptilt.families.one_tilt import suits, tilt_once
+from exptilt.families.numerics.hull import nearest_in_hull
+from exptilt.families.numerics.one_tilt import suits, tilt_once
 from exptilt.tilting import Tilted, fisher_vector_product
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.attend import run

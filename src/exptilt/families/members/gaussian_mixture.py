@@ -14,9 +14,9 @@ from torch import Tensor, distributions
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import check_covariance
 from exptilt.families.checks import check_finite, check_log_weight, check_tensors
-from exptilt.families.gaussian import Gaussian
 from exptilt.families.measure import make
-from exptilt.families.mixture import AnyMixture
+from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.mixture import AnyMixture
 
 
 @dataclass(frozen=True, eq=False)

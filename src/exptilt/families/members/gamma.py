@@ -13,13 +13,17 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors, check_values
-from exptilt.families.deviance import deviance, gamma_kl
-from exptilt.families.digamma import invert_digamma_gap
-from exptilt.families.draws import standard_gamma
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.hull import box_excess
-from exptilt.families.log_gamma import HALF_LOG_2PI, gamma_entropy, remainder
 from exptilt.families.measure import make
+from exptilt.families.numerics.deviance import deviance, gamma_kl
+from exptilt.families.numerics.draws import standard_gamma
+from exptilt.families.numerics.gamma_functions import (
+    HALF_LOG_2PI,
+    gamma_entropy,
+    invert_digamma_gap,
+    remainder,
+)
+from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)

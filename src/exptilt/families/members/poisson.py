@@ -14,12 +14,12 @@ from torch import Tensor, distributions
 
 from exptilt._support.linalg import total
 from exptilt.families.checks import check_positive, check_tensors, check_values
-from exptilt.families.deviance import deviance, deviance_of
-from exptilt.families.draws import poisson
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.hull import box_excess
-from exptilt.families.log_gamma import HALF_LOG_2PI, remainder
 from exptilt.families.measure import Base, make
+from exptilt.families.numerics.deviance import deviance, deviance_of
+from exptilt.families.numerics.draws import poisson
+from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
+from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)

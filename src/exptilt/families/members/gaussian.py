@@ -26,11 +26,11 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_finite, check_tensors
-from exptilt.families.deviance import deviance
-from exptilt.families.draws import standard_normal
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.small_inverse import definite, invert
+from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.draws import standard_normal
+from exptilt.families.numerics.small_inverse import definite, invert
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import pack
-from exptilt.families.bernoulli import BernoulliProduct
-from exptilt.families.beta import Beta
-from exptilt.families.categorical import Categorical
 from exptilt.families.checks import check_finite, check_values
-from exptilt.families.diagonal_gaussian import DiagonalGaussian
-from exptilt.families.dirichlet import Dirichlet
-from exptilt.families.exponential import Exponential
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.gamma import Gamma
-from exptilt.families.gaussian import Gaussian
-from exptilt.families.normal_gamma import NormalGamma
-from exptilt.families.normal_inverse_wishart import NormalInverseWishart
-from exptilt.families.poisson import Poisson
-from exptilt.families.wishart import Wishart
+from exptilt.families.members.bernoulli import BernoulliProduct
+from exptilt.families.members.beta import Beta
+from exptilt.families.members.categorical import Categorical
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.members.dirichlet import Dirichlet
+from exptilt.families.members.exponential import Exponential
+from exptilt.families.members.gamma import Gamma
+from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.normal_gamma import NormalGamma
+from exptilt.families.members.normal_inverse_wishart import NormalInverseWishart
+from exptilt.families.members.poisson import Poisson
+from exptilt.families.members.wishart import Wishart
 
 Prior = TypeVar("Prior", bound=ExponentialFamily)
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
-from exptilt.families.deviance import deviance
-from exptilt.families.digamma import invert_dirichlet
-from exptilt.families.dirichlet import dirichlet_entropy, dirichlet_kl
-from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.log_gamma import HALF_LOG_2PI, remainder
 from exptilt.families.measure import make
+from exptilt.families.members.dirichlet import dirichlet_entropy, dirichlet_kl
+from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.draws import shares
+from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, invert_dirichlet, remainder
 
 
 @dataclass(frozen=True, eq=False)

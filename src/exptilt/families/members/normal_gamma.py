@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
-from exptilt.families.deviance import log_excess
-from exptilt.families.digamma import invert_digamma_gap
-from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.gamma import Gamma
 from exptilt.families.measure import make
+from exptilt.families.members.gamma import Gamma
+from exptilt.families.numerics.deviance import log_excess
+from exptilt.families.numerics.draws import standard_gamma, standard_normal
+from exptilt.families.numerics.gamma_functions import invert_digamma_gap
 
 
 class MeanPrecision(NamedTuple):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.checks import check_positive, check_tensors, check_values
-from exptilt.families.deviance import log_excess
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.hull import box_excess
 from exptilt.families.measure import make
+from exptilt.families.numerics.deviance import log_excess
+from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)

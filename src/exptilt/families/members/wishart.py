@@ -30,12 +30,11 @@ from exptilt._support.linalg import (
     unpack,
 )
 from exptilt.families.checks import check_tensors, check_values
-from exptilt.families.deviance import deviance, gamma_kl
-from exptilt.families.digamma import invert_multivariate_gap
-from exptilt.families.draws import standard_gamma, standard_normal
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.log_gamma import gamma_entropy
 from exptilt.families.measure import make
+from exptilt.families.numerics.deviance import deviance, gamma_kl
+from exptilt.families.numerics.draws import standard_gamma, standard_normal
+from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_multivariate_gap
 
 
 def bartlett(

@@ -13,7 +13,7 @@ from torch import Tensor, from_numpy
 
 from exptilt._support.kernels import kernel, run_chunks
 from exptilt._support.linalg import factorize, indefiniteness, inverse_from_cholesky
-from exptilt.families.log_gamma import suits
+from exptilt.families.numerics.gamma_functions import suits
 
 Array = np.ndarray[Any, Any]
 _LARGE = 8  # dimension from which a library's calls are worth their cost

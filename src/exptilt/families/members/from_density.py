@@ -27,10 +27,10 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete
-from exptilt.families.empirical import Empirical
 from exptilt.families.estimate import Estimate, Kind
-from exptilt.families.hull import box_excess, ended_on_boundary
 from exptilt.families.measure import STATIC, Base, Measure, make
+from exptilt.families.members.empirical import Empirical
+from exptilt.families.numerics.hull import box_excess, ended_on_boundary
 
 LogDensity = Callable[[Tensor], Tensor]
 

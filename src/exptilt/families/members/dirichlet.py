@@ -12,12 +12,11 @@ from torch import Tensor, distributions
 
 from exptilt._support.errors import ArgumentError
 from exptilt.families.checks import check_positive, check_tensors
-from exptilt.families.deviance import gamma_kl, not_negative
-from exptilt.families.digamma import invert_dirichlet
-from exptilt.families.draws import shares
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.log_gamma import gamma_entropy
 from exptilt.families.measure import Base, make
+from exptilt.families.numerics.deviance import gamma_kl, not_negative
+from exptilt.families.numerics.draws import shares
+from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_dirichlet
 
 
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from exptilt._support.elementary import STRICT
 from exptilt._support.kernels import kernel
-from exptilt.families.log_gamma import Array, both_remainders, log_of_ratio, remainder, remainders, run, suits
+from exptilt.families.numerics.gamma_functions import (
+    Array,
+    both_remainders,
+    log_of_ratio,
+    remainder,
+    remainders,
+    run,
+    suits,
+)
 
 _NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it the difference loses four bits
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))
