@@ -65,7 +65,8 @@ def test_stamp_is_of_all_that_is_imported_directly_or_not(tmp_path, monkeypatch,
 def test_stamps_of_real_kernels_hold_their_helpers(monkeypatch, forgetful):
     for module, helper in (
         ("exptilt.tilting.backends.numba.forward", "exptilt.tilting.backends.numba.vector_math"),
-        ("exptilt.switching.kernels", "exptilt.switching.core"),  # imported by a relative name
+        # imported by a relative name
+        ("exptilt.switching.kernels.filters", "exptilt.switching.kernels.kalman"),
         ("exptilt.families.numerics.deviance", "exptilt._support.elementary"),
     ):
         kernels.source_stamp.cache_clear()

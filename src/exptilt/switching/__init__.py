@@ -17,16 +17,15 @@
 True
 """
 
-from .climbing import FitStatus, ParametricFit, fit_parameters
-from .filtering import Filtered, filter_series
-from .fitting import Fit
-from .forecasting import Forecast
-from .joining import join_modes
+from .builders import fit_ready, join_modes
+from .inference.filter import Filtered, filter_series
+from .inference.forecast import Forecast
+from .inference.simulate import Draws, Sample
+from .inference.smooth import Smoothed
+from .learning.fit import Fit
+from .learning.maximum_likelihood import FitStatus, ParametricFit, fit_parameters
 from .model import SwitchingLinearGaussian
 from .nonlinear import NonlinearFiltered, SwitchingNonlinear
-from .ready import fit_ready
-from .simulation import Draws, Sample
-from .smoothing import Smoothed
 
 __all__ = [
     "Draws",

@@ -240,7 +240,7 @@ class SwitchingLinearGaussian:
             particles: how many, for "rbpf".
             generator: a torch generator; None uses torch's own.
         """
-        from .filtering import filter_series
+        from .inference.filter import filter_series
 
         return filter_series(
             self, y, method=method, inputs=inputs, store=store, particles=particles, generator=generator
@@ -254,7 +254,7 @@ class SwitchingLinearGaussian:
             method: "gpb2" (Kim's smoother), "imm", "gpb1" or "exact".
             inputs: ``(T, r)``, or one for each series, where the model has input matrices.
         """
-        from .smoothing import smooth_series
+        from .inference.smooth import smooth_series
 
         return smooth_series(self, y, method=method, inputs=inputs)
 
@@ -266,7 +266,7 @@ class SwitchingLinearGaussian:
             method: "viterbi", or "exact" for small T.
             inputs: ``(T, r)``, or one for each series, where the model has input matrices.
         """
-        from .path import most_likely_path
+        from .inference.path import most_likely_path
 
         return most_likely_path(self, y, method=method, inputs=inputs)
 
@@ -306,7 +306,7 @@ class SwitchingLinearGaussian:
             generator: randomness of the restarts.
             progress: show a bar always, never, or (None) where somebody looks.
         """
-        from .fitting import fit_model
+        from .learning.fit import fit_model
 
         return fit_model(
             self,
@@ -334,7 +334,7 @@ class SwitchingLinearGaussian:
             inputs: ``(T, r)`` where the model has input matrices.
             generator: a torch generator; None uses torch's own.
         """
-        from .simulation import sample
+        from .inference.simulate import sample
 
         return sample(self, steps, inputs=inputs, generator=generator)
 
@@ -356,6 +356,6 @@ class SwitchingLinearGaussian:
             inputs: ``(T, r)``, or one for each series, where the model has input matrices.
             generator: a torch generator; None uses torch's own.
         """
-        from .simulation import posterior_draws
+        from .inference.simulate import posterior_draws
 
         return posterior_draws(self, y, draws, method=method, inputs=inputs, generator=generator)

@@ -22,9 +22,8 @@ import torch
 
 from .._support.errors import ArgumentError
 from . import checks
-from .core import LOG_TWO_PI
-from .inputs import Data, read
-from .output import arrange
+from .kernels.kalman import LOG_TWO_PI
+from .series import Data, arrange, read
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

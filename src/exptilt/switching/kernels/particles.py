@@ -9,11 +9,9 @@ proposal). The log-sum of the weights is the log of an unbiased estimate of the 
 """
 
 import numpy as np
-import torch
 
-from .core import Buffer, collapse_some, copy, kernel, log_sum, predict_some, update_room, update_some
-from .parameters import Parameters, Stored, load, look, places
-from .running import check_failures
+from .buffers import Parameters, Stored, load, look, places
+from .kalman import Buffer, collapse_some, copy, kernel, log_sum, predict_some, update_room, update_some
 
 
 @kernel
@@ -184,39 +182,3 @@ def swarm(p: Parameters, y: Buffer, starts: Buffer, N: int, uniform: Buffer, cho
                     w[log_weight + i] = -np.log(N)
                     pointer += 1.0 / N
         out.log_likelihood[series] = total
-
-
-def run_particles(
-    p: Parameters,
-    y: np.ndarray,
-    starts: np.ndarray,
-    particles: int,
-    everything: bool,
-    generator: torch.Generator | None,
-) -> tuple[Stored, np.ndarray]:
-    """Filter all series with `particles` particles; returns what the other filters return, and the effective sample size at each step."""
-    M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
-    n = len(p.initial_mean) // M
-    kept = rows if everything else series
-    out = Stored(
-        np.empty(series),
-        np.empty(kept),
-        np.empty((kept, M)),
-        np.empty((kept, M * n)),
-        np.empty((kept, M * n * n)),
-        np.empty((kept, M * M)),
-        np.full((series, 2), -1, dtype=np.int64),
-    )
-    uniform = torch.rand(rows, particles + 1, dtype=torch.float64, generator=generator).numpy()
-    probability = torch.from_numpy(np.exp(p.initial_log_probability))
-    chosen = (
-        torch.multinomial(probability, series * particles, replacement=True, generator=generator)
-        .reshape(series, particles)
-        .numpy()
-    )
-    ess = np.empty(rows)
-    swarm(
-        p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m)
-    )
-    check_failures(out.failure, M, "rbpf")
-    return out, ess

@@ -13,13 +13,13 @@ import numpy as np
 import scipy.optimize
 import torch
 
-from .._support.errors import ArgumentError
-from .._support.progress import track
-from .checks import plain
-from .filtering import filter_series
-from .inputs import Data, read
-from .model import SwitchingLinearGaussian
-from .running import METHODS
+from ..._support.errors import ArgumentError
+from ..._support.progress import track
+from ..checks import plain
+from ..inference.filter import filter_series
+from ..inference.run import METHODS
+from ..model import SwitchingLinearGaussian
+from ..series import Data, read
 
 
 class FitStatus(enum.Enum):

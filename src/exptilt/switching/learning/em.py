@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .checks import plain
-from .free import Free
-from .inputs import Data, flatten, parameters
-from .model import SwitchingLinearGaussian
-from .moments import mixture
-from .running import run_filter
-from .smoothing import run_smoother
+from ..checks import plain
+from ..inference.moments import mixture
+from ..inference.run import run_filter
+from ..inference.smooth import run_smoother
+from ..model import SwitchingLinearGaussian
+from ..series import Data, flatten, parameters
+from .free_parameters import Free
 
 Sums = tuple[
     np.ndarray, np.ndarray, np.ndarray, np.ndarray

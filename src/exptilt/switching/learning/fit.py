@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .._support.progress import track
-from .checks import plain
-from .climbing import FitStatus, checked_data, climb, curvature, delta_method, objective
+from ..._support.errors import ArgumentError
+from ..._support.progress import track
+from ..checks import plain
+from ..inference.run import METHODS
+from ..model import SwitchingLinearGaussian
+from ..series import Data, _inputs, diffuse
 from .em import em_step
-from .free import Free, choose, to_parameters, to_vector
-from .inputs import Data, _inputs, diffuse
-from .model import SwitchingLinearGaussian
-from .running import METHODS
+from .free_parameters import Free, choose, to_parameters, to_vector
+from .maximum_likelihood import FitStatus, checked_data, climb, curvature, delta_method, objective
 
 
 @dataclass(frozen=True, eq=False)

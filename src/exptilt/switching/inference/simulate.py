@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .core import LOG_TWO_PI
-from .filtering import filter_series
-from .inputs import Data, flatten, parameters, read
-from .model import SwitchingLinearGaussian
+from ..._support.errors import ArgumentError
+from ..kernels.kalman import LOG_TWO_PI
+from ..model import SwitchingLinearGaussian
+from ..series import Data, flatten, parameters, read
+from .filter import filter_series
 from .moments import by_row, maps_of
 
 

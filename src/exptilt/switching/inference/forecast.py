@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from .._support.errors import ArgumentError
-from .checks import plain
-from .inputs import Data, _inputs, read
-from .model import SwitchingLinearGaussian
+from ..._support.errors import ArgumentError
+from ..checks import plain
+from ..model import SwitchingLinearGaussian
+from ..series import Data, _inputs, arrange, read
 from .moments import mixture, observe, step_ahead
-from .output import arrange
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .._support.kernels import run_chunks
-from .adjoint import Gradients, backward
-from .inputs import parameters
-from .kernels import mix_first, mix_last
-from .parameters import Parameters, Stored
+from ..._support.errors import ArgumentError
+from ..._support.kernels import run_chunks
+from ..kernels.adjoint import Gradients, backward
+from ..kernels.buffers import Parameters, Stored
+from ..kernels.filters import mix_first, mix_last
+from ..kernels.particles import swarm
+from ..series import parameters
 
 METHODS = {"imm": 0, "gpb1": 1, "gpb2": 2}
 LONG = (
@@ -133,3 +134,39 @@ def run_adjoint(
     work(0, 0)  # compiled or loaded before several threads ask for it
     over_series(starts, work)
     return Gradients._make([*[np.sum([part[k] for part in parts], axis=0) for k in range(len(p) - 1)], y_bar])
+
+
+def run_particles(
+    p: Parameters,
+    y: np.ndarray,
+    starts: np.ndarray,
+    particles: int,
+    everything: bool,
+    generator: torch.Generator | None,
+) -> tuple[Stored, np.ndarray]:
+    """Filter all series with `particles` particles; returns what the other filters return, and the effective sample size at each step."""
+    M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
+    n = len(p.initial_mean) // M
+    kept = rows if everything else series
+    out = Stored(
+        np.empty(series),
+        np.empty(kept),
+        np.empty((kept, M)),
+        np.empty((kept, M * n)),
+        np.empty((kept, M * n * n)),
+        np.empty((kept, M * M)),
+        np.full((series, 2), -1, dtype=np.int64),
+    )
+    uniform = torch.rand(rows, particles + 1, dtype=torch.float64, generator=generator).numpy()
+    probability = torch.from_numpy(np.exp(p.initial_log_probability))
+    chosen = (
+        torch.multinomial(probability, series * particles, replacement=True, generator=generator)
+        .reshape(series, particles)
+        .numpy()
+    )
+    ess = np.empty(rows)
+    swarm(
+        p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m)
+    )
+    check_failures(out.failure, M, "rbpf")
+    return out, ess

@@ -14,7 +14,8 @@ of probability 0 has λ = −inf and a finite Gaussian (collapsed with weights �
 
 import numpy as np
 
-from .core import (
+from .buffers import Parameters, Place, Stored, load, look, places
+from .kalman import (
     Buffer,
     choose_collapse,
     choose_predict,
@@ -29,7 +30,6 @@ from .core import (
     update_room,
     update_some,
 )  # fmt: skip
-from .parameters import Parameters, Place, Stored, load, look, places
 
 
 @inlined

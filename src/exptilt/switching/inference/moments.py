@@ -6,7 +6,7 @@ filter.
 
 import numpy as np
 
-from .parameters import Parameters
+from ..kernels.buffers import Parameters
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 

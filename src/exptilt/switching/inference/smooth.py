@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .backward import Smoothing, smooth_back
+from ..._support.errors import ArgumentError
+from ..kernels.buffers import Parameters, Stored
+from ..kernels.smoother import Smoothing, smooth_back
+from ..model import SwitchingLinearGaussian
+from ..series import Data, arrange, diffuse, flatten, parameters, read
 from .exact import filter_exact, smooth_exact
-from .inputs import Data, diffuse, flatten, parameters, read
-from .model import SwitchingLinearGaussian
 from .moments import mixture
-from .output import arrange
-from .parameters import Parameters, Stored
-from .running import METHODS, over_series, run_filter, size_arguments
+from .run import METHODS, over_series, run_filter, size_arguments
 
 
 @dataclass(frozen=True, eq=False)

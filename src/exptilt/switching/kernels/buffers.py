@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Buffer, copy, inlined
+from .kalman import Buffer, copy, inlined
 
 
 class Parameters(NamedTuple):

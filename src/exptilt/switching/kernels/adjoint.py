@@ -24,9 +24,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Buffer, collapse_some, copy, count, inlined, kernel, predict_some, update_room, update_some
-from .kernels import begin_series
-from .parameters import Parameters, Stored, load, look, places
+from .buffers import Parameters, Stored, load, look, places
+from .filters import begin_series
+from .kalman import (
+    Buffer,
+    collapse_some,
+    copy,
+    count,
+    inlined,
+    kernel,
+    predict_some,
+    update_room,
+    update_some,
+)
 
 
 class Gradients(NamedTuple):

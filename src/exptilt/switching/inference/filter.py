@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .checks import plain
+from ..._support.errors import ArgumentError
+from ..checks import plain
+from ..kernels.buffers import Parameters
+from ..model import SwitchingLinearGaussian
+from ..series import Data, arrange, diffuse, flatten, parameters, read
 from .exact import filter_exact
-from .forecasting import Forecast, forecast
-from .inputs import Data, diffuse, flatten, parameters, read
-from .model import SwitchingLinearGaussian
+from .forecast import Forecast, forecast
 from .moments import innovations, mixture, predicted
-from .output import arrange
-from .parameters import Parameters
-from .particles import run_particles
-from .running import METHODS, FilterTerms, run_filter
+from .run import METHODS, FilterTerms, run_filter, run_particles
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from .._support import kernels
+from ..._support import kernels
 
 Buffer = np.ndarray
 LOG_TWO_PI = 1.8378770664093453

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .core import Buffer, collapse_some, copy, count, kernel, log_sum, predict_some
-from .kernels import begin_series
-from .parameters import Parameters, Stored, load, places
+from .buffers import Parameters, Stored, load, places
+from .filters import begin_series
+from .kalman import Buffer, collapse_some, copy, count, kernel, log_sum, predict_some
 
 
 class Smoothing(NamedTuple):

@@ -10,9 +10,9 @@ are held against. Written in torch, all paths at once, and differentiable by aut
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .checks import safe_log
-from .core import LOG_TWO_PI
+from ..._support.errors import ArgumentError
+from ..checks import safe_log
+from ..kernels.kalman import LOG_TWO_PI
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support.errors import ArgumentError
-from .checks import plain
-from .model import SwitchingLinearGaussian
+from ..._support.errors import ArgumentError
+from ..checks import plain
+from ..model import SwitchingLinearGaussian
 
 RANKS = {
     "transition": 2,

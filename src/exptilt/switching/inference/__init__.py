@@ -1,0 +1,1 @@
+"""What is known of modes and states given data: filters, smoothers, forecasts, likely paths and draws."""
