@@ -26,8 +26,8 @@ def find_folder() -> Path:
         if (root / "benchmarks" / "harness.py").is_file():
             return root / "benchmarks"
     raise ExptiltError(
-        "there is no benchmarks/ folder here. Benchmarks are part of the source checkout, not of the installed package: "
-        "clone the repository and run `make bench` in it."
+        "there is no benchmarks/ folder here. Benchmarks are part of the source checkout, "
+        "not of the installed package: clone the repository and run `make bench` in it."
     )
 
 
@@ -40,10 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        print(
-            f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {', '.join(known) or 'none yet'}",
-            file=sys.stderr,
-        )
+        there = ", ".join(known) or "none yet"
+        print(f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {there}", file=sys.stderr)
         return 2
     names = list(dict.fromkeys(arguments.names)) or known
     if not names:
@@ -51,14 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     failed = []
     for position, name in enumerate(names, start=1):
-        print(f"[{position}/{len(names)}] {name}", flush=True)
+        title = f"[{position}/{len(names)}] {name}"
+        print(title, flush=True)
         start = time.monotonic()
         words = [sys.executable, str(folder / f"{name}.py"), *(["--quick"] if arguments.quick else [])]
         code = subprocess.run(words, cwd=folder.parent, check=False).returncode
-        print(
-            f"[{position}/{len(names)}] {name}: {'done' if code == 0 else f'exit code {code}'} in {time.monotonic() - start:.0f} s\n",
-            flush=True,
-        )
+        ended = f"exit code {code}" if code else "done"
+        print(f"{title}: {ended} in {time.monotonic() - start:.0f} s\n", flush=True)
         if code:
             failed.append(name)
     if failed:

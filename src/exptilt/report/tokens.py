@@ -1,7 +1,8 @@
-"""Token text is a stranger's text: what is unseen in it is made visible, and what could upset a page or a terminal is spelled out.
+"""Text of strangers made safe to show: what is unseen is made visible, control characters are spelled out.
 
-A space becomes ``·`` at either end, a line break ``↵``, a tab ``⇥``. Other control characters show as their pictures (``␛``), and what
-draws nothing or turns the direction of writing, which could make a page say something else than its source, as ``⟨U+202E⟩``.
+A line break becomes ``↵``, a tab ``⇥``. Other control characters show as their pictures (``␛``), and whatever
+draws nothing or turns the direction of writing, which could make a page say something else than its source,
+as ``⟨U+202E⟩``.
 """
 
 import unicodedata
@@ -11,11 +12,18 @@ SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥"}
 LONGEST = 40
 
 
-def visible(token: str) -> str:
-    r"""The token as a reader can see it.
+def plain(text: str) -> str:
+    r"""The text with everything that does not print spelled out.
 
-    Args:
-        token: any text.
+    Example:
+        >>> plain("a\x1b[2Jb c")
+        'a␛[2Jb c'
+    """
+    return "".join(map(_sign, text))
+
+
+def visible(token: str) -> str:
+    r"""The token as a reader can see it: spaces at either end as dots, at most `LONGEST` letters.
 
     Example:
         >>> visible(" the"), visible("\n\n"), visible("a\x1b[2J"), visible("")
@@ -23,10 +31,9 @@ def visible(token: str) -> str:
     """
     if not token:
         return "∅"
-    body = token.strip(" ")
-    start = len(token) - len(token.lstrip(" ")) if body else len(token)
-    end = len(token) - len(token.rstrip(" ")) if body else 0
-    shown = "·" * start + "".join(_sign(letter) for letter in body) + "·" * end
+    rest = token.lstrip(" ")
+    body = rest.rstrip(" ")
+    shown = "·" * (len(token) - len(rest)) + plain(body) + "·" * (len(rest) - len(body))
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 
 

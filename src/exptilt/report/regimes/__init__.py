@@ -1,0 +1,7 @@
+"""A series that switches regime, fitted by `exptilt.switching.fit_ready`, shown as a page and as text."""
+
+from exptilt.report.regimes.page import write_regimes
+from exptilt.report.regimes.payload import Regimes, find_regimes
+from exptilt.report.regimes.sentences import text
+
+__all__ = ["Regimes", "find_regimes", "text", "write_regimes"]

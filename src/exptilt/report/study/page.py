@@ -1,0 +1,206 @@
+"""A study as a folder to read: `index.html`, which stands alone, `heads.csv` and `study.json`.
+
+The page is laid out here and in `templates/study.html`: what was measured and on what, what was found, the
+heads, the layers, the training. Everything is there as text and tables before any script runs; the scripts in
+`assets/study/` then draw the pictures from the JSON that `payload` makes, and let the reader choose. So the
+page reads with a screen reader, without scripts and on paper.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exptilt._support.errors import MissingExtraError
+from exptilt._support.files import write_together
+from exptilt.lens import HeadMeasure, LayerMeasure, Study
+from exptilt.report.page import Cell, Page, Table, number, render
+from exptilt.report.study import sentences
+from exptilt.report.study.payload import payload, strip_size
+from exptilt.report.tokens import plain
+
+# In the order they run: each uses only what stands before it.
+SCRIPTS = ("basics.js", "charts.js", "heatmap.js", "attention.js", "head.js", "curves.js", "start.js")
+ASSETS = ("study/study.css", *(f"study/{name}" for name in SCRIPTS))
+CAUTION = (
+    "These are descriptions of one model on one text. Theory reads attention as ascent on a "
+    "log-normalizer, or descent of an energy; in trained transformers such energies are not monotone "
+    "along the depth, and nothing here says that a head does what it does for a reason."
+)
+
+
+def write(study: Study, folder: str | os.PathLike[str]) -> Path:
+    """Write `index.html`, `heads.csv` and `study.json` into `folder`: all three, or none if anything fails.
+
+    Args:
+        study: what was measured.
+        folder: where; made if it is not there.
+
+    Returns:
+        The path of `index.html`.
+    """
+    try:
+        table = study.to_frame().to_csv(index=False)
+    except ImportError as problem:
+        raise MissingExtraError("pandas", "report") from problem
+    texts = {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)}
+    return write_together(folder, texts)[-1]
+
+
+def render_study(study: Study) -> str:
+    """The page as one HTML string that stands alone."""
+    followed = ((measure, sentences.of_training(study, name)) for name, measure in study.heads.items())
+    context: dict[str, Any] = {
+        "study": study,
+        "fact": fact,
+        "chips": chips(study),
+        "caution": CAUTION,
+        "findings": findings(study),
+        "heads_table": heads_table(study),
+        "meanings": meanings(study),
+        "layers": [(name, measure, sentences.of_layers(measure)) for name, measure in study.layers.items()],
+        "layer_tables": layer_tables(study),
+        "loss": sentences.of_loss(study),
+        "followed": [(measure, said) for measure, said in followed if said],
+        "training_table": training_table(study),
+        "strip_note": strip_note(study),
+        "data": payload(study),
+    }
+    sources = [f"{key}: {value}" for key, value in study.text_facts.items() if isinstance(value, str)]
+    page = Page(f"Attention in {study.name}", lead(study), (), study.seed, [f"Model: {study.name}", *sources])
+    return render(page, template="study.html", assets=ASSETS, context=context)
+
+
+def lead(study: Study) -> str:
+    """One sentence on what the page is about."""
+    layers, heads = sentences.shape(study)
+    steps = 0 if study.training is None else len(study.training.steps)
+    over = f", and over {steps} checkpoints of its training" if steps else ""
+    what = "attention heads, each measured as what it is: a probability on the keys, tilted by the query"
+    return f"{layers * heads} {what}{over}."
+
+
+def fact(value: str | int | float) -> str:
+    r"""A fact for people: whole numbers with their thousands apart.
+
+    Example:
+        >>> fact(134515008).replace("\N{NARROW NO-BREAK SPACE}", " "), fact("GPT2LMHeadModel")
+        ('134 515 008', 'GPT2LMHeadModel')
+    """
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return value if isinstance(value, str) else number(value)
+
+
+def chips(study: Study) -> list[str]:
+    """The model and the text in a few words each."""
+    layers, heads = sentences.shape(study)
+    found = [str(study.facts["architecture"])] if "architecture" in study.facts else []
+    found.append(f"{layers} layers × {heads} heads")
+    if "parameters" in study.facts:
+        found.append(f"{fact(study.facts['parameters'])} parameters")
+    if "tokens" in study.text_facts:
+        found.append(f"{fact(study.text_facts['tokens'])} tokens read")
+    if study.training is not None:
+        found.append(f"{len(study.training.steps)} checkpoints")
+    return found
+
+
+def findings(study: Study) -> list[tuple[str, str, str]]:
+    """Statistic, sentence, and where the page shows it (an anchor), for every statistic that was measured."""
+    rows = []
+    for name, measure in study.heads.items():
+        found = sentences.summary(measure)
+        if found is not None:
+            layer, head = found[1]
+            rows.append((measure.title, sentences.of_measure(study, name), f"L{layer}H{head}:{name}"))
+    return rows
+
+
+def named(measure: HeadMeasure | LayerMeasure) -> str:
+    """A statistic's title with its unit, as a column header."""
+    unit = "" if measure.title.endswith(measure.unit) else f", {measure.unit}"
+    return measure.title + unit
+
+
+def heads_table(study: Study) -> Table:
+    """Every head with every statistic: what the heatmap shows, for those who do not see it."""
+    shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
+    rows: list[list[Cell]] = [
+        [f"L{place[0]}H{place[1]}", *(float(value[place]) for _, value in shown)]
+        for place in np.ndindex(*sentences.shape(study))
+    ]
+    note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
+    header = ("head", *(name for name, _ in shown))
+    return Table("Every head, every statistic", header, rows, note, sortable=True)
+
+
+def meanings(study: Study) -> Table:
+    """What each statistic is, what it takes for granted, and why it is missing where it is."""
+    rows = []
+    for measure in (*study.heads.values(), *study.layers.values()):
+        missing = f"Not measured: {measure.reason}" if measure.reason else ""
+        rows.append((named(measure), measure.about, " ".join(filter(None, (measure.assumes, missing)))))
+    return Table("Every statistic of this page", ("statistic", "what it tells", "what it assumes"), rows)
+
+
+def layer_tables(study: Study) -> list[Table]:
+    """The layer statistics, one table for all that have the same places."""
+    groups: dict[tuple[str, ...], list[tuple[str, list[Cell]]]] = {}
+    for measure in study.layers.values():
+        if measure.value is not None and np.ndim(measure.value) == 1:
+            places = tuple(measure.places)
+            columns = groups.setdefault(places, [("place", list(places))])
+            columns.append((named(measure), [float(x) for x in measure.value]))
+            if measure.error is not None:
+                columns.append(("± s.e.", [float(x) for x in measure.error]))
+    tables = []
+    for places, columns in groups.items():
+        header, values = zip(*columns, strict=True)
+        title = f"Along the depth: {places[0]} to {places[-1]}"
+        tables.append(Table(title, header, list(zip(*values, strict=True))))
+    return tables
+
+
+def training_table(study: Study) -> Table | None:
+    """Loss and the mean over heads of every statistic at every checkpoint; None without checkpoints."""
+    training = study.training
+    if training is None:
+        return None
+    names = [name for name in study.heads if name in training.heads]
+    rows = [
+        (int(step), float(loss), *(sentences.known_mean(training.heads[name][index]) for name in names))
+        for index, (step, loss) in enumerate(zip(training.steps, training.loss, strict=True))
+    ]
+    header = ("step", "loss, nats a token", *(named(study.heads[name]) for name in names))
+    return Table("Over training: loss, and the mean over heads", header, rows)
+
+
+def strip_note(study: Study) -> str:
+    """What the strips leave out, if anything."""
+    shown, there = strip_size(study), len(study.strip_tokens)
+    return f"The first {shown} of {there} tokens, to keep this page small." if shown < there else ""
+
+
+def text(study: Study) -> str:
+    """The findings as a table for a terminal."""
+    lines, missing = [("statistic", "lowest", "median", "highest")], []
+    for measure in study.heads.values():
+        found = sentences.summary(measure)
+        if measure.value is None or found is None:
+            missing.append(measure.title)
+            continue
+        low, high = (f"{sentences.number(float(measure.value[k]))} (L{k[0]}H{k[1]})" for k in found[:2])
+        lines.append((named(measure), low, sentences.number(found[2]), high))
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    layers, heads = sentences.shape(study)
+    told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
+    for name, *cells in lines:
+        right = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
+        told.append("  ".join([name.ljust(first), *right]))
+    if missing:
+        told += ["", f"Not measured (the page says why): {', '.join(missing)}"]
+    if loss := sentences.of_loss(study):
+        told += ["", loss]
+    return "\n".join(told)

@@ -1,0 +1,106 @@
+"""What the page's scripts draw from: a study as plain values for JSON.
+
+Numbers keep five significant digits (the exact ones are in `study.json`). The attention strips of all heads
+would be the bulk: each weight p becomes one byte b with p ≈ (b/255)², which is right to 0.004 at worst and
+keeps weights down to 4·10⁻⁶ apart from zero, and a model of many heads shows fewer tokens, so that all strips
+together stay below `STRIP_BYTES`.
+"""
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.report.study import sentences
+from exptilt.report.tokens import visible
+
+STRIP_BYTES = 3_000_000
+TOP_TOKENS = 12
+
+
+def payload(study: Study) -> dict[str, Any]:
+    """Everything the scripts need, as what JSON knows."""
+    size, training = strip_size(study), study.training
+    return {
+        "shape": sentences.shape(study),
+        "names": list(study.layer_names),
+        "measures": [_measure(study, name, measure) for name, measure in study.heads.items()],
+        "curves": [
+            {"id": name, "places": list(measure.places), **_common(measure)}
+            for name, measure in study.layers.items()
+        ],
+        "details": {
+            f"L{detail.layer}H{detail.head}": _detail(study, detail, size) for detail in study.details
+        },
+        "strip": [visible(token) for token in study.strip_tokens[:size]],
+        "training": None
+        if training is None
+        else {
+            "steps": [int(step) for step in training.steps],
+            "loss": _numbers(training.loss),
+            "layers": {
+                name: _numbers(value) for name, value in training.layers.items() if name in study.layers
+            },
+        },
+    }
+
+
+def strip_size(study: Study) -> int:
+    """How many tokens of the strip the page shows, so that the strips of all heads fit."""
+    return min(len(study.strip_tokens), math.isqrt(STRIP_BYTES // max(1, len(study.details))))
+
+
+def _numbers(values: Any) -> Any:
+    """An array or a number as (lists of) short numbers; None and what is not finite become None."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [_numbers(item) for item in values]
+    return float(f"{values:.5g}") if values is not None and math.isfinite(values) else None
+
+
+def _common(measure: HeadMeasure | LayerMeasure) -> dict[str, Any]:
+    return {
+        "title": measure.title,
+        "unit": measure.unit,
+        "value": _numbers(measure.value),
+        "error": _numbers(measure.error),
+    }
+
+
+def _measure(study: Study, name: str, measure: HeadMeasure) -> dict[str, Any]:
+    return {
+        "id": name,
+        **_common(measure),
+        "about": measure.about,
+        "assumes": measure.assumes,
+        "reason": measure.reason,
+        "reading": sentences.of_measure(study, name),
+        "baseline": _numbers(measure.baseline),
+        "training": None if study.training is None else _numbers(study.training.heads.get(name)),
+        "span": [end if end is not None and math.isfinite(end) else None for end in measure.span],
+    }
+
+
+def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:
+    return {
+        "histograms": {
+            name: {"edges": _numbers(found.edges), "counts": _numbers(found.counts)}
+            for name, found in detail.histograms.items()
+        },
+        "tokens": [
+            [visible(item.token), _numbers(item.mass), item.count, _numbers(item.lift)]
+            for item in detail.top_tokens[:TOP_TOKENS]
+        ],
+        "strip": _packed(np.asarray(detail.strip)[:size, :size]),
+        "reading": sentences.of_head(study, detail),
+    }
+
+
+def _packed(strip: NDArray[np.float64]) -> str:
+    """Attention weights as bytes of their square roots, in base64."""
+    roots = np.sqrt(np.clip(np.nan_to_num(strip), 0.0, 1.0))
+    return base64.b64encode(np.rint(255 * roots).astype(np.uint8).tobytes()).decode()
