@@ -71,7 +71,8 @@ def test_light_commands_load_nothing_heavy(words):
     code = (
         "import sys\nfrom exptilt.cli.main import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
-        "print([m for m in ('torch', 'numpy', 'numba', 'matplotlib', 'jinja2') if m in sys.modules], file=sys.stderr)"
+        "heavy = ('torch', 'numpy', 'numba', 'matplotlib', 'jinja2')\n"
+        "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
@@ -90,6 +91,7 @@ def test_module_and_version():
         (["report", "--seed", "x"], "'x' is not a whole number"),
         (["report", "--seed", "-1"], "-1 is out of range"),
         (["report", "--seed", str(2**63)], "out of range"),
+        (["switch", "a.csv", "--seed", "-1"], "-1 is out of range"),
         (["report", "--max-tokens", "0"], "0 is out of range"),
         (["report", "--colour"], "unrecognized arguments: --colour"),
         (["bench", "no-such-thing"], "no benchmark called no-such-thing"),

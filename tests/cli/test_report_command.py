@@ -1,4 +1,4 @@
-"""`exptilt report`: what it writes and says, what it refuses with nothing written, how it stops and goes on."""
+"""`exptilt report`: what it writes and says, what it refuses and writes nothing, how it stops and goes on."""
 
 import os
 import subprocess

@@ -1,8 +1,9 @@
-"""A made-up study: every kind of value a page must show, numbers from a seed, tokens that try to break out."""
+"""Made-up numbers for pages: every kind of value they must show, and names that try to break out."""
 
 import numpy as np
 
 from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
+from exptilt.report.regimes import Regimes
 
 HOSTILE = "</script><script>window.bad=1</script>"
 WORDS = [
@@ -135,4 +136,50 @@ def make_study(
         training,
         ("One text was longer than the context and was cut into pieces.",),
         seed,
+    )
+
+
+def make_regimes(kind="level", columns=("price", "volume"), rows=40, seed=0):
+    """Made-up regimes: three of them, one after the other, labels that need quotes."""
+    rng = np.random.default_rng(seed)
+    M, m, h = 3, len(columns), 4
+    path = np.arange(rows) * M // rows
+    probability = np.full((rows, M), 0.05)
+    probability[np.arange(rows), path] = 0.9
+    center = np.arange(1.0, M + 1)[:, None] * np.ones(m)
+    error = np.full((M, m), 0.1)
+    error[1, 0] = np.nan
+    signal = center[path]
+    y = signal + rng.normal(size=(rows, m))
+    y[3, 0] = np.nan
+    labels = tuple(f'row "{t}",\r{t}' for t in range(rows))
+    transition = np.array([[0.9, 0.1, 0.0], [0.0, 0.8, 0.2], [0.0, 0.0, 1.0]])
+    duration = np.array([10.0, 5.0, np.inf])
+    ahead = {name: np.full((h, m), value) for name, value in (("forecast", 3), ("lower", 1), ("upper", 5))}
+    return Regimes(
+        source="data <b>.csv",
+        columns=tuple(columns),
+        labels=labels,
+        y=y,
+        kind=kind,
+        seed=seed,
+        log_likelihood=-12.5,
+        aic=40.0,
+        bic=50.0,
+        free_parameters=8,
+        observations=79,
+        status="converged",
+        transition=transition,
+        duration=duration,
+        share=probability.mean(0),
+        center=center,
+        center_error=error,
+        deviation=np.ones((M, m)),
+        filtered=probability,
+        smoothed=probability,
+        path=path,
+        signal=signal,
+        forecast_probability=np.full((h, M), 1 / M),
+        level=0.9,
+        **ahead,
     )

@@ -1,4 +1,4 @@
-"""The page of a study: every number in it, nothing of a stranger's text loose in it, sentences that say what the numbers say."""
+"""The page of a study: every number in it, strangers' text only as text, sentences as strong as numbers."""
 
 import base64
 import dataclasses
@@ -161,10 +161,21 @@ def test_many_heads_show_fewer_tokens(monkeypatch):
 @pytest.mark.parametrize(
     ("token", "shown"),
     [
-        (" the ", "·the·"), ("  ", "··"), ("a b", "a b"), ("", "∅"), ("\r\n", "␍↵"), ("\x00", "␀"), ("\x7f", "⟨U+007F⟩"), ("é", "é"),
-        ("a\u202eb", "a⟨U+202E⟩b"), ("\ud800", "⟨U+D800⟩"), ("\u200b", "⟨U+200B⟩"), ("\u2028", "⟨U+2028⟩"), ("x" * 50, "x" * 39 + "…"),
+        (" the ", "·the·"),
+        ("  ", "··"),
+        ("a b", "a b"),
+        ("", "∅"),
+        ("\r\n", "␍↵"),
+        ("\x00", "␀"),
+        ("\x7f", "⟨U+007F⟩"),
+        ("é", "é"),
+        ("a\u202eb", "a⟨U+202E⟩b"),
+        ("\ud800", "⟨U+D800⟩"),
+        ("\u200b", "⟨U+200B⟩"),
+        ("\u2028", "⟨U+2028⟩"),
+        ("x" * 50, "x" * 39 + "…"),
     ],
-)  # fmt: skip
+)
 def test_tokens_are_visible(token, shown):
     assert visible(token) == shown
 
@@ -183,11 +194,13 @@ def test_sentences_on_heads():
     base = np.array([[0.2, 0.85], [0.1, 0.0]])
     said = sentences.of_measure(with_measure("x", measure(value, error=error, baseline=base)), "x")
     assert said == (
-        "Layer 0 head 1 has the highest: 0.900 ± 0.050 units. The lowest is 0.100 ± 0.010 units in layer 0 head 0; "
-        "half of the heads lie above 0.25 units. Against the baseline by more than two standard errors: 1 of 4 heads above, 1 below."
+        "Layer 0 head 1 has the highest: 0.900 ± 0.050 units. "
+        "The lowest is 0.100 ± 0.010 units in layer 0 head 0; half of the heads lie above 0.25 units. "
+        "Against the baseline by more than two standard errors: 1 of 4 heads above, 1 below."
     )
     assert sentences.of_measure(with_measure("first_key_mass", measure(value)), "first_key_mass").startswith(
-        "Layer 0 head 1 puts 90 % of its attention on the first key, the most of all heads. The lowest is 0.1 units in layer 0 head 0"
+        "Layer 0 head 1 puts 90 % of its attention on the first key, the most of all heads. "
+        "The lowest is 0.1 units in layer 0 head 0"
     )
     assert (
         sentences.of_measure(with_measure("x", measure(None, reason="no rows.")), "x")

@@ -13,6 +13,7 @@ Labels are taken as they are: a dollar sign in the name of a column begins no fo
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,10 @@ def draw(name: str, paint: "Callable[[Axes], object]", *, width: float = 4.4, he
         )
     written = io.StringIO()
     own = {"svg.hashsalt": name, "text.parse_math": False}
-    with plotting.new_figure(width, height, STYLE | own) as figure:
+    with plotting.new_figure(width, height, STYLE | own) as figure, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing"
+        )  # a box in the picture; the caption has it
         paint(figure.add_subplot())
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     return _for_page(written.getvalue(), name)

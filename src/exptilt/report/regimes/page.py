@@ -14,6 +14,7 @@ from exptilt._support.files import write_together
 from exptilt.report import figures
 from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, number, render
 from exptilt.report.regimes.payload import Array, Regimes
+from exptilt.report.tokens import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +124,7 @@ def _paint_series(found: Regimes, a: int, axes: "Axes") -> None:
     T, h = len(found.y), len(found.forecast)
     time, later, blue = np.arange(T), np.arange(T, T + h), figures.SERIES[0]
     _shade(found, axes)
-    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=0.9, label=found.columns[a])
+    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=0.9, label=plain(found.columns[a]))
     axes.plot(time, found.signal[:, a], color=blue, linewidth=1.4, label="smoothed")
     axes.fill_between(later, found.lower[:, a], found.upper[:, a], color=blue, alpha=0.25, linewidth=0)
     label = f"forecast, {100 * found.level:g} %"
@@ -159,4 +160,4 @@ def _label_time(found: Regimes, axes: "Axes") -> None:
     """Row labels below the axis, a few of them."""
     T = len(found.labels)
     at = np.unique(np.linspace(0, T - 1, min(T, 6)).astype(int))
-    axes.set_xticks(at.tolist(), [found.labels[k] for k in at], fontsize=7)
+    axes.set_xticks(at.tolist(), [plain(found.labels[k]) for k in at], fontsize=7)
