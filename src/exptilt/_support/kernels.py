@@ -158,10 +158,11 @@ class _Cache(FunctionCache):
         self._function, self._title, self._found = function, title, False
 
     def load_overload(self, signature: Any, context: Any) -> Any:
+        base: Any = super()  # numba says nothing of its types
         if not self._found:
-            super().__init__(self._function)
+            base.__init__(self._function)
             self._found = True
-        found = super().load_overload(signature, context)
+        found = base.load_overload(signature, context)
         if found is not None and tuple(found.signature.args) != tuple(
             sigutils.normalize_signature(signature)[0]
         ):

@@ -169,19 +169,20 @@ def factorize(matrix: Tensor) -> Tensor:
 def symmetric(matrix: Tensor) -> Tensor:
     """``(...)``: which matrices are symmetric but for rounding, up to the root of the dtype's precision."""
     gap, size = ((matrix - matrix.mT).abs().amax((-2, -1)), matrix.abs().amax((-2, -1)))
-    return gap <= torch.finfo(matrix.dtype).eps ** 0.5 * size
+    within: Tensor = gap <= torch.finfo(matrix.dtype).eps ** 0.5 * size
+    return within
 
 
 def positive_definite(matrix: Tensor) -> Tensor:
     """``(...)``: which matrices have a Cholesky factor."""
-    _, info = torch.linalg.cholesky_ex(matrix)
+    info: Tensor = torch.linalg.cholesky_ex(matrix).info
     return (info == 0) & matrix.isfinite().all(-1).all(-1)
 
 
 def indefiniteness(matrix: Tensor) -> Tensor:
     """``(...)``: −λ_min ≥ 0 of each matrix that is not positive definite, some number < 0 for the others."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    inside = -(factor.diagonal(dim1=-2, dim2=-1) ** 2).amin(-1)
+    inside: Tensor = -(factor.diagonal(dim1=-2, dim2=-1) ** 2).amin(-1)
     if is_concrete(matrix) and bool((info == 0).all()):
         return inside
     return torch.where(
@@ -214,14 +215,15 @@ def log_determinant(factor: Tensor) -> Tensor:
 def inverse_from_cholesky(factor: Tensor) -> Tensor:
     """(L L')⁻¹, symmetric to the last bit."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape)
-    half = torch.linalg.solve_triangular(factor, eye, upper=False)
+    half: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
     return half.mT @ half
 
 
 def solve_cholesky(factor: Tensor, vector: Tensor) -> Tensor:
     """(L L')⁻¹ v for L ``(..., D, D)``, v ``(..., D)``."""
     half = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
+    whole: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return whole.squeeze(-1)
 
 
 def multivariate_digamma(a: Tensor, dimension: int) -> Tensor:

@@ -39,11 +39,12 @@ def new_figure(width: float, height: float, style: dict[str, Any] | None = None)
     """
     try:
         import matplotlib
+        from cycler import cycler
         from matplotlib.figure import Figure
     except ImportError as problem:
         raise MissingExtraError("matplotlib", "report") from problem
-    cycle = {"axes.prop_cycle": matplotlib.cycler(color=COLOURS)}
-    with matplotlib.rc_context({**STYLE, **cycle, **(style or {})}):
+    settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLOURS), **(style or {})}
+    with matplotlib.rc_context(settings):
         yield Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -117,7 +117,10 @@ def is_plain(tensor: Tensor) -> bool:
 
 def without_tangent(tensor: _Tensor) -> _Tensor:
     """The tensor, or None, without the tangent that it carries at the open level of `forward_ad`."""
-    return None if tensor is None else forward_ad.unpack_dual(tensor).primal
+    if tensor is None:
+        return None
+    primal: Tensor = forward_ad.unpack_dual(tensor).primal
+    return primal
 
 
 def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: Any) -> tuple[Tensor, ...]:
@@ -126,7 +129,8 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
     torch.func.jvp would open a level inside that of `forward_ad`, which torch refuses: there the open one is used.
     """
     if in_transform():
-        return torch.func.jvp(function, primals, tangents)[1]
+        pushed: tuple[Tensor, ...] = torch.func.jvp(function, primals, tangents)[1]
+        return pushed
     with forward_derivatives():
         duals = (
             forward_ad.make_dual(without_tangent(x), dot) for x, dot in zip(primals, tangents, strict=True)
@@ -140,7 +144,8 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
 
 def function_modes() -> list[Any]:
     """The torch function modes that are on, outermost first."""
-    return _get_current_function_mode_stack()
+    modes: list[Any] = _get_current_function_mode_stack()
+    return modes
 
 
 no_torch_function = torch._C._disabled_torch_function_impl

@@ -66,8 +66,7 @@ def read_series(path: Path, columns: Sequence[str] | None, index: str | None) ->
             raise ArgumentError(
                 f"{path}: column {name!r} {what}. There are no regimes in it; choose others with --columns."
             )
-    at = header.index(index) if index else None
-    labels = tuple(str(k) if at is None else row[at] for k, (_, row) in enumerate(rows))
+    labels = tuple(row[header.index(index)] if index else str(k) for k, (_, row) in enumerate(rows))
     return Series(str(path), names, labels, values)
 
 

@@ -138,8 +138,8 @@ def heads_table(study: Study) -> Table:
 
 def meanings(study: Study) -> Table:
     """What each statistic is, what it takes for granted, and why it is missing where it is."""
-    rows = []
-    for measure in (*study.heads.values(), *study.layers.values()):
+    rows, every = [], list[HeadMeasure | LayerMeasure]([*study.heads.values(), *study.layers.values()])
+    for measure in every:
         missing = f"Not measured: {measure.reason}" if measure.reason else ""
         rows.append((named(measure), measure.about, " ".join(filter(None, (measure.assumes, missing)))))
     return Table("Every statistic of this page", ("statistic", "what it tells", "what it assumes"), rows)
