@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
+from oracles.tilting_fuzz import small_tiles
 
 BACKENDS = ("reference", "cpu", "tiled")
 ROWS = ("log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
@@ -565,3 +566,19 @@ def test_ranges_are_those_of_numpy():
     text = repr(a)
     assert f"{low:.2f}"[:4] in text
     assert f"{high:.2f}"[:4] in text
+
+
+@pytest.mark.parametrize(("window", "causal"), [(5, True), (7, False)])
+def test_a_windows_column_sums_belong_to_their_own_keys(window, causal):
+    """The last rows of a tile see none of a tile of keys that the first rows do see."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, bar = (torch.randn(2, 700, 8, generator=g, dtype=torch.float64) for _ in range(4))
+    weight = torch.randn(2, 700, generator=g, dtype=torch.float64).requires_grad_()
+
+    def gradient(backend):
+        found = xt.attend(q, k, v, log_weight=weight, window=window, causal=causal, backend=backend)
+        return torch.autograd.grad((found.output * bar).sum() + found.entropy.sum(), weight)[0]
+
+    torch.testing.assert_close(gradient("cpu"), gradient("reference"), rtol=1e-9, atol=1e-9)
+    with small_tiles():
+        torch.testing.assert_close(gradient("cpu"), gradient("reference"), rtol=1e-9, atol=1e-9)

@@ -1,17 +1,19 @@
 r"""exp that LLVM turns into vector code, for kernels written as plain loops.
 
-It works on one number; called in a loop it becomes eight float32 or four float64 lanes at a time, with no maths library behind them.
+It works on one number; called in a loop it becomes eight float32 or four float64 lanes at a time, with no
+maths library behind them.
 
 exp(x) for x <= 0, by range reduction and a polynomial:
 
     x = n log 2 + r,  |r| <= (log 2)/2,      e^x = 2^n · (1 + r + r² P(r)),
 
-where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is made by writing n into the
-exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far
-under the maximum weighs nothing, and a masked score of −inf weighs exactly nothing. Largest error: about 1 unit in the last place in
-float32, 2 in float64.
+where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is
+made by writing n into the exponent bits. Below the smallest normal number the result is 0, not a denormal (n
+= −127 leaves exponent bits of 0): a score that far under the maximum weighs nothing, and a masked score of
+−inf weighs exactly nothing. Largest error: about 1 unit in the last place in float32, 2 in float64.
 
-These functions keep strict arithmetic except for fused multiply-add: reassociation would merge the two parts of log 2.
+These functions keep strict arithmetic except for fused multiply-add: reassociation would merge the two parts
+of log 2.
 """
 
 import math

@@ -1,23 +1,28 @@
 """Compiled kernels: how they are compiled, kept, announced, and run on threads.
 
-**Kept.** `kernel` and `region` compile with numba and keep the result on disk: beside the source, else in the user's cache, else in a
-temporary folder, which is said (``NUMBA_CACHE_DIR`` comes first where it is set). An entry is good as long as the source of the kernel's
-module and of every module of this package that it imports, directly or not, is what it was; the processor and the `variant` that a kernel
-is compiled for are part of its key.
+**Kept.** `kernel` and `region` compile with numba and keep the result on disk: beside the source, else in the
+user's cache, else in a temporary folder, which is said (``NUMBA_CACHE_DIR`` comes first where it is set). An
+entry is good as long as the source of the kernel's module and of every module of this package that it
+imports, directly or not, is what it was; the processor and the `variant` that a kernel is compiled for are
+part of its key.
 
-**Announced.** A line on standard error says that something is compiled, when it is, and not when it is only loaded.
+**Announced.** A line on standard error says that something is compiled, when it is, and not when it is only
+loaded.
 
-**Run.** A `region` is a C function of one pointer. `run_region` calls it on as many threads as torch is set to use: those of torch's own
-OpenMP team, where torch runs on GNU OpenMP, because after each of its operations they keep spinning for some milliseconds, and any other
-thread would have to share a core with them. The threads share out the work through a counter in memory; Python is not called. Elsewhere,
-and in a forked child, where OpenMP's team is gone and a new one would hang, a thread pool calls the same function. `run_chunks` does the
-same for work that is a Python function.
+**Run.** A `region` is a C function of one pointer. `run_region` calls it on as many threads as torch is set
+to use: those of torch's own OpenMP team, where torch runs on GNU OpenMP, because after each of its operations
+they keep spinning for some milliseconds, and any other thread would have to share a core with them. The
+threads share out the work through a counter in memory; Python is not called. Elsewhere, and in a forked
+child, where OpenMP's team is gone and a new one would hang, a thread pool calls the same function.
+`run_chunks` does the same for work that is a Python function.
 """
 
+import atexit
 import ctypes
 import hashlib
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
@@ -48,7 +53,8 @@ _NAME = re.compile(r"[\w.]+")
 
 @cache
 def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
-    """The source of a module of this package and what it imports from it; None for a name that is not a module.
+    """The source of a module of this package and what it imports from it; None for a name that is not a
+    module.
 
     The file is found by its name: asking Python where a module is would import the folders above it.
     """
@@ -71,7 +77,7 @@ def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
 
 @cache
 def source_stamp(module: str) -> str:
-    """A digest of the module's source and of that of all modules of this package which it imports, directly or not."""
+    """A digest of the source of a module and of all modules of this package that it imports."""
     seen: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -114,11 +120,17 @@ def _folder(beside: Path) -> Path:
 
 @cache
 def _temporary() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PACKAGE}-kernels-"))
+    folder, process = Path(tempfile.mkdtemp(prefix=f"{_PACKAGE}-kernels-")), os.getpid()
     _say(
-        f"compiled kernels go to {folder}, because neither the package's folder nor a home can be written; "
-        "set NUMBA_CACHE_DIR to keep them elsewhere"
+        f"compiled kernels go to {folder} until this process ends, because neither the package's folder nor "
+        "a home can be written; set NUMBA_CACHE_DIR to keep them elsewhere"
     )
+
+    def remove() -> None:
+        if os.getpid() == process:  # and not a forked child
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return folder
 
 
@@ -133,7 +145,7 @@ class _Locator(_CacheLocator):
         return source_stamp(self._function.__module__)
 
     def get_disambiguator(self) -> str:
-        """What else names the files: folders may share one place, in which modules of one name must not meet."""
+        """What else names the files, where modules of one name share a folder."""
         return f"{self._function.__module__}{getattr(self._function, 'variant', '')}"
 
     @classmethod
@@ -148,7 +160,8 @@ class _Stored(CompileResultCacheImpl):
 class _Cache(FunctionCache):
     """numba's cache, kept where and as long as this module says; a miss is announced.
 
-    The source is read at once, while it is what has just been imported; a folder is looked for when there is something to load.
+    The source is read at once, while it is what has just been imported; a folder is looked for when there is
+    something to load.
     """
 
     _impl_class = _Stored
@@ -191,7 +204,8 @@ def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
 
     Args:
         title: what is being compiled, for the announcement: "the kernel of small inverses".
-        flags: of `numba.njit`; the interpreter lock is released and division by zero gives what IEEE 754 says.
+        flags: of `numba.njit`; the interpreter lock is released and division by zero gives what IEEE 754
+            says.
     """
 
     def make(function: Callable[..., Any]) -> Any:
@@ -230,7 +244,7 @@ _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def _team() -> Any:
-    """GNU OpenMP's entry into a parallel region, of the very library that torch has loaded; None where there is none."""
+    """GNU OpenMP's entry into a parallel region, of the library that torch has loaded, or None."""
     folder = Path(torch.__file__).parent
     for path in (*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")):
         try:
@@ -246,7 +260,7 @@ def _team() -> Any:
 
 
 def team() -> Any:
-    """The entry into torch's OpenMP team; None where there is none, or in a forked child, where it would hang."""
+    """The entry into torch's OpenMP team, or None; None in a forked child, where it would hang."""
     return _team() if os.getpid() == FIRST_PROCESS else None
 
 
@@ -262,7 +276,7 @@ def _callable(address: int) -> Any:
 
 
 def run_region(address: int, argument: int, threads: int) -> None:
-    """Call the C function at `address` with the pointer `argument`, on so many threads at once; returns when all have."""
+    """Call the C function at `address` with the pointer `argument` on so many threads, and wait for all."""
     if threads <= 1:
         _callable(address)(argument)
         return

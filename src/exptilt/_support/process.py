@@ -1,4 +1,6 @@
-"""Which process loaded the package: a child forked from it must not use the parent's OpenMP threads, which it does not have."""
+"""Which process loaded the package: a child forked from it must not use the parent's OpenMP threads, which it
+does not have.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What torch is doing around a call: derivatives, transforms, compilation. The only file that uses torch's private names."""
+"""Derivatives, transforms, compilation around a call: the only file that uses torch's private names."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ pytree = _pytree
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform is under way (rather than plain autograd or forward_ad.dual_level, which does not nest)."""
+    """Whether a torch.func transform is under way (forward_ad.dual_level does not nest, and is not meant)."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -78,7 +78,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 def vmap_axis(tensor: Tensor) -> tuple[int, int] | None:
-    """The axis that a ``vmap`` has hidden with the outermost wrapper, and the level of that ``vmap``; None if it is not one of those."""
+    """The axis that the outermost ``vmap`` has hidden, and its level; None if it is not a vmap's tensor."""
     functorch = torch._C._functorch
     return (
         (functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor))
@@ -108,7 +108,8 @@ def inside_transforms(transforms: Any) -> AbstractContextManager[Any]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor: not one that stands for values while a graph is traced, nor one of a batch.
+    """Whether this is an ordinary tensor: not one that stands for values while a graph is traced, nor one of
+    a batch.
 
     The batches are those of ``torch.autograd.grad(is_grads_batched=True)``, which has a `vmap` of its own.
     """
@@ -126,7 +127,8 @@ def without_tangent(tensor: _Tensor) -> _Tensor:
 def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: Any) -> tuple[Tensor, ...]:
     """The forward derivative of a function along tangents, from inside a `jvp` rule too.
 
-    torch.func.jvp would open a level inside that of `forward_ad`, which torch refuses: there the open one is used.
+    torch.func.jvp would open a level inside that of `forward_ad`, which torch refuses: there the open one is
+    used.
     """
     if in_transform():
         pushed: tuple[Tensor, ...] = torch.func.jvp(function, primals, tangents)[1]

@@ -1,4 +1,4 @@
-"""The primitive: the log-normalizer G of the keys' measure, its gradient, its Hessian, streamed over the keys."""
+"""The primitive: the log-normalizer G of the keys' measure, its gradient and Hessian, streamed over keys."""
 
 from exptilt.tilting.attend import attend, fisher_vector_product, log_normalizer
 from exptilt.tilting.tilted import Tilted, merge

@@ -1,10 +1,12 @@
 r"""The primitive: tilt the measure that the keys carry by each query.
 
-    p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},     G(q) = log Σ_j h_j e^{<q,k_j> scale},     h_j = e^{log_weight_j}.
+    p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},   G(q) = log Σ_j h_j e^{<q,k_j> scale},   h = e^{log_weight}.
 
-`attend` returns the mean of the values under p with the statistics of the scores; `log_normalizer` is G alone; `fisher_vector_product` is
-G's Hessian times a vector: the covariance of the keys under p.
+`attend` returns the mean of the values under p with the statistics of the scores; `log_normalizer` is G
+alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +22,8 @@ from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.tilted import Tilted
 
+_prepare = partial(prepare, autocast=True)
+
 
 def run(call: Call, *, key_mass: bool = False) -> Tilted:
     """Carry out a checked call."""
@@ -33,9 +37,8 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     t, settings = call.inputs, call.settings
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
-    if settings.backend == "reference" or (
-        compiling and transform_compiled()
-    ):  # the compiler cannot see derivatives inside transforms
+    # the compiler cannot see derivatives inside transforms
+    if settings.backend == "reference" or (compiling and transform_compiled()):
         if settings.check and t.sink is not None and not (compiling or in_transform()):
             check_sink(t.sink)
         output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
@@ -54,17 +57,8 @@ def _run(call: Call, key_mass: bool) -> Tilted:
         own = masses.with_own_weights(t)
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
-            mass = compiled.key_mass(
-                own.query,
-                own.key,
-                own.bias,
-                own.log_weight,
-                own.sink,
-                own.mask,
-                *known,
-                *settings.rule.numbers,
-                settings.backend,
-            )
+            tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask
+            mass = compiled.key_mass(*tensors, *known, *settings.rule.numbers, settings.backend)
         else:
             mass = masses.key_mass(own, *known, settings)
     output = output if output.dtype == call.dtype else output.to(call.dtype)
@@ -92,12 +86,14 @@ def attend(
 ) -> Tilted:
     r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
 
-        s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     p_ij = e^{s_ij − G_i},     output_i = Σ_j p_ij v_j
+        s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
 
-    Differentiable in query, key, value, bias, log_weight and sink through every statistic: backwards, forwards and twice, in O(n) memory.
+    Differentiable in query, key, value, bias, log_weight and sink through every statistic: backwards,
+    forwards and twice, in O(n) memory.
 
     Args:
-        query: ``(..., Hq, Q, D)``; float64, float32, bfloat16 or float16 (the last two are summed in float32, and statistics are float32).
+        query: ``(..., Hq, Q, D)``; float64, float32, bfloat16 or float16 (the last two are summed in float32,
+            and statistics are float32).
         key: ``(..., Hkv, K, D)``; Hkv divides Hq, and query head h reads key head h // (Hq/Hkv).
         value: ``(..., Hkv, K, Dv)``.
         scale: factor of <q,k>; 1/sqrt(D) if None.
@@ -111,33 +107,33 @@ def attend(
             It counts in G, entropy, mean and variance, not in score_max.
         key_mass: also return the attention each key receives (a second sweep).
         backend: ``reference``, ``tiled``, ``cpu`` or ``gpu``; None chooses by device and dtype.
-        check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes on the CPU, no elsewhere.
+        check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes
+            on the CPU, no elsewhere.
 
     Returns:
-        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None. A query that sees nothing
-        has output 0, log_normalizer −inf, score_max −inf, and 0 for the rest.
+        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None.
+        A query that sees nothing has output 0, log_normalizer −inf, score_max −inf, and 0 for the rest.
 
     Example:
         >>> q, k = torch.zeros(1, 2, 4), torch.randn(1, 8, 4)
         >>> attend(q, k, k).entropy.exp()  # effective number of keys
         tensor([[8., 8.]])
     """
-    call = prepare(
+    call = _prepare(
         "attend",
         query,
         key,
         value,
-        scale=scale,
-        log_weight=log_weight,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        backend=backend,
-        check=check,
-        autocast=True,
+        scale,
+        log_weight,
+        bias,
+        mask,
+        causal,
+        window,
+        softcap,
+        sink,
+        backend,
+        check,
     )
     return run(call, key_mass=key_mass)
 
@@ -162,8 +158,8 @@ def log_normalizer(
 
         G(q) = log Σ_j e^{s_j}
 
-    Differentiable in every tensor, twice, forwards and backwards: its gradient in the query is the mean of the (scaled) keys,
-    its Hessian their covariance.
+    Differentiable in every tensor, twice, forwards and backwards: its gradient in the query is the mean of
+    the (scaled) keys, its Hessian their covariance.
 
     Args:
         query: ``(..., Hq, Q, D)``.
@@ -186,22 +182,21 @@ def log_normalizer(
         >>> log_normalizer(torch.zeros(1, 1, 2), torch.randn(1, 8, 2)).exp().round()
         tensor([[8.]])
     """
-    call = prepare(
+    call = _prepare(
         "log_normalizer",
         query,
         key,
         None,
-        scale=scale,
-        log_weight=log_weight,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        backend=backend,
-        check=check,
-        autocast=True,
+        scale,
+        log_weight,
+        bias,
+        mask,
+        causal,
+        window,
+        softcap,
+        sink,
+        backend,
+        check,
     )
     return run(call).log_normalizer
 
@@ -227,7 +222,8 @@ def fisher_vector_product(
 
         ∇²G(q) v = scale² Cov_p(k) v
 
-    (a sink counts as a key of 0; with a softcap the Hessian has the term of its curvature as well). Differentiable.
+    (a sink counts as a key of 0; with a softcap the Hessian has the term of its curvature as well).
+    Differentiable.
 
     Args:
         query: ``(..., Hq, Q, D)``.
@@ -252,22 +248,21 @@ def fisher_vector_product(
         >>> fisher_vector_product(q, k, torch.ones(1, 1, 2), scale=1.0)
         tensor([[[1., 0.]]])
     """
-    call = prepare(
+    call = _prepare(
         "fisher_vector_product",
         query,
         key,
         None,
-        scale=scale,
-        log_weight=log_weight,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        backend=backend,
-        check=check,
-        autocast=True,
+        scale,
+        log_weight,
+        bias,
+        mask,
+        causal,
+        window,
+        softcap,
+        sink,
+        backend,
+        check,
     )
     if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
         got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
@@ -281,18 +276,9 @@ def fisher_vector_product(
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
     elif compiling:
-        product = compiled.hessian_product(
-            t.query,
-            t.key,
-            along,
-            t.bias,
-            t.log_weight,
-            t.sink,
-            t.mask,
-            *settings.rule.numbers,
-            settings.backend,
-            settings.check,
-        )
+        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask
+        numbers = settings.rule.numbers
+        product = compiled.hessian_product(*tensors, *numbers, settings.backend, settings.check)
     else:
         product = masses.hessian_product(t, along, settings)
     return product.to(call.dtype)

@@ -1,10 +1,11 @@
 r"""A tilting problem in its canonical form.
 
-`Inputs` holds the tensors, all with the same number of batch axes in front, each of them of full size or 1 (the query's are of full size;
-``expand`` makes that so, nothing is copied): query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is
-wanted), bias and mask (..., Hq or 1, Q or 1, K or 1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h
-reads key head h // (Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums are
-taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``.
+`Inputs` holds the tensors, all with the same number of batch axes in front, each of them of full size or 1
+(the query's are of full size; ``expand`` makes that so, nothing is copied): query (..., Hq, Q, D), key (...,
+Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (..., Hq or 1, Q or 1, K or
+1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h reads key head h //
+(Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums
+are taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``.
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a backward sweep is asked for: gradients, and sums of the derivative by the scores over rows and columns."""
+    """What a backward sweep is asked for: gradients, and row and column sums of the scores' derivative."""
 
     query: bool = True
     key: bool = True
@@ -62,9 +63,9 @@ MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias
 class Gradients(NamedTuple):
     """What a backward sweep yields; of shape (0,) where not asked for.
 
-    query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv), column_sum (..., Hq, K) and row_sum (..., Hq, Q) of the derivative
-    by the scores, and that derivative itself summed to bias's shape where bias has both a query and a key axis. All batch axes are of full
-    size, but for bias.
+    query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv), column_sum (..., Hq, K) and row_sum
+    (..., Hq, Q) of the derivative by the scores, and that derivative itself summed to bias's shape where bias
+    has both a query and a key axis. All batch axes are of full size, but for bias.
     """
 
     query: Tensor
@@ -78,8 +79,8 @@ class Gradients(NamedTuple):
 class Lines(NamedTuple):
     """What the forward sweep finds of each query, each (..., Hq, Q).
 
-    The largest score is the shift, weight is Σ e^{s − shift}, and gap is the mean score less the shift: log-normalizer, entropy and mean
-    are sums of these, which round. Derivatives use the parts.
+    The largest score is the shift, weight is Σ e^{s − shift}, and gap is the mean score less the shift:
+    log-normalizer, entropy and mean are sums of these, which round. Derivatives use the parts.
     """
 
     log_normalizer: Tensor

@@ -2,9 +2,10 @@ r"""The score rule: what a score is, and who sees whom.
 
     s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
 
-Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a window of w those with
-i' − j >= w, and without causality also those with j − i' >= w; a mask hides what it says. Everything in this package that needs scores
-in torch asks here; the compiled kernels have the same rule in ``backends/numba/score_row.py`` and ``backends/triton.py``.
+Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
+window of w those with i' − j >= w, and without causality also those with j − i' >= w; a mask hides what it
+says. Everything in this package that needs scores in torch asks here; the compiled kernels have the same rule
+in ``backends/numba/score_row.py`` and ``backends/triton.py``.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from exptilt.tilting.problem import Inputs, per_query_head, wide_dtype
 
 
 class Scores(NamedTuple):
-    """Scores (..., Hq, Q, columns) of some keys, −inf where hidden, with the softcap's slope ds/dz and bend d²s/dz² (None without one)."""
+    """Scores (..., Hq, Q, columns), −inf where hidden; the softcap's slope and bend d²s/dz², or None."""
 
     scores: Tensor
     slope: Tensor | None
@@ -48,7 +49,7 @@ class ScoreRule:
     def visible(
         self, length_q: int, length_k: int, start: int, stop: int, device: torch.device
     ) -> Tensor | None:
-        """(Q, stop − start) booleans, which of the keys start..stop each query may see by causality and window; None if all of them."""
+        """(Q, stop − start) booleans: the keys that causality and window leave each query; None if all."""
         if not self.causal and self.window is None:
             return None
         own = torch.arange(length_q, device=device)[:, None] + (length_k - length_q)
@@ -99,7 +100,7 @@ class ScoreRule:
 
 
 def columns(x: Tensor | None, start: int, stop: int) -> Any:
-    """The part of a bias or mask that belongs to keys start..stop, which may have one column for all; 0 if there is none."""
+    """The part of a bias or mask for keys start..stop, which may share one column; 0 if there is none."""
     return 0.0 if x is None else x[..., start:stop] if x.shape[-1] > 1 else x
 
 
@@ -109,7 +110,7 @@ def weights(x: Tensor | None, heads: int, start: int, stop: int) -> Any:
 
 
 class AtKey:
-    """The score of one key for each query: how to pick what it is made of from the inputs, and its slope. Memory O(n)."""
+    """The score of one key for each query: where its parts are in the inputs, and its slope. Memory O(n)."""
 
     def __init__(self, rule: ScoreRule, t: Inputs, best: Tensor):
         self.shape = best.shape
@@ -135,7 +136,7 @@ class AtKey:
             self.slope = rule.scale * (1 - torch.tanh(z / rule.softcap).square())
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
-        """Index of the batch item, the head and the key in a tensor (..., heads or a divisor of them, K, ...)."""
+        """Index of the batch item, the head and the key in a tensor (..., heads or a divisor, K, ...)."""
         lead = [
             at if size > 1 else torch.zeros_like(at)
             for at, size in zip(self.places[:-3], shape[:-1], strict=True)

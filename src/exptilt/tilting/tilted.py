@@ -1,9 +1,10 @@
 r"""What tilting yields, and how the results over disjoint sets of keys join.
 
-Let part k hold the keys of set k, with its own G_k, mean μ_k, variance V_k, entropy H_k, output o_k. Over the union, set k has probability
-w_k = e^{G_k − G}, and the law of total expectation, variance and entropy give
+Let part k hold the keys of set k, with its own G_k, mean μ_k, variance V_k, entropy H_k, output o_k. Over the
+union, set k has probability w_k = e^{G_k − G}, and the law of total expectation, variance and entropy give
 
-    G = log Σ e^{G_k},   o = Σ w_k o_k,   μ = Σ w_k μ_k,   V = Σ w_k (V_k + (μ_k − μ)²),   H = Σ w_k (H_k − log w_k).
+    G = log Σ e^{G_k},   o = Σ w_k o_k,   μ = Σ w_k μ_k,   V = Σ w_k (V_k + (μ_k − μ)²),
+    H = Σ w_k (H_k − log w_k).
 
 Every term of V and H is non-negative: nothing cancels. The operation is associative and commutative.
 """
@@ -30,8 +31,10 @@ class Tilted:
         score_mean: ``(..., Hq, Q)``, the mean score under them.
         score_variance: ``(..., Hq, Q)``, its variance.
         score_max: ``(..., Hq, Q)``, the largest score of a visible key.
-        key_mass: ``(..., Hq, K)``, the attention each key receives, summed over queries; None if not asked for.
-        parts: three ``(..., Hq, Q)`` of which log_normalizer and score_mean are rounded sums, for `merge`; None if not known.
+        key_mass: ``(..., Hq, K)``, the attention each key receives, summed over queries; None if not asked
+            for.
+        parts: three ``(..., Hq, Q)`` of which log_normalizer and score_mean are rounded sums, for `merge`;
+            None if not known.
     """
 
     output: Tensor
@@ -86,8 +89,8 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
         parts: one or more results, all with output ``(..., Hq, Q, Dv)`` of one shape.
 
     Returns:
-        The result over all keys. ``key_mass`` cannot be joined (the share of a part differs from query to query)
-        and must not be in the parts.
+        The result over all keys. ``key_mass`` cannot be joined (the share of a part differs from query to
+        query) and must not be in the parts.
 
     Example:
         >>> q, k = torch.ones(1, 2, 3), torch.arange(12.0).reshape(1, 4, 3)
@@ -100,13 +103,12 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
         raise ArgumentError("merge: got no parts. Pass a list with at least one result of attend.")
     shapes = {tuple(part.output.shape) for part in parts}
     if len(shapes) > 1:
-        raise ArgumentError(
-            f"merge: outputs have shapes {sorted(shapes)}. Merge results of the same queries, with values of one dimension."
-        )
+        hint = "Merge results of the same queries, with values of one dimension."
+        raise ArgumentError(f"merge: outputs have shapes {sorted(shapes)}. {hint}")
     if any(part.key_mass is not None for part in parts):
         raise ArgumentError(
-            "merge: a part has key_mass, which cannot be joined: the share of a part differs from query to query. "
-            "Call attend(..., key_mass=True) over all keys, or leave it out."
+            "merge: a part has key_mass, which cannot be joined: the share of a part differs from query to "
+            "query. Call attend(..., key_mass=True) over all keys, or leave it out."
         )
     shift, weight, gap = (torch.stack(x) for x in zip(*(_parts(part) for part in parts), strict=True))
     G_parts, means = (

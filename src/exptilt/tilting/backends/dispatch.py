@@ -33,7 +33,7 @@ def default_backend(device: torch.device, dtype: torch.dtype) -> str:
 
 @cache
 def _triton_fits() -> bool:
-    """Whether Triton is installed in a release that the kernel was checked with; older torch brings an older one."""
+    """Whether Triton is installed in a release that the kernel was checked with."""
     try:
         major, minor = version("triton").split(".")[:2]
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ def sweep(backend: str, name: str) -> Callable[..., Any]:
 
 
 def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The forward sweep; where `check`, NaN and infinities that reach a result raise, and the message says whose they are."""
+    """The forward sweep; where `check`, a NaN or infinity that reaches a result raises an error."""
     found = sweep(backend, "forward")(t, rule)
     if len(found) == 5:  # the kernel has looked on its way
         output, lines, best, bad, blind = found
@@ -90,9 +90,8 @@ def _explain(t: Inputs) -> None:
         if plane is not None:
             _complain(name, plane, torch.isnan(plane) | (plane == torch.inf), axes)
     sizes = f"query up to {t.query.abs().max().item():.1e}, key up to {t.key.abs().max().item():.1e}"
-    raise ArgumentError(
-        f"attend: the scores overflow {t.query.dtype} ({sizes}). Make them smaller, or use a wider dtype. check=False skips this test."
-    )
+    hint = "Make them smaller, or use a wider dtype. check=False skips this test."
+    raise ArgumentError(f"attend: the scores overflow {t.query.dtype} ({sizes}). {hint}")
 
 
 def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:

@@ -1,8 +1,10 @@
 r"""The obvious version, with the whole n×n matrix of scores: the oracle every other backend is held against.
 
-    s = softcap(scale q kᵀ) + bias + log_weight,   p = softmax(s),   output = p v,   G = log Σ e^s,   entropy = −Σ p log p,  …
+    s = softcap(scale q kᵀ) + bias + log_weight,   p = softmax(s),   output = p v,   G = log Σ e^s,
+    entropy = −Σ p log p,  …
 
-Plain torch operations throughout, so torch differentiates it in every way and to any order, by rules that owe nothing to ``derivatives``.
+Plain torch operations throughout, so torch differentiates it in every way and to any order, by rules that owe
+nothing to ``derivatives``.
 """
 
 import torch

@@ -1,8 +1,8 @@
 r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, no n×n matrix.
 
-The same four sweeps as the compiled kernels (their docstrings give the formulas: ``numba/forward.py``, ``numba/tangent.py``,
-``numba/backward.py``). Nothing is written in place, so torch can differentiate the sweeps themselves: that is how derivatives of third and
-higher order are had.
+The same four sweeps as the compiled kernels (their docstrings give the formulas: ``numba/forward.py``,
+``numba/tangent.py``, ``numba/backward.py``). Nothing is written in place, so torch can differentiate the
+sweeps themselves: that is how derivatives of third and higher order are had.
 """
 
 import torch
@@ -25,7 +25,7 @@ def _tiles(t: Inputs) -> list[tuple[int, int]]:
 
 
 def _widened(t: Inputs) -> Inputs:
-    """The inputs with a query in the dtype that sums are taken in; keys and values are widened a tile at a time."""
+    """The inputs with a query in the dtype that sums are taken in; keys and values follow tile by tile."""
     return t._replace(query=t.query.to(wide_dtype(t.query.dtype)))
 
 
@@ -42,12 +42,12 @@ def _average(p: Tensor, y: Tensor) -> Tensor:
 
 
 def _gather(p: Tensor, x: Tensor, heads: int) -> Tensor:
-    """p (..., Hq, Q, w), transposed, times x (..., Hq, Q, D), summed over query heads of a key head: (..., Hkv, w, D)."""
+    """pᵀ x, p (..., Hq, Q, w), x (..., Hq, Q, D), summed over a key head's query heads: (..., Hkv, w, D)."""
     return per_key_head(p.mT @ x, heads, -3)
 
 
 def _finite(x: Tensor) -> Tensor:
-    """x with 0 for NaN and infinities: a key that nobody sees must not spoil a sum in which it weighs nothing."""
+    """x with 0 for NaN and infinities: a key that nobody sees must not spoil a sum."""
     return torch.where(torch.isfinite(x), x, 0.0)
 
 
@@ -114,7 +114,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap."""
+    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap."""
     t = _widened(t)
     shape = t.query.shape[:-1]
     x0, x1, x2, r = (t.query.new_zeros(shape) for _ in range(4))
@@ -141,9 +141,11 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
 def gradient(
     t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
 ) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to the inputs.
+    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to
+    the inputs.
 
-    output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are enough.
+    output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are
+    enough.
     """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]

@@ -1,23 +1,29 @@
-r"""The forward sweep as one Triton kernel: output, log-normalizer, entropy, score mean, variance and maximum, in one pass over the keys.
+r"""The forward sweep as one Triton kernel: output, log-normalizer, entropy, score mean, variance and maximum,
+in one pass over the keys.
 
-A program owns a tile of queries of one (batch, head) and walks over the tiles of keys that at least one of them sees. A row holds
+A program owns a tile of queries of one (batch, head) and walks over the tiles of keys that at least one of
+them sees. A row holds
 
     m  the largest score so far                        z  Σ e^{s_j − m}
-    c  the mean score under the weights, less m        M  Σ e^{s_j − m} (s_j − m − c)²       o  Σ e^{s_j − m} v_j
+    c  the mean score under the weights, less m    M  Σ e^{s_j − m} (s_j − m − c)²    o  Σ e^{s_j − m} v_j
 
-and joins the same five numbers of each new tile, rebased to the larger m, by the parallel formula, as in ``numba/forward.py``:
+and joins the same five numbers of each new tile, rebased to the larger m, by the parallel formula, as in
+``numba/forward.py``:
 
     z = z₁ + z₂,   c = c₁ + (c₂ − c₁) z₂/z,   M = M₁ + M₂ + (c₂ − c₁)² z₁ z₂/z.
 
-Nothing is copied: query heads find the key head they share by index, a broadcast axis of bias or mask has stride 0. Products are
-taken in full float32 (``ieee``; Triton's default on recent GPUs is TF32, three digits). A long query or key vector is taken in pieces of
-``_WIDEST`` columns; a long value vector is divided among programs, each of which finds the weights for itself: neither has a limit.
+Nothing is copied: query heads find the key head they share by index, a broadcast axis of bias or mask has
+stride 0. Products are taken in full float32 (``ieee``; Triton's default on recent GPUs is TF32, three
+digits). A long query or key vector is taken in pieces of ``_WIDEST`` columns; a long value vector is divided
+among programs, each of which finds the weights for itself: neither has a limit.
 
-Only the forward sweep is here; ``dispatch.py`` sends the derivatives of a call with ``backend="gpu"`` to ``tiled``, and says so.
+Only the forward sweep is here; ``dispatch.py`` sends the derivatives of a call with ``backend="gpu"`` to
+``tiled``, and says so.
 
-What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n reference; and that the
-kernel compiles to machine code for compute capabilities 8.0 and 9.0, within their shared memory. What is not: it has
-never run on a GPU, and no time was taken on one. The tiles follow what the assembler says of registers; they are not tuned.
+What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
+reference; and that the kernel compiles to machine code for compute capabilities 8.0 and 9.0, within their
+shared memory. What is not: it has never run on a GPU, and no time was taken on one. The tiles follow what the
+assembler says of registers; they are not tuned.
 """
 
 from typing import Any
@@ -37,14 +43,14 @@ except ImportError as problem:
 
 _WIDEST = 128  # columns of query, key or value in one tile
 _NARROWEST = 16  # Triton's smallest matrix product
-# With these and the tiles of `_tiles` the assembler spills no register for compute capability 8.0, whether all options are on or none.
-# For 9.0 it spills none with none on, and up to 172 bytes with all.
+# With these and the tiles of `_tiles` the assembler spills no register for compute capability 8.0, whether
+# all options are on or none. For 9.0 it spills none with none on, and up to 172 bytes with all.
 _COMPILED = {"num_warps": 8, "num_stages": 2}
 
 
 @triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """Find tanh x to the relative precision of small x (Cephes' rational form below 0.625). Triton has none that its interpreter knows."""
+    """tanh x, by Cephes' rational form below 0.625: Triton has none that its interpreter knows."""
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
     q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
@@ -63,8 +69,9 @@ def _forward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One tile of queries of one (batch, head), against all its keys; see `forward`.
 
-    Tensors as in ``problem.py``, None if absent (value: if Dv = 0), each with its strides; mask as bytes. Those written to are contiguous.
-    Places are 64-bit: Q·K passes 2³¹ at length 46341. WHOLE: a query's D columns fit into one tile.
+    Tensors as in ``problem.py``, None if absent (value: if Dv = 0), each with its strides; mask as bytes.
+    Those written to are contiguous. Places are 64-bit: Q·K passes 2³¹ at length 46341. WHOLE: a query's D
+    columns fit into one tile.
     """
     number = query.dtype.element_ty
     tiles = tl.cdiv(Q, TILE_Q)
@@ -241,17 +248,40 @@ def launch(
     value = t.value if Dv else None
     mask = None if t.mask is None else t.mask.view(torch.uint8)
     arguments = {
-        "query": t.query, "key": t.key, "value": value, "bias": t.bias, "log_weight": t.log_weight, "mask": mask,
-        "output": output, "statistics": statistics, "best": best,
-        "query_steps": _steps(t.query, 4), "key_steps": _steps(t.key, 4), "value_steps": _steps(value, 4),
-        "bias_steps": _steps(t.bias, 4), "weight_steps": _steps(t.log_weight, 3), "mask_steps": _steps(mask, 4),
-        "heads": heads, "group": heads // key_heads, "weight_group": 1 if t.log_weight is None else heads // t.log_weight.shape[1],
-        "Q": Q, "K": K, "D": D, "Dv": Dv,
-        "window": 0 if rule.window is None else min(rule.window, Q + K),  # more than Q + K hides nothing either
-        "scale": rule.scale, "cap": rule.softcap or 0.0,
-        "CAUSAL": rule.causal, "WINDOW": rule.window is not None, "CAP": rule.softcap is not None, "WHOLE": tile_d >= D,
-        "TILE_Q": tile_q, "TILE_K": tile_k, "TILE_D": tile_d, "TILE_V": tile_v,
-    }  # fmt: skip
+        "query": t.query,
+        "key": t.key,
+        "value": value,
+        "bias": t.bias,
+        "log_weight": t.log_weight,
+        "mask": mask,
+        "output": output,
+        "statistics": statistics,
+        "best": best,
+        "query_steps": _steps(t.query, 4),
+        "key_steps": _steps(t.key, 4),
+        "value_steps": _steps(value, 4),
+        "bias_steps": _steps(t.bias, 4),
+        "weight_steps": _steps(t.log_weight, 3),
+        "mask_steps": _steps(mask, 4),
+        "heads": heads,
+        "group": heads // key_heads,
+        "weight_group": 1 if t.log_weight is None else heads // t.log_weight.shape[1],
+        "Q": Q,
+        "K": K,
+        "D": D,
+        "Dv": Dv,
+        "scale": rule.scale,
+        "cap": rule.softcap or 0.0,
+        "window": 0 if rule.window is None else min(rule.window, Q + K),  # more hides nothing either
+        "CAUSAL": rule.causal,
+        "WINDOW": rule.window is not None,
+        "CAP": rule.softcap is not None,
+        "WHOLE": tile_d >= D,
+        "TILE_Q": tile_q,
+        "TILE_K": tile_k,
+        "TILE_D": tile_d,
+        "TILE_V": tile_v,
+    }
     return (N * heads * triton.cdiv(Q, tile_q), max(1, triton.cdiv(Dv, tile_v))), arguments
 
 
@@ -268,7 +298,7 @@ def _one_batch_axis(x: Tensor | None, lead: torch.Size) -> Tensor | None:
 
 
 def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is (..., Hq, Q)."""
+    """Output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is."""
     rows, lead = t.query.shape[:-1], t.query.shape[:-3]
     t = Inputs(*(_one_batch_axis(x, lead) if lead else None if x is None else x.unsqueeze(0) for x in t))  # type: ignore[arg-type]
     output, lines = (

@@ -1,1 +1,1 @@
-"""Derivatives of attention: the identities, the rules that torch calls, and the operators that compiled graphs hold."""
+"""Derivatives of attention: the identities, the rules that torch calls, the operators of compiled graphs."""

@@ -1,8 +1,10 @@
-"""Attention, key mass and Fisher products as operators that carry their own derivative, for graphs made by `torch.compile`.
+"""Attention, key mass and Fisher products as operators that carry their own derivative, for graphs made by
+`torch.compile`.
 
-The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a compiled graph, ``attend.py``
-therefore calls the operators here: the same forward sweep, and the same backward rules, taken from ``rules.py``. (Compiled graphs have
-first derivatives only: the compiler itself has no double backward.)
+The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a
+compiled graph, ``attend.py`` therefore calls the operators here: the same forward sweep, and the same
+backward rules, taken from ``rules.py``. (Compiled graphs have first derivatives only: the compiler itself has
+no double backward.)
 """
 
 from typing import Any

@@ -22,7 +22,8 @@ def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
     shift = identities.shift_of(lines)
     if t.sink is not None:
         output, lines, shift = identities.join_sink(output, lines, t.sink)
-    # The shift may be any number: it cancels. So it carries no derivative, and weight and gap carry those of a fixed shift.
+    # The shift may be any number: it cancels. So it carries no derivative, and weight and gap carry those of
+    # a fixed shift.
     fixed = shift.detach()
     return Statistics(output, fixed, lines.weight, lines.gap, lines.variance)
 

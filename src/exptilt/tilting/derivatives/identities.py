@@ -1,9 +1,10 @@
-r"""Row algebra: the O(n) arithmetic between the sweeps, with the sink's share. The formulas are those of ``rules.py``.
+r"""Row algebra: the O(n) arithmetic between the sweeps, with the sink's share. The formulas are those of
+``rules.py``.
 
 All of it is on (..., Hq, Q) tensors, plain torch, the same for every backend.
 
-Nothing here uses the rounded log-normalizer: weights are p = e^{s − shift} / weight and centred scores c = (s − shift) − gap, both from
-the difference to the largest score. So p <= 1 at any size of the scores.
+Nothing here uses the rounded log-normalizer: weights are p = e^{s − shift} / weight and centred scores c = (s
+− shift) − gap, both from the difference to the largest score. So p <= 1 at any size of the scores.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,8 @@ FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times
 
 
 class Statistics(NamedTuple):
-    """What derivatives need to know of each query, the sink counted: output (..., Hq, Q, Dv), the rest (..., Hq, Q).
+    """What derivatives need to know of each query, the sink counted: output (..., Hq, Q, Dv), the rest (...,
+    Hq, Q).
 
     A query that sees nothing has shift, weight, gap and variance 0.
     """
@@ -42,7 +44,8 @@ class Cotangents(NamedTuple):
 class Tangents(NamedTuple):
     """Tangents of output, log-normalizer, gap (E[cṡ], the mean's less the log-normalizer's) and variance.
 
-    The gap's is kept, not the mean's: where attention is nearly one-hot the two on whose difference entropy depends are nearly equal.
+    The gap's is kept, not the mean's: where attention is nearly one-hot the two on whose difference entropy
+    depends are nearly equal.
     """
 
     output: Tensor
@@ -52,9 +55,11 @@ class Tangents(NamedTuple):
 
 
 def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines, Tensor]:
-    """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results; the maximum stays that of the keys.
+    """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results; the maximum stays
+    that of the keys.
 
-    Returns output, lines, and the shift: the largest score, the sink counted (0 where there is no outcome at all).
+    Returns output, lines, and the shift: the largest score, the sink counted (0 where there is no outcome at
+    all).
     """
     s = sink.unsqueeze(-1)
     top = torch.maximum(lines.maximum, s)
@@ -107,8 +112,9 @@ def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
 def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
     """a0 (without <ō,o>, see below), a1, a2 of (gradient); 0 for queries that see nothing.
 
-    A sweep subtracts <ō,o> from <ō,v_j> itself, by the same sum in the same order: where a query sees one key only, o is that key's value,
-    and the two cancel to the last bit. The same goes for <ō,ȯ> and <ō,v̇_j> of second derivatives.
+    A sweep subtracts <ō,o> from <ō,v_j> itself, by the same sum in the same order: where a query sees one key
+    only, o is that key's value, and the two cancel to the last bit. The same goes for <ō,ȯ> and <ō,v̇_j> of
+    second derivatives.
     """
     a0 = bar.log_normalizer + bar.mean - bar.variance * stats.variance
     alive = stats.weight != 0

@@ -22,7 +22,7 @@ def sum_of_G(
 
 
 def with_own_weights(t: Inputs) -> Inputs:
-    """Inputs with a log-weight for each query head (0 where there was none), so that its gradient is the key mass of each head."""
+    """Inputs with a log-weight for each query head, so that its gradient is the key mass of each head."""
     heads = t.query.shape[-3]
     dtype = torch.promote_types(t.query.dtype, torch.float32)
     if t.log_weight is None:

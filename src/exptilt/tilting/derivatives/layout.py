@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 class Layout:
-    """The flat arguments of an autograd function: named groups (each a NamedTuple of tensors or None), then one `Settings`.
+    """The flat arguments of an autograd function: named groups (each a NamedTuple of tensors or None), then
+    one `Settings`.
 
     Example:
         >>> from typing import NamedTuple
@@ -40,7 +41,7 @@ class Layout:
         return tuple(arguments[self.slices[name]])
 
     def gradients(self, **groups: Any) -> tuple[Tensor | None, ...]:
-        """What a backward rule returns: the given groups' gradients (filled up with None), None for all others."""
+        """What a backward rule returns: the given groups' gradients, None for all others."""
         result: list[Tensor | None] = [None] * (self.count + 1)
         for name, values in groups.items():
             start = self.slices[name].start

@@ -172,7 +172,7 @@ def _second(
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator where tensors stand for something else (a graph is traced, or old-style batches), else the plain function."""
+    """The operator where a graph is traced or tensors are old-style batches, else the plain function."""
     operator = torch.library.custom_op(f"exptilt::{name}", plain, mutates_args=())
     operator.register_fake(fake)
 

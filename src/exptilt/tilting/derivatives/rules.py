@@ -1,35 +1,41 @@
 r"""Every derivative of attention, from the covariance identities.
 
-A query sees outcomes j with scores s_j; p_j = e^{s_j − G}, and under p: the mean score μ, the variance V, the centred score c = s − μ,
-the output o = E[v], the entropy H = G − μ. For any function f of the outcome, the exponential family gives
+A query sees outcomes j with scores s_j; p_j = e^{s_j − G}, and under p: the mean score μ, the variance V, the
+centred score c = s − μ, the output o = E[v], the entropy H = G − μ. For any function f of the outcome, the
+exponential family gives
 
-    ∂E[f]/∂s_j = p_j (f_j − E[f])      and so      dE[f] = E[df] + Cov(f, ds).                                            (∗)
+    ∂E[f]/∂s_j = p_j (f_j − E[f])      and so      dE[f] = E[df] + Cov(f, ds).                   (∗)
 
 **First derivatives.** With f = s, c², v in (∗), a change ṡ of the scores and v̇ of the values moves
 
-    Ġ = E[ṡ]     μ̇ = Ġ + E[cṡ]     V̇ = E[(c² − V)ṡ] + 2E[cṡ]     ȯ = E[v̇] + Cov(v, ṡ)     Ḣ = Ġ − μ̇.                       (tangent)
+    Ġ = E[ṡ]    μ̇ = Ġ + E[cṡ]    V̇ = E[(c² − V)ṡ] + 2E[cṡ]    ȯ = E[v̇] + Cov(v, ṡ)    Ḣ = Ġ − μ̇.     (tangent)
 
 Read backwards, cotangents (ō, Ḡ, μ̄, V̄; an entropy's adds H̄ to Ḡ and −H̄ to μ̄) meet the scores as
 
-    s̄_j = p_j t_j,   t_j = <ō,v_j> + a0 + a1 c_j + a2 c_j²,   a0 = Ḡ − <ō,o> + μ̄ − V̄V,  a1 = μ̄ + 2V̄,  a2 = V̄,   v̄_j = p_j ō.     (gradient)
+    s̄_j = p_j t_j,   v̄_j = p_j ō,   t_j = <ō,v_j> + a0 + a1 c_j + a2 c_j²,                       (gradient)
+    a0 = Ḡ − <ō,o> + μ̄ − V̄V,   a1 = μ̄ + 2V̄,   a2 = V̄.
 
-**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since the gradient is the
-transpose of the tangent, ∇Φ is at once the backward pass of the gradient (with q̇ the cotangent of q̄), the forward derivative of the
-gradient, and the backward pass of the tangent. Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
+**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since
+the gradient is the transpose of the tangent, ∇Φ is at once the backward pass of the gradient (with q̇ the
+cotangent of q̄), the forward derivative of the gradient, and the backward pass of the tangent.
+Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
 
-    ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + <ō,v̇_j> + e0 + e1 c_j,   e0 = −<ō,ȯ> − a1 x1 − V̄V̇,  e1 = −2V̄ x1,          (second)
+    ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + <ō,v̇_j> + e0 + e1 c_j,                  (second)
+    e0 = −<ō,ȯ> − a1 x1 − V̄V̇,   e1 = −2V̄ x1,
     ∂Φ/∂ṡ_j = p_j t_j,   ∂Φ/∂v_j = p_j ṡ'_j ō,   ∂Φ/∂v̇_j = p_j ō,
 
-and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias + log_weight, z = scale<q,k>,
-ż = scale(<q̇,k> + <q,k̇>), which is where σ' and σ'' come in; the sweeps do that.
+and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias +
+log_weight, z = scale<q,k>, ż = scale(<q̇,k> + <q,k̇>), which is where σ' and σ'' come in; the sweeps do that.
 
-A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The **maximum** moves as the score of
-the key it stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j, a gradient, so its derivatives are second derivatives.
+A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The
+**maximum** moves as the score of the key it stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j,
+a gradient, so its derivatives are second derivatives.
 
 Third and higher orders differentiate the tiled sweeps themselves: exact, O(n) memory forwards, n² backwards.
 
-Each function below is a `torch.autograd.Function` with `backward`, `jvp` and `vmap`; it works on the canonical tensors of ``problem.py``.
-Row statistics (o, shift, weight, gap, V) are handed along as constants: what depends on them is already in the formulas above.
+Each function below is a `torch.autograd.Function` with `backward`, `jvp` and `vmap`; it works on the
+canonical tensors of ``problem.py``. Row statistics (o, shift, weight, gap, V) are handed along as constants:
+what depends on them is already in the formulas above.
 """
 
 from collections.abc import Callable
@@ -53,7 +59,7 @@ from exptilt.tilting.score_rule import ScoreRule
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not a tensor: the rule, the backend, whether results are checked, what a backward sweep must find."""
+    """What is not a tensor: the rule, the backend, whether to check, what a backward sweep must find."""
 
     rule: ScoreRule
     backend: str
@@ -87,10 +93,12 @@ def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """Let what a `jvp` computes have forward derivatives of its own, as nested torch.func.jvp and jacfwd need.
+    """Let what a `jvp` computes have forward derivatives of its own, as nested torch.func.jvp and jacfwd
+    need.
 
-    torch switches them off inside a `jvp`, so that the inputs' own tangents do not come in twice; here these are stripped off instead. The
-    decorated function gets the stripped saved tensors in place of ctx.saved_tensors.
+    torch switches them off inside a `jvp`, so that the inputs' own tangents do not come in twice; here these
+    are stripped off instead. The decorated function gets the stripped saved tensors in place of
+    ctx.saved_tensors.
     """
 
     @wraps(jvp)
@@ -104,7 +112,7 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None, Tensor]:
-    """Output, lines, the shift (None if it is the maximum) and where the maximum is, the sink counted; no derivatives."""
+    """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
     output, stacked, best = operators.forward(
@@ -118,7 +126,7 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None
 
 
 class Attend(Function):
-    """inputs → output, G, entropy, mean, variance, maximum; then weight, gap, shift and where the maximum is, not differentiable."""
+    """inputs → the six results of `Tilted`; then weight, gap, shift and the maximum's place, constants."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -214,7 +222,7 @@ class Tangent(Function):
 
 
 class Gradient(Function):
-    """inputs, cotangents of output, G, mean, variance, statistics → gradients by the six inputs; of shape () where not needed."""
+    """inputs, cotangents, statistics → gradients by the six inputs; of shape () where not needed."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -266,7 +274,7 @@ class Gradient(Function):
 
 
 class Second(Function):
-    """inputs, cotangents, tangents, statistics, tangents of the statistics → ∇Φ by the six inputs; of shape () where not needed."""
+    """inputs, cotangents, tangents, statistics and theirs → ∇Φ by the six inputs; () where not needed."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -341,7 +349,7 @@ def second(
 def pull_gradient(
     t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any
 ) -> tuple[Dots, Cotangents]:
-    """A cotangent `dots` of the gradient, carried back: to the wanted inputs, and to the cotangents of the statistics."""
+    """A cotangent of the gradient carried back to the wanted inputs, and to the statistics' cotangents."""
     plain = Settings(settings.rule, settings.backend)
     dot = Tangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
     by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)

@@ -1,4 +1,4 @@
-"""`torch.vmap` of the rules: a mapped axis becomes one more batch axis in front; what is not mapped is expanded, never copied."""
+"""`torch.vmap` of the rules: a mapped axis becomes a batch axis in front; the rest is expanded."""
 
 from typing import Any
 

@@ -1,33 +1,55 @@
-r"""The backward sweeps: a cotangent carried back to the inputs (gradient), and the gradient of a forward derivative (second).
+r"""The backward sweeps: a cotangent carried back to the inputs (gradient), and the gradient of a forward
+derivative (second).
 
-Every derivative of every result by a score is p_ij times a polynomial in the centred score c = s − mean (``derivatives/rules.py``):
+Every derivative of every result by a score is p_ij times a polynomial in the centred score c = s − mean
+(``derivatives/rules.py``):
 
     ds_ij = p_ij t_ij,    t_ij = <ō_i, v_j> + a0_i + a1_i c_ij + a2_i c_ij²,
 
-so the sweep is told only the shift, the inverse weight and the gap that make p and c, and a0, a1, a2 of each query. With the slope σ' of
-the softcap,
+so the sweep is told only the shift, the inverse weight and the gap that make p and c, and a0, a1, a2 of each
+query. With the slope σ' of the softcap,
 
-    q̄_i = scale Σ_j ds σ' k_j,    k̄_j = scale Σ_i ds σ' q_i,    v̄_j = Σ_i p_ij ō_i,    column and row sums of ds for log_weight and bias.
+    q̄_i = scale Σ_j ds σ' k_j,    k̄_j = scale Σ_i ds σ' q_i,    v̄_j = Σ_i p_ij ō_i,
 
-For **second** derivatives let Φ = Σ_i <ō_i, ȯ_i> + Ḡ_i Ġ_i + … be a cotangent applied to a tangent. Its derivative by a score is p_ij r_ij,
+and log_weight and bias get the column and row sums of ds.
+
+For **second** derivatives let Φ = Σ_i <ō_i, ȯ_i> + Ḡ_i Ġ_i + … be a cotangent applied to a tangent. Its
+derivative by a score is p_ij r_ij,
 
     r = (t + a1 + 2 a2 c) ṡ' + <ō, v̇_j> + e0 + e1 c,      ṡ' = ṡ − Ġ,
 
-and through ṡ it also depends on q, k directly. With slope σ' and curvature σ'' of the softcap (0 without one),
+and through ṡ it also depends on q, k directly. With slope σ' and curvature σ'' of the softcap (0 without
+one),
 
     M1 = p (r σ' + t σ'' ż),   M2 = p t σ',
-    q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,   column and row sums of p r for log_weight and bias.
+    q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,
 
-A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys and a part of its rows.
-k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums have a copy for each part of the keys. So what is
-long, keys or rows, is cut into parts, and what is short is copied.
+and log_weight and bias get the column and row sums of p r.
+
+A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys
+and a part of its rows. k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums
+have a copy for each part of the keys. So what is long, keys or rows, is cut into parts, and what is short is
+copied.
 """
+
+from collections import namedtuple
 
 import numpy as np
 from numba import carray, njit
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from exptilt.tilting.backends.numba.frame import take, whole_at
+from exptilt.tilting.backends.numba.operands import (
+    against,
+    enter,
+    gather,
+    keys_of,
+    keys_room,
+    panels,
+    strip_of,
+)
 from exptilt.tilting.backends.numba.packing import (
+    Rows,
     bytes_of,
     copy_row,
     lanes_in,
@@ -38,19 +60,10 @@ from exptilt.tilting.backends.numba.packing import (
     write,
 )
 from exptilt.tilting.backends.numba.product import CHAIN, DOTS, product, thin_dots
-from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, strip_range, to_scores
-from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
+from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, to_scores
 from exptilt.tilting.backends.numba.tangent import push_scores
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop
-from exptilt.tilting.backends.numba.workspace import (
-    FAR,
-    add_row,
-    arena,
-    clear_outside,
-    copy_rows,
-    times_row,
-    widening,
-)
+from exptilt.tilting.backends.numba.workspace import FAR, add_row, arena, clear_outside, copy_rows, times_row
 
 GRADIENT_ROWS = ("shift", "inverse", "gap", "a0", "a1", "a2")
 SECOND_ROWS = (*GRADIENT_ROWS, "pushed", "e0", "e1")
@@ -110,58 +123,60 @@ def _chain(zero, a, b, dim):
 
 
 @njit(error_model="numpy")
-def _products(f, zero, outs, step, address, table, row_step, kind, dim, where, count, line, found):
-    """found[r] = <ō, x> of each row with its own vector x of an operand, with the bits that <ō, v_j> has if v_j is that vector."""
+def _products(f, zero, outs, operand, where, count, line, found):
+    """found[r] = <ō, x>, x a row's own vector of an operand; the same bits as <ō, v_j> if v_j is x."""
     size, one = size_of(zero), number(zero, 1.0)
     for r in range(count):
-        at = whole_at(table, where[0, r]) + where[1, r] * row_step
-        copy_row(zero, kind, line, address + at * bytes_of(zero, kind), dim, dim, False)
+        at = whole_at(operand.table, where[0, r]) + where[1, r] * operand.step
+        place, mine = operand.address + at * bytes_of(zero, operand.kind), outs.at + r * outs.step * size
+        copy_row(zero, operand.kind, line, place, f.Dv, f.Dv, False)
         if f.thin:
-            target = line + step * size
-            thin_dots(one, target, 0, outs + r * step * size, 0, 1, line, dim, 1, dim, False)
+            target = line + outs.step * size
+            thin_dots(one, target, 0, mine, 0, 1, line, f.Dv, 1, f.Dv, False)
             found[r] = read(zero, target, 0)
         else:
-            found[r] = _chain(zero, outs + r * step * size, line, dim)
+            found[r] = _chain(zero, mine, line, f.Dv)
 
 
 @njit(error_model="numpy")
-def _put_columns(f, zero, columns, part, head, j0, count):
+def _put_columns(f, zero, columns, part, head, j0):
     """Add a tile's column sums to those of a head, and clear them."""
     size, lanes = size_of(zero), lanes_in(zero)
-    heads = f.blocks * f.group
+    heads, count = f.blocks * f.group, min(f.tile_keys, f.K - j0)
     add_plane(zero, f.column_sum + ((part * heads + head) * f.K + j0) * size, columns, 1, count)
     fill_row(zero, (columns,), (count + lanes - 1) // lanes, (zero,))
 
 
 @njit(error_model="numpy")
-def _mass(f, zero, S, long, where, s0, s1, j0, w0, w, columns, part, w_tile, total_rows):
-    """Add the weights of a strip's rows to the columns, four rows of one head at a time."""
+def _mass(f, zero, S, where, strip, s0, columns, part):
+    """Add the weights of a strip's rows s0 … to the columns, four rows of one head at a time."""
     size, lanes = size_of(zero), lanes_in(zero)
     minus = number(zero, -np.inf)
-    r = s0
+    j0, w0, w = strip.tile * f.tile_keys, strip.first, strip.last
+    r, s1 = s0, s0 + strip.rows
     while r < s1:
         n = 4 if r + 4 <= s1 and where[0, r] == where[0, r + 3] else 1
         first, last = w, w0
         for x in range(r, r + n):
-            s = S + (x - s0) * long * size
+            s = S.at + x * S.step * size
             lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
             if hi > lo:
                 left, vectors = to_scores(f, zero, s, s, s, where[0, x], where[1, x], j0, lo, hi, False)
                 first, last = min(first, left), max(last, left + vectors * lanes)
         if last > first:
             for x in range(r, r + n):
-                s = S + (x - s0) * long * size
+                s = S.at + x * S.step * size
                 lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
-                left, right = (
-                    (lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes) if hi > lo else (last, last)
-                )
+                left, right = last, last
+                if hi > lo:
+                    left, right = lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes
                 if left > first:
                     fill_row(zero, (s + first * size,), (left - first) // lanes, (minus,))
                 if right < last:
                     fill_row(zero, (s + right * size,), (last - right) // lanes, (minus,))
-            at, count = S + (r - s0) * long * size + first * size, (last - first) // lanes
-            row, step = where[0, r] * f.Q + where[1, r], long * size
-            m, z = f.rows + row * size, f.rows + (total_rows + row) * size
+            at, count = S.at + (r * S.step + first) * size, (last - first) // lanes
+            row, step = where[0, r] * f.Q + where[1, r], S.step * size
+            m, z = f.rows + row * size, f.rows + (f.blocks * f.group * f.Q + row) * size
             if n == 4:
                 places = (at, at + step, at + 2 * step, at + 3 * step, columns + first * size)
                 shifts = (read(zero, m, 0), read(zero, m, 1), read(zero, m, 2), read(zero, m, 3))
@@ -170,13 +185,13 @@ def _mass(f, zero, S, long, where, s0, s1, j0, w0, w, columns, part, w_tile, tot
             else:
                 _mass_of_one(zero, (at, columns + first * size), count, (read(zero, m, 0), read(zero, z, 0)))
         if r + n == s1 or where[0, r + n] != where[0, r]:
-            _put_columns(f, zero, columns, part, where[0, r], j0, w_tile)
+            _put_columns(f, zero, columns, part, where[0, r], j0)
         r += n
 
 
 @njit(error_model="numpy")
 def _seeing(where, h, first, last):
-    """The first and last-plus-one of h rows that see some key first..last; all rows where they belong to several heads."""
+    """The first and last-plus-one of h rows that see some key first..last; all rows if of several heads."""
     if where[0, 0] != where[0, h - 1]:
         return 0, h
     a, b = h, 0
@@ -187,533 +202,253 @@ def _seeing(where, h, first, last):
 
 
 @njit(error_model="numpy")
-def _to_keys(zero, alpha, target, step, M, long, packed, panel, dim, where, h, j0, w):
+def _to_keys(f, zero, alpha, target, M, packed, dim, where, h, tile):
     """target[j] += alpha Σ_r M[r, j] packed[r], for the keys j of a tile, by the rows that see them."""
     size, width = size_of(zero), 2 * lanes_in(zero)
+    j0 = tile * f.tile_keys
+    w = min(f.tile_keys, f.K - j0)
     for c0 in range(0, w, _KEY_STRIP):
         c1 = min(w, c0 + _KEY_STRIP)
         a, b = _seeing(where, h, j0 + c0, j0 + c1)
         for start in range(a, b, CHAIN):
             n = min(CHAIN, b - start)
-            A, B = M + (start * long + c0) * size, packed + start * width * size
-            product(alpha, target + c0 * step * size, step, A, 1, long, B, panel, c1 - c0, dim, n, True)
+            C, A, B = target.at + c0 * target.step * size, M.at + (start * M.step + c0) * size, packed
+            B += start * width * size
+            product(alpha, C, target.step, A, 1, M.step, B, f.tile_rows * width, c1 - c0, dim, n, True)
+
+
+# A thread's own memory: S, T, U, V hold a number for each pair of a row and a key, the others a vector for
+# each row (packed, packed_dot, packed_out: as the right-hand side of a product), or a number for each key or
+# each row.
+_PAIRS, _VECTORS = "S T U V", "queries moved outs summed packed packed_dot packed_out"
+Desk = namedtuple("Desk", f"{_PAIRS} {_VECTORS} slope bend columns line where met met_dot")
+
+
+@njit(error_model="numpy")
+def _bring_rows(f, zero, d, h):
+    """The vectors of h rows: copied, packed where they go to keys, and <ō, o> of each row."""
+    panel = f.tile_rows * 2 * lanes_in(zero)
+    copy_rows(zero, d.queries, f.query, f.D, d.where, h)
+    if f.need_key:
+        pack_rows(zero, d.packed, panel, d.queries.at, d.queries.step, h, f.D, False)
+    if f.query_dot.address != 0:
+        copy_rows(zero, d.moved, f.query_dot, f.D, d.where, h)
+        if f.need_key:
+            pack_rows(zero, d.packed_dot, panel, d.moved.at, d.moved.step, h, f.D, False)
+    if f.Dv > 0:
+        copy_rows(zero, d.outs, f.cotangent, f.Dv, d.where, h)
+        if f.need_value:
+            pack_rows(zero, d.packed_out, panel, d.outs.at, d.outs.step, h, f.Dv, False)
+        _products(f, zero, d.outs, f.attended, d.where, h, d.line, d.met)
+        if f.second:
+            _products(f, zero, d.outs, f.attended_dot, d.where, h, d.line, d.met_dot)
+    if f.need_query:
+        fill_row(zero, (d.summed.at,), h * d.summed.step // lanes_in(zero), (zero,))
+
+
+@njit(error_model="numpy")
+def _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot):
+    """Products of a strip's rows s0 … with the keys: S = scale <q,k>, T = <ō,v>, U = Ṡ, V = <ō,v̇>."""
+    size, scale, one = size_of(zero), number(zero, f.scale), number(zero, 1.0)
+    here = s0 * d.S.step * size
+    q = Rows(d.queries.at + s0 * d.queries.step * size, d.queries.step)
+    o = Rows(d.outs.at + s0 * d.outs.step * size, d.outs.step)
+    against(f, scale, Rows(d.S.at + here, d.S.step), q, k, strip, False)
+    if f.only_mass:
+        return
+    if f.Dv > 0:
+        against(f, one, Rows(d.T.at + here, d.T.step), o, v, strip, False)
+    U, query_moves = Rows(d.U.at + here, d.U.step), f.query_dot.address != 0
+    if query_moves:
+        moved = Rows(d.moved.at + s0 * d.moved.step * size, d.moved.step)
+        against(f, scale, U, moved, k, strip, False)
+    if f.key_dot.address != 0:
+        against(f, scale, U, q, k_dot, strip, query_moves)
+    if f.value_dot.address != 0:
+        against(f, one, Rows(d.V.at + here, d.V.step), o, v_dot, strip, False)
+
+
+@njit(error_model="numpy")
+def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
+    """From products to derivatives: S → p (or p ṡ'), T → ds (or M2), U → M1; adds up row and column sums."""
+    size, second = size_of(zero), f.second != 0
+    total_rows, j0 = f.blocks * f.group * f.Q, strip.tile * f.tile_keys
+    w_tile, long = min(f.tile_keys, f.K - j0), d.S.step
+    for r in range(s0, s0 + strip.rows):
+        at = r * long * size
+        s, t, u, x = d.S.at + at, d.T.at + at, d.U.at + at, d.V.at + at
+        lo, hi = max(d.where[2, r] - j0, strip.first), min(d.where[3, r] - j0, strip.last)
+        left, vectors = 0, 0
+        if hi > lo:
+            head, i = d.where[0, r], d.where[1, r]
+            row = head * f.Q + i
+            left, vectors = to_scores(f, zero, s, d.slope, d.bend, head, i, j0, lo, hi, True)
+            skip = left * size
+            s_at, t_at, u_at, slope_at, bend_at = s + skip, t + skip, u + skip, d.slope + skip, d.bend + skip
+            if f.Dv == 0:
+                fill_row(zero, (t_at,), vectors, (zero,))
+            rows, step = f.rows + row * size, total_rows
+            weighing = (read(zero, rows, 0), read(zero, rows, step), read(zero, rows, 2 * step))
+            polynomial = (read(zero, rows, 3 * step), read(zero, rows, 4 * step), read(zero, rows, 5 * step))
+            known = (*weighing, number(zero, d.met[r]), *polynomial)
+            if second:
+                if f.query_dot.address == 0 and f.key_dot.address == 0:
+                    fill_row(zero, (u_at,), vectors, (zero,))
+                if f.value_dot.address == 0:
+                    fill_row(zero, (x + skip,), vectors, (zero,))
+                if f.cap > 0:
+                    times_row(zero, (bend_at, u_at), vectors, ())
+                push_scores(f, zero, u, d.slope, left, vectors, head, i, j0, lo, hi)
+                late = (read(zero, rows, 6 * step), number(zero, d.met_dot[r]), read(zero, rows, 7 * step))
+                numbers = (*known, *late, read(zero, rows, 8 * step))
+                found = _second_row(zero, (s_at, t_at, u_at, x + skip), vectors, numbers)[0]
+                ds = u
+            else:
+                found = _gradient_row(zero, (s_at, t_at), vectors, known)[0]
+                ds = t
+            if f.row_sum != 0:
+                place = key_part * total_rows + row
+                write(f.row_sum, place, read(zero, f.row_sum, place) + found)
+            if f.column_sum != 0:
+                add_row(zero, (d.columns + skip, ds + skip), vectors, ())
+            if f.bias_grad != 0:
+                place = whole_at(f.bias_grad_at, head) + i * f.bias_grad_row + j0 + lo
+                add_plane(zero, f.bias_grad + place * size, ds + lo * size, 1, hi - lo)
+            if f.cap > 0:
+                if second:
+                    _through_softcap(zero, (u_at, t_at, slope_at, bend_at), vectors, ())
+                else:
+                    times_row(zero, (t_at, slope_at), vectors, ())
+        if f.column_sum != 0 and (r == h - 1 or d.where[0, r + 1] != d.where[0, r]):
+            _put_columns(f, zero, d.columns, row_part, d.where[0, r], j0)
+        clear_outside(zero, s, 0, left, vectors, w_tile)
+        clear_outside(zero, t, 0, left, vectors, w_tile)
+        if second:
+            clear_outside(zero, u, 0, left, vectors, w_tile)
+
+
+@njit(error_model="numpy")
+def _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_dot):
+    """One tile of rows against one tile of keys."""
+    size, width = size_of(zero), 2 * lanes_in(zero)
+    scale, second = number(zero, f.scale), f.second != 0
+    D1 = d.U if second else d.T
+    for s0 in range(0, h, f.strip):
+        strip = strip_of(f, d.where, s0, min(h, s0 + f.strip), block, tile, width)
+        if strip.last > strip.first:
+            _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot)
+        if f.only_mass:
+            if strip.last > strip.first:
+                _mass(f, zero, d.S, d.where, strip, s0, d.columns, row_part)
+            continue
+        _strip_rows(f, zero, d, h, s0, strip, key_part, row_part)
+        if f.need_query and strip.last > strip.first:
+            here, step = s0 * D1.step * size, d.summed.step
+            target = Rows(d.summed.at + s0 * step * size, step)
+            gather(f, zero, target, Rows(D1.at + here, D1.step), k, strip, True)
+            if second and f.key_dot.address != 0:
+                gather(f, zero, target, Rows(d.T.at + here, D1.step), k_dot, strip, True)
+    if f.only_mass:
+        return
+    key = (row_part * f.blocks + block) * f.K + tile * f.tile_keys
+    if f.need_value:
+        place = Rows(f.value_grad + key * d.outs.step * size, d.outs.step)
+        _to_keys(f, zero, number(zero, 1.0), place, d.S, d.packed_out, f.Dv, d.where, h, tile)
+    if f.need_key:
+        place = Rows(f.key_grad + key * d.queries.step * size, d.queries.step)
+        _to_keys(f, zero, scale, place, D1, d.packed, f.D, d.where, h, tile)
+        if second and f.query_dot.address != 0:
+            _to_keys(f, zero, scale, place, d.T, d.packed_dot, f.D, d.where, h, tile)
+
+
+@njit(error_model="numpy")
+def _desk(f, zero, places):
+    """The desk, with memory at these addresses."""
+    size, lanes = size_of(zero), lanes_in(zero)
+    wide_q, wide_v, long = panels(zero, f.D), panels(zero, f.Dv), f.tile_keys + 2 * lanes
+    S, T, U, V, queries, moved, outs, summed, packed, packed_dot, packed_out, slope, line = places
+    columns = slope + 2 * long * size
+    fill_row(zero, (columns,), long // lanes, (zero,))
+    where, met, met_dot = np.empty((4, f.tile_rows), np.int64), np.zeros(f.tile_rows), np.zeros(f.tile_rows)
+    S, T, U, V = Rows(S, long), Rows(T, long), Rows(U, long), Rows(V, long)
+    queries, moved, outs, summed = (
+        Rows(queries, wide_q),
+        Rows(moved, wide_q),
+        Rows(outs, wide_v),
+        Rows(summed, wide_q),
+    )
+    bend = slope + long * size
+    rows, packs = (queries, moved, outs, summed), (packed, packed_dot, packed_out)
+    return Desk(S, T, U, V, *rows, *packs, slope, bend, columns, line, where, met, met_dot)
 
 
 @njit(error_model="numpy")
 def backward_sweep(f, zero):
     """Take units until there are none.
 
-    rows (6 or 9, rows) holds `GRADIENT_ROWS` or `SECOND_ROWS`. Adds to query_grad (key_parts, rows, D), key_grad (row_parts, blocks, K, D
-    rounded up to whole panels), value_grad likewise, column_sum (row_parts, heads, K), row_sum (key_parts, rows) and bias_grad, which come
-    in as zeros; an address of 0 means not wanted.
+    rows (6 or 9, rows) holds `GRADIENT_ROWS` or `SECOND_ROWS`. Adds to query_grad (key_parts, rows, D),
+    key_grad (row_parts, blocks, K, D rounded up to whole panels), value_grad likewise, column_sum (row_parts,
+    heads, K), row_sum (key_parts, rows) and bias_grad, which come in as zeros; an address of 0 means not
+    wanted.
     """
-    size, lanes = size_of(zero), lanes_in(zero)
-    width = 2 * lanes
-    D, Dv, K, Q = f.D, f.Dv, f.K, f.Q
-    rows_of_block = f.group * Q
+    size, width, D, Dv = size_of(zero), 2 * lanes_in(zero), f.D, f.Dv
+    rows_of_block, tile_rows = f.group * f.Q, f.tile_rows
     row_tiles, key_tiles = (
-        (rows_of_block + f.tile_rows - 1) // f.tile_rows,
-        (K + f.tile_keys - 1) // f.tile_keys,
+        (rows_of_block + tile_rows - 1) // tile_rows,
+        (f.K + f.tile_keys - 1) // f.tile_keys,
     )
-    total_rows = f.blocks * rows_of_block
-    wide_q, wide_v = panels(zero, D), panels(zero, Dv)
-    long = f.tile_keys + width
-    slots = 0 if f.thin else f.shelf_slots
-    key_slot, row_slot, value_slot = f.tile_keys * D, f.tile_keys * wide_q, f.tile_keys * Dv
-    second = f.second != 0
-    twice = 1 if second else 0
-    moved_query, moved_key, moved_value = (
-        1 if f.query_dot != 0 else 0,
-        1 if f.key_dot != 0 else 0,
-        1 if f.value_dot != 0 else 0,
+    long, rows_q, rows_v = f.tile_keys + width, tile_rows * panels(zero, D), tile_rows * panels(zero, Dv)
+    cells, twice, moved = tile_rows * long, 1 if f.second else 0, 1 if f.query_dot.address != 0 else 0
+    pairs = (cells, cells * (1 - f.only_mass), cells * twice, cells * twice)
+    vectors = (rows_q, rows_q * moved, rows_v, rows_q, rows_q, rows_q * moved, rows_v)
+    key_rooms = keys_room(f, zero, f.key, D, 1, f.need_query), keys_room(f, zero, f.value, Dv, 1, 0)
+    dot_rooms = keys_room(f, zero, f.key_dot, D, 1, f.need_query), keys_room(f, zero, f.value_dot, Dv, 1, 0)
+    memory, places = arena(
+        zero, pairs + vectors + (3 * long, panels(zero, Dv) + width) + key_rooms + dot_rooms
     )
-    cells = f.tile_rows * long
-    memory, at = arena(
-        zero,
-        (
-            cells,
-            cells * (1 - f.only_mass),
-            cells * twice,
-            cells * twice,
-            f.tile_rows * wide_q,
-            f.tile_rows * wide_q * moved_query,
-            f.tile_rows * wide_v,
-            f.tile_rows * wide_q,
-            f.tile_rows * wide_q,
-            f.tile_rows * wide_q * moved_query,
-            f.tile_rows * wide_v,
-            3 * long,
-            slots * key_slot,
-            slots * row_slot * f.need_query,
-            slots * value_slot,
-            slots * key_slot * moved_key,
-            slots * row_slot * moved_key * f.need_query,
-            slots * value_slot * moved_value,
-            widening(f, f.key_kind, D),
-            widening(f, f.value_kind, Dv),
-            widening(f, f.key_dot_kind, D),
-            widening(f, f.value_dot_kind, Dv),
-            wide_v + width,
-        ),
-    )
-    line = at[22]
-    S, T, U, V, queries, moved, outs = at[0], at[1], at[2], at[3], at[4], at[5], at[6]
-    summed, packed, packed_dot, packed_out, slope = at[7], at[8], at[9], at[10], at[11]
-    bend, columns = slope + long * size, slope + 2 * long * size
-    some = max(slots, 1)
-    keys, key_rows = Shelf(at[12], key_slot, np.full(some, -1)), Shelf(at[13], row_slot, np.full(some, -1))
-    values, dot_keys = (
-        Shelf(at[14], value_slot, np.full(some, -1)),
-        Shelf(at[15], key_slot, np.full(some, -1)),
-    )
-    dot_rows, dot_values = (
-        Shelf(at[16], row_slot, np.full(some, -1)),
-        Shelf(at[17], value_slot, np.full(some, -1)),
-    )
-    held = np.empty((4, 1), np.int64)
-    where = np.empty((4, f.tile_rows), np.int64)
-    scale, one = number(zero, f.scale), number(zero, 1.0)
-    panel = f.tile_rows * width
-    met, met_dot = np.zeros(f.tile_rows, np.float64), np.zeros(f.tile_rows, np.float64)
-    fill_row(zero, (columns,), long // lanes, (zero,))
+    d = _desk(f, zero, to_fixed_tuple(places[:13], 13))
+    at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places[13:], 4)
+    k, v = keys_of(f, zero, f.key, D, at_k, 1), keys_of(f, zero, f.value, Dv, at_v, 1)
+    k_dot, v_dot = keys_of(f, zero, f.key_dot, D, at_k_dot, 1), keys_of(f, zero, f.value_dot, Dv, at_v_dot, 1)
+    scale = number(zero, f.scale)
     while True:
         start = take(f, f.chunk)
         if start >= f.units:
             break
         for unit in range(start, min(start + f.chunk, f.units)):
-            key_part, row_part, owner = (
-                unit % f.key_parts,
-                unit // f.key_parts % f.row_parts,
-                unit // f.key_parts // f.row_parts,
-            )
+            key_part, rest = unit % f.key_parts, unit // f.key_parts
+            row_part, owner = rest % f.row_parts, rest // f.row_parts
+            row_from, row_to = row_tiles * row_part // f.row_parts, row_tiles * (row_part + 1) // f.row_parts
+            key_from, key_to = key_tiles * key_part // f.key_parts, key_tiles * (key_part + 1) // f.key_parts
+            stride = 1 if f.keys_outside else max(key_to - key_from, 1)
             for turn in range(whole_at(f.bounds, owner), whole_at(f.bounds, owner + 1)):
                 block = whole_at(f.order, turn)
-                k = source(zero, f.key, f.key_at, f.key_step, f.key_kind, D, K, block, at[18], held[0])
-                v = source(
-                    zero, f.value, f.value_at, f.value_step, f.value_kind, Dv, K, block, at[19], held[1]
-                )
-                k_dot, v_dot = k, v
-                if f.key_dot != 0:
-                    k_dot = source(
-                        zero,
-                        f.key_dot,
-                        f.key_dot_at,
-                        f.key_dot_step,
-                        f.key_dot_kind,
-                        D,
-                        K,
-                        block,
-                        at[20],
-                        held[2],
-                    )
-                if f.value_dot != 0:
-                    v_dot = source(
-                        zero,
-                        f.value_dot,
-                        f.value_dot_at,
-                        f.value_dot_step,
-                        f.value_dot_kind,
-                        Dv,
-                        K,
-                        block,
-                        at[21],
-                        held[3],
-                    )
-                row_from, row_to = (
-                    row_tiles * row_part // f.row_parts,
-                    row_tiles * (row_part + 1) // f.row_parts,
-                )
-                key_from, key_to = (
-                    key_tiles * key_part // f.key_parts,
-                    key_tiles * (key_part + 1) // f.key_parts,
-                )
-                outer = key_to - key_from if f.keys_outside else 1
-                for outside in range(outer):
-                    some_from = key_from + outside if f.keys_outside else key_from
-                    some_to = some_from + 1 if f.keys_outside else key_to
+                enter(zero, k, f.key, block)
+                enter(zero, v, f.value, block)
+                enter(zero, k_dot, f.key_dot, block)
+                enter(zero, v_dot, f.value_dot, block)
+                for some_from in range(key_from, key_to, stride):
                     for row_tile in range(row_from, row_to):
-                        r0 = row_tile * f.tile_rows
-                        h = min(f.tile_rows, rows_of_block - r0)
-                        first, last = place_rows(f, block, r0, h, where)
+                        r0 = row_tile * tile_rows
+                        h = min(tile_rows, rows_of_block - r0)
+                        first, last = place_rows(f, block, r0, h, d.where)
                         tile_from = max(some_from, first // f.tile_keys)
-                        tile_to = min(some_to, (last + f.tile_keys - 1) // f.tile_keys)
+                        tile_to = min(some_from + stride, (last + f.tile_keys - 1) // f.tile_keys)
                         if tile_from >= tile_to:
                             continue
-                        copy_rows(
-                            zero,
-                            queries,
-                            wide_q,
-                            f.query,
-                            f.query_at,
-                            f.query_step,
-                            f.query_kind,
-                            D,
-                            where,
-                            h,
-                        )
-                        if f.need_key:
-                            pack_rows(zero, packed, panel, queries, wide_q, h, D, False)
-                        if f.query_dot != 0:
-                            copy_rows(
-                                zero,
-                                moved,
-                                wide_q,
-                                f.query_dot,
-                                f.query_dot_at,
-                                f.query_dot_step,
-                                f.query_dot_kind,
-                                D,
-                                where,
-                                h,
-                            )
-                            if f.need_key:
-                                pack_rows(zero, packed_dot, panel, moved, wide_q, h, D, False)
-                        if Dv > 0:
-                            copy_rows(
-                                zero,
-                                outs,
-                                wide_v,
-                                f.cotangent,
-                                f.cotangent_at,
-                                f.cotangent_step,
-                                f.cotangent_kind,
-                                Dv,
-                                where,
-                                h,
-                            )
-                            if f.need_value:
-                                pack_rows(zero, packed_out, panel, outs, wide_v, h, Dv, False)
-                            _products(
-                                f,
-                                zero,
-                                outs,
-                                wide_v,
-                                f.attended,
-                                f.attended_at,
-                                f.attended_step,
-                                f.attended_kind,
-                                Dv,
-                                where,
-                                h,
-                                line,
-                                met,
-                            )
-                            if second:
-                                _products(
-                                    f, zero, outs, wide_v, f.attended_dot, f.attended_dot_at, f.attended_dot_step, f.attended_dot_kind, Dv,
-                                    where, h, line, met_dot,
-                                )  # fmt: skip
-                        if f.need_query:
-                            fill_row(zero, (summed,), h * wide_q // lanes, (zero,))
+                        _bring_rows(f, zero, d, h)
                         for tile in range(tile_from, tile_to):
-                            j0 = tile * f.tile_keys
-                            w_tile = min(f.tile_keys, K - j0)
-                            for s0 in range(0, h, f.strip):
-                                s1 = min(h, s0 + f.strip)
-                                n = s1 - s0
-                                w0, w = strip_range(where, s0, s1, j0, w_tile, width)
-                                here = s0 * long * size
-                                q, o = queries + s0 * wide_q * size, outs + s0 * wide_v * size
-                                if w > w0:
-                                    against(
-                                        f,
-                                        scale,
-                                        zero,
-                                        S + here,
-                                        long,
-                                        q,
-                                        wide_q,
-                                        n,
-                                        k,
-                                        keys,
-                                        block,
-                                        tile,
-                                        w0,
-                                        w,
-                                        False,
-                                    )
-                                    if f.only_mass:
-                                        _mass(
-                                            f,
-                                            zero,
-                                            S + here,
-                                            long,
-                                            where,
-                                            s0,
-                                            s1,
-                                            j0,
-                                            w0,
-                                            w,
-                                            columns,
-                                            row_part,
-                                            w_tile,
-                                            total_rows,
-                                        )
-                                        continue
-                                    if Dv > 0:
-                                        against(
-                                            f,
-                                            one,
-                                            zero,
-                                            T + here,
-                                            long,
-                                            o,
-                                            wide_v,
-                                            n,
-                                            v,
-                                            values,
-                                            block,
-                                            tile,
-                                            w0,
-                                            w,
-                                            False,
-                                        )
-                                    if f.query_dot != 0:
-                                        d = moved + s0 * wide_q * size
-                                        against(
-                                            f,
-                                            scale,
-                                            zero,
-                                            U + here,
-                                            long,
-                                            d,
-                                            wide_q,
-                                            n,
-                                            k,
-                                            keys,
-                                            block,
-                                            tile,
-                                            w0,
-                                            w,
-                                            False,
-                                        )
-                                    if f.key_dot != 0:
-                                        both = f.query_dot != 0
-                                        against(
-                                            f,
-                                            scale,
-                                            zero,
-                                            U + here,
-                                            long,
-                                            q,
-                                            wide_q,
-                                            n,
-                                            k_dot,
-                                            dot_keys,
-                                            block,
-                                            tile,
-                                            w0,
-                                            w,
-                                            both,
-                                        )
-                                    if f.value_dot != 0:
-                                        against(
-                                            f,
-                                            one,
-                                            zero,
-                                            V + here,
-                                            long,
-                                            o,
-                                            wide_v,
-                                            n,
-                                            v_dot,
-                                            dot_values,
-                                            block,
-                                            tile,
-                                            w0,
-                                            w,
-                                            False,
-                                        )
-                                elif f.only_mass:
-                                    continue
-                                for r in range(s0, s1):
-                                    s, t = S + r * long * size, T + r * long * size
-                                    u, x = U + r * long * size, V + r * long * size
-                                    lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
-                                    if hi <= lo:
-                                        clear_outside(zero, lanes, s, 0, 0, 0, w_tile)
-                                        clear_outside(zero, lanes, t, 0, 0, 0, w_tile)
-                                        if second:
-                                            clear_outside(zero, lanes, u, 0, 0, 0, w_tile)
-                                        continue
-                                    head, i = where[0, r], where[1, r]
-                                    row = head * Q + i
-                                    left, vectors = to_scores(
-                                        f, zero, s, slope, bend, head, i, j0, lo, hi, True
-                                    )
-                                    s_at, t_at, u_at = s + left * size, t + left * size, u + left * size
-                                    slope_at, bend_at = slope + left * size, bend + left * size
-                                    if Dv == 0:
-                                        fill_row(zero, (t_at,), vectors, (zero,))
-                                    rows = f.rows + row * size
-                                    step = total_rows
-                                    shift, inverse, gap = (
-                                        read(zero, rows, 0),
-                                        read(zero, rows, step),
-                                        read(zero, rows, 2 * step),
-                                    )
-                                    a1, a2 = read(zero, rows, 4 * step), read(zero, rows, 5 * step)
-                                    met_here, a0 = number(zero, met[r]), read(zero, rows, 3 * step)
-                                    if second:
-                                        if f.query_dot == 0 and f.key_dot == 0:
-                                            fill_row(zero, (u_at,), vectors, (zero,))
-                                        if f.value_dot == 0:
-                                            fill_row(zero, (x + left * size,), vectors, (zero,))
-                                        if f.cap > 0:
-                                            times_row(zero, (bend_at, u_at), vectors, ())
-                                        push_scores(f, zero, u, slope, left, vectors, head, i, j0, lo, hi)
-                                        pushed = read(zero, rows, 6 * step)
-                                        e0, e1 = read(zero, rows, 7 * step), read(zero, rows, 8 * step)
-                                        numbers = (
-                                            shift,
-                                            inverse,
-                                            gap,
-                                            met_here,
-                                            a0,
-                                            a1,
-                                            a2,
-                                            pushed,
-                                            number(zero, met_dot[r]),
-                                            e0,
-                                            e1,
-                                        )
-                                        found = _second_row(
-                                            zero, (s_at, t_at, u_at, x + left * size), vectors, numbers
-                                        )[0]
-                                        ds = u
-                                    else:
-                                        found = _gradient_row(
-                                            zero,
-                                            (s_at, t_at),
-                                            vectors,
-                                            (shift, inverse, gap, met_here, a0, a1, a2),
-                                        )[0]
-                                        ds = t
-                                    if f.row_sum != 0:
-                                        place = key_part * total_rows + row
-                                        write(f.row_sum, place, read(zero, f.row_sum, place) + found)
-                                    if f.column_sum != 0:
-                                        add_row(zero, (columns + left * size, ds + left * size), vectors, ())
-                                        if r == h - 1 or where[0, r + 1] != head:
-                                            _put_columns(f, zero, columns, row_part, head, j0, w_tile)
-                                    if f.bias_grad != 0:
-                                        place = whole_at(f.bias_grad_at, head) + i * f.bias_grad_row + j0 + lo
-                                        add_plane(
-                                            zero, f.bias_grad + place * size, ds + lo * size, 1, hi - lo
-                                        )
-                                    if f.cap > 0:
-                                        if second:
-                                            _through_softcap(
-                                                zero, (u_at, t_at, slope_at, bend_at), vectors, ()
-                                            )
-                                        else:
-                                            times_row(zero, (t_at, slope_at), vectors, ())
-                                    clear_outside(zero, lanes, s, 0, left, vectors, w_tile)
-                                    clear_outside(zero, lanes, t, 0, left, vectors, w_tile)
-                                    if second:
-                                        clear_outside(zero, lanes, u, 0, left, vectors, w_tile)
-                                if f.need_query and w > w0:
-                                    target, D1 = summed + s0 * wide_q * size, (U if second else T) + here
-                                    gather(
-                                        f,
-                                        zero,
-                                        target,
-                                        wide_q,
-                                        D1,
-                                        long,
-                                        n,
-                                        k,
-                                        key_rows,
-                                        block,
-                                        tile,
-                                        w0,
-                                        w,
-                                        True,
-                                    )
-                                    if second and f.key_dot != 0:
-                                        gather(
-                                            f,
-                                            zero,
-                                            target,
-                                            wide_q,
-                                            T + here,
-                                            long,
-                                            n,
-                                            k_dot,
-                                            dot_rows,
-                                            block,
-                                            tile,
-                                            w0,
-                                            w,
-                                            True,
-                                        )
-                            if f.only_mass:
-                                continue
-                            if f.need_value:
-                                place = (
-                                    f.value_grad + ((row_part * f.blocks + block) * K + j0) * wide_v * size
-                                )
-                                _to_keys(
-                                    zero,
-                                    one,
-                                    place,
-                                    wide_v,
-                                    S,
-                                    long,
-                                    packed_out,
-                                    panel,
-                                    Dv,
-                                    where,
-                                    h,
-                                    j0,
-                                    w_tile,
-                                )
-                            if f.need_key:
-                                place = f.key_grad + ((row_part * f.blocks + block) * K + j0) * wide_q * size
-                                D1 = U if second else T
-                                _to_keys(
-                                    zero,
-                                    scale,
-                                    place,
-                                    wide_q,
-                                    D1,
-                                    long,
-                                    packed,
-                                    panel,
-                                    D,
-                                    where,
-                                    h,
-                                    j0,
-                                    w_tile,
-                                )
-                                if second and f.query_dot != 0:
-                                    _to_keys(
-                                        zero,
-                                        scale,
-                                        place,
-                                        wide_q,
-                                        T,
-                                        long,
-                                        packed_dot,
-                                        panel,
-                                        D,
-                                        where,
-                                        h,
-                                        j0,
-                                        w_tile,
-                                    )
+                            _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_dot)
                         if f.need_query:
+                            first_row = key_part * f.blocks * rows_of_block
                             for r in range(h):
-                                place = (
-                                    f.query_grad
-                                    + (key_part * total_rows + where[0, r] * Q + where[1, r]) * D * size
+                                row = first_row + d.where[0, r] * f.Q + d.where[1, r]
+                                place, mine = (
+                                    f.query_grad + row * D * size,
+                                    d.summed.at + r * d.summed.step * size,
                                 )
-                                for d in range(D):
-                                    write(
-                                        place,
-                                        d,
-                                        read(zero, place, d) + read(zero, summed, r * wide_q + d) * scale,
-                                    )
+                                for c in range(D):
+                                    write(place, c, read(zero, place, c) + read(zero, mine, c) * scale)
     return memory.size
 
 

@@ -1,33 +1,45 @@
-r"""The forward sweep: output, log-normalizer, entropy, score mean, variance and maximum, in one pass over the keys.
+r"""The forward sweep: output, log-normalizer, entropy, score mean, variance and maximum, in one pass over the
+keys.
 
 For a query with scores s_j, keys taken tile by tile, a row holds
 
     m  the largest score so far            z  Σ e^{s_j − m}
     c  the mean score under the weights, less m    M  Σ e^{s_j − m} (s_j − m − c)²       o  Σ e^{s_j − m} v_j
 
-A tile yields the same five numbers for its own keys, and two such summaries join by the parallel formula (Chan, Golub, LeVeque):
-weights are rebased to the larger m, then
+A tile yields the same five numbers for its own keys, and two such summaries join by the parallel formula
+(Chan, Golub, LeVeque): weights are rebased to the larger m, then
 
     z = z₁ + z₂,   c = c₁ + (c₂ − c₁) z₂/z,   M = M₁ + M₂ + (c₂ − c₁)² z₁ z₂/z.
 
-No difference of large numbers occurs: the variance M/z is a sum of squares about the tile's own mean, and the entropy is taken as
-log z − c, where both terms are of the entropy's own size even when the scores are of size 10⁴. The numbers of a row are float64, whatever
-the scores are, and so is what becomes of o every few tiles (``workspace.py``).
+No difference of large numbers occurs: the variance M/z is a sum of squares about the tile's own mean, and the
+entropy is taken as log z − c, where both terms are of the entropy's own size even when the scores are of size
+10⁴. The numbers of a row are float64, whatever the scores are, and so is what becomes of o every few tiles
+(``workspace.py``).
 """
 
 import math
+from collections import namedtuple
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from exptilt._support.kernels import kernel
 from exptilt.tilting.backends.numba.frame import set_whole_at, take
-from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
-from exptilt.tilting.backends.numba.score_row import fill_row, place_rows, strip_range, to_scores
-from exptilt.tilting.backends.numba.shelves import Shelf, against, gather, panels, source
+from exptilt.tilting.backends.numba.operands import (
+    against,
+    enter,
+    gather,
+    keys_of,
+    keys_room,
+    panels,
+    strip_of,
+)
+from exptilt.tilting.backends.numba.packing import Rows, lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.score_row import fill_row, place_rows, to_scores
 from exptilt.tilting.backends.numba.vector_math import (
     I64,
     element_of,
@@ -46,7 +58,6 @@ from exptilt.tilting.backends.numba.workspace import (
     copy_rows,
     flush,
     scale_row,
-    widening,
 )
 
 STATISTICS = ("log_normalizer", "entropy", "mean", "variance", "maximum", "weight", "gap")
@@ -98,204 +109,169 @@ def find(typing_context, zero, s, vectors, x):
     return types.int64(zero, types.int64, types.int64, zero), generate
 
 
+Found = namedtuple(
+    "Found", ("top", "z", "gap", "square", "best", "total")
+)  # the numbers of each row, as above
+
+
+@njit(error_model="numpy")
+def _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, fresh, flushed):
+    """Turn the scores S of rows s0 … into weights E, and join their summaries to those of the rows."""
+    size, lanes = size_of(zero), lanes_in(zero)
+    top, z, gap, square, best, total = found
+    j0, w0, w = strip.tile * f.tile_keys, strip.first, strip.last
+    for r in range(s0, s0 + strip.rows):
+        s, e = S.at + (r - s0) * S.step * size, E.at + (r - s0) * E.step * size
+        lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
+        if hi <= lo:
+            fill_row(zero, (e + w0 * size,), (w - w0 + lanes - 1) // lanes, (zero,))
+            continue
+        if plain and lo == w0:
+            left, n = lo, (hi - lo + lanes - 1) // lanes
+            for j in range(hi, left + n * lanes):
+                write(s, j, number(zero, -np.inf))
+        else:
+            left, n = to_scores(f, zero, s, s, s, where[0, r], where[1, r], j0, lo, hi, False)
+        high = _largest(zero, (s + left * size,), n, ())[0]
+        if high > top[r]:
+            best[r] = j0 + left + find(zero, s + left * size, n, high)
+            rebase = math.exp(top[r] - high)
+            z[r] *= rebase
+            square[r] *= rebase
+            gap[r] = gap[r] + (top[r] - high) if z[r] > 0 else 0.0
+            if not fresh:
+                mine = summed.at + r * summed.step * size
+                scale_row(zero, (mine,), summed.step // lanes, (number(zero, rebase),))
+            if flushed:
+                for d in range(total.shape[1]):
+                    total[r, d] *= rebase
+            top[r] = high
+        clear_outside(zero, e, w0, left, n, w)
+        shift = number(zero, top[r] if top[r] != -np.inf else 0.0)
+        weight, mean = _weights(zero, (s + left * size, e + left * size), n, (shift,))
+        if weight != 0:
+            centre = mean / weight
+            M = _spread(zero, (s + left * size, e + left * size), n, (shift, centre))[0]
+            joined = z[r] + weight
+            apart = centre - gap[r]
+            square[r] += M + apart * apart * (z[r] * (weight / joined))
+            gap[r] += apart * (weight / joined)
+            z[r] = joined
+
+
+@njit(error_model="numpy")
+def _put_row(f, zero, found, r, sees, row, count, summed, flushed):
+    """Write the results of a row; `row` of `count` is its place."""
+    size, lanes, Dv = size_of(zero), lanes_in(zero), f.Dv
+    top, z, gap, square, best, total = found
+    out, mine = f.output + row * Dv * size, summed.at + r * summed.step * size
+    if z[r] != 0:
+        inverse, log_z = 1 / z[r], math.log(z[r])
+        if z[r] != z[r]:
+            f.bad = 1
+        if flushed:
+            for d in range(Dv):
+                write(out, d, number(zero, (total[r, d] + read(zero, mine, d)) * inverse))
+        else:
+            factor = number(zero, inverse)
+            _share(zero, (mine, out), Dv // lanes, (factor,))
+            for d in range(Dv // lanes * lanes, Dv):
+                write(out, d, read(zero, mine, d) * factor)
+        lines = (top[r] + log_z, log_z - gap[r], top[r] + gap[r], square[r] * inverse, top[r], z[r], gap[r])
+    else:
+        if sees:
+            f.blind = 1
+        for d in range(Dv):
+            write(out, d, zero)
+        lines = (-np.inf, 0.0, 0.0, 0.0, top[r], z[r], gap[r])
+    for line, x in enumerate(lines):
+        write(f.statistics, line * count + row, number(zero, x))
+    set_whole_at(f.best, row, best[r])
+
+
 @njit(error_model="numpy")
 def forward_sweep(f, zero):
     """Take units until there are none; a unit is a tile of a block's rows against one part of its keys.
 
-    Writes output (parts · rows, Dv), statistics (7, parts · rows) of `STATISTICS`, and best (parts · rows), where the maximum is; the parts
-    of a row are joined by `join`.
+    Writes output (parts · rows, Dv), statistics (7, parts · rows) of `STATISTICS`, and best (parts · rows),
+    where the maximum is; the parts of a row are joined by `join`.
     """
     size, lanes = size_of(zero), lanes_in(zero)
     width = 2 * lanes
-    D, Dv, K = f.D, f.Dv, f.K
-    rows_of_block = f.group * f.Q
-    tiles = (rows_of_block + f.tile_rows - 1) // f.tile_rows
-    total_rows = f.blocks * rows_of_block
-    wide_q, wide_v = panels(zero, D), panels(zero, Dv)
+    rows_of_block, tile_rows = f.group * f.Q, f.tile_rows
+    tiles = (rows_of_block + tile_rows - 1) // tile_rows
+    wide_q, wide_v = panels(zero, f.D), panels(zero, f.Dv)
     long = f.tile_keys + width
-    slots = 0 if f.thin else f.shelf_slots
-    key_slot, value_slot = f.tile_keys * D, f.tile_keys * wide_v
-    memory, at = arena(
-        zero,
-        (
-            f.tile_rows * wide_q,
-            f.tile_rows * wide_v,
-            f.strip * long,
-            f.strip * long,
-            slots * key_slot,
-            slots * value_slot,
-            widening(f, f.key_kind, D),
-            widening(f, f.value_kind, Dv),
-        ),
+    rooms = (
+        tile_rows * wide_q,
+        tile_rows * wide_v,
+        f.strip * long,
+        f.strip * long,
+        keys_room(f, zero, f.key, f.D, 1, 0),
+        keys_room(f, zero, f.value, f.Dv, 0, 1),
     )
-    queries, summed, S, E = at[0], at[1], at[2], at[3]
-    keys = Shelf(at[4], key_slot, np.full(max(slots, 1), -1))
-    values = Shelf(at[5], value_slot, np.full(max(slots, 1), -1))
-    held_key, held_value = np.empty(1, np.int64), np.empty(1, np.int64)
-    where = np.empty((4, f.tile_rows), np.int64)
-    best = np.empty(f.tile_rows, np.int64)
-    top, z, gap, square = (
-        np.empty(f.tile_rows),
-        np.empty(f.tile_rows),
-        np.empty(f.tile_rows),
-        np.empty(f.tile_rows),
+    memory, places = arena(zero, rooms)
+    queries_at, summed_at, S_at, E_at, keys_at, values_at = to_fixed_tuple(places, 6)
+    queries, summed, S, E = (
+        Rows(queries_at, wide_q),
+        Rows(summed_at, wide_v),
+        Rows(S_at, long),
+        Rows(E_at, long),
     )
-    total = np.empty((f.tile_rows, Dv))
+    k, v = keys_of(f, zero, f.key, f.D, keys_at, 1), keys_of(f, zero, f.value, f.Dv, values_at, 0)
+    where = np.empty((4, tile_rows), np.int64)
+    found = Found(
+        np.empty(tile_rows),
+        np.empty(tile_rows),
+        np.empty(tile_rows),
+        np.empty(tile_rows),
+        np.empty(tile_rows, np.int64),
+        np.empty((tile_rows, f.Dv)),
+    )
     scale = number(zero, f.scale)
-    plain = f.cap <= 0 and f.bias == 0 and f.weight == 0 and f.mask == 0
+    plain = f.cap <= 0 and f.bias.address == 0 and f.weight.address == 0 and f.mask.address == 0
     while True:
         start = take(f, f.chunk)
         if start >= f.units:
             break
         for unit in range(start, min(start + f.chunk, f.units)):
-            part, tile_of_rows, block = (
-                unit % f.key_parts,
-                unit // f.key_parts % tiles,
-                unit // f.key_parts // tiles,
-            )
-            r0 = tile_of_rows * f.tile_rows
-            h = min(f.tile_rows, rows_of_block - r0)
+            part, rest = unit % f.key_parts, unit // f.key_parts
+            block, r0 = rest // tiles, rest % tiles * tile_rows
+            h = min(tile_rows, rows_of_block - r0)
             first, last = place_rows(f, block, r0, h, where)
-            k = source(zero, f.key, f.key_at, f.key_step, f.key_kind, D, K, block, at[6], held_key)
-            v = source(zero, f.value, f.value_at, f.value_step, f.value_kind, Dv, K, block, at[7], held_value)
-            for r in range(h):
-                top[r], z[r], gap[r], square[r], best[r] = -np.inf, 0.0, 0.0, 0.0, 0
-            copy_rows(zero, queries, wide_q, f.query, f.query_at, f.query_step, f.query_kind, D, where, h)
-            fill_row(zero, (summed,), h * wide_v // lanes, (zero,))
+            enter(zero, k, f.key, block)
+            enter(zero, v, f.value, block)
+            found.top[:h], found.z[:h], found.gap[:h], found.square[:h], found.best[:h] = -np.inf, 0, 0, 0, 0
+            copy_rows(zero, queries, f.query, f.D, where, h)
+            fill_row(zero, (summed.at,), h * wide_v // lanes, (zero,))
             done, flushed = 0, False
             from_tile, to_tile = first // f.tile_keys, (last + f.tile_keys - 1) // f.tile_keys
             span = to_tile - from_tile
-            for tile in range(
-                from_tile + span * part // f.key_parts, from_tile + span * (part + 1) // f.key_parts
-            ):
-                j0 = tile * f.tile_keys
-                w_tile = min(f.tile_keys, K - j0)
+            to_tile = from_tile + span * (part + 1) // f.key_parts
+            for tile in range(from_tile + span * part // f.key_parts, to_tile):
                 for s0 in range(0, h, f.strip):
                     s1 = min(h, s0 + f.strip)
-                    w0, w = strip_range(where, s0, s1, j0, w_tile, width)
-                    if w <= w0:
+                    strip = strip_of(f, where, s0, s1, block, tile, width)
+                    if strip.last <= strip.first:
                         continue
-                    against(
-                        f,
-                        scale,
-                        zero,
-                        S,
-                        long,
-                        queries + s0 * wide_q * size,
-                        wide_q,
-                        s1 - s0,
-                        k,
-                        keys,
-                        block,
-                        tile,
-                        w0,
-                        w,
-                        False,
-                    )
-                    for r in range(s0, s1):
-                        s, e = S + (r - s0) * long * size, E + (r - s0) * long * size
-                        lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
-                        if hi <= lo:
-                            fill_row(zero, (e + w0 * size,), (w - w0 + lanes - 1) // lanes, (zero,))
-                            continue
-                        if plain and lo == w0:
-                            left, n = lo, (hi - lo + lanes - 1) // lanes
-                            for j in range(hi, left + n * lanes):
-                                write(s, j, number(zero, -np.inf))
-                        else:
-                            left, n = to_scores(f, zero, s, s, s, where[0, r], where[1, r], j0, lo, hi, False)
-                        high = _largest(zero, (s + left * size,), n, ())[0]
-                        if high > top[r]:
-                            best[r] = j0 + left + find(zero, s + left * size, n, high)
-                            rebase = math.exp(top[r] - high)
-                            z[r] *= rebase
-                            square[r] *= rebase
-                            gap[r] = gap[r] + (top[r] - high) if z[r] > 0 else 0.0
-                            if done > 0:
-                                scale_row(
-                                    zero,
-                                    (summed + r * wide_v * size,),
-                                    wide_v // lanes,
-                                    (number(zero, rebase),),
-                                )
-                            if flushed:
-                                for d in range(Dv):
-                                    total[r, d] *= rebase
-                            top[r] = high
-                        clear_outside(zero, lanes, e, w0, left, n, w)
-                        shift = number(zero, top[r] if top[r] != -np.inf else 0.0)
-                        weight, mean = _weights(zero, (s + left * size, e + left * size), n, (shift,))
-                        if weight != 0:
-                            centre = mean / weight
-                            M = _spread(zero, (s + left * size, e + left * size), n, (shift, centre))[0]
-                            joined = z[r] + weight
-                            apart = centre - gap[r]
-                            square[r] += M + apart * apart * (z[r] * (weight / joined))
-                            gap[r] += apart * (weight / joined)
-                            z[r] = joined
-                    if Dv > 0:
-                        gather(
-                            f,
-                            zero,
-                            summed + s0 * wide_v * size,
-                            wide_v,
-                            E,
-                            long,
-                            s1 - s0,
-                            v,
-                            values,
-                            block,
-                            tile,
-                            w0,
-                            w,
-                            False,
-                        )
+                    against(f, scale, S, Rows(queries.at + s0 * wide_q * size, wide_q), k, strip, False)
+                    _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, done == 0, flushed)
+                    if f.Dv > 0:
+                        gather(f, zero, Rows(summed.at + s0 * wide_v * size, wide_v), E, v, strip, False)
                 done += 1
                 if done % FLUSH == 0:
-                    flush(zero, summed, wide_v, h, Dv, total, flushed)
+                    flush(zero, summed, h, f.Dv, found.total, flushed)
                     flushed = True
             for r in range(h):
                 row = (part * f.blocks * f.group + where[0, r]) * f.Q + where[1, r]
-                count = f.key_parts * total_rows
-                out = f.output + row * Dv * size
-                if z[r] != 0:
-                    inverse, log_z = 1 / z[r], math.log(z[r])
-                    if z[r] != z[r]:
-                        f.bad = 1
-                    if flushed:
-                        for d in range(Dv):
-                            write(
-                                out,
-                                d,
-                                number(zero, (total[r, d] + read(zero, summed, r * wide_v + d)) * inverse),
-                            )
-                    else:
-                        mine, factor = summed + r * wide_v * size, number(zero, inverse)
-                        _share(zero, (mine, out), Dv // lanes, (factor,))
-                        for d in range(Dv // lanes * lanes, Dv):
-                            write(out, d, read(zero, mine, d) * factor)
-                    write(f.statistics, row, number(zero, top[r] + log_z))
-                    write(f.statistics, count + row, number(zero, log_z - gap[r]))
-                    write(f.statistics, 2 * count + row, number(zero, top[r] + gap[r]))
-                    write(f.statistics, 3 * count + row, number(zero, square[r] * inverse))
-                else:
-                    if where[3, r] > where[2, r]:
-                        f.blind = 1
-                    for d in range(Dv):
-                        write(out, d, zero)
-                    write(f.statistics, row, number(zero, -np.inf))
-                    for line in range(1, 4):
-                        write(f.statistics, line * count + row, zero)
-                write(f.statistics, 4 * count + row, number(zero, top[r]))
-                write(f.statistics, 5 * count + row, number(zero, z[r]))
-                write(f.statistics, 6 * count + row, number(zero, gap[r]))
-                set_whole_at(f.best, row, best[r])
+                count = f.key_parts * f.blocks * rows_of_block
+                _put_row(f, zero, found, r, where[3, r] > where[2, r], row, count, summed, flushed)
     return memory.size
 
 
 @kernel("the kernel of attention that joins parts of the keys")
 def join(parts, part_output, part_statistics, part_best, output, statistics, best):
-    """The parts of each row, joined as in ``tilted.py``: output (rows, Dv), statistics (7, rows), best (rows,), with parts in front."""
+    """Join the parts of each row (axis 1 of statistics, else 0), as in ``tilted.py``."""
     rows, Dv = output.shape
     shares, mean = np.empty(parts), np.empty(Dv)
     for row in range(rows):

@@ -1,41 +1,54 @@
 """From torch tensors to compiled sweeps and back: the frame, tiles, parts, threads.
 
-The four functions at the end are the backend's whole surface (``dispatch.py`` calls them): each takes the canonical tensors of
-``problem.py`` and returns fresh tensors. Memory beyond those: a few tiles per thread.
+The four functions at the end are the backend's whole surface (``dispatch.py`` calls them): each takes the
+canonical tensors of ``problem.py`` and returns fresh tensors. Memory beyond those: a few tiles per thread.
 """
 
 import ctypes
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
-from exptilt._support.kernels import run_region
-from exptilt.tilting.backends.numba.frame import Frame
+from exptilt._support.kernels import region, run_region
+from exptilt.tilting.backends.numba.frame import FRAME, Frame, Operand, Plane
 from exptilt.tilting.backends.numba.machine import machine
 from exptilt.tilting.backends.numba.packing import KINDS
 from exptilt.tilting.backends.numba.product import THIN
-from exptilt.tilting.backends.numba.regions import compiled
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 Array = np.ndarray[Any, Any]
-# Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it they are packed anew.
+# Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it
+# they are packed anew.
 _SHELF_BYTES = 4 << 20
-# Multiply-adds that are worth one more thread: they take several times as long as it takes to wake one. With few queries they wait
-# for memory, and take longer.
+# Multiply-adds that are worth one more thread: they take several times as long as it takes to wake one. With
+# few queries they wait for memory, and take longer.
 _WORTH_A_THREAD = 1 << 21
 _FEWER_IF_THIN = 8
+# Rows of a tile at most, in sweeps that hold a strip of scores, and in those that hold a whole tile of them.
+TILE_ROWS, BACKWARD_ROWS = 252, 132
 _SUM_LINES = 4  # of the tangent sweep
 _STATISTIC_LINES = 7  # of the forward sweep
 
 
+@cache
+def _compiled(sweep: str, number: str) -> int:
+    """The address of a sweep ("forward", "tangent", "backward") as a C function; compiled when needed."""
+    function = getattr(import_module(f"{__package__}.{sweep}"), f"{sweep}_{number}")
+    variant = f"{machine().vector_bits}-{machine().block_rows}"
+    title = f"the {sweep} kernel of attention for {number}"
+    return region(title, types.void(types.CPointer(FRAME)), variant)(function)
+
+
 @lru_cache(4096)
 def _table(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, ...]) -> tuple[Array, int]:
-    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor of them, ·, ·) begins, and the address of that table."""
+    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor, ·, ·) begins."""
     places = np.zeros(1, np.int64)
     here = shape[-3]
     for size, mine, step in zip((*lead, here), shape[:-2], steps[:-2], strict=True):
@@ -104,16 +117,9 @@ class Launch:
             return
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             x = x.contiguous()
-        self.keep(x)
-        f = self.frame
-        setattr(f, name, x.data_ptr() or 1)
-        setattr(
-            f,
-            f"{name}_at",
-            self.table(x, self.key_heads if name.startswith(("key", "value")) else self.heads),
-        )
-        setattr(f, f"{name}_step", x.stride(-2))
-        setattr(f, f"{name}_kind", KINDS[x.dtype])
+        heads = self.key_heads if name.startswith(("key", "value")) else self.heads
+        operand = Operand(self.keep(x).data_ptr() or 1, self.table(x, heads), x.stride(-2), KINDS[x.dtype])
+        setattr(self.frame, name, operand)
 
     def plane(self, name: str, x: Tensor | None) -> None:
         """Numbers of pairs of a query and a key (..., heads, Q or 1, K or 1)."""
@@ -121,12 +127,8 @@ class Launch:
             return
         if x.dtype not in (self.dtype, torch.uint8):
             x = x.to(self.dtype)
-        self.keep(x)
-        f = self.frame
-        setattr(f, name, x.data_ptr() or 1)
-        setattr(f, f"{name}_at", self.table(x, self.heads))
-        setattr(f, f"{name}_row", 0 if x.shape[-2] == 1 else x.stride(-2))
-        setattr(f, f"{name}_column", 0 if x.shape[-1] == 1 else x.stride(-1))
+        row, column = (0 if x.shape[axis] == 1 else x.stride(axis) for axis in (-2, -1))
+        setattr(self.frame, name, Plane(self.keep(x).data_ptr() or 1, self.table(x, self.heads), row, column))
 
     def new(self, *shape: int) -> Tensor:
         """A tensor for results, not yet filled, in the dtype that sums are taken in."""
@@ -148,14 +150,12 @@ class Launch:
             f.tile_rows = _rounded(-(-self.block_rows // tiles), block)
         f.strip = min(f.tile_rows, 4 * block)
         held = vectors + cells * (f.strip if strips else f.tile_rows)
-        columns = (
-            machine().cache_bytes * 3 // 2 // self.size // held
-        )  # keys are read in order: some may come from the next cache
+        # Keys are read in order: some may come from the next cache.
+        columns = machine().cache_bytes * 3 // 2 // self.size // held
         pair = 2 * self.width
         f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
-        f.shelf_slots = max(
-            1, min(-(-self.K // f.tile_keys), _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2))
-        )
+        fit = _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)
+        f.shelf_slots = max(1, min(self.key_tiles, fit))
 
     @property
     def row_tiles(self) -> int:
@@ -179,7 +179,7 @@ class Launch:
         f, threads = self.frame, min(self.crew(), units)
         f.next, f.units = 0, units
         f.chunk = max(1, units // (8 * threads))
-        run_region(compiled(sweep, self.number), ctypes.addressof(f), threads)
+        run_region(_compiled(sweep, self.number), ctypes.addressof(f), threads)
 
     def rows_tensor(self, rows: Tensor) -> None:
         """Lines of what is known of each query (lines, *lead, heads, Q)."""
@@ -190,12 +190,13 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
     """The forward sweep.
 
     Returns:
-        output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.LINES`; where the maximum is (*lead, Hq, Q); whether a query's sum of
-        weights is NaN; whether a query that has keys to see has no score above −inf.
+        output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.LINES`; where the maximum is (*lead,
+        Hq, Q); whether a query's sum of weights is NaN; whether a query that has keys to see has no score
+        above −inf.
     """
     p = Launch(t, rule)
     f = p.frame
-    p.tiles(p.D + p.Dv, 252, True, 2)
+    p.tiles(p.D + p.Dv, TILE_ROWS, True, 2)
     units = p.blocks * p.row_tiles
     crew = p.crew()
     if 0 < units < 2 * crew:
@@ -212,16 +213,13 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
 
         whole = p.new(*shape, p.Dv), p.new(_STATISTIC_LINES, *shape), torch.empty(shape, dtype=torch.int64)
         shapes = (p.rows, p.Dv), (_STATISTIC_LINES, p.rows), (p.rows,)
-        by_part = (
+        given = (
             output.view(parts, *shapes[0]),
             lines.view(_STATISTIC_LINES, parts, p.rows),
             best.view(parts, p.rows),
         )
-        join(
-            parts,
-            *(x.numpy() for x in by_part),
-            *(x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True)),
-        )
+        target = (x.view(shape).numpy() for x, shape in zip(whole, shapes, strict=True))
+        join(parts, *(x.numpy() for x in given), *target)
         return *whole, bool(f.bad), bool(f.blind)
     return output, lines, best, bool(f.bad), bool(f.blind)
 
@@ -235,11 +233,11 @@ def _dots(p: Launch, dots: Dots) -> None:
 
 
 def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) (*lead, Hq, Q, Dv) and sums (4, *lead, Hq, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows (3, ...): shift, inverse, gap."""
+    """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap."""
     p = Launch(t, rule)
     _dots(p, dots)
     p.rows_tensor(rows)
-    p.tiles(2 * (p.D + p.Dv), 252, True, 2)
+    p.tiles(2 * (p.D + p.Dv), TILE_ROWS, True, 2)
     shape = (*p.lead, p.heads, p.Q)
     output, sums = p.new(*shape, p.Dv), p.new(_SUM_LINES, *shape)
     p.frame.output, p.frame.statistics = output.data_ptr(), sums.data_ptr()
@@ -249,7 +247,8 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
 
 @lru_cache(256)
 def _owners(lead: torch.Size, key_heads: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Blocks in an order in which those that add to the same place of a bias's gradient follow each other, and where each such run begins.
+    """Blocks in an order in which those that add to the same place of a bias's gradient follow each other,
+    and where each such run begins.
 
     shape is that of the bias's axes before the queries; without any, every block is a run of its own.
     """
@@ -292,9 +291,9 @@ def _backward(
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
     vectors = 2 * p.D + p.Dv
     if f.only_mass:
-        p.tiles(p.D, 252, True, 1)
+        p.tiles(p.D, TILE_ROWS, True, 1)
     else:
-        p.tiles(vectors, 132, False, 2 if dots is None else 4)
+        p.tiles(vectors, BACKWARD_ROWS, False, 2 if dots is None else 4)
     crew = p.crew()
     bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if full_bias and t.bias is not None else ()
     order, bounds = _owners(p.lead, p.key_heads, bias_axes)
@@ -302,13 +301,13 @@ def _backward(
     owners = len(bounds) - 1
     if 0 < owners < 4 * crew and crew > 1:
         wanted = -(-4 * crew // owners)
-        if (
-            p.block_rows <= p.K or full_bias
-        ):  # rows of different heads may add to one place of a bias's gradient, keys do not
+        # Rows of different heads may add to one place of a bias's gradient, keys do not.
+        if p.block_rows <= p.K or full_bias:
             f.key_parts = min(wanted, p.key_tiles)
         else:
             f.row_parts = min(wanted, p.row_tiles)
-    # Where a block's packed keys do not fit on the shelves, each tile of them is packed once, and the rows come to it.
+    # Where a block's packed keys do not fit on the shelves, each tile of them is packed once, and the rows
+    # come to it.
     f.keys_outside = int(not f.thin and p.row_tiles > 1 and f.shelf_slots < -(-p.key_tiles // f.key_parts))
     if f.keys_outside:
         f.shelf_slots = 1
@@ -337,16 +336,14 @@ def _backward(
         x = x[0] if x.shape[0] == 1 else x.sum(0)
         return x if dim is None or dim == x.shape[-1] else x[..., :dim].contiguous()
 
-    return Gradients(
-        joined(query, needs.query), joined(key, needs.key, p.D), joined(value, needs.value, p.Dv),
-        joined(columns, needs.columns), joined(row_sum, needs.rows), bias,
-    )  # fmt: skip
+    keys = joined(key, needs.key, p.D), joined(value, needs.value, p.Dv), joined(columns, needs.columns)
+    return Gradients(joined(query, needs.query), *keys, joined(row_sum, needs.rows), bias)
 
 
 def gradient(
     t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
 ) -> Gradients:
-    """A cotangent of the output (*lead, Hq, Q, Dv), and rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2, carried back."""
+    """A cotangent of the output carried back; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2."""
     return _backward(t, rule, cotangent, output, rows, needs)
 
 
@@ -360,5 +357,5 @@ def second(
     rule: ScoreRule,
     needs: Needs,
 ) -> Gradients:
-    """The gradient of a forward derivative; rows (9, *lead, Hq, Q): those of `gradient`, then pushed, e0, e1."""
+    """The gradient of a forward derivative; rows (9, *lead, Hq, Q): as in `gradient`, then pushed, e0, e1."""
     return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)

@@ -1,8 +1,10 @@
-"""What the processor has: how wide its vectors are, how many registers it has for them, how much a core's cache holds.
+"""What the processor has: how wide its vectors are, how many registers it has for them, how much a core's
+cache holds.
 
-Kernels are compiled for a width, and tiles are cut to a cache. Both are found once. For tests, and for processors that report something
-else than they have, the environment variables ``EXPTILT_VECTOR_BITS`` (128, 256 or 512) and ``EXPTILT_CACHE_KIB`` say otherwise. Any
-width is correct on any processor: LLVM splits vectors that are wider than its registers.
+Kernels are compiled for a width, and tiles are cut to a cache. Both are found once. For tests, and for
+processors that report something else than they have, the environment variables ``EXPTILT_VECTOR_BITS`` (128,
+256 or 512) and ``EXPTILT_CACHE_KIB`` say otherwise. Any width is correct on any processor: LLVM splits
+vectors that are wider than its registers.
 """
 
 import os
@@ -33,14 +35,15 @@ class Machine(NamedTuple):
 
     @property
     def block_rows(self) -> int:
-        """Rows of a product that are summed at once, two vectors each; three registers stay free for what is multiplied."""
+        """Rows of a product that are summed at once, two vectors each; three registers stay free."""
         return 12 if self.registers >= 32 else 6
 
     @property
     def prefetch(self) -> int:
         """Lines of a packed tile that are asked for ahead of their use; 0 for none.
 
-        Measured: with 512-bit vectors 8 lines gain 4 % (Intel), with 256-bit vectors they cost 1 % (AMD, family 25).
+        Measured: with 512-bit vectors 8 lines gain 4 % (Intel), with 256-bit vectors they cost 1 % (AMD,
+            family 25).
         """
         return 8 if self.vector_bits == 512 else 0
 
@@ -55,7 +58,7 @@ def _asked(name: str) -> int | None:
 
 
 def _features() -> tuple[str, set[str]]:
-    """The name of the processor's family and its features, as numba compiles for them (``NUMBA_CPU_NAME`` counts)."""
+    """The processor's family and its features, as numba compiles for them (``NUMBA_CPU_NAME`` counts)."""
     from numba.core.registry import cpu_target
 
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()

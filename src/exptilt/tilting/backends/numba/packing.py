@@ -1,10 +1,12 @@
 """Numbers in memory: read, written, widened from half precision, copied, and packed for products.
 
-Matrices are given by the address of their first number and the numbers from one row to the next. Those of the caller may be bfloat16 or
-float16 in a float32 problem (`KINDS`): `copy_row` widens them, a tile at a time. The right-hand side of a product is packed into panels
-of two vectors: `pack_rows` packs a matrix as it is, `pack_columns` its transpose, which it turns in registers.
+Matrices are given by the address of their first number and the numbers from one row to the next. Those of the
+caller may be bfloat16 or float16 in a float32 problem (`KINDS`): `copy_row` widens them, a tile at a time.
+The right-hand side of a product is packed into panels of two vectors: `pack_rows` packs a matrix as it is,
+`pack_columns` its transpose, which it turns in registers.
 """
 
+from collections import namedtuple
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ from exptilt.tilting.backends.numba.vector_math import (
 )
 
 NATIVE, BFLOAT16, FLOAT16 = 0, 1, 2
+# Rows of numbers in memory: address of the first number, numbers from one row to the next.
+Rows = namedtuple("Rows", ("at", "step"))
 KINDS = {torch.float32: NATIVE, torch.float64: NATIVE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 
 
@@ -82,7 +86,8 @@ def _widened(builder: Any, halves: Any, kind: int) -> Any:
     x = builder.zext(halves, bits)
     if kind == BFLOAT16:
         return builder.bitcast(builder.shl(x, whole(16)), single)
-    # float16: exponent and fraction moved into place and rescaled, which is right for small numbers too; 31 is infinity or NaN
+    # float16: exponent and fraction moved into place and rescaled, which is right for small numbers too; 31
+    # is infinity or NaN
     size = builder.shl(builder.and_(x, whole(0x7FFF)), whole(13))
     scaled = builder.fmul(
         builder.bitcast(size, single), ir.Constant(single, [2.0**112] * count), flags=("contract",)
@@ -241,7 +246,7 @@ def copy_row(zero, kind, target, source, columns, padded, clean):
 
 @njit(error_model="numpy")
 def pack_rows(zero, target, panel, source, step, inner, columns, clean):
-    """Pack B = source (inner, columns): panel p holds columns p·width …, filled up with 0; `panel` numbers from one to the next."""
+    """Pack B = source (inner, columns): a panel of `panel` numbers holds two vectors of columns, 0 beyond."""
     once()
     size, width = size_of(zero), 2 * lanes_in(zero)
     for start in range(0, columns, width):
@@ -257,7 +262,7 @@ def pack_rows(zero, target, panel, source, step, inner, columns, clean):
 
 @njit(error_model="numpy")
 def pack_columns(zero, target, source, step, columns, inner):
-    """Pack B = sourceᵀ, source (columns, inner), in the same way, a panel right after the other; what fills up repeats the last row."""
+    """Pack B = sourceᵀ, source (columns, inner), panel after panel; what fills up repeats the last row."""
     once()
     size, lanes = size_of(zero), lanes_in(zero)
     width = 2 * lanes

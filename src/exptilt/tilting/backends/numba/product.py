@@ -1,18 +1,21 @@
 r"""Matrix products for tiles, in registers.
 
-Every sweep is a chain of products C += A B of small matrices. B is first packed into panels of two vectors, so that the innermost step
-reads one line of B and one number from each of a few rows of A:
+Every sweep is a chain of products C += A B of small matrices. B is first packed into panels of two vectors,
+so that the innermost step reads one line of B and one number from each of a few rows of A:
 
-    acc[r] += A[r, l] · B[l, panel]      for l = 0 … inner − 1,    acc a block of numbers that never leaves the registers.
+    acc[r] += A[r, l] · B[l, panel]      for l = 0 … inner − 1,
 
-Each number of C is one chain of multiply-adds in the order of l, however the rows are cut into blocks: the same product has the same bits
-in every sweep. Sums over keys or queries are cut into chains of `CHAIN` and those over dimensions into chains of
-`DOTS`, which keeps them as exact as a library's.
+where acc is a block of numbers that never leaves the registers.
 
-A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of keys serves all queries of a
-head, and a sweep on one thread is on one thread.
+Each number of C is one chain of multiply-adds in the order of l, however the rows are cut into blocks: the
+same product has the same bits in every sweep. Sums over keys or queries are cut into chains of `CHAIN` and
+those over dimensions into chains of `DOTS`, which keeps them as exact as a library's.
 
-With few queries (`THIN`) packing would cost more than the product. `thin_dots` and `thin_sum` then read keys and values where they are.
+A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of
+keys serves all queries of a head, and a sweep on one thread is on one thread.
+
+With few queries (`THIN`) packing would cost more than the product. `thin_dots` and `thin_sum` then read keys
+and values where they are.
 """
 
 from typing import Any
@@ -124,7 +127,8 @@ _block12, _block6, _block4, _block2, _block1 = (_block(rows) for rows in (12, 6,
 
 @njit(error_model="numpy")
 def product(alpha, C, c_row, A, a_row, a_step, B, panel, rows, columns, inner, add):
-    """C (+)= alpha A B: C rows × columns, A[r, l] at A + r a_row + l a_step, B packed with `panel` numbers to a panel.
+    """C (+)= alpha A B: C rows × columns, A[r, l] at A + r a_row + l a_step, B packed with `panel` numbers to
+    a panel.
 
     columns is rounded up to whole panels: each row of C must have room for them.
     """
@@ -218,7 +222,7 @@ def _dots(typing_context, alpha, target, row, source, step, last, inner, add):
 
 @njit(error_model="numpy")
 def thin_dots(alpha, C, c_row, A, a_row, rows, source, step, columns, inner, add):
-    """C (+)= alpha A sourceᵀ for a few rows of A and many of source, which is not packed; C has room for whole vectors."""
+    """C (+)= alpha A sourceᵀ for few rows of A and an unpacked source; C has room for whole vectors."""
     once()
     size, lanes = size_of(alpha), lanes_in(alpha)
     for r in range(rows):
@@ -284,7 +288,7 @@ _wide, _four, _one = _sum_rows(8, 1), _sum_rows(4, 2), _sum_rows(1, 4)
 
 @njit(error_model="numpy")
 def thin_sum(zero, C, c_row, A, a_row, rows, source, step, inner, columns, clean):
-    """C += A source for a few rows of A and source (inner, columns), which is not packed; in chains of `CHAIN`."""
+    """C += A source for few rows of A and an unpacked source (inner, columns); in chains of `CHAIN`."""
     once()
     size, lanes = size_of(zero), lanes_in(zero)
     for start in range(0, inner, CHAIN):

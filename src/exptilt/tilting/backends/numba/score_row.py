@@ -1,14 +1,15 @@
 r"""Scores: the one place where the compiled sweeps know what a score is and who sees whom.
 
-A sweep takes the rows of a block (the queries of all heads that share a key head, one after another) tile by tile, fills a strip of rows
-with z = scale <q_i, k_j> (``product.py``), and each row then passes here:
+A sweep takes the rows of a block (the queries of all heads that share a key head, one after another) tile by
+tile, fills a strip of rows with z = scale <q_i, k_j> (``product.py``), and each row then passes here:
 
-    place_rows   which head and query each row is, and the run of keys lo..hi that causality and the window leave it
-    to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked or outside of lo..hi, in place; slope ds/dz = 1 − tanh² and
-                 bend d²s/dz² = −2 tanh (1 − tanh²)/cap are kept for the derivatives
+    place_rows   which head and query each row is, and the run of keys lo..hi that rule and window leave it
+    to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked or outside of lo..hi, in place;
+                 slope ds/dz = 1 − tanh² and bend d²s/dz² = −2 tanh (1 − tanh²)/cap are kept for derivatives
 
-All sweeps come here, so the same score has the same bits in all of them, and e^{s − max} <= 1 holds in the derivatives as it does in
-the forward sweep. Rows are worked on in whole vectors: what a row holds beyond its keys is −inf, and weighs nothing.
+All sweeps come here, so the same score has the same bits in all of them, and e^{s − max} <= 1 holds in the
+derivatives as it does in the forward sweep. Rows are worked on in whole vectors: what a row holds beyond its
+keys is −inf, and weighs nothing.
 """
 
 import numpy as np
@@ -49,7 +50,7 @@ def visible(i, length_q, length_k, causal, window):
 
 @njit(error_model="numpy")
 def place_rows(f, block, r0, count, where):
-    """Fill where (4, count): head, query, lo, hi of rows r0 … of a block; returns the first and last-plus-one key that some row sees."""
+    """Fill where (4, count): head, query, lo, hi of rows r0 …; returns the run of keys that some row sees."""
     first, last = f.K, 0
     for r in range(count):
         head, i = (r0 + r) // f.Q, (r0 + r) % f.Q
@@ -58,17 +59,6 @@ def place_rows(f, block, r0, count, where):
         if hi > lo:
             first, last = min(first, lo), max(last, hi)
     return min(first, last), last
-
-
-@njit(error_model="numpy")
-def strip_range(where, r0, r1, j0, w, width):
-    """Of the keys j0..j0+w, those that some row r0..r1 sees, as first and last-plus-one from j0, begun at a whole panel."""
-    first, last = w, 0
-    for r in range(r0, r1):
-        lo, hi = max(where[2, r] - j0, 0), min(where[3, r] - j0, w)
-        if hi > lo:
-            first, last = min(first, lo), max(last, hi)
-    return min(first, last) // width * width, last
 
 
 @row_loop(1, writes=(0, 1, 2))
@@ -147,17 +137,21 @@ def add_plane(zero, target, plane, column, count):
 
 
 @njit(error_model="numpy")
-def place_in(zero, address, table, row, column, head, i, j):
-    """Address of a plane's number for a head, a query and a key."""
-    return address + (whole_at(table, head) + i * row + j * column) * size_of(zero)
+def add_from(zero, target, plane, head, i, j, count):
+    """target[0..count] += a plane's numbers for a head, a query and the keys j …; nothing if it is absent."""
+    if plane.address != 0:
+        at = whole_at(plane.table, head) + i * plane.row + j * plane.column
+        add_plane(zero, target, plane.address + at * size_of(zero), plane.column, count)
 
 
 @njit(error_model="numpy")
 def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
-    """Turn a row at address s from scale <q,k> into scores, in place; keys j0 + lo … j0 + hi are visible, lo < hi.
+    """Turn a row at address s from scale <q,k> into scores, in place; keys j0 + lo … j0 + hi are visible, lo
+    < hi.
 
-    With a softcap, slope and bend are filled where `bent`. Outside of lo..hi the row is −inf to the ends of its first and last vector.
-    Returns the first of those vectors (as a number of numbers) and how many there are.
+    With a softcap, slope and bend are filled where `bent`. Outside of lo..hi the row is −inf to the ends of
+    its first and last vector. Returns the first of those vectors (as a number of numbers) and how many there
+    are.
     """
     size, lanes = size_of(zero), lanes_in(zero)
     left = lo // lanes * lanes
@@ -165,25 +159,18 @@ def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
     if f.cap > 0:
         cap = number(zero, f.cap)
         if bent:
-            _soften(
-                zero,
-                (s + left * size, slope + left * size, bend + left * size),
-                vectors,
-                (cap, number(zero, 1 / f.cap)),
-            )
+            places = (s + left * size, slope + left * size, bend + left * size)
+            _soften(zero, places, vectors, (cap, number(zero, 1 / f.cap)))
         else:
             _soften_only(zero, (s + left * size,), vectors, (cap,))
     target = s + lo * size
-    if f.bias != 0:
-        at = place_in(zero, f.bias, f.bias_at, f.bias_row, f.bias_column, head, i, j0 + lo)
-        add_plane(zero, target, at, f.bias_column, hi - lo)
-    if f.weight != 0:
-        at = place_in(zero, f.weight, f.weight_at, 0, f.weight_column, head, i, j0 + lo)
-        add_plane(zero, target, at, f.weight_column, hi - lo)
+    add_from(zero, target, f.bias, head, i, j0 + lo, hi - lo)
+    add_from(zero, target, f.weight, head, i, j0 + lo, hi - lo)
     minus = number(zero, -np.inf)
-    if f.mask != 0:
-        at = f.mask + whole_at(f.mask_at, head) + i * f.mask_row + (j0 + lo) * f.mask_column
-        if f.mask_column == 1:
+    if f.mask.address != 0:
+        step = f.mask.column
+        at = f.mask.address + whole_at(f.mask.table, head) + i * f.mask.row + (j0 + lo) * step
+        if step == 1:
             whole = (hi - lo) // lanes
             _hide(zero, target, at, whole)
             for j in range(whole * lanes, hi - lo):
@@ -191,7 +178,7 @@ def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
                     write(target, j, minus)
         else:
             for j in range(hi - lo):
-                if _byte_at(at, j * f.mask_column) == 0:
+                if _byte_at(at, j * step) == 0:
                     write(target, j, minus)
     for j in range(left, lo):
         write(s, j, minus)

@@ -1,23 +1,27 @@
 r"""Vector code: how the kernels' innermost loops are written.
 
-`Lanes` is a vector of numbers in code that is being generated: ``a * b + c`` emits the instructions. `row_loop` makes a loop over rows of
-numbers from a Python function of such vectors, as an intrinsic that numba kernels call. The width is the machine's (``machine.py``), so a
-loop does the same arithmetic in the same order wherever vectors are equally wide, and uses the whole of them (LLVM would use half of a
-512-bit register in loops that it vectorises by itself).
+`Lanes` is a vector of numbers in code that is being generated: ``a * b + c`` emits the instructions.
+`row_loop` makes a loop over rows of numbers from a Python function of such vectors, as an intrinsic that
+numba kernels call. The width is the machine's (``machine.py``), so a loop does the same arithmetic in the
+same order wherever vectors are equally wide, and uses the whole of them (LLVM would use half of a 512-bit
+register in loops that it vectorises by itself).
 
-Every instruction carries its own flags. numba's fast-math pass marks those that have none, and would then delete (x + big) − big.
+Every instruction carries its own flags. numba's fast-math pass marks those that have none, and would then
+delete (x + big) − big.
 
 exp(d) for d <= 0, by range reduction and a polynomial:
 
     d = n log 2 + r,  |r| <= (log 2)/2,      e^d = 2^n · (1 + r + r² P(r)),
 
-where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is made by writing n into the
-exponent bits. Below the smallest normal number the result is 0, not a denormal (n = −127 leaves exponent bits of 0): a score that far
-under the maximum weighs nothing, and a masked score of −inf weighs exactly nothing.
+where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is
+made by writing n into the exponent bits. Below the smallest normal number the result is 0, not a denormal (n
+= −127 leaves exponent bits of 0): a score that far under the maximum weighs nothing, and a masked score of
+−inf weighs exactly nothing.
 
 tanh(x), for the softcap c·tanh(z/c):
 
-    |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): keeps the relative precision of small x
+    |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): keeps the relative precision
+    of small x
     otherwise:    (1 − e)/(1 + e), e = e^{−2|x|}, with the sign of x
 """
 
@@ -226,9 +230,10 @@ def row_loop(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make an intrinsic ``loop(zero, places, count, numbers)`` of a function of vectors.
 
-    The function gets one vector from each of the first `reads` places (addresses of rows of numbers) and each of the numbers in all
-    lanes, and returns what to write, to the places with the indices `writes`, and then what to join to each of the `sums` ("sum" or
-    "max"). The loop goes over `count` whole vectors; the intrinsic returns the tuple of sums. `zero` says which kind of number.
+    The function gets one vector from each of the first `reads` places (addresses of rows of numbers) and each
+    of the numbers in all lanes, and returns what to write, to the places with the indices `writes`, and then
+    what to join to each of the `sums` ("sum" or "max"). The loop goes over `count` whole vectors; the
+    intrinsic returns the tuple of sums. `zero` says which kind of number.
     """
 
     def make(body: Callable[..., Any]) -> Any:

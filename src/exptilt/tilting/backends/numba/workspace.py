@@ -4,13 +4,15 @@ import numpy as np
 from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.packing import NATIVE, bytes_of, copy_row, read, size_of, write
+from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import fill_row
 from exptilt.tilting.backends.numba.vector_math import row_loop
 
-# A score that weighs nothing may be −inf; its distance to the mean is taken as this, so that weight 0 times its square is 0 and not NaN.
+# A score that weighs nothing may be −inf; its distance to the mean is taken as this, so that weight 0 times
+# its square is 0 and not NaN.
 FAR = -1e15
-# Tiles after which a running sum is put away in float64: a sum over a million keys is then as exact as one over a few thousand.
+# Tiles after which a running sum is put away in float64: a sum over a million keys is then as exact as one
+# over a few thousand.
 FLUSH = 16
 
 
@@ -34,7 +36,7 @@ def add_row(x, y):
 
 @njit(error_model="numpy")
 def arena(zero, counts):
-    """Memory for so many numbers each: the array that holds it, and the address of each piece, at whole cache lines."""
+    """Memory for so many numbers each: the array that holds it, and where each piece begins (cache lines)."""
     size = size_of(zero)
     room = 64
     for count in counts:
@@ -48,24 +50,18 @@ def arena(zero, counts):
 
 
 @njit(error_model="numpy")
-def widening(f, kind, dim):
-    """Numbers needed to widen a tile of an operand; none if it is of the problem's own kind."""
-    return 0 if kind == NATIVE else f.tile_keys * dim
-
-
-@njit(error_model="numpy")
-def copy_rows(zero, target, target_step, address, table, step, kind, dim, where, count):
+def copy_rows(zero, target, operand, dim, where, count):
     """The rows of an operand that belongs to queries, one after another, widened."""
     for r in range(count):
-        at = whole_at(table, where[0, r]) + where[1, r] * step
-        place = address + at * bytes_of(zero, kind)
-        copy_row(zero, kind, target + r * target_step * size_of(zero), place, dim, dim, False)
+        at = whole_at(operand.table, where[0, r]) + where[1, r] * operand.step
+        place = operand.address + at * bytes_of(zero, operand.kind)
+        copy_row(zero, operand.kind, target.at + r * target.step * size_of(zero), place, dim, dim, False)
 
 
 @njit(error_model="numpy")
-def clear_outside(zero, lanes, row, first, left, vectors, last):
-    """Zero a row from first to last, but for the vectors that begin at left; all but last are at whole vectors."""
-    size = size_of(zero)
+def clear_outside(zero, row, first, left, vectors, last):
+    """Zero a row from first to last, but for the vectors from left on; all but last are at whole vectors."""
+    size, lanes = size_of(zero), lanes_in(zero)
     if left > first:
         fill_row(zero, (row + first * size,), (left - first) // lanes, (zero,))
     right = left + vectors * lanes
@@ -74,11 +70,10 @@ def clear_outside(zero, lanes, row, first, left, vectors, last):
 
 
 @njit(error_model="numpy")
-def flush(zero, summed, step, rows, dim, total, flushed):
+def flush(zero, summed, rows, dim, total, flushed):
     """Put sums away in total (rows, dim), which holds sums already if `flushed`."""
-    size = size_of(zero)
     for r in range(rows):
         for d in range(dim):
-            x = read(zero, summed, r * step + d)
+            x = read(zero, summed.at, r * summed.step + d)
             total[r, d] = total[r, d] + x if flushed else x
-            write(summed + r * step * size, d, zero)
+            write(summed.at, r * summed.step + d, zero)
