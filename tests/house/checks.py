@@ -1,12 +1,14 @@
 """The rules of the house as functions from source text, or from an object, to a list of complaints.
 
-They are functions, so that each can be shown to complain about a bad example (`test_checks.py`) before it is trusted with the package.
+They are functions, so that each can be shown to complain about a bad example (`test_checks.py`) before it is
+trusted with the package.
 """
 
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +16,10 @@ LAYERS: list[set[str]] = [
     {"_support"},
     {"tilting"},
     {"families"},
-    {"attention", "contrastive", "dynamics", "switching"},
-    {"memory"},  # a memory is a flow with patterns held still, run to its fixed point
+    {"sampling"},
+    {"attention", "dynamics", "switching"},
+    {"distributed"},
+    {"memory", "losses"},  # a memory is a flow with patterns held still, run to its fixed point
     {"lens"},
     {"claims"},
     {"report"},
@@ -23,8 +27,8 @@ LAYERS: list[set[str]] = [
 ]
 HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in folders}
 
-# Libraries that only some users have or want. Nobody may import them at module level, but for the files named here, which in turn are
-# imported only where they are used.
+# Libraries that only some users have or want. Nobody may import them at module level, but for the files named
+# here, which in turn are imported only where they are used.
 OPTIONAL_LIBRARIES = {
     *("matplotlib", "jinja2", "pandas", "psutil", "triton", "torchdiffeq"),
     *(
@@ -44,6 +48,8 @@ MAY_IMPORT = {"tilting/backends/triton.py": {"triton"}}
 MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}
 
 LINES_AT_MOST = 500
+COLUMNS_AT_MOST = 110
+FILES_AT_MOST = 12
 NAMES_AT_MOST = 25
 
 
@@ -93,13 +99,13 @@ def upward_imports(source: str, path: str) -> list[str]:
     return complaints
 
 
-def module_level(tree: ast.Module) -> list[ast.AST]:
-    """All nodes that run when the module is imported: everything outside function bodies and `if TYPE_CHECKING`."""
+def that_run(tree: ast.Module, *, calls: bool = True) -> list[ast.AST]:
+    """All nodes outside `if TYPE_CHECKING`; without `calls` only those that run when the module is imported."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if not calls and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
             waiting.extend(node.orelse)
@@ -114,7 +120,7 @@ def eager_optional_imports(source: str, path: str) -> list[str]:
     allowed = MAY_IMPORT.get(path, set())
     return [
         f"{path}:{node.lineno}: {name} is optional; import it inside the function that needs it"
-        for node in module_level(ast.parse(source))
+        for node in that_run(ast.parse(source), calls=False)
         for name in imported(node, "exptilt")
         if name.split(".")[0] in OPTIONAL_LIBRARIES - allowed
     ]
@@ -162,6 +168,81 @@ def too_long(source: str, path: str) -> list[str]:
     return [f"{path}: {lines} lines, at most {LINES_AT_MOST}"] if lines > LINES_AT_MOST else []
 
 
+def too_wide(source: str, path: str) -> list[str]:
+    """Lines of more columns than we read, or that the formatter is told to leave alone."""
+    return [
+        f"{path}:{number}: {what}"
+        for number, line in enumerate(source.splitlines(), start=1)
+        for what, wrong in (
+            (f"{len(line)} columns, at most {COLUMNS_AT_MOST}", len(line) > COLUMNS_AT_MOST),
+            ("the formatter formats every line", re.search(r"# *fmt: *(skip|off)", line)),
+        )
+        if wrong
+    ]
+
+
+def crowded(paths: Iterable[str]) -> list[str]:
+    """Folders with more files than one can keep in mind; `__init__.py` is not counted."""
+    counts = Counter(Path(path).parent.as_posix() for path in paths if Path(path).name != "__init__.py")
+    return [
+        f"{folder}: {count} files, at most {FILES_AT_MOST}"
+        for folder, count in sorted(counts.items())
+        if count > FILES_AT_MOST
+    ]
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which files (below src/exptilt) each file imports, inside functions too, but not for types alone."""
+    modules = {}
+    for path in sources:
+        parts = Path(path).with_suffix("").parts
+        modules[".".join(["exptilt", *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        package = ".".join(["exptilt", *Path(path).parts[:-1]])
+        names = [name for node in that_run(ast.parse(source)) for name in imported(node, package)]
+        found = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in names}
+        if path != "__init__.py":
+            found.discard("__init__.py")  # which loads nothing by itself
+        graph[path] = {name for name in found if name is not None}
+    return graph
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[str]:
+    """The groups of nodes of which each leads to every other, one complaint a group."""
+    reached = {}
+    for start in graph:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting.extend(new)
+        reached[start] = seen
+    groups = {
+        tuple(sorted({node, *(other for other in reached[node] if node in reached[other])}))
+        for node in graph
+        if node in reached[node]
+    }
+    return [f"import each other: {', '.join(group)}" for group in sorted(groups)]
+
+
+def folder_graph(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The graph of imports with every subfolder as one node; `__init__.py`, which gathers, is left out."""
+
+    def node(path: str) -> str:
+        parts = Path(path).parts
+        return "/".join(parts[:2]) if len(parts) > 2 else path
+
+    found: dict[str, set[str]] = {}
+    for path, imports in graph.items():
+        if len(Path(path).parts) == 2 and Path(path).name == "__init__.py":
+            continue
+        ends = found.setdefault(node(path), set())
+        ends |= {node(other) for other in imports} - {node(path)}
+    return {start: ends & found.keys() for start, ends in found.items()}
+
+
 def sections(docstring: str) -> dict[str, str]:
     """The `Args:`-like sections of a docstring by name; "" is what stands before the first."""
     found: dict[str, list[str]] = {"": []}
@@ -200,7 +281,7 @@ def takes_tensor(annotation: object) -> bool:
 
 
 def undocumented_call(name: str, function: Callable, docstring: str | None) -> list[str]:
-    """Complaints on the docstring of one callable: every parameter in `Args:`, a ``(shape)`` for every tensor in and out."""
+    """Complaints on the docstring of a callable: all parameters in `Args:`, a ``(shape)`` for every tensor."""
     if not docstring:
         return [f"{name}: no docstring"]
     signature = inspect.signature(function)

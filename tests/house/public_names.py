@@ -1,7 +1,8 @@
 """The public names and their signatures, as data: what users wrote yesterday has to work tomorrow.
 
-`python tests/house/public_names.py` (from the project's root) adds what is new to tests/data/public_names.json. It never removes
-or changes an entry: that is done by hand, with a line in the CHANGELOG.
+`python tests/house/public_names.py` (from the project's root) adds what is new to
+tests/data/public_names.json. It never removes or changes an entry: that is done by hand, with a line in the
+CHANGELOG.
 """
 
 import inspect
@@ -36,7 +37,7 @@ def parameters(thing):
 
 
 def members(cls):
-    """Public methods, properties and fields that a class of this package defines or inherits from this package."""
+    """Public methods, properties and fields of a class, defined or inherited within this package."""
     found = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("exptilt"):
@@ -66,7 +67,7 @@ def collect():
 
 
 def differences(old, new, where=""):
-    """What of `old` is missing in `new` or would break a caller there. New names and new optional parameters would not."""
+    """What of `old` is missing in `new` or would break a caller there; what is new and optional does not."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key, value in old.items():

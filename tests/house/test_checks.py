@@ -37,7 +37,8 @@ def test_upward_import_is_seen(path, source):
     [
         (
             "tilting/tiled.py",
-            "from exptilt._support.errors import ArgumentError\nfrom . import reference\nfrom .merge import merge\nimport torch",
+            "from exptilt._support.errors import ArgumentError\n"
+            "from . import reference\nfrom .merge import merge\nimport torch",
         ),
         ("memory/hopfield.py", "from exptilt.dynamics import fixed_point\nfrom ..tilting import tiled"),
         ("report/page.py", "from exptilt import __version__\nfrom exptilt.attention import attend"),
@@ -103,6 +104,77 @@ def test_private_name_of_torch_is_seen(source):
 )
 def test_other_names_pass(source):
     assert checks.private_torch_names(source, "lens/watch.py") == []
+
+
+def test_width():
+    assert checks.too_wide("x" * 110 + "\ny = 1  # a remark\n", "a.py") == []
+    assert checks.too_wide("\n" + "x" * 111, "a.py") == ["a.py:2: 111 columns, at most 110"]
+    for mark in ("# fmt: skip", "# fmt: off", "#fmt:skip"):
+        assert checks.too_wide(f"x = [1,2]  {mark}", "a.py") == ["a.py:1: the formatter formats every line"]
+
+
+def test_crowd():
+    twelve = [f"lens/{letter}.py" for letter in "abcdefghijkl"]
+    assert checks.crowded([*twelve, "lens/__init__.py", "lens/deep/a.py"]) == []
+    assert checks.crowded([*twelve, "lens/m.py"]) == ["lens: 13 files, at most 12"]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from exptilt.memory.hopfield import Hopfield",
+        "from exptilt.memory import hopfield",
+        "from .. import hopfield",
+        "import exptilt.memory.hopfield",
+        "def f():\n    from exptilt.memory.hopfield import Hopfield",
+        "import importlib\ndef f():\n    return importlib.import_module('exptilt.memory.hopfield')",
+    ],
+)
+def test_circle_is_seen(back):
+    sources = {
+        "__init__.py": "def __getattr__(name):\n    from exptilt.memory import Hopfield",
+        "memory/__init__.py": "from exptilt.memory.hopfield import Hopfield",
+        "memory/hopfield.py": "import math\nfrom exptilt import __version__\nfrom .landscape import margins",
+        "memory/landscape/__init__.py": "",
+        "memory/landscape/margins.py": "from .basins import x",
+        "memory/landscape/basins.py": back,
+    }
+    circle = "memory/hopfield.py, memory/landscape/basins.py, memory/landscape/margins.py"
+    graph = checks.import_graph(sources)
+    assert checks.cycles(graph) == [f"import each other: {circle}"]
+    assert checks.cycles(checks.folder_graph(graph)) == [
+        "import each other: memory/hopfield.py, memory/landscape"
+    ]
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n" + "".join(
+        f"    {line}\n" for line in back.splitlines()
+    )
+    graph = checks.import_graph(sources | {"memory/landscape/basins.py": typed})
+    assert checks.cycles(graph) == []
+    assert checks.cycles(checks.folder_graph(graph)) == []
+
+
+def test_a_file_that_imports_its_own_folder_is_a_circle():
+    sources = {
+        "lens/__init__.py": "from .watch import watch",
+        "lens/watch.py": "from exptilt.lens import study",
+    }
+    assert checks.cycles(checks.import_graph(sources)) == [
+        "import each other: lens/__init__.py, lens/watch.py"
+    ]
+
+
+def test_subfolders_in_both_directions_are_seen():
+    sources = {
+        "lens/heads/a.py": "from exptilt.lens.watching.b import x",
+        "lens/watching/b.py": "x = 1",
+        "lens/watching/c.py": "from exptilt.lens.heads.d import y",
+        "lens/heads/d.py": "y = 1",
+    }
+    graph = checks.import_graph(sources)
+    assert checks.cycles(graph) == []
+    assert checks.cycles(checks.folder_graph(graph)) == ["import each other: lens/heads, lens/watching"]
+    del sources["lens/watching/c.py"]
+    assert checks.cycles(checks.folder_graph(checks.import_graph(sources))) == []
 
 
 def test_length():

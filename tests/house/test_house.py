@@ -65,12 +65,14 @@ def test_public_names_are_documented(folder):
 
 SNAPSHOT = """
 import atexit, json, logging, os, random, signal, sys, threading, warnings
-import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl, torch.func, torch.nn.attention
+import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl
+import torch.func, torch.nn.attention
 
 def snapshot():
     return {
         "environment": dict(os.environ),
-        "hooks": [repr(h) for h in (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook, sys.gettrace())],
+        "hooks": [repr(h) for h in (sys.excepthook, sys.displayhook, sys.unraisablehook)],
+        "thread hooks": [repr(h) for h in (threading.excepthook, sys.gettrace())],
         "import hooks": [repr(h) for h in sys.meta_path + sys.path_hooks],
         "path": list(sys.path),
         "warning filters": [repr(f) for f in warnings.filters],
@@ -78,9 +80,9 @@ def snapshot():
         "logging": [logging.root.level, len(logging.root.handlers)],
         "exit callbacks": atexit._ncallbacks(),
         "threads": [t.name for t in threading.enumerate()],
-        "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),
-                  torch.are_deterministic_algorithms_enabled(), torch.initial_seed(), torch.get_float32_matmul_precision(),
-                  str(torch.get_default_device())],
+        "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()),
+                  torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), torch.initial_seed(),
+                  torch.get_float32_matmul_precision(), str(torch.get_default_device())],
         "blas": sorted((i["filepath"], i["num_threads"]) for i in threadpoolctl.threadpool_info()),
         "numpy": [numpy.geterr(), numpy.get_printoptions()],
         "random": hash(random.getstate()),
@@ -122,8 +124,8 @@ def test_import_has_no_side_effects():
 def test_side_effects_would_be_seen():
     # torch is asked for a number of threads it does not have already, whatever the machine
     bad = (
-        "import json as pandas; sys.modules['pandas'] = pandas; os.environ['EXPTILT'] = '1'; print('hello'); warnings.warn('careful');"
-        "torch.set_num_threads(torch.get_num_threads() + 1); sys.excepthook = print"
+        "import json as pandas; sys.modules['pandas'] = pandas; os.environ['EXPTILT'] = '1'; print('hello');"
+        "warnings.warn('careful'); torch.set_num_threads(torch.get_num_threads() + 1); sys.excepthook = print"
     )
     report = import_report(bad)
     assert {"environment", "hooks", "torch"} <= set(report["changed"])

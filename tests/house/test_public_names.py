@@ -1,4 +1,4 @@
-"""Public names and signatures stay: whatever is in the snapshot is still there and can be called as before."""
+"""Public names and signatures stay: what is in the snapshot is still there and can be called as before."""
 
 import copy
 import json
