@@ -100,7 +100,7 @@ def upward_imports(source: str, path: str) -> list[str]:
 
 
 def that_run(tree: ast.Module, *, calls: bool = True) -> list[ast.AST]:
-    """All nodes outside `if TYPE_CHECKING`; without `calls` only those that run when the module is imported."""
+    """All nodes outside `if TYPE_CHECKING`; without `calls` those alone that run on import."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -281,7 +281,7 @@ def takes_tensor(annotation: object) -> bool:
 
 
 def undocumented_call(name: str, function: Callable, docstring: str | None) -> list[str]:
-    """Complaints on the docstring of a callable: all parameters in `Args:`, a ``(shape)`` for every tensor."""
+    """Complaints on the docstring of a callable: each parameter in `Args:`, a ``(shape)`` for each tensor."""
     if not docstring:
         return [f"{name}: no docstring"]
     signature = inspect.signature(function)

@@ -1,8 +1,8 @@
 """`MultiheadAttention`: torch's module of that name, with attention's statistics on request.
 
-Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention itself goes through
-`attend`. The n×n matrix of weights exists only where it is asked for (``need_weights=True``, torch's default) or where torch's own
-dropout of weights needs it.
+Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention
+itself goes through `attend`. The n×n matrix of weights exists only where it is asked for
+(``need_weights=True``, torch's default) or where torch's own dropout of weights needs it.
 """
 
 import torch
@@ -30,9 +30,18 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False, *, statistics: bool = False,
-    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        statistics: bool = False,
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:
         """Attend, as torch.nn.MultiheadAttention does.
 
         Args:
@@ -44,22 +53,24 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask: ``(L, S)`` or ``(N·heads, L, S)``; True hides a key, numbers are added to the scores.
             average_attn_weights: average the weights over heads.
             is_causal: a hint that attn_mask is causal; as in torch, it needs attn_mask.
-            statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads, L)``),
-                of the undropped weights.
+            statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads,
+                L)``), of the undropped weights.
 
         Returns:
-            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each head's own
-            ``(N, heads, L, head dim)``.
+            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each
+            head's own ``(N, heads, L, head dim)``.
         """
         if is_causal and attn_mask is None:
             raise ArgumentError(
-                "MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. Pass attn_mask as well."
+                "MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. "
+                "Pass attn_mask as well."
             )
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
             raise ArgumentError(
-                f"MultiheadAttention: got {shapes}. Pass all three as (length, batch, dim), or all as (length, dim)."
+                f"MultiheadAttention: got {shapes}. "
+                "Pass all three as (length, batch, dim), or all as (length, dim)."
             )
         q, k, v = (
             x.unsqueeze(0) if not batched else x if self.batch_first else x.transpose(0, 1)
@@ -75,68 +86,64 @@ class MultiheadAttention(nn.MultiheadAttention):
         bias, mask = self._masks(key_padding_mask, attn_mask, N, L, k.shape[2], q.dtype)
         seen = attend(q, k, v, bias=bias, mask=mask)
         dropping = self.training and self.dropout > 0
-        weights: Tensor | None = None
+        shown: Tensor | None = None
         heads = seen.output
         if need_weights or dropping:
             weights = self._weights(q, k, bias, mask, seen.log_normalizer)
             if dropping:
                 weights = F.dropout(weights, self.dropout)
                 heads = weights @ v
+            if need_weights:
+                shown = weights.mean(1) if average_attn_weights else weights
+                shown = shown if batched else shown.squeeze(0)
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
         output = output.squeeze(0) if not batched else output if self.batch_first else output.transpose(0, 1)
-        if not need_weights or weights is None:
-            weights = None
-        else:
-            weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights if batched else weights.squeeze(0)
         if not statistics:
-            return output, weights
+            return output, shown
         if not batched:
             names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
             seen = Tilted(*(getattr(seen, name).squeeze(0) for name in names))
-        return output, weights, seen
+        return output, shown, seen
 
-    def _project(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value times their weights."""
         if self.in_proj_weight is not None:
             matrices = self.in_proj_weight.chunk(3)
         else:
             matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return tuple(F.linear(x, w, b) for x, w, b in zip((q, k, v), matrices, biases, strict=True))  # type: ignore[return-value]
+        return tuple(F.linear(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True))
 
     def _masks(
         self, padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, S: int, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Torch's two masks (True hides, numbers are added) as a bias and a mask (True shows) that broadcast to (N, heads, L, S)."""
+        """The two masks of torch (True hides, numbers are added) as the bias and mask of `attend`."""
         bias: Tensor | None = None
         mask: Tensor | None = None
-        for name, x in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
+        given = S - (self.bias_k is not None) - self.add_zero_attn
+        for name, x, shapes in (
+            ("key_padding_mask", padding, [(N, given), (given,)]),
+            ("attn_mask", attn_mask, [(L, given), (N * self.num_heads, L, given)]),
+        ):
             if x is None:
                 continue
-            x = self._shaped(name, x, N, L, S)
+            if tuple(x.shape) not in shapes:
+                known = ", ".join(map(str, shapes))
+                raise ArgumentError(
+                    f"MultiheadAttention: {name} has shape {tuple(x.shape)}. Pass one of {known}."
+                )
+            x = F.pad(x, (0, S - given))  # keys added by the module itself are always seen
+            x = x.reshape(-1, 1, 1, S) if name == "key_padding_mask" else x
+            x = x.reshape(N, self.num_heads, L, S) if x.dim() == 3 else x
             if x.dtype == torch.bool:
                 mask = ~x if mask is None else mask & ~x
             else:
                 bias = x.to(dtype) if bias is None else bias + x.to(dtype)
         return bias, mask
 
-    def _shaped(self, name: str, x: Tensor, N: int, L: int, S: int) -> Tensor:
-        given = S - (self.bias_k is not None) - self.add_zero_attn
-        shapes = {
-            "key_padding_mask": [(N, given), (given,)],
-            "attn_mask": [(L, given), (N * self.num_heads, L, given)],
-        }[name]
-        if tuple(x.shape) not in shapes:
-            raise ArgumentError(
-                f"MultiheadAttention: {name} has shape {tuple(x.shape)}. Pass one of {', '.join(map(str, shapes))}."
-            )
-        x = F.pad(x, (0, S - given))  # keys added by the module itself are always seen
-        if name == "key_padding_mask":
-            return x.reshape(-1, 1, 1, S)
-        return x if x.dim() == 2 else x.reshape(N, self.num_heads, L, S)
-
     @staticmethod
     def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, G: Tensor) -> Tensor:
+        """``(N, heads, L, S)``, the weights e^{s − G}; a row that sees nothing has weights 0."""
         axes = [x if x is None or x.dim() == 4 else x[None, None] for x in (bias, mask)]
         s = scores(Inputs(q, k, k[..., :0], axes[0], mask=axes[1]), ScoreRule(q.shape[-1] ** -0.5))
         return torch.exp(s - torch.where(torch.isneginf(G), 0.0, G)[..., None]).to(q.dtype)
