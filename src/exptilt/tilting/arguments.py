@@ -219,7 +219,10 @@ def prepare(
             query, key, value = (_as_autocast_does(dtype, x) for x in (query, key, value))
         extra = {"bias": bias, "log_weight": log_weight, "sink": sink}
         _check_tensors({"query": query, "key": key, value_name: value, "mask": mask, **extra})
-        _check_main({"query": query, "key": key} | ({} if value is None else {value_name: value}))
+        main = {"query": query, "key": key}
+        if value is not None:
+            main[value_name] = value
+        _check_main(main)
         _check_numbers(scale, window, softcap, backend)
         dtype = query.dtype
         wide = wide_dtype(dtype)
