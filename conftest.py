@@ -15,14 +15,14 @@ from hypothesis import settings
 
 import exptilt
 
-# Two processes that compile at once with torch's inductor get in each other's way in its cache: each has its own.
+# Two processes that compile at once with torch's inductor get in each other's way: each has its own cache.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR",
         os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{os.getuid()}-{worker}"),
     )
 
-# Triton is published for Linux only. Elsewhere its one module has no doctests to run; its tests say that they are skipped.
+# Triton is published for Linux only. Elsewhere its module has no doctests, and its tests are skipped.
 collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
 
 

@@ -1,13 +1,17 @@
-"""Attention with its statistics and derivatives, against PyTorch's fused attention and what else people do today.
+"""Attention with its statistics and derivatives, against PyTorch's fused attention and others.
 
-Float32, (batch, heads, n, d) as in `SETTINGS`, plain and causal. Ratios, each from one interleaved run, best of several rounds:
+Float32, (batch, heads, n, d) as in `SETTINGS`, plain and causal. Ratios, each from one interleaved run, best
+of several rounds:
 
-    forward               all one-sweep statistics; and with key_mass                       over SDPA's forward (which has no statistics)
-    forward + backward    through the output; through output, entropy and log_normalizer    over SDPA's forward + backward
-    forward mode          of the output along a tangent in query, key and value             over SDPA's forward (it has no forward mode)
-    double backward       forward, backward, and backward of that, in one                   over SDPA's forward (it has no double backward)
+    forward             all one-sweep statistics; and with key_mass                     over SDPA's forward
+    forward + backward  through the output; through output, entropy and log_normalizer  over SDPA's own
+    forward mode        of the output along a tangent in query, key and value           over SDPA's forward
+    double backward     forward, backward, and backward of that, in one                 over SDPA's forward
 
-The rivals are in `rivals/attention.py`. Takes about five minutes and 7 GB, which are the rivals' n×n matrices.
+(SDPA has no statistics, no forward mode and no double backward.)
+
+The rivals are in `rivals/attention.py`. Takes about five minutes and 7 GB, which are the rivals' n×n
+matrices.
 """
 
 from dataclasses import dataclass
@@ -75,7 +79,7 @@ def measure(settings: tuple[Setting, ...]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a row for each case, a column for each shape, then the goal and whether all shapes meet it."""
+    """Header and rows: a row for each case, a column for each shape, the goal, whether all shapes meet it."""
     runs = results["runs"]
     header = ["case", *[f"{run['shape'][2]}{' causal' if run['causal'] else ''}" for run in runs], "goal", ""]
     rows = []

@@ -1,7 +1,8 @@
-"""Memory that attention's forward pass and derivatives need beyond inputs and outputs, at n = 8192 with 8 heads of 64.
+"""Memory of attention and its derivatives beyond inputs and outputs, at n = 8192 with 8 heads of 64.
 
-One matrix of scores would be 8 · 8192² · 4 bytes = 2.1 GB. Each call runs in a process of its own. Outputs are what a caller gets: the
-output and its statistics; the gradients; the tangent; the gradients of gradients. Cotangents and tangents that are passed in are inputs.
+One matrix of scores would be 8 · 8192² · 4 bytes = 2.1 GB. Each call runs in a process of its own. Outputs
+are what a caller gets: the output and its statistics; the gradients; the tangent; the gradients of gradients.
+Cotangents and tangents that are passed in are inputs.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ CASES: dict[str, Callable[..., Callable[[], object]]] = {
 
 
 def prepare(name: str, shape: tuple[int, int, int, int]) -> Callable[[], object]:
-    """In the new process: the inputs, and one call on something small, so that code is loaded and compiled."""
+    """In the new process: the inputs, and one small call, so that code is loaded and compiled."""
     CASES[name](rivals.inputs((1, 2, 300, shape[3])))()
     return CASES[name](rivals.inputs(shape))
 

@@ -1,7 +1,8 @@
-"""How attention's cost grows with the length n: as n², at a flat ratio to SDPA's forward pass, up to n = 16384.
+"""How attention's cost grows with the length n: as n², at a flat ratio to SDPA's, up to n = 16384.
 
-One head of 64, float32, plain. Each length is one interleaved run. The exponent is the slope of log time over log n by least squares, for
-the lengths from the middle one up (2048 to 16384); the ratio counts as flat if its last value there is at most 1.25 times its first.
+One head of 64, float32, plain. Each length is one interleaved run. The exponent is the slope of log time over
+log n by least squares, for the lengths from the middle one up (2048 to 16384); the ratio counts as flat if
+its last value there is at most 1.25 times its first.
 """
 
 import math

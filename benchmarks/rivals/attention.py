@@ -5,8 +5,9 @@
     FlexAttention  torch.nn.attention.flex_attention, not compiled: the output and the log-normalizer
     materialised   the n×n matrix in plain torch, from which anything can be had
 
-`cases(...)` makes one function without arguments for each thing that is timed, in three groups with a baseline each. Every function returns
-what it computed, so that a test can hold the rivals against each other. A rival computes no more than what is differentiated.
+`cases(...)` makes one function without arguments for each thing that is timed, in three groups with a
+baseline each. Every function returns what it computed, so that a test can hold the rivals against each other.
+A rival computes no more than what is differentiated.
 """
 
 import warnings
@@ -21,7 +22,8 @@ from torch import Tensor
 import exptilt as xt
 
 Case = Callable[[], Any]
-HIDDEN = -1e9  # the materialised score of a hidden key: e to it is 0, and 0 times its square is 0 as well, which −inf would not give
+# The materialised score of a hidden key: e to it is 0, and so is that times its square, unlike for −inf.
+HIDDEN = -1e9
 STATISTICS = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
 
 
@@ -35,7 +37,7 @@ class Group:
 
 
 def inputs(shape: tuple[int, int, int, int], seed: int = 0) -> list[Tensor]:
-    """Query, key and value, a cotangent of the output, and one tangent (or second cotangent) for each of the three; float32."""
+    """Query, key, value, a cotangent of the output, and a tangent (or second cotangent) for each of three."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for _ in range(7)]
 
@@ -118,7 +120,7 @@ def forward_mode(function: Callable[..., Tensor], tensors: list[Tensor], causal:
 
 
 def double_backward(function: Callable[..., Tensor], tensors: list[Tensor], causal: bool) -> Case:
-    """Forward, backward that is itself recorded, and backward of all three gradients to query, key, value and the first cotangent."""
+    """Forward, recorded backward, and backward of the gradients to query, key, value and the cotangent."""
     qkv, cotangent = [x.clone().requires_grad_() for x in tensors[:3]], tensors[3].clone().requires_grad_()
 
     def run() -> Any:
@@ -203,7 +205,7 @@ def groups(
 
 
 def refusals() -> dict[str, str]:
-    """What fused rivals were asked for and refused, with the first line of what they said; tried on something small."""
+    """What fused rivals were asked for and refused, with the first line of what they said."""
     x = inputs((1, 2, 128, 64))
     flexible = flex(128, False)
     tried = {

@@ -1,7 +1,8 @@
 """efax, asked to work in another process: it needs Python 3.12, and exptilt does not.
 
-`make rivals` sets up an interpreter that has it. A case here is a function without arguments like any other: it sends one line to the
-worker, waits for the answer, and so takes its turn in an interleaved run. The line and its answer take some 30 µs.
+`make rivals` sets up an interpreter that has it. A case here is a function without arguments like any other:
+it sends one line to the worker, waits for the answer, and so takes its turn in an interleaved run. The line
+and its answer take some 30 µs.
 """
 
 import subprocess

@@ -2,7 +2,8 @@
 
     python efax_worker.py PARAMETERS.npz THREADS
 
-reads natural parameters by name, says on standard output which cases it has, and then answers standard input line by line:
+reads natural parameters by name, says on standard output which cases it has, and then answers standard input
+line by line:
 
     run NAME          one call, compiled and waited for; answers "done"
     save NAME PATH    the call's result as a .npy file; answers "done"
@@ -17,7 +18,7 @@ from typing import Any
 
 
 def cases(parameters: Any) -> dict[str, Callable[[], Any]]:
-    """Round trips, divergences and draws of what efax has, each one compiled function of its natural parameters."""
+    """Round trips, divergences and draws of what efax has, each one compiled function."""
     import efax
     import jax
     import jax.numpy as jnp
@@ -53,7 +54,7 @@ def cases(parameters: Any) -> dict[str, Callable[[], Any]]:
 
 
 def flat(result: Any) -> Any:
-    """A result as one array (batch, numbers): the tensors of a distribution side by side, a symmetric matrix in full."""
+    """A result as one array (batch, numbers): a distribution's tensors side by side, matrices in full."""
     import jax
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Attention one query and one key at a time, in Python's own floats: nothing to get wrong, and nothing shared with the package."""
+"""Attention one query and one key at a time, in Python's own floats, sharing nothing with the package."""
 
 import math
 
@@ -28,7 +28,7 @@ def attend(
     softcap=None,
     sink=None,
 ):
-    """All statistics of query (Hq, Q, D) on key (Hkv, K, D), value (Hkv, K, Dv), as a dict of float64 tensors."""
+    """All statistics of query (Hq, Q, D), key (Hkv, K, D), value (Hkv, K, Dv): a dict of float64 tensors."""
     Hq, Q, D = query.shape
     Hkv, K, _ = key.shape
     Dv = value.shape[-1]

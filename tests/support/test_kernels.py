@@ -1,4 +1,4 @@
-"""Compiled kernels: when they are compiled anew, where they are kept, what is said of it, and the threads they run on."""
+"""Compiled kernels: when they are compiled anew, where they are kept, what is said of it, threads."""
 
 import ctypes
 import os

@@ -25,7 +25,7 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture
 def many_parts(small_tiles, monkeypatch):
-    """Any work is worth a thread; gives a function that sets how many there are, and the list of how many parts were joined each time."""
+    """Any work is worth a thread; a function that sets how many there are, and the parts joined each time."""
     monkeypatch.setattr(launch, "_WORTH_A_THREAD", 1)
     joined, join = [], forward.join
 
@@ -83,7 +83,7 @@ def test_many_tiles(backend, options, small_tiles):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(largest=150), threads=st.integers(2, 9))
 def test_keys_in_parts(many_parts, problem, threads):
-    """More threads than tiles of queries: each takes a part of the keys, of which some may be hidden from all queries."""
+    """More threads than tiles of queries: each takes a part of the keys, some of them hidden from all."""
     query, key, value, options = problem
     torch.set_num_threads(threads)
     found = xt.attend(query, key, value, **options)
@@ -158,7 +158,7 @@ def test_a_sink_where_no_key_is_seen(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [1e4, -1e4])
 def test_huge_scores(backend, size):
-    """Scores of ±1e4 with −inf among them: entropy, variance and output as for the same scores without the offset."""
+    """Scores of ±1e4 with −inf among them: entropy, variance and output as without the offset."""
     torch.manual_seed(1)
     s = torch.randn(6, 9, dtype=torch.float64)
     s[0, :4], s[1, 2:], s[2, :] = -torch.inf, -torch.inf, -torch.inf
@@ -189,7 +189,7 @@ def test_one_score_towers_over_the_rest(backend):
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(largest=60, dtype=torch.float32, least_keys=1), size=st.sampled_from([0.3, 1.0, 3.0]))
 def test_float32_is_as_good_as_plain_torch(problem, size):
-    """Error against float64 at most twice that of plain float32 torch, with a floor of a few units in the last place."""
+    """Error against float64 at most twice that of plain float32 torch, plus a few units in the last place."""
     query, key, value, options = problem
     query = query * size
     wide = {

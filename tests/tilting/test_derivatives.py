@@ -1,4 +1,4 @@
-"""Every derivative of every statistic: against finite differences, and against torch's own differentiation of the n×n reference."""
+"""Every derivative of every statistic: against finite differences and torch's own of the reference."""
 
 import pytest
 import torch

@@ -230,7 +230,7 @@ child = os.fork()
 if child == 0:
     q = torch.randn(4, {n}, 16)
     a = xt.attend(q, q, q, causal=True)
-    os._exit(0 if np.isfinite(a.output.numpy()).all() else 3)  # not by torch, whose own threads hang in a child
+    os._exit(0 if np.isfinite(a.output.numpy()).all() else 3)  # torch's own threads hang in a child
 _, status = os.waitpid(child, 0)
 sys.exit(os.waitstatus_to_exitcode(status))
 """

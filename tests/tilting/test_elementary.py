@@ -36,7 +36,7 @@ def plain_exp(x, out):
 
 
 def by_vectors(kernel, x):
-    """The kernel's result for each number of x, which is filled up to whole vectors; an odd number of them, as the loop takes two."""
+    """The kernel's result for each number of x, filled up to an odd number of vectors."""
     lanes = machine().lanes(x.itemsize)
     whole = np.zeros((-(-x.size // lanes) | 1) * lanes, x.dtype)
     whole[: x.size] = x

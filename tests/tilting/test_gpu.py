@@ -1,8 +1,9 @@
 """The Triton kernel, run by Triton's interpreter, against the n×n reference.
 
-The interpreter must be chosen before triton is first imported, so kernels run in a process of their own: the cases of this file are
-drawn here, sent there, and judged here. A float64 case must equal the reference to rounding; a float32 case may be twice as far from the
-float64 reference as the reference itself in float32 is, plus a floor of a few roundings of the largest score.
+The interpreter must be chosen before triton is first imported, so kernels run in a process of their own: the
+cases of this file are drawn here, sent there, and judged here. A float64 case must equal the reference to
+rounding; a float32 case may be twice as far from the float64 reference as the reference itself in float32 is,
+plus a floor of a few roundings of the largest score.
 """
 
 import json
@@ -30,7 +31,8 @@ from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
 def attend(**arguments):
-    leaves = [x.requires_grad_() for x in arguments.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
+    doubles = [x for x in arguments.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
+    leaves = [x.requires_grad_() for x in doubles]
     a = xt.attend(**arguments, backend="gpu")
     results = a.output, a.log_normalizer, a.entropy, a.score_mean, a.score_variance, a.score_max, a.key_mass
     gradients = torch.autograd.grad(sum(x.sin().sum() for x in results[:6]), leaves) if leaves else ()
@@ -41,7 +43,10 @@ for kind, arguments in torch.load(sys.argv[1]):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            found = attend(**arguments) if kind == "attend" else gpu.forward(Inputs(*arguments[0]), ScoreRule(*arguments[1]))
+            if kind == "attend":
+                found = attend(**arguments)
+            else:
+                found = gpu.forward(Inputs(*arguments[0]), ScoreRule(*arguments[1]))
         except Exception as problem:
             found = repr(problem)
     results.append((found, [str(w.message) for w in seen if "gpu" in str(w.message)]))
@@ -195,8 +200,8 @@ def judge(result, tensors, options):
         assert x.shape == y.shape
         assert torch.equal(x == -torch.inf, y == -torch.inf), name
         y, x, z = (torch.where(y == -torch.inf, 0.0, a).double() for a in (y, x, z))
-        # a score that is off by `rounding` moves a probability by as much, and what is averaged by that times its size; the reference
-        # itself has such an error in its mean, which it takes about 0, not about the maximum
+        # a score that is off by `rounding` moves a probability by as much, and an average by that times its
+        # size; the reference itself has such an error in its mean, which it takes about 0
         if y.numel():
             size = 1 + y.abs().max().item()
             floor = (
@@ -326,20 +331,27 @@ from exptilt.tilting.score_rule import ScoreRule
 NUMBERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8", torch.int64: "*i64"}
 
 def kind(x):
-    return tuple(map(kind, x)) if isinstance(x, tuple) else NUMBERS[x.dtype] if isinstance(x, torch.Tensor) else "i32"
+    if isinstance(x, tuple):
+        return tuple(map(kind, x))
+    return NUMBERS[x.dtype] if isinstance(x, torch.Tensor) else "i32"
 
 def compiled(capability, number, D, full):
     one = lambda *shape: torch.empty(*shape, dtype=number)
     extra = (one(1, 1, 99, 77), one(2, 2, 77), None, torch.ones(1, 1, 99, 77).bool()) if full else ()
     t = Inputs(one(2, 4, 99, D), one(2, 2, 77, D), one(2, 2, 77, D), *extra)
     rule = ScoreRule(0.1, causal=full, window=5 if full else None, softcap=2.0 if full else None)
-    _, arguments = gpu.launch(t, rule, one(2, 4, 99, D), one(len(Lines._fields), 2, 4, 99), torch.empty(2, 4, 99, dtype=torch.int64))
-    fixed = {p.name: arguments[p.name] for p in gpu._forward.params if p.is_constexpr or arguments[p.name] is None}
-    signature = {p.name: "constexpr" if p.name in fixed else p.annotation_type or kind(arguments[p.name]) for p in gpu._forward.params}
+    best = torch.empty(2, 4, 99, dtype=torch.int64)
+    _, arguments = gpu.launch(t, rule, one(2, 4, 99, D), one(len(Lines._fields), 2, 4, 99), best)
+    parameters = gpu._forward.params
+    fixed = {p.name: arguments[p.name] for p in parameters if p.is_constexpr or arguments[p.name] is None}
+    kinds = {p.name: p.annotation_type or kind(arguments[p.name]) for p in parameters if p.name not in fixed}
+    signature = {p.name: kinds.get(p.name, "constexpr") for p in parameters}
     with contextlib.redirect_stdout(io.StringIO()) as log:  # the assembler's
-        kernel = triton.compile(ASTSource(gpu._forward, signature, fixed), target=GPUTarget("cuda", capability, 32), options=gpu._COMPILED)
+        source, target = ASTSource(gpu._forward, signature, fixed), GPUTarget("cuda", capability, 32)
+        kernel = triton.compile(source, target=target, options=gpu._COMPILED)
     ptx = kernel.asm["ptx"]
-    target, spilled = re.search(r"\.target (sm_\w+)", ptx)[1], re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
+    spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
+    target = re.search(r"\.target (sm_\w+)", ptx)[1]
     size, shared = len(kernel.asm["cubin"]), kernel.metadata.shared
     return {"target": target, "bytes": size, "shared": shared, "spilled": int(spilled), "tf32": "tf32" in ptx}
 
@@ -348,7 +360,7 @@ print(json.dumps([compiled(80, torch.float32, 64, True), compiled(90, torch.floa
 
 
 def test_compiles_for_real_gpus(tmp_path):
-    """Machine code for two generations, without a GPU: within the smaller one's resources, and without TF32."""
+    """Machine code for two generations, without a GPU: within the smaller one's resources, no TF32."""
     kernels = json.loads(child(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_DUMP_PTXAS_LOG="1"))
     assert [kernel["target"][:5] for kernel in kernels] == ["sm_80", "sm_90"]
     for kernel in kernels:

@@ -103,7 +103,8 @@ FORKED = """
 import os, torch, exptilt
 torch.set_num_threads(2)
 q = torch.randn(1, 4, 300, 32)
-expected = torch.nn.functional.scaled_dot_product_attention(q, q, q).numpy()  # torch's threads are awake; nobody has attended yet
+# torch's threads are awake; nobody has attended yet
+expected = torch.nn.functional.scaled_dot_product_attention(q, q, q).numpy()
 child = os.fork()
 if child == 0:  # torch's own operations would hang here
     found = exptilt.attend(q, q, q).output.numpy()
