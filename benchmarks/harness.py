@@ -1,18 +1,22 @@
-"""How we measure. Ratios from one interleaved run; memory from a process of its own; goals printed, never enforced.
+"""How we measure: ratios from one interleaved run, memory in a process of its own, goals that never fail.
 
-Time. A shared machine drifts by tens of percent within a minute, so a number of seconds means little and two runs cannot be compared.
-`compare` therefore runs all cases in turn, round after round, each round in another order, and reports for every case
+Time. A shared machine drifts by tens of percent within a minute, so a number of seconds means little and two
+runs cannot be compared. `compare` therefore runs all cases in turn, round after round, each round in another
+order, and reports for every case
 
     ratio = best time / best time of the baseline,   spread = quartiles of the ratio within one round
 
-A rival that takes seconds may be declared slow: it joins only some of the rounds, spread evenly, one call each, and is not warmed up.
+A rival that takes seconds may be declared slow: it joins only some of the rounds, spread evenly, one call
+each, and is not warmed up.
 
-Memory. `peak_extra_memory` starts a fresh process, lets it build the inputs, hands free heap back to the system, notes the resident set,
-makes one call, and reads the kernel's own high-water mark (elsewhere: a sampling thread). What the call returns is counted and told apart.
+Memory. `peak_extra_memory` starts a fresh process, lets it build the inputs, hands free heap back to the
+system, notes the resident set, makes one call, and reads the kernel's own high-water mark (elsewhere: a
+sampling thread). What the call returns is counted and told apart.
 
-A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compare`, prints a table and its goals, and ends with `save`:
+A benchmark is a script `python benchmarks/NAME.py [--quick]` that calls `compare`, prints a table and its
+goals, and ends with `save`:
 
-    harness.start(__doc__)                                     # reads --quick and --threads, sets the threads, prints the machine
+    harness.start(__doc__)  # reads --quick and --threads, sets the threads, prints the machine
     times = compare({"ours": f, "SDPA": g}, baseline="SDPA")
     print_times(times)
     print_goals([Goal("forward", times["ours"].ratio, 1.2)])
@@ -46,6 +50,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from exptilt._support.files import write_text
+from exptilt._support.plotting import new_figure
 from exptilt._support.progress import track
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
@@ -84,7 +90,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that should stay at or below a limit. It is shown whether it does; nothing fails if it does not."""
+    """A number that should stay at or below a limit; the table says whether it does, and nothing fails."""
 
     what: str
     value: float
@@ -143,12 +149,14 @@ def compare(
         baseline: the name of the case that ratios are taken against.
         rounds: how often each case is measured.
         minimum_seconds: one measurement repeats a quick function for at least so long.
-        slow: of cases too slow for every round, in how many rounds each is measured; one call makes a measurement, none is a warm-up.
+        slow: of cases too slow for every round, in how many rounds each is measured; one call makes a
+            measurement, none is a warm-up.
         label: words for the progress bar.
     """
     if baseline not in cases:
         raise ValueError(
-            f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. Pass the name of one of them."
+            f"compare: baseline is {baseline!r}, and the cases are {', '.join(cases)}. "
+            "Pass the name of one of them."
         )
     if rounds < 1:
         raise ValueError(f"compare: rounds is {rounds}. Pass 1 or more.")
@@ -159,7 +167,8 @@ def compare(
         if name not in cases or name == baseline or not 1 <= count <= rounds
     ]:
         raise ValueError(
-            f"compare: slow has {wrong[0]!r}. Pass names of cases other than the baseline, each with 1 to {rounds} rounds."
+            f"compare: slow has {wrong[0]!r}. "
+            f"Pass names of cases other than the baseline, each with 1 to {rounds} rounds."
         )
     calls = dict.fromkeys(cases, 1)
     for name, function in cases.items():
@@ -173,7 +182,7 @@ def compare(
     seconds: dict[str, dict[int, float]] = {name: {} for name in cases}  # by round
     names = list(cases)
     gc.collect()
-    gc.freeze()  # else every collection walks all that was imported: 0.2 s before each measurement, and cold caches after it
+    gc.freeze()  # else every collection walks all that was imported, and leaves cold caches behind
     try:
         for turn in track(range(rounds), label):
             shift = turn % len(names)
@@ -224,7 +233,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 def _high_water() -> int | None:
-    """The kernel's record of the largest resident set since it was last reset, in bytes; None where there is none."""
+    """The largest resident set since the last reset, in bytes; None where the kernel does not record it."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -249,9 +258,8 @@ def _one_call(run: Callable[[], object]) -> Memory:
     process = psutil.Process()
     gc.collect()
     if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(
-            0
-        )  # else the call could live on heap that the set-up left behind
+        # else the call could live on heap that the set-up left behind
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     exact = _reset_high_water()
     before = process.memory_info().rss
     highest = before
@@ -290,8 +298,9 @@ def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: 
     """Peak memory that one call adds, measured in a fresh process.
 
     Args:
-        prepare: a function at the top level of a module (the new process imports it). It makes the inputs, calls once on something small,
-            so that code is loaded and compiled, and returns the function without arguments that is to be measured.
+        prepare: a function at the top level of a module (the new process imports it). It makes the inputs,
+            calls once on something small, so that code is loaded and compiled, and returns the function
+            without arguments that is to be measured.
         arguments: what `prepare` is called with; they must pickle.
     """
     import torch
@@ -306,7 +315,8 @@ def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: 
     except EOFError:
         process.join()
         raise RuntimeError(
-            f"peak_extra_memory: the process ended with exit code {process.exitcode} and no answer; out of memory?"
+            f"peak_extra_memory: the process ended with exit code {process.exitcode} and no answer; "
+            "out of memory?"
         ) from None
     process.join()
     if isinstance(answer, str):
@@ -392,7 +402,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(
-        f"save: cannot write a {type(value).__name__} as JSON. Pass numbers, text, lists, dicts and dataclasses."
+        f"save: cannot write a {type(value).__name__} as JSON. "
+        "Pass numbers, text, lists, dicts and dataclasses."
     )
 
 
@@ -412,18 +423,14 @@ def read(path: Path) -> Any:
 def save(name: str, results: Any, *, folder: Path) -> Path:
     """Write results, machine and date to NAME.json in a folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, draft = folder / f"{name}.json", folder / f".{name}.{os.getpid()}.tmp"
+    path = folder / f"{name}.json"
     content = {
         "name": name,
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
         "results": results,
     }
-    try:
-        draft.write_text(json.dumps(content, indent=1, default=_plain, ensure_ascii=False) + "\n", "utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(path, json.dumps(content, indent=1, default=_plain, ensure_ascii=False) + "\n")
     print(f"Wrote {os.path.relpath(path)}", flush=True)
     return path
 
@@ -432,17 +439,11 @@ def plot(
     name: str, paint: Callable[[Any], None], *, width: float = 6.4, height: float = 4.0, folder: Path
 ) -> Path:
     """Write NAME.svg to a folder in the house's style; `paint(axes)` draws it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from exptilt.report.figures import SERIES, STYLE
+    from exptilt.report.figures import STYLE
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
-    with matplotlib.rc_context(
-        {**STYLE, "svg.hashsalt": name, "axes.prop_cycle": matplotlib.cycler(color=SERIES)}
-    ):
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    with new_figure(width, height, {**STYLE, "svg.hashsalt": name}) as figure:
         paint(figure.add_subplot())
         figure.savefig(path, format="svg", metadata={"Date": None})
     print(f"Wrote {os.path.relpath(path)}", flush=True)
