@@ -2,8 +2,9 @@
 
     G(q) = log Σ_j e^{<k_j, q>},   attention = ∇G,   uncertainty = ∇²G
 
-The names below are loaded on first use (PEP 562), so `import exptilt` costs nothing, `exptilt --help` answers at once, and plotting or
-model libraries are imported only by those who call for them. To add a public name: its folder exports it, and `_HOME` says which folder.
+The names below are loaded on first use (PEP 562), so `import exptilt` costs nothing, `exptilt --help` answers
+at once, and plotting or model libraries are imported only by those who call for them. To add a public name:
+its folder exports it, and `_HOME` says which folder.
 """
 
 from importlib import import_module

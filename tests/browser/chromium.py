@@ -1,4 +1,4 @@
-"""A real browser for the tests: where it is, how it is started, and a page that remembers what went wrong in it."""
+"""A real browser for the tests: where it is, how it starts, and a page that remembers what went wrong."""
 
 import shutil
 
@@ -16,7 +16,8 @@ ARGUMENTS = [
 
 # What colour an element really shows, as red, green, blue: a canvas turns any notation into bytes.
 COLOUR = """(text) => { const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
-  context.fillStyle = text; context.fillRect(0, 0, 1, 1); return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); }"""
+  context.fillStyle = text; context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); }"""
 
 
 def open_page(browser, address, width=1280, scheme="light", script=True):

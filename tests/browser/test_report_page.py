@@ -1,9 +1,11 @@
-"""The shell of every page in a real browser: nothing overflows, nothing is refused, dark follows the reader, sorting works."""
+"""The shell of every page in a real browser: it fits, nothing is refused, it turns dark, tables sort."""
 
 import pytest
 
 from browser.chromium import open_page
 from exptilt.report import Figure, Page, Section, Table, figures, write_page
+from exptilt.report.regimes import write_regimes
+from report.made import HOSTILE, make_regimes
 
 pytestmark = pytest.mark.browser
 
@@ -43,6 +45,18 @@ def test_shell(browser, address, width, scheme):
     assert (paper > 200 and ink < 60) if scheme == "light" else (paper < 60 and ink > 200)
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_regimes(browser, tmp_path, width):
+    path, _ = write_regimes(make_regimes(columns=("price", HOSTILE)), tmp_path)
+    page = open_page(browser, path.as_uri(), width)
+    assert page.complaints == []
+    assert page.requests == [path.as_uri()]
+    assert page.evaluate("window.bad") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("figure svg").count() == 3
+    assert page.get_by_text(HOSTILE).first.is_visible()
+
+
 def test_tables_sort(browser, tmp_path):
     rows = (("b", 2.0), ("n", float("nan")), ("a", -1.0), ("c", 10.0))
     path = write_page(
@@ -62,12 +76,9 @@ def test_tables_sort(browser, tmp_path):
 
 def test_policy_holds(browser, address):
     page = open_page(browser, address)
-    page.evaluate(
-        "document.body.appendChild(Object.assign(document.createElement('script'), {textContent: 'window.intruder = 1'}))"
-    )
-    page.evaluate(
-        "document.body.appendChild(Object.assign(document.createElement('img'), {src: 'https://example.org/x.png'}))"
-    )
+    add = "([tag, facts]) => document.body.appendChild(Object.assign(document.createElement(tag), facts))"
+    page.evaluate(add, ["script", {"textContent": "window.intruder = 1"}])
+    page.evaluate(add, ["img", {"src": "https://example.org/x.png"}])
     page.wait_for_timeout(100)
     assert page.evaluate("window.intruder") is None
     assert len([text for text in page.complaints if "Content Security Policy" in text]) == 2

@@ -1,4 +1,4 @@
-"""The page of a study in a real browser, used with the mouse, by keyboard, on a phone, on paper, in the dark and without scripts."""
+"""The page of a study in a real browser, by mouse, by keyboard, on a phone, on paper, without scripts."""
 
 import dataclasses
 
@@ -237,7 +237,7 @@ def test_colours_can_be_read(browser, address, scheme):
     for name in ("entropy", "score_variance", "ascent"):
         page.select_option("#measure", name)
         pairs = page.locator("td[data-layer]").evaluate_all(
-            "cells => cells.map((c) => { const s = getComputedStyle(c); return [s.color, s.backgroundColor]; })"
+            "all => all.map((c) => getComputedStyle(c)).map((style) => [style.color, style.backgroundColor])"
         )
         for pair in pairs:
             assert contrast(*(page.evaluate(COLOUR, colour) for colour in pair)) >= 4.4

@@ -14,7 +14,7 @@ from exptilt._support.files import write_together
 from exptilt.report import figures
 from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, number, render
 from exptilt.report.regimes.payload import Array, Regimes
-from exptilt.report.tokens import plain
+from exptilt.report.tokens import plain, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def pictures(found: Regimes) -> list[Figure]:
     M, interval = len(found.share), f"{100 * found.level:g} %"
     drawn = [
         Figure(
-            figures.draw(f"series-{a}", partial(_paint_series, found, a), width=5.6, height=2.8),
+            figures.draw(f"series-{a}", partial(_paint_series, found, a), width=4.4, height=2.6),
             f"{name} over {len(found.y)} rows with coloured bands where a regime above 0 is the likeliest, "
             f"and a forecast of {len(found.forecast)} steps.",
             f"{name}: data, smoothed signal, regime bands and forecast with its {interval} interval.",
@@ -113,7 +113,7 @@ def pictures(found: Regimes) -> list[Figure]:
         for a, name in enumerate(found.columns)
     ]
     probability = Figure(
-        figures.draw("probability", partial(_paint_probability, found), width=5.6, height=2.8),
+        figures.draw("probability", partial(_paint_probability, found), width=4.4, height=2.6),
         f"Smoothed probabilities of {M} regimes over time.",
         "Probability of each regime given the whole series.",
     )
@@ -124,13 +124,12 @@ def _paint_series(found: Regimes, a: int, axes: "Axes") -> None:
     T, h = len(found.y), len(found.forecast)
     time, later, blue = np.arange(T), np.arange(T, T + h), figures.SERIES[0]
     _shade(found, axes)
-    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=0.9, label=plain(found.columns[a]))
+    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=0.9, label=visible(found.columns[a]))
     axes.plot(time, found.signal[:, a], color=blue, linewidth=1.4, label="smoothed")
     axes.fill_between(later, found.lower[:, a], found.upper[:, a], color=blue, alpha=0.25, linewidth=0)
     label = f"forecast, {100 * found.level:g} %"
     axes.plot(later, found.forecast[:, a], color=blue, linestyle="--", label=label)
-    _label_time(found, axes)
-    axes.legend(fontsize=7, loc="best")
+    _label(found, axes)
 
 
 def _paint_probability(found: Regimes, axes: "Axes") -> None:
@@ -141,8 +140,7 @@ def _paint_probability(found: Regimes, axes: "Axes") -> None:
         )
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel("probability")
-    _label_time(found, axes)
-    axes.legend(fontsize=7, loc="best")
+    _label(found, axes)
 
 
 def _shade(found: Regimes, axes: "Axes") -> None:
@@ -156,8 +154,9 @@ def _shade(found: Regimes, axes: "Axes") -> None:
             axes.axvspan(float(first) - 0.5, float(end) - 0.5, color=color, alpha=alpha, linewidth=0)
 
 
-def _label_time(found: Regimes, axes: "Axes") -> None:
-    """Row labels below the axis, a few of them."""
+def _label(found: Regimes, axes: "Axes") -> None:
+    """A few row labels below the picture, and the legend above it."""
     T = len(found.labels)
     at = np.unique(np.linspace(0, T - 1, min(T, 6)).astype(int))
     axes.set_xticks(at.tolist(), [plain(found.labels[k]) for k in at], fontsize=7)
+    axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
