@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.memory import (  # fmt: skip
+from exptilt.memory import (
     ClassicalHopfield,
     Entmax,
     Hopfield,
@@ -115,8 +115,8 @@ X = torch.eye(4)
         (lambda: Hopfield(X).basin(index=[]), "basin: index is .*names no pattern"),
         (lambda: Hopfield(X).add([1.0] * 4), "list"),
         (lambda: Hopfield(X).add(np.ones(5, "f4")), "Only their number"),
-        (lambda: separation_needed(1, beta=1.0, size=1.0), "count >= 2"),
-        (lambda: separation_needed(5, beta=1.0, size=0.0), "size > 0"),
+        (lambda: separation_needed(1, beta=1.0, size=1.0), "count is 1. Pass a finite number ≥ 2"),
+        (lambda: separation_needed(5, beta=1.0, size=0.0), "size is 0.0. Pass a finite number > 0"),
         (lambda: boltzmann_check(torch.ones(2, 3), torch.ones(4)), "same N"),
         (lambda: linear_attention_check(torch.ones(2, 3), torch.ones(5, 4)), "same N"),
         (lambda: RestrictedBoltzmann.random(2, 3).hidden_mean(torch.ones(3).double()), r"\(\.\.\., 2\)"),
@@ -172,7 +172,7 @@ X = torch.eye(4)
         (lambda: RestrictedBoltzmann.random(30, 30).log_partition(), "2\\^30"),
         (
             lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(3, 2).double(), method="exact"),
-            "'cd' or 'pcd'",
+            "'cd', 'pcd'",
         ),
         (lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(0, 2).double()), "at least one"),
     ],

@@ -130,7 +130,7 @@ def test_synchronous_updates_may_cycle():
 
 
 def test_classical_cliff():
-    """N = 1000: almost all recalled at load 0.13, about half at 0.16; overlap above 0.9 counts as recalled."""
+    """N = 1000: almost all recalled at load 0.13, about half at 0.16; recalled is an overlap above 0.9."""
     found = classical_cliff([0.05, 0.13, 0.16, 0.20], seeds=2)
     low, before, after, far = found.mean.tolist()
     assert low == 1.0
@@ -202,7 +202,7 @@ def test_gaussian_visible_units_by_quadrature():
 
 @pytest.mark.parametrize("method", ["cd", "pcd"])
 def test_learning_real_data(method):
-    """Two clouds of unit variance around ±(2, −1, 0): a machine with one hidden unit is that law, whose entropy is the best."""
+    """Two clouds of unit variance around ±(2, −1, 0): with one hidden unit a machine is that law."""
     generator = torch.Generator().manual_seed(0)
     side = torch.randint(0, 2, (600, 1), generator=generator).double() * 2 - 1
     data = side * torch.tensor([2.0, -1.0, 0.0], dtype=F64) + torch.randn(

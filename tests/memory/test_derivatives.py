@@ -195,7 +195,7 @@ def test_heads_begin_with_a_beta_each():
 
 
 def test_layers_with_implicit_gradients():
-    """`to_query` is left out: a fixed point does not depend on its start, so it has no gradient; unrolled, one that dies away."""
+    """`to_query` is left out: a fixed point does not depend on its start; unrolled, its gradient dies."""
     torch.manual_seed(0)
     layer = HopfieldLayer(4, heads=2, stored=6, steps=None, beta=2.0).double()
     unrolled = HopfieldLayer(4, heads=2, stored=6, steps=400, beta=2.0).double()

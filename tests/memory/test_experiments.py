@@ -1,4 +1,4 @@
-"""What is measured of a memory: separations, basins, recall, metastable states, capacity; theory's numbers."""
+"""What is measured of a memory: separations, basins, recall, metastable states, capacity; theory."""
 
 import math
 
@@ -29,7 +29,7 @@ def seeded(seed=0):
 
 
 def test_constants_of_the_modern_theory():
-    """C2: c = 3.1546 (K = 3, d = 20) and 1.3718 (K = 1, d = 75; 1.37188, cut off in the paper), and the defining equation of W."""
+    """C2: c = 3.1546 (K = 3, d = 20), 1.3718 (K = 1, d = 75; cut off in the paper), and W's equation."""
     first, second = (
         storage_bound(20, beta=1.0, radius=3.0, failure=0.001),
         storage_bound(75, beta=1.0, radius=1.0, failure=0.001),
@@ -93,7 +93,7 @@ def test_duplicates_are_allowed_and_said():
 
 
 def test_basin_of_two_patterns_ends_halfway():
-    """Two patterns ±a: by symmetry the border is the plane between them, at distance ‖a‖ along the axis and ‖a‖/cos φ elsewhere."""
+    """Two patterns ±a: the border is the plane between them, ‖a‖ away along the axis, ‖a‖/cos φ elsewhere."""
     a = torch.tensor([2.0, 0.0], dtype=F64)
     memory = Hopfield(torch.stack([a, -a]), 2.0)
     found = memory.basin(directions=40, precision=1e-3, generator=seeded())

@@ -1,13 +1,16 @@
 """Files: the same retrieval after a reload, and nothing half-written or half-read."""
 
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt.memory import Entmax, Hopfield, Polynomial
 
 
@@ -114,3 +117,67 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         assert [p.name for p in tmp_path.iterdir()] == ["m"]
     Hopfield(torch.ones(9, 3), 1.0).save(path)
     assert Hopfield.load(path).count == 9
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+def test_what_a_killed_save_leaves_the_next_one_removes(tmp_path, moment):
+    path = tmp_path / "m"
+    Hopfield(torch.eye(3), 1.0).save(path)
+    code = f"""
+import os, signal, torch
+from exptilt.memory import Hopfield
+{moment} = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+Hopfield(torch.ones(20000, 16), 1.0).save({str(path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = [p for p in tmp_path.rglob("*") if p != path and p.is_file()]
+    assert len(left) == 1  # one draft, whole
+    assert left[0].stat().st_size > 20000 * 16 * 4
+    assert Hopfield.load(path).count == 3
+    Hopfield(torch.eye(4), 1.0).save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert Hopfield.load(path).count == 4
+
+
+def test_saving_takes_no_library_and_loading_safetensors_alone(tmp_path, monkeypatch):
+    memory = Hopfield(torch.randn(5, 3), 2.0, values=torch.arange(5)[:, None])
+    with monkeypatch.context() as patch:
+        for name in ("safetensors", "safetensors.torch", "transformers"):
+            patch.setitem(sys.modules, name, None)
+        memory.save(tmp_path / "m")
+        with pytest.raises(MissingExtraError, match=r"exptilt\[memory\]"):
+            Hopfield.load(tmp_path / "m")
+    found = load_file(tmp_path / "m")
+    assert torch.equal(found["patterns"], memory.patterns)
+    assert torch.equal(found["values"], memory.values)
+    again = Hopfield.load(tmp_path / "m")
+    assert torch.equal(again.values, memory.values)
+    assert again.values.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool])
+def test_values_of_every_kind_come_back(tmp_path, dtype, kind):
+    values = (torch.randn(7, 3) * 3).to(kind)
+    memory = Hopfield(torch.randn(7, 5).to(dtype), 0.3, similarity="euclidean", values=values)
+    memory.save(tmp_path / "m")
+    for mapped in (False, True):
+        again = Hopfield.load(tmp_path / "m", mapped=mapped)
+        assert torch.equal(again.values, values)
+        assert torch.equal(again.patterns, memory.patterns)
+        assert torch.equal(again.beta, memory.beta)
+
+
+def test_files_of_the_safetensors_library_are_read(tmp_path):
+    """As earlier versions wrote them: by `save_file`, with the same header."""
+    memory = Hopfield(torch.randn(6, 4), 1.7, separation=Entmax(1.3))
+    memory.save(tmp_path / "m")
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "m", "pt") as opened:
+        about = opened.metadata()
+    save_file({"patterns": memory.patterns, "beta": memory.beta}, tmp_path / "old", metadata=about)
+    again = Hopfield.load(tmp_path / "old")
+    assert torch.equal(again.patterns, memory.patterns)
+    assert again.rule == Entmax(1.3)

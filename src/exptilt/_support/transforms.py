@@ -67,6 +67,11 @@ def is_concrete(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not any(is_wrapped(t) or t.is_meta for t in tensors)
 
 
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written to in place; −1 of one made in inference mode, which does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a torch.func transform follows this tensor: it is wrapped once for each."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -2,7 +2,6 @@
 
 import sys
 
-from exptilt.memory.association import associate
 from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
 from exptilt.memory.binary.classical import ClassicalHopfield
 from exptilt.memory.binary.contrastive_divergence import learn
@@ -15,7 +14,8 @@ from exptilt.memory.experiments.equivalence import (
     linear_attention_check,
 )
 from exptilt.memory.hopfield import Hopfield
-from exptilt.memory.layers import HopfieldLayer, HopfieldPooling
+from exptilt.memory.layers import HopfieldLayer, HopfieldPooling, associate
+from exptilt.memory.nearest import Nearest, SearchIndex
 from exptilt.memory.separation import Entmax, Polynomial
 from exptilt.memory.theory import guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound
 
@@ -25,8 +25,10 @@ __all__ = [
     "Hopfield",
     "HopfieldLayer",
     "HopfieldPooling",
+    "Nearest",
     "Polynomial",
     "RestrictedBoltzmann",
+    "SearchIndex",
     "associate",
     "boltzmann_check",
     "classical_cliff",

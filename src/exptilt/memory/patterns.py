@@ -1,22 +1,34 @@
-"""The patterns as a sweep sees them: keys and offsets, a part at a time, whatever the patterns lie in.
+"""The patterns of a memory: where they lie, how they grow, and how a sweep sees them.
 
-Nothing of size states × patterns is ever made; temporaries are of the size of one part. Patterns that a kernel can read where they are
-(float32 or float64, memory-mapped files too) are handed over whole, since the kernel itself goes tile by tile.
+Patterns lie in blocks, one after another. A block is what the caller passed, or what was appended: nothing
+that is there is copied when more comes, be it in a file. Nothing of size states × patterns is ever made;
+temporaries are of the size of one part. Patterns that a kernel can read where they are (float32 or float64,
+memory-mapped files too) are handed over a block at a time, since the kernel itself goes tile by tile.
 """
 
+import math
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import is_concrete
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import is_concrete, version
 from exptilt.memory.similarity import Similarity
 
+if TYPE_CHECKING:
+    from exptilt.memory.hopfield import Hopfield
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _PART_NUMBERS = 1 << 23  # numbers of a converted copy of some patterns: 32 MiB of float32
 _TILE_CELLS = (
     1 << 20
-)  # scores held at once; a few temporaries of this size stand beside them: 4 MiB each in float32
+)  # scores held at once; temporaries of this size stand beside them: 4 MiB each in float32
+_LEAST_ROOM = 256  # rows that the first appended pattern makes room for
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -24,58 +36,241 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def measures(patterns: Tensor, similarity: Similarity) -> Tensor:
+def as_tensor(name: str, given: Any) -> Tensor:
+    """A tensor as it is, or a numpy array as a tensor: shared if the array is read-only, else copied.
+
+    Torch counts writes to a tensor (`Block.changed`); nobody counts those to an array.
+    """
+    if isinstance(given, np.ndarray):
+        with warnings.catch_warnings():  # nobody here writes to a read-only array
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            try:
+                return torch.from_numpy(given.copy() if given.flags.writeable else given)
+            except (TypeError, ValueError) as problem:
+                got = f"{name} is an array that torch cannot share ({problem})"
+                raise ArgumentError(f"Hopfield: {got}. Pass a copy.") from None
+    if not isinstance(given, Tensor):
+        wanted = "Pass a tensor or numpy array (..., N, D)."
+        raise ArgumentError(f"Hopfield: {name} is a {type(given).__name__}. {wanted}")
+    return given
+
+
+def as_patterns(given: Any) -> Tensor:
+    """Patterns as a tensor ``(..., N, D)``."""
+    patterns = as_tensor("patterns", given)
+    if patterns.dtype not in _DTYPES:
+        wanted = "Pass float64, float32, bfloat16 or float16: patterns.float()."
+        raise ArgumentError(f"Hopfield: patterns has dtype {patterns.dtype}. {wanted}")
+    if patterns.ndim < 2 or not all(patterns.shape[-2:]):
+        which = "Pass (..., N, D): N patterns of dimension D."
+        which = which if patterns.ndim < 2 else "So nothing is stored. Pass at least one pattern."
+        raise ArgumentError(f"Hopfield: patterns has shape {tuple(patterns.shape)}. {which}")
+    return patterns
+
+
+def _measure(patterns: Tensor, similarity: Similarity) -> Tensor:
     """``(..., N)``: what the similarity keeps of each pattern, taken in part after part."""
     N, D = patterns.shape[-2:]
     length = max(1, _TILE_CELLS // max(1, D * patterns.shape[:-2].numel()))
     if length >= N or not is_concrete(patterns):
         return similarity.measure(patterns.to(wide(patterns.dtype)))
-    return torch.cat(
-        [measures(patterns[..., j : j + length, :], similarity) for j in range(0, N, length)], -1
-    )
+    return torch.cat([_measure(part, similarity) for part in patterns.split(length, -2)], -1)
+
+
+@dataclass
+class Room:
+    """Tensors ``(..., rows, *)`` that blocks grow into; rows from `used` on are free."""
+
+    tensors: tuple[Tensor, ...]
+    used: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some patterns of a memory.
+
+    Args:
+        patterns: ``(..., n, D)``.
+        measure: ``(..., n)``, what the similarity keeps of each.
+        values: ``(..., n, Dv)``, what they stand for, or None.
+        room: what the block lies in, if it can grow.
+    """
+
+    patterns: Tensor
+    measure: Tensor
+    values: Tensor | None = None
+    room: Room | None = None
+    versions: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", self._versions())
+
+    @classmethod
+    def of(cls, patterns: Tensor, similarity: Similarity, values: Tensor | None = None) -> "Block":
+        """A block of patterns ``(..., n, D)`` and values ``(..., n, Dv)``, measured and checked."""
+        measure = _measure(patterns, similarity)
+        if is_concrete(measure):
+            no_direction = "is 0 and has no direction. Leave it out, or pass similarity 'dot' or 'euclidean'."
+            for bad, words in (
+                (~measure.isfinite(), "holds NaN or infinity, or its norm overflows."),
+                ((measure == 0) & similarity.sphere, no_direction),
+            ):
+                if bool(bad.any()):
+                    place = ", ".join(map(str, bad.nonzero()[0].tolist()))
+                    raise ArgumentError(f"Hopfield: patterns[{place}] {words}")
+        return cls(patterns, measure, values)
+
+    @property
+    def count(self) -> int:
+        """n."""
+        return self.patterns.shape[-2]
+
+    @property
+    def kind(self) -> str:
+        """Shapes but for N, dtypes and device, in words: what blocks of one memory have in common."""
+        held = [("patterns", self.patterns), *([] if self.values is None else [("values", self.values)])]
+        shapes = [", ".join(map(str, (*x.shape[:-2], "N", x.shape[-1]))) for _, x in held]
+        named = zip(held, shapes, strict=True)
+        return " and ".join(f"{name} ({shape}) {x.dtype} on {x.device}" for (name, x), shape in named)
+
+    def _versions(self) -> tuple[int, ...]:
+        held = [x for x in (self.patterns, self.values) if x is not None]
+        return tuple(map(version, held)) if is_concrete(*held) else ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the patterns or values were written to since the block was made."""
+        return bool(self.versions) and self.versions != self._versions()
+
+
+def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:
+    """The blocks, not copied, with more patterns after them, which are copied into free rows.
+
+    Rooms double in size, so that many small additions make few blocks. New patterns that outnumber the old
+    ones, or that derivatives are wanted of, stay where they are.
+    """
+    rows = (new.patterns, new.measure[..., None], *([] if new.values is None else [new.values]))
+    tracked = not is_concrete(*rows) or any(x.requires_grad for x in rows)
+    if tracked or new.count >= sum(block.count for block in blocks):
+        return (*blocks, new)
+    room, start = blocks[-1].room, blocks[-1].count
+    if room is None or room.used != start or start + new.count > room.tensors[0].shape[-2]:
+        grown = sum(block.count for block in blocks if block.room is not None)
+        length, start = max(_LEAST_ROOM, new.count, 2 * grown), 0
+        room = Room(tuple(x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in rows))
+    room.used = start + new.count
+    for held, part in zip(room.tensors, rows, strict=True):
+        held.data[..., start : room.used, :] = part  # `.data`: this is no change of rows that others hold
+    x, measure, *values = (held[..., : room.used, :] for held in room.tensors)
+    block = Block(x, measure[..., 0], values[0] if values else None, room)
+    return (*(blocks[:-1] if start else blocks), block)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Patterns ``(..., H, N, D)``, the similarity that makes keys of them, and what it keeps of each ``(..., H, N)``."""
+    """Patterns as a sweep sees them: keys ``(..., H, N, D)``, with an axis of heads, and what is averaged.
 
-    patterns: Tensor
-    measure: Tensor
+    Args:
+        blocks: the patterns.
+        similarity: makes keys of them.
+        values: average the values, not the keys.
+    """
+
+    blocks: tuple[Block, ...]
     similarity: Similarity
+    values: bool = False
 
-    @property
-    def count(self) -> int:
-        """N."""
-        return self.patterns.shape[-2]
+    def _rows(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Patterns, measures, and values or None, with an axis of heads."""
+        x, measure, values = block.patterns, block.measure, block.values if self.values else None
+        if x.ndim > 2:
+            return x, measure, values
+        return x[None], measure[None], None if values is None else values[None]
 
-    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """Keys ``(..., H, n, D)`` and offsets ``(..., H, n)`` or None of the patterns start..stop."""
-        measure = self.measure[..., start:stop]
-        key = self.similarity.keys(self.patterns[..., start:stop, :].to(self.measure.dtype), measure)
-        return key, None if self.similarity.offset is None else self.similarity.offset(measure)
+    def _made(
+        self, x: Tensor, measure: Tensor, values: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, what is averaged, and offsets or None, from rows of a block, in the dtype of sums."""
+        key = self.similarity.keys(x.to(measure.dtype), measure)
+        return key, key if values is None else values.to(measure.dtype), self.similarity.offset(measure)
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """All keys, in one part where no copy of them has to be made."""
-        as_they_are = not self.similarity.sphere and self.patterns.dtype == self.measure.dtype
-        numbers = max(1, self.patterns[..., :1, :].numel())
-        length = self.count if as_they_are else max(1, _PART_NUMBERS // numbers)
-        for start in range(0, self.count, length):
-            yield self.part(start, min(self.count, start + length))
+    def _pieces(self, length: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
+        """Keys, what is averaged, offsets, place of the first: a block at a time, or at most so many."""
+        begin = 0
+        for block in self.blocks:
+            x, measure, values = self._rows(block)
+            step = length or block.count
+            for start in range(0, block.count, step):
+                at = slice(start, start + step)
+                part = None if values is None else values[..., at, :]
+                yield *self._made(x[..., at, :], measure[..., at], part), begin + start
+            begin += block.count
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Keys ``(..., H, n, D)``, what is averaged ``(..., H, n, Dv)``, and offsets ``(..., H, n)`` or None.
+
+        A part is a whole block where no copy has to be made.
+        """
+        first = self.blocks[0]
+        held = [first.patterns, *([first.values] if self.values and first.values is not None else [])]
+        as_they_are = not self.similarity.sphere and all(x.dtype == first.measure.dtype for x in held)
+        length = max(1, _PART_NUMBERS // max(1, first.patterns[..., :1, :].numel()))
+        for key, value, offset, _ in self._pieces(None if as_they_are else length):
+            yield key, value, offset
 
     def tiles(self, query: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Keys ``(..., H, n, D)``, their scores ``(..., H, Q, n)`` with the query ``(..., H, Q, D)``, and the number of the first."""
-        length = max(16, _TILE_CELLS // max(1, query[..., 0].numel()))
-        for start in range(0, self.count, length):
-            key, offset = self.part(start, min(self.count, start + length))
-            score = query @ key.mT
-            yield key, score if offset is None else score + offset[..., None, :], start
+        """What is averaged ``(..., H, n, Dv)``, scores ``(..., H, Q, n)``, and the place of the first.
 
-    def chosen(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Keys ``(..., H, Q, D)`` and offsets ``(..., H, Q)`` of the patterns of that index ``(..., H, Q)``."""
-        shape = index.shape[:-1]
-        measure = torch.take_along_dim(self.measure.expand(*shape, -1), index, -1)
-        patterns = self.patterns.expand(*shape, *self.patterns.shape[-2:])
-        key = self.similarity.keys(
-            torch.take_along_dim(patterns, index[..., None], -2).to(measure.dtype), measure
+        The scores are those of the query ``(..., H, Q, D)``.
+        """
+        length = max(16, _TILE_CELLS // max(1, query[..., 0].numel()))
+        for key, value, offset, start in self._pieces(length):
+            score = query @ key.mT
+            yield value, score if offset is None else score + offset[..., None, :], start
+
+    def picked(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Patterns ``(..., H, Q, D)``, measures ``(..., H, Q)``, values or None at places ``(..., H, Q)``."""
+        found: list[Tensor] = []
+        start = 0
+        for block in self.blocks:
+            x, measure, values = self._rows(block)
+            at = (index - start).clamp(0, block.count - 1)
+            rows = [x, measure[..., None], *([] if values is None else [values])]
+            rows = [row.expand(*at.shape[:-1], *row.shape[-2:]) for row in rows]
+            here = [torch.take_along_dim(row, at[..., None], -2) for row in rows]
+            later = (index >= start)[..., None]
+            found = [torch.where(later, a, b) for a, b in zip(here, found, strict=True)] if found else here
+            start += block.count
+        return found[0], found[1][..., 0], found[2] if self.values else None
+
+    def chosen(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys ``(..., H, Q, D)``, what is averaged, and offsets or None, at places ``(..., H, Q)``."""
+        return self._made(*self.picked(index))
+
+
+def check_state(memory: "Hopfield", state: Any) -> None:
+    """Raise unless a state ``(..., D)`` is finite, of the patterns' dtype, device and leading axes."""
+    if not isinstance(state, Tensor):
+        kind = type(state).__name__
+        raise ArgumentError(f"Hopfield: state is a {kind}. Pass a torch tensor: torch.as_tensor(state).")
+    x, lead, D, shape = memory.blocks[0].patterns, memory.lead, memory.dimension, tuple(state.shape)
+    if state.dtype not in (x.dtype, memory.dtype) or state.device != x.device:
+        got = f"{state.dtype} on {state.device}, patterns are {x.dtype} on {x.device}"
+        raise ArgumentError(f"Hopfield: state is {got}. Convert it: state.to(patterns).")
+    if shape[-1:] != (D,):
+        got = f"state has shape {shape}, patterns have dimension {D}"
+        raise ArgumentError(f"Hopfield: {got}. Pass states (..., {D}).")
+    if lead and (len(shape) < len(lead) + 2 or shape[-2 - len(lead) : -2] != lead):
+        raise ArgumentError(
+            f"Hopfield: state has shape {shape}, patterns have leading axes {lead}. Pass states (..., "
+            f"{', '.join(map(str, lead))}, Q, {D}): Q for each memory; state.expand puts the same before all."
         )
-        return key, None if self.similarity.offset is None else self.similarity.offset(measure)
+    if not is_concrete(state):
+        return
+    # A sum is one quick look; one that is not finite may be an overflow, and then every number is looked at.
+    if not math.isfinite(state.detach().sum().item()) and not bool(state.isfinite().all()):
+        index = (~state.isfinite().all(-1)).nonzero()[0].tolist()
+        raise ArgumentError(f"Hopfield: state{index or ''} holds NaN or infinity. Pass finite states.")
+    if memory.similarity.sphere and not bool((state != 0).any(-1).all()):
+        wanted = "The similarity is cosine: pass states that are not 0."
+        raise ArgumentError(f"Hopfield: a state is 0 and has no direction. {wanted}")

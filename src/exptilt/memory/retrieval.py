@@ -1,84 +1,117 @@
 r"""Retrieval: steps until each state stands still.
 
-States step in place, and those that have settled are left out of the next sweep. Where a derivative is wanted, the point they settled
-at then passes through `exptilt.dynamics.fixed_point`, which differentiates the fixed point ξ = T(ξ; x, β) by the implicit function theorem,
+States step in place, and those that have settled are left out of the next sweep. Where a derivative is
+wanted, the point they settled at then passes through `exptilt.dynamics.fixed_point`, which differentiates the
+fixed point ξ = T(ξ; x, β) by the implicit function theorem,
 
     dξ = (1 − ∂T/∂ξ)^{-1} (∂T/∂x dx + ∂T/∂β dβ),
 
-in the memory of one step, however many were taken. Under `torch.func` and `torch.compile`, where values cannot be looked at, `fixed_point`
-does the stepping as well. Residuals are of the state that is returned, in units of M (of its norm, where that is larger, there); row k of
-the trace is how far step k + 1 led, or would have led from where a state ended.
+in the memory of one step, however many were taken. Under `torch.func` and `torch.compile`, where values
+cannot be looked at, `fixed_point` does the stepping as well. Residuals are of the state that is returned, in
+units of M (of its norm, where that is larger, there); row k of the trace is how far step k + 1 led, or would
+have led from where a state ended.
+
+A few states on not so many patterns take less time than torch's calls would. So where the answer is a plain
+number (softmax, no derivative, one memory in float32 or float64 on the CPU), a step or a whole retrieval is
+one call of compiled code (``retrieval_kernel.py``): a retrieval of one state from 100 to 1000 patterns takes
+a tenth of the time (benchmarks/memory.py). Everything else goes the general way, to the same results but for
+rounding.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.checks import number, whole
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import derivatives_wanted, is_concrete
 from exptilt.dynamics import fixed_point
-from exptilt.memory import few
-from exptilt.memory.checks import check_count
+from exptilt.memory import retrieval_kernel
+from exptilt.memory.patterns import check_state
+from exptilt.memory.separation import Softmax
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
+_FEW = 8  # states
+_PRODUCTS = 1 << 21  # numbers of states times patterns: beyond, two threads are faster
+_CODES = np.array([Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NOT_FINITE.code], np.int8)
+
 
 def retrieve(
-    memory: "Hopfield", state: Tensor, *, tolerance: float | None, max_steps: int, throw: bool
+    self: "Hopfield",
+    state: Tensor,
+    *,
+    tolerance: float | None = None,
+    max_steps: int = 1000,
+    throw: bool = True,
 ) -> Solution[Tensor]:
-    """See `Hopfield.retrieve`."""
-    check_count("Hopfield.retrieve", "max_steps", max_steps)
+    """Steps until each state stands still by itself.
+
+    Where a derivative is wanted it is that of the fixed point, by the implicit function theorem: it flows to
+    patterns and beta; the start has none, since a fixed point does not depend on where one came from.
+
+    Args:
+        state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
+        tolerance: of the residual ‖step(ξ) − ξ‖/M; None is 1e-5 in float32, 1e-10 in float64.
+        max_steps: at most so many.
+        throw: raise a `ConvergenceError` where some state has not settled; False leaves that to the status.
+
+    Returns:
+        `Solution` with value as state, residual ``(...)`` and trace ``(steps, ...)``: how far each step led.
+        A state whose step is not finite (β times a score overflows) stays where it is, and its status says
+        so.
+    """
+    check_state(self, state)
+    whole("Hopfield.retrieve", "max_steps", max_steps)
     if tolerance is None:
-        tolerance = 1e-10 if memory.measure.dtype == torch.float64 else 1e-5
-    if not tolerance > 0:
-        raise ArgumentError(f"Hopfield.retrieve: tolerance is {tolerance}. Pass a number > 0, or None.")
-    tracked = (memory.patterns, memory.beta, state)
-    if not is_concrete(*tracked):
-        return _attached(memory, state, tolerance, max_steps, throw=throw, strict=throw)
-    solution = settle(memory, state, tolerance, max_steps)
+        tolerance = 1e-10 if self.dtype == torch.float64 else 1e-5
+    number("Hopfield.retrieve", "tolerance", tolerance, above=0, otherwise=", or None")
+
+    def attached(start: Tensor, most: int, throws: bool) -> Solution[Tensor]:
+        """The fixed point from there on, with its derivatives; after one step, the start as a fixed point."""
+        return fixed_point(
+            self.step,
+            start.detach(),
+            solver="picard",
+            tolerance=tolerance,
+            max_steps=most,
+            scale=_unit(self),
+            throw=throws,
+            strict=throw,
+        )
+
+    learnt = (*(block.patterns for block in self.blocks), self.beta)
+    if not is_concrete(state, *learnt):
+        return attached(state, max_steps, throw)
+    solution = settle(self, state, tolerance, max_steps)
     if throw:
         solution.or_raise()
-    if torch.is_grad_enabled() and (memory.patterns.requires_grad or memory.beta.requires_grad):
-        return replace(
-            solution, value=_attached(memory, solution.value, tolerance, 1, throw=False, strict=throw).value
-        )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in learnt):
+        return replace(solution, value=attached(solution.value, 1, False).value)
     return solution
 
 
 def _unit(memory: "Hopfield") -> Tensor:
     """M, as it broadcasts against residuals ``(..., Q)``."""
-    return memory.size[..., None] if memory.patterns.ndim > 2 else memory.size
-
-
-def _attached(
-    memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, throw: bool, strict: bool
-) -> Solution[Tensor]:
-    """The fixed point from this state on, with its derivatives; with max_steps 1, the state itself with those of the fixed point it is.
-
-    With `strict` a derivative that does not exist is an error when it is asked for, as in `fixed_point`.
-    """
-    return fixed_point(
-        memory.step, state.detach(), solver="picard", tolerance=tolerance, max_steps=max_steps, scale=_unit(memory), throw=throw,
-        strict=strict,
-    )  # fmt: skip
+    return memory.size[..., None] if memory.lead else memory.size
 
 
 @torch.no_grad()
 def settle(
     memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, show: bool | None = None
 ) -> Solution[Tensor]:
-    """Steps in place; only states that still move in some memory are swept again. A bar counts those that have ended.
+    """Steps in place; only states that still move in some memory are swept again. A bar counts the others.
 
     A state whose step is NaN or infinite (β times a score overflows) ends where it stands.
     """
-    if few.suits(memory, state):
-        return few.settle(memory, state, tolerance, max_steps)
+    if is_small(memory, state):
+        return _settle_compiled(memory, state, tolerance, max_steps)
     value, size = memory.rows(state).clone(), _unit(memory)
     residual = value.new_full(value.shape[:-1], torch.inf)
     code = torch.full_like(residual, Status.MAX_STEPS.code, dtype=torch.int8)
@@ -89,18 +122,14 @@ def settle(
         moving = torch.arange(residual.shape[-1] if residual.numel() else 0, device=value.device)
         while moving.numel():
             current, last, before = value[..., moving, :], residual[..., moving], code[..., moving]
-            live = (
-                before == Status.MAX_STEPS.code
-            )  # what has ended in one memory stays while it still moves in another
+            live = before == Status.MAX_STEPS.code  # what ended in one memory stays while it moves in another
             new = memory.advance(current)
             change = torch.where(new.isfinite().all(-1), (new - current).norm(dim=-1) / size, torch.nan)
             now = torch.where(change <= tolerance, Status.CONVERGED.code, before)
             now = torch.where(live, torch.where(change.isnan(), Status.NOT_FINITE.code, now), before)
             residual[..., moving] = torch.where(live, change.nan_to_num(torch.inf, torch.inf), last)
             code[..., moving] = now
-            if (
-                len(trace) == max_steps
-            ):  # one sweep more than steps: it says how far from settled the states are that it leaves there
+            if len(trace) == max_steps:  # one sweep more than steps says how far from settled the rest are
                 return
             trace.append(residual.clone())
             go = now == Status.MAX_STEPS.code
@@ -113,8 +142,59 @@ def settle(
         pass
     shape = state.shape[:-1]
     by_step = torch.stack(trace).reshape(-1, *shape) if trace else residual.new_zeros(0, *shape)
-    residual = residual.reshape(shape)
+    code, residual = code.reshape(shape), residual.reshape(shape)
     value = value.reshape(state.shape).to(state.dtype)
-    return Solution(
-        value, code.reshape(shape), residual, torch.tensor(len(trace)), torch.zeros_like(residual), by_step
+    return Solution(value, code, residual, torch.tensor(len(trace)), torch.zeros_like(residual), by_step)
+
+
+def is_small(memory: "Hopfield", state: Any) -> bool:
+    """Whether states may go the compiled way: of the right shape, dtype, number; they may hold anything."""
+    (block, *more), patterns = memory.blocks, memory.blocks[0].patterns
+    return (
+        not more
+        and type(state) is Tensor
+        and type(patterns) is Tensor
+        and state.ndim > 0
+        and patterns.ndim == 2
+        and state.shape[-1] == patterns.shape[1]
+        and 0 < state.numel() <= _FEW * patterns.shape[1]
+        and state.numel() * patterns.shape[0] <= _PRODUCTS
+        and patterns.dtype == state.dtype == block.measure.dtype
+        and isinstance(memory.rule, Softmax)
+        and not memory.similarity.sphere
+        and state.device.type == patterns.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not derivatives_wanted((patterns, memory.beta, state))
+        and patterns.is_contiguous()
+        and not block.changed
     )
+
+
+def _arguments(memory: "Hopfield") -> tuple[Any, ...]:
+    """Patterns, β times the offsets of their scores, β, as the kernels take them."""
+    block, beta = memory.blocks[0], memory.beta.item()
+    patterns, offset = block.patterns.detach().numpy(), memory.similarity.offset(block.measure.detach())
+    sharp = np.empty(0, patterns.dtype) if offset is None else (beta * offset).numpy()
+    return patterns, sharp, patterns.dtype.type(beta)
+
+
+def small_step(memory: "Hopfield", state: Tensor) -> Tensor | None:
+    """One step where `is_small`, or None where it is not finite."""
+    query = np.ascontiguousarray(state.detach().numpy()).reshape(-1, memory.dimension)
+    output = np.empty_like(query)
+    retrieval_kernel.step(query, *_arguments(memory), output)
+    return torch.from_numpy(output.reshape(state.shape)) if np.isfinite(output).all() else None
+
+
+def _settle_compiled(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) -> Solution[Tensor]:
+    """As `settle`, where `is_small`."""
+    rows = np.array(state.detach().numpy(), order="C").reshape(-1, memory.dimension)
+    residual, ended = np.empty(len(rows), rows.dtype), np.empty(len(rows), np.int8)
+    unit = memory.blocks[0].measure.max().item() ** 0.5 or 1.0  # M, of the similarities that come here
+    trace = retrieval_kernel.settle(*_arguments(memory), tolerance * unit, max_steps, rows, residual, ended)
+    shape = state.shape[:-1]
+    found = (rows.reshape(state.shape), _CODES[ended].reshape(shape), (residual / unit).reshape(shape))
+    value, code, residuals, distance, by_step = map(
+        torch.from_numpy, (*found, np.zeros(shape, rows.dtype), (trace / unit).reshape(len(trace), *shape))
+    )
+    return Solution(value, code, residuals, torch.tensor(len(trace)), distance, by_step)

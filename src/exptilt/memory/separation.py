@@ -1,22 +1,26 @@
 r"""How scores become weights: the separation, as the gradient of a convex function Ψ.
 
-Each separation below has a convex Ω whose conjugate gives potential and weights (Hopfield–Fenchel–Young networks, Santos et al. 2024):
+Each separation has a convex Ω whose conjugate gives potential and weights (Hopfield–Fenchel–Young networks,
+Santos et al. 2024):
 
-    Ψ(s) = β⁻¹ Ω*(βs) = max_y <y,s> − β⁻¹ Ω(y),        y(s) = ∇Ψ(s),        a step is  ξ ← Σ_i y_i k_i = ∇_ξ Ψ.
+    Ψ(s) = β⁻¹ Ω*(βs) = max_y <y,s> − β⁻¹ Ω(y),      y(s) = ∇Ψ(s),      a step is  ξ ← Σ_i y_i k_i = ∇_ξ Ψ.
 
-    softmax      Ω = Σ y log y on the simplex               Ψ = β⁻¹ log Σ e^{βs}        (THEORY C1)
-    entmax(α)    Ω = (Σ y^α − 1)/(α(α−1)) on the simplex     sparse weights; α = 2 is sparsemax, α → 1 softmax   (``entmax.py``)
-    max          Ω = 0 on the simplex                       Ψ = max s, weights 1 at the first largest score; β plays no part
-    polynomial   Ω = 0 on {y ≥ 0, Σ y^{n/(n−1)} ≤ 1}         Ψ = (Σ max(s,0)^n)^{1/n};   β plays no part
+    softmax      Ω = Σ y log y on the simplex             Ψ = β⁻¹ log Σ e^{βs}      (THEORY C1)
+    entmax(α)    Ω = (Σ y^α − 1)/(α(α−1)) on the simplex   sparse; α = 2 is sparsemax, α → 1 softmax
+    max          Ω = 0 on the simplex                     Ψ = max s, all weight at the first; β plays no part
+    polynomial   Ω = 0 on {y ≥ 0, Σ y^{n/(n−1)} ≤ 1}       Ψ = (Σ max(s,0)^n)^{1/n}; β plays no part
 
-Since Ψ is convex, E = −Ψ + ½<ξ,ξ> lies under its tangent bound at ξ, and a step minimises that bound: no step raises E, for any of them.
+Since Ψ is convex, E = −Ψ + ½<ξ,ξ> lies under its tangent bound at ξ, and a step minimises that bound: no step
+raises E, for any of them.
 
-The polynomial one orders states of one norm as Krotov and Hopfield's energy −Σ F(s), F(s) = max(s,0)^n, does, and its weights are their
-F' up to a factor. Weights s^n/Σ s^n, as some write, have a Jacobian that is not symmetric: they are the gradient of nothing, there is no
-energy, and they are not offered. With euclidean similarity no score is positive, so `polynomial` is refused there.
+The polynomial one orders states of one norm as Krotov and Hopfield's energy −Σ F(s), F(s) = max(s,0)^n, does,
+and its weights are their F' up to a factor. Weights s^n/Σ s^n, as some write, have a Jacobian that is not
+symmetric: they are the gradient of nothing, there is no energy, and they are not offered. With euclidean
+similarity no score is positive, so `polynomial` is refused there.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,32 +35,24 @@ from exptilt.tilting import merge
 
 
 class Read(NamedTuple):
-    """What one sweep yields: Σ y_i k_i ``(..., H, Q, D)`` and Ψ ``(..., H, Q)``."""
+    """What one sweep yields: Σ y_i k_i ``(..., H, Q, D)`` (or Σ y_i v_i) and Ψ ``(..., H, Q)``."""
 
     average: Tensor
     potential: Tensor
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
+class Separation(ABC):
+    """A line of the table above."""
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep.
+        """The average of the keys (or values) under their weights, and the potential.
 
         Args:
             keys: the patterns.
             query: ``(..., H, Q, D)``.
             beta: ``(..., H)``.
         """
-        found = []
-        for key, offset in keys.parts():
-            weight = None if offset is None else beta[..., None] * offset
-            found.append(
-                attend(query * beta[..., None, None], key, key, scale=1.0, log_weight=weight, check=False)
-            )
-        tilted = found[0] if len(found) == 1 else merge(found)
-        return Read(tilted.output, tilted.log_normalizer / beta[..., None])
+        return self._read(keys, query, beta)
 
     def uniform(self, count: int) -> float:
         """Ω of equal weights.
@@ -64,11 +60,34 @@ class Softmax:
         Args:
             count: how many.
         """
+        return self._uniform(count)
+
+    @abstractmethod
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
+
+    @abstractmethod
+    def _uniform(self, count: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Softmax(Separation):
+    """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
+
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        sharp = query * beta[..., None, None]
+        found = []
+        for key, value, offset in keys.parts():
+            weight = None if offset is None else beta[..., None] * offset
+            found.append(attend(sharp, key, value, scale=1.0, log_weight=weight, check=False))
+        tilted = found[0] if len(found) == 1 else merge(found)
+        return Read(tilted.output, tilted.log_normalizer / beta[..., None])
+
+    def _uniform(self, count: int) -> float:
         return -math.log(count)
 
 
 @dataclass(frozen=True)
-class Entmax:
+class Entmax(Separation):
     """Sparse weights [(α−1)βs − τ]_+^{1/(α−1)}, with the τ for which they sum to one.
 
     Args:
@@ -79,41 +98,24 @@ class Entmax:
 
     def __post_init__(self) -> None:
         if not 1.0 < self.alpha <= 2.0:
-            raise ArgumentError(
-                f"Entmax: alpha is {self.alpha}. Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'."
-            )
+            wanted = "Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'."
+            raise ArgumentError(f"Entmax: alpha is {self.alpha}. {wanted}")
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """A few sweeps to find τ, one more to average.
-
-        Args:
-            keys: the patterns.
-            query: ``(..., H, Q, D)``.
-            beta: ``(..., H)``.
-        """
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         return Read(*entmax_sweep(keys, query, beta, self.alpha))
 
-    def uniform(self, count: int) -> float:
-        """Ω of equal weights.
-
-        Args:
-            count: how many.
-        """
-        return (count ** (1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
+    def _uniform(self, count: int) -> float:
+        return (math.pow(count, 1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
 
 
 @dataclass(frozen=True)
-class Maximum:
-    """All weight on the first of the largest scores: nearest-pattern search."""
+class Maximum(Separation):
+    """All weight on the first of the largest scores: nearest-pattern search.
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep for the index, which is not differentiable; what stands there is.
+    The index is not differentiable; what stands there is.
+    """
 
-        Args:
-            keys: the patterns.
-            query: ``(..., H, Q, D)``.
-            beta: ``(..., H)``.
-        """
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         with torch.no_grad():
             top = query.new_full(query.shape[:-1], -torch.inf)
             best = torch.zeros(query.shape[:-1], dtype=torch.int64, device=query.device)
@@ -121,24 +123,18 @@ class Maximum:
                 high, at = score.max(-1)
                 best = torch.where(high > top, at + start, best)
                 top = torch.maximum(high, top)
-        key, offset = keys.chosen(best)
-        key = torch.where(
-            top.isfinite()[..., None], key, torch.nan
-        )  # of scores that overflow none is the largest
+        key, value, offset = keys.chosen(best)
         score = (key * query).sum(-1)
-        return Read(key, score if offset is None else score + offset)
+        score = score if offset is None else score + offset
+        known = top.isfinite()  # of scores that overflow none is the largest
+        return Read(torch.where(known[..., None], value, torch.nan), torch.where(known, score, torch.nan))
 
-    def uniform(self, count: int) -> float:
-        """Ω of equal weights.
-
-        Args:
-            count: how many.
-        """
+    def _uniform(self, count: int) -> float:
         return 0.0
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(Separation):
     """Weights proportional to max(s,0)^{n−1}.
 
     Args:
@@ -151,56 +147,42 @@ class Polynomial:
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 2:
             raise ArgumentError(f"Polynomial: degree is {self.degree!r}. Pass an integer >= 2.")
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """One sweep, with sums relative to the largest score so far.
-
-        Args:
-            keys: the patterns.
-            query: ``(..., H, Q, D)``.
-            beta: ``(..., H)``.
-        """
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         n = self.degree
-        top = query.new_zeros(query.shape[:-1])
-        total, average = torch.zeros_like(top), torch.zeros_like(query)
-        for key, score, _ in keys.tiles(query):
+        top = query.new_zeros(query.shape[:-1])  # sums are relative to the largest score so far
+        total, average = torch.zeros_like(top), torch.zeros_like(top)[..., None]
+        for value, score, _ in keys.tiles(query):
             m = torch.maximum(top, score.detach().amax(-1))
             safe = torch.where(m > 0, m, 1.0)
             rebase = top / safe
             r = score.clamp_min(0) / safe[..., None]
             total = total * rebase**n + (r**n).sum(-1)
-            average = average * (rebase ** (n - 1))[..., None] + r ** (n - 1) @ key
+            average = average * (rebase ** (n - 1))[..., None] + r ** (n - 1) @ value
             top = m
         alive = total != 0  # NaN, of scores that overflow, stays NaN
-        z = torch.where(alive, total, 1.0)
-        norm = z ** (1 / n)
-        return Read(
-            torch.where(alive[..., None], average / (norm ** (n - 1))[..., None], 0.0),
-            torch.where(alive, top * norm, 0.0),
-        )
+        norm = torch.where(alive, total, 1.0) ** (1 / n)
+        average = average / (norm ** (n - 1))[..., None]
+        return Read(torch.where(alive[..., None], average, 0.0), torch.where(alive, top * norm, 0.0))
 
-    def uniform(self, count: int) -> float:
-        """Ω of equal weights.
-
-        Args:
-            count: how many.
-        """
+    def _uniform(self, count: int) -> float:
         return 0.0
 
 
-Separation = Softmax | Entmax | Maximum | Polynomial
-
 SEPARATIONS: dict[str, Separation] = {
-    "softmax": Softmax(), "sparsemax": Entmax(2.0), "entmax": Entmax(), "max": Maximum(), "polynomial": Polynomial(),
-}  # fmt: skip
+    "softmax": Softmax(),
+    "sparsemax": Entmax(2.0),
+    "entmax": Entmax(),
+    "max": Maximum(),
+    "polynomial": Polynomial(),
+}
 
 
 def separation(which: "str | Separation") -> Separation:
     """The separation of that name, or the one that was passed."""
-    if isinstance(which, Softmax | Entmax | Maximum | Polynomial):
+    if isinstance(which, Separation):
         return which
     if which not in SEPARATIONS:
         known = ", ".join(SEPARATIONS)
-        raise ArgumentError(
-            f"Hopfield: separation is {which!r}. Pass one of {known}, or Entmax(alpha), Polynomial(degree)."
-        )
+        wanted = f"Pass one of {known}, or Entmax(alpha), Polynomial(degree)."
+        raise ArgumentError(f"Hopfield: separation is {which!r}. {wanted}")
     return SEPARATIONS[which]

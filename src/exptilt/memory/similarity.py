@@ -1,18 +1,19 @@
 r"""How alike a state and a pattern are: every similarity here is linear in the state, s_i = <k_i, q> + b_i.
 
-    dot         k = x            q = ξ          b = 0
-    cosine      k = x/‖x‖        q = ξ/‖ξ‖      b = 0               patterns and states live on the unit sphere
-    euclidean   k = x            q = ξ          b = −‖x‖²/2         −½‖x − ξ‖² but for −½‖ξ‖², which is the same for all patterns
+    dot         k = x         q = ξ         b = 0
+    cosine      k = x/‖x‖     q = ξ/‖ξ‖     b = 0            patterns and states live on the unit sphere
+    euclidean   k = x         q = ξ         b = −‖x‖²/2      −½‖x − ξ‖², but for −½‖ξ‖², the same for all
 
-The last line is THEORY A8: distance is a dot product with a log-weight on the keys. So one sweep over the patterns serves all three,
-and with a convex separation Ψ (``separation.py``) all three have an energy that a step never raises:
+The last line is THEORY A8: distance is a dot product with a log-weight on the keys. So one sweep over the
+patterns serves all three, and with a convex separation Ψ (``separation.py``) each has an energy that no step
+raises:
 
     E(ξ) = −Ψ(s) + ½<q,q> + ½M² + const      M² = max ‖x‖², 1, 0.
 
-On the sphere a step ends with a division by the norm: the maximum over the ball of the linear bound on Ψ is attained at ∇Ψ/‖∇Ψ‖.
+On the sphere a step ends with a division by the norm: the maximum over the ball of the linear bound on Ψ is
+attained at ∇Ψ/‖∇Ψ‖.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,28 +28,38 @@ class Similarity:
 
     Args:
         name: dot, cosine or euclidean.
-        sphere: whether patterns and states are scaled to unit norm.
-        measure: what is kept of each pattern ``(..., N)``: its squared norm; on the sphere its norm, which overflows later.
-        offset: b from what is kept ``(..., N)``; None stands for 0.
-        reach: M² from the largest of what is kept ``(...)``.
     """
 
     name: str
-    sphere: bool
-    measure: Callable[[Tensor], Tensor]
-    offset: Callable[[Tensor], Tensor] | None
-    reach: Callable[[Tensor], Tensor]
+
+    @property
+    def sphere(self) -> bool:
+        """Whether patterns and states are scaled to unit norm."""
+        return self.name == "cosine"
+
+    def measure(self, patterns: Tensor) -> Tensor:
+        """What is kept of each pattern ``(..., N)``: its squared norm, or its norm, which overflows later."""
+        return length(patterns) if self.sphere else patterns.square().sum(-1)
+
+    def offset(self, measure: Tensor) -> Tensor | None:
+        """b ``(..., N)`` from what is kept; None stands for 0."""
+        return -measure / 2 if self.name == "euclidean" else None
+
+    def reach(self, measure: Tensor) -> Tensor:
+        """M² ``(...)`` from what is kept ``(..., N)``."""
+        largest = measure.amax(-1)
+        return largest if self.name == "dot" else torch.full_like(largest, float(self.sphere))
 
     def keys(self, patterns: Tensor, measure: Tensor) -> Tensor:
-        """K ``(..., N, D)`` from patterns ``(..., N, D)`` and what is kept of them ``(..., N)``."""
+        """k ``(..., N, D)`` from patterns ``(..., N, D)`` and what is kept of them ``(..., N)``."""
         return patterns / measure[..., None] if self.sphere else patterns
 
     def query(self, state: Tensor) -> Tensor:
-        """Q ``(..., D)`` from states ``(..., D)``."""
+        """q ``(..., D)`` from states ``(..., D)``."""
         return unit(state) if self.sphere else state
 
     def settle(self, average: Tensor, query: Tensor) -> Tensor:
-        """Where a step ends, from Σ y_i k_i ``(..., D)``; on the sphere, a state on which nothing pulls stays."""
+        """Where a step ends, from Σ y_i k_i ``(..., D)``; on the sphere, what nothing pulls at stays."""
         if not self.sphere:
             return average
         pulled = (average.detach() != 0).any(-1, keepdim=True)
@@ -56,7 +67,7 @@ class Similarity:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest coordinate in size ``(..., 1)``, 1 for 0: divided by it, squares neither overflow nor vanish."""
+    """The largest coordinate in size ``(..., 1)``, 1 for 0: over it squares neither overflow nor vanish."""
     top = x.detach().abs().amax(-1, keepdim=True)
     return torch.where(top > 0, top, 1.0)
 
@@ -69,27 +80,11 @@ def unit(x: Tensor) -> Tensor:
 def length(x: Tensor) -> Tensor:
     """Norms ``(...)`` of ``(..., D)``, where they are numbers of this dtype; 0 of nothing but 0."""
     top = _largest(x)
-    return (x / top).norm(dim=-1) * top[..., 0]
+    norm: Tensor = torch.linalg.vector_norm(x / top, dim=-1)
+    return norm * top[..., 0]
 
 
-def square_norm(x: Tensor) -> Tensor:
-    """Squared norms ``(...)`` of ``(..., D)``."""
-    return x.square().sum(-1)
-
-
-def _half_less(square: Tensor) -> Tensor:
-    return -square / 2
-
-
-def _same(largest: Tensor) -> Tensor:
-    return largest
-
-
-SIMILARITIES = {
-    "dot": Similarity("dot", False, square_norm, None, _same),
-    "cosine": Similarity("cosine", True, length, None, torch.ones_like),
-    "euclidean": Similarity("euclidean", False, square_norm, _half_less, torch.zeros_like),
-}
+SIMILARITIES = {name: Similarity(name) for name in ("dot", "cosine", "euclidean")}
 
 
 def similarity(name: str) -> Similarity:

@@ -1,15 +1,17 @@
 """A memory as one file.
 
-The file is in the safetensors format: a header, then the bytes of the tensors. Nothing in it can run code. The header also holds the
-similarity, the separation and a checksum (SHA-256) of these and of the tensors' bytes, so that a file which was cut or changed is refused
-instead of retrieving something else. It is written beside its place and moved there at the end: readers see the old file or the new one,
-never half.
+The file is in the safetensors format: a header, then the bytes of the tensors. Nothing in it can run code.
+The header also holds the similarity, the separation and a checksum (SHA-256) of these and of the tensors'
+bytes, so that a file which was cut or changed is refused instead of retrieving something else. It is written
+block by block, so that patterns in a file are not read into memory, beside its place, and moved there at the
+end.
 """
 
 import hashlib
 import json
-import os
-import tempfile
+import math
+from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.files import draft
 from exptilt.memory.separation import Entmax, Polynomial, Separation, separation
 
 if TYPE_CHECKING:
@@ -24,106 +27,122 @@ if TYPE_CHECKING:
 
 _FORMAT = "exptilt.memory.Hopfield/2"
 _PART_BYTES = 1 << 24
+_KINDS = {  # names of dtypes in the format
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+Stored = dict[str, list[Tensor]]  # blocks of rows of a tensor, by its name
 
 
-def _library() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as problem:
-        raise MissingExtraError("safetensors", "hf") from problem
-    return safetensors
+def _shape(parts: list[Tensor]) -> tuple[int, ...]:
+    """The shape of the blocks together."""
+    x = parts[0]
+    return tuple(x.shape) if len(parts) == 1 else (sum(len(part) for part in parts), *x.shape[1:])
 
 
-def checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
+def _bytes(parts: list[Tensor]) -> Iterator[memoryview]:
+    for block in parts:
+        for part in block.contiguous().reshape(-1).view(torch.uint8).split(_PART_BYTES):
+            yield memoryview(part.numpy())
+
+
+def _checksum(tensors: Stored, about: dict[str, str]) -> str:
     """SHA-256 of what the header says, and of the tensors' names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
     for name, text in sorted(about.items()):
         found.update(f"{name} {json.dumps(text)}\n".encode())
-    for name, x in sorted(tensors.items()):
-        found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        for part in x.contiguous().reshape(-1).view(torch.uint8).split(_PART_BYTES):
-            found.update(memoryview(part.numpy()))
+    for name, parts in sorted(tensors.items()):
+        found.update(f"{name} {parts[0].dtype} {_shape(parts)}\n".encode())
+        for part in _bytes(parts):
+            found.update(part)
     return found.hexdigest()
 
 
-def _describe(rule: Separation) -> dict[str, Any]:
-    if isinstance(rule, Entmax):
-        return {"kind": "entmax", "alpha": rule.alpha}
-    if isinstance(rule, Polynomial):
-        return {"kind": "polynomial", "degree": rule.degree}
-    return {"kind": {"Softmax": "softmax", "Maximum": "max"}[type(rule).__name__]}
+def _described(rule: Separation) -> dict[str, Any]:
+    """A separation as what `_rule` takes."""
+    kind = {"Softmax": "softmax", "Maximum": "max"}.get(type(rule).__name__, type(rule).__name__.lower())
+    return {"kind": kind, **vars(rule)}
 
 
-def _rule(described: dict[str, Any]) -> Separation:
-    if described["kind"] == "entmax":
-        return Entmax(described["alpha"])
-    if described["kind"] == "polynomial":
-        return Polynomial(described["degree"])
-    return separation(described["kind"])
+def _rule(kind: str, **parameters: Any) -> Separation:
+    made = {"entmax": Entmax, "polynomial": Polynomial}.get(kind)
+    return made(**parameters) if made else separation(kind)
 
 
-def save(memory: "Hopfield", path: Path) -> None:
-    """See `Hopfield.save`."""
-    library = _library()
-    tensors = {
-        "patterns": memory.patterns.detach().cpu().contiguous(),
-        "beta": memory.beta.detach().cpu().contiguous(),
-    }
-    about = {
-        "format": _FORMAT,
-        "similarity": memory.similarity.name,
-        "separation": json.dumps(_describe(memory.rule)),
-    }
-    about["checksum"] = checksum(tensors, about)
+def save(self: "Hopfield", path: str | PathLike[str]) -> None:
+    """Write the memory to one file (safetensors), whole or not at all.
+
+    Args:
+        path: where; an existing file is replaced at the end, in one move.
+    """
+    path = Path(path)
     if path.is_dir():
         raise ArgumentError(f"Hopfield.save: {path} is a folder. Pass the name of a file in it.")
     if not path.parent.is_dir():
         raise ArgumentError(f"Hopfield.save: there is no folder {path.parent}. Make it first.")
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    try:
-        library.torch.save_file(tensors, draft, metadata=about)
-        with open(draft, "rb+") as written:
-            os.fsync(written.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(draft, 0o666 & ~umask)  # what open() would have given; a temporary file is private
-        os.replace(draft, path)
-    finally:
-        Path(draft).unlink(missing_ok=True)
+    _ = self.keys  # refuses patterns that were written to
+    tensors: Stored = {"beta": [self.beta], "patterns": [block.patterns for block in self.blocks]}
+    if self.blocks[0].values is not None:
+        tensors["values"] = [block.values for block in self.blocks if block.values is not None]
+    if self.lead and len(self.blocks) > 1:  # rows of several memories do not follow each other
+        tensors = {name: [torch.cat(x, -2) if name != "beta" else x[0]] for name, x in tensors.items()}
+    tensors = {name: [x.detach().cpu() for x in parts] for name, parts in tensors.items()}
+    about = {
+        "format": _FORMAT,
+        "similarity": self.similarity.name,
+        "separation": json.dumps(_described(self.rule)),
+    }
+    about["checksum"] = _checksum(tensors, about)
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    # Wide numbers first: each tensor then begins at a multiple of its numbers' size.
+    order = sorted(tensors, key=lambda name: -tensors[name][0].element_size())
+    for name in order:
+        first, shape = tensors[name][0], _shape(tensors[name])
+        begin, end = end, end + math.prod(shape) * first.element_size()
+        header[name] = {"dtype": _KINDS[first.dtype], "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with draft(path) as place, place.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            for part in _bytes(tensors[name]):
+                file.write(part)
 
 
-def load(path: Path, *, mapped: bool) -> dict[str, Any]:
+def load(path: str | PathLike[str], *, mapped: bool) -> dict[str, Any]:
     """The arguments of the memory that a file holds; see `Hopfield.load`."""
-    library = _library()
-    if not path.is_file():
+    try:
+        import safetensors.torch
+    except ImportError as problem:
+        raise MissingExtraError("safetensors", "memory") from problem
+    if not Path(path).is_file():
         raise ArgumentError(f"Hopfield.load: there is no file {path}.")
     try:
-        with library.safe_open(str(path), framework="pt") as opened:
-            about = opened.metadata() or {}
-            names = set(opened.keys())
-            if about.get("format") != _FORMAT or names != {"patterns", "beta"}:
-                raise ArgumentError(
-                    f"Hopfield.load: {path} is a safetensors file, but not one that Hopfield.save wrote."
-                )
+        with safetensors.safe_open(str(path), framework="pt") as opened:
+            about, names = opened.metadata() or {}, set(opened.keys())
+            if about.get("format") != _FORMAT or names - {"values"} != {"patterns", "beta"}:
+                got = f"{path} is a safetensors file, but not one that Hopfield.save wrote"
+                raise ArgumentError(f"Hopfield.load: {got}.")
             tensors = {name: opened.get_tensor(name) for name in names}
-    except library.SafetensorError as problem:
-        raise ArgumentError(
-            f"Hopfield.load: {path} is not a whole safetensors file ({problem}). It was cut, or is something else."
-        ) from None
+    except safetensors.SafetensorError as problem:
+        got = f"{path} is not a whole safetensors file ({problem})"
+        raise ArgumentError(f"Hopfield.load: {got}. It was cut, or is something else.") from None
     said = about.pop("checksum", None)
-    if checksum(tensors, about) != said:
-        raise ArgumentError(
-            f"Hopfield.load: the contents of {path} do not match their checksum: the file was changed or damaged."
-        )
-    patterns = tensors["patterns"] if mapped else tensors["patterns"].clone()
+    if _checksum({name: [x] for name, x in tensors.items()}, about) != said:
+        got = f"the contents of {path} do not match their checksum"
+        raise ArgumentError(f"Hopfield.load: {got}: the file was changed or damaged.")
+    tensors = {name: x if mapped and name != "beta" else x.clone() for name, x in tensors.items()}
     try:
-        rule = _rule(json.loads(about["separation"]))
-        return {
-            "patterns": patterns,
-            "beta": tensors["beta"].clone(),
-            "similarity": about["similarity"],
-            "separation": rule,
-        }
+        rule = _rule(**json.loads(about["separation"]))
+        return {**tensors, "similarity": about["similarity"], "separation": rule}
     except (KeyError, TypeError, json.JSONDecodeError) as problem:
         raise ArgumentError(f"Hopfield.load: the header of {path} is damaged ({problem!r}).") from None

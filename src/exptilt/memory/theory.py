@@ -1,15 +1,19 @@
-r"""What theory promises of a softmax memory with dot products (Ramsauer et al. 2021, "Hopfield networks is all you need").
+r"""What theory promises of a softmax memory with dot products (Ramsauer et al. 2021).
 
 Patterns of norm at most M, N of them, with separations Δ_i:
 
-    stored         if  Δ_i ≥ 2/(βN) + β⁻¹ log(2(N−1)NβM²),  a fixed point lies within 1/(βNM) of x_i, and that ball is drawn into it
-    retrieval      one step from a state at distance r, or the fixed point itself:  error ≤ 2(N−1)M e^{−β(Δ_i − 2 max(r, r*)M)}
-    capacity       random patterns on a sphere of radius K√(d−1): with probability 1 − p at least √p c^{(d−1)/4} can be stored, where
+    stored      if  Δ_i ≥ 2/(βN) + β⁻¹ log(2(N−1)NβM²),  a fixed point lies within 1/(βNM) of x_i, and that
+                ball is drawn into it
+    retrieval   one step from a state at distance r, or the fixed point itself:
+                error ≤ 2(N−1)M e^{−β(Δ_i − 2 max(r, r*)M)}
+    capacity    random patterns on a sphere of radius K√(d−1): with probability 1 − p at least √p c^{(d−1)/4}
+                can be stored, where
 
-    c = b / W₀(e^{a + log b}),     a = 2/(d−1) · (1 + log(2βK²p(d−1))),     b = 2K²β/5,     provided  c ≥ (2/√p)^{4/(d−1)},
+    c = b / W₀(e^{a + log b}),   a = 2/(d−1) (1 + log(2βK²p(d−1))),   b = 2K²β/5,   if  c ≥ (2/√p)^{4/(d−1)},
 
-with W₀ the upper branch of Lambert's function. For p = 0.001 this gives c = 3.1546 (β = 1, K = 3, d = 20) and 1.3718 (β = 1, K = 1, d = 75;
-1.37188, which the paper cuts off). These are lower bounds: `storage_capacity` measures how far below the truth they lie.
+with W₀ the upper branch of Lambert's function. For p = 0.001 this gives c = 3.1546 (β = 1, K = 3, d = 20) and
+1.3718 (β = 1, K = 1, d = 75; 1.37188, which the paper cuts off). These are lower bounds: `storage_capacity`
+measures how far below the truth they lie.
 """
 
 import math
@@ -20,7 +24,7 @@ import torch
 from scipy.special import wrightomega
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.checks import number
 
 
 @dataclass(frozen=True)
@@ -65,24 +69,16 @@ def storage_bound(
         >>> round(storage_bound(20, radius=3.0).base, 4)
         3.1546
     """
-    if not (2 <= dimension < math.inf and 0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
-        got = f"dimension {dimension}, beta {beta}, radius {radius}, failure {failure}"
-        raise ArgumentError(
-            f"storage_bound: got {got}. Pass dimension >= 2, beta > 0, radius > 0, all finite, and 0 < failure <= 1."
-        )
-    power, log_p, log_energy = (
-        (dimension - 1) / 4,
-        math.log(failure),
-        math.log(beta) + 2 * math.log(radius),
-    )  # log βK²
+    number("storage_bound", "dimension", dimension, least=2)
+    log_energy = math.log(number("storage_bound", "beta", beta, above=0))  # of βK²
+    log_energy += 2 * math.log(number("storage_bound", "radius", radius, above=0))
+    log_p, power = math.log(number("storage_bound", "failure", failure, above=0, most=1)), (dimension - 1) / 4
     a = (1 + math.log(2 * (dimension - 1)) + log_energy + log_p) / (2 * power)
     argument = a + math.log(2 / 5) + log_energy
-    log_c = (
-        float(wrightomega(argument)) - a
-    )  # ω(z) = W₀(e^z) and log W₀(e^z) = z − W₀(e^z): nothing overflows on the way
-    return StorageBound(
-        _exp(log_c), _exp((math.log(2) - log_p / 2) / power), argument, log_p / 2 + power * log_c
-    )
+    # ω(z) = W₀(e^z) and log W₀(e^z) = z − W₀(e^z): nothing overflows on the way
+    log_c = float(wrightomega(argument)) - a
+    needed = _exp((math.log(2) - log_p / 2) / power)
+    return StorageBound(_exp(log_c), needed, argument, log_p / 2 + power * log_c)
 
 
 def _exp(x: float) -> float:
@@ -98,15 +94,16 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
         beta: inverse temperature.
         size: M, the largest norm of a pattern.
     """
-    if not (2 <= count < math.inf and 0 < beta < math.inf and 0 < size < math.inf):
-        raise ArgumentError(
-            f"separation_needed: got count {count}, beta {beta}, size {size}. Pass count >= 2, beta > 0, size > 0, finite."
-        )
-    return (2 / count + math.log(2 * (count - 1) * count) + math.log(beta) + 2 * math.log(size)) / beta
+    number("separation_needed", "count", count, least=2)
+    logs = [
+        math.log(number("separation_needed", name, x, above=0))
+        for name, x in (("beta", beta), ("size", size))
+    ]
+    return (2 / count + math.log(2 * (count - 1) * count) + logs[0] + 2 * logs[1]) / beta
 
 
 def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:
-    """Radius of the ball that theory knows to be drawn to the pattern's own fixed point; 0 where theory knows nothing.
+    """Radius of the ball that theory knows to be drawn to the pattern's fixed point; 0 where it knows none.
 
     Args:
         separation: ``(...)``, Δ.
@@ -119,9 +116,8 @@ def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: floa
     """
     if count == 1:
         return torch.full_like(separation, torch.inf)
-    return torch.where(
-        separation >= separation_needed(count, beta=beta, size=size), 1 / (beta * count * size), 0.0
-    )
+    stored = separation >= separation_needed(count, beta=beta, size=size)
+    return torch.where(stored, 1 / (beta * count * size), 0.0)
 
 
 def retrieval_error_bound(

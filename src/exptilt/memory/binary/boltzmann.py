@@ -1,15 +1,17 @@
 r"""`RestrictedBoltzmann`: visible and hidden units, joined only to each other.
 
-    binary hidden     E(v,h) = −<b,v> − <c,h> − v'Wh,  h ∈ {0,1}^H        F(v) = −<b,v> − Σ_j log(1 + e^{c_j + (v'W)_j})
-    Gaussian hidden   E(v,h) = −<b,v> − <c,h> − v'Wh + ½<h,h>             F(v) = −<b,v> − ½‖c + W'v‖² − (H/2) log 2π
+    binary hidden     E(v,h) = −<b,v> − <c,h> − v'Wh            F(v) = −<b,v> − Σ_j log(1 + e^{c_j + (v'W)_j})
+    Gaussian hidden   E(v,h) = −<b,v> − <c,h> − v'Wh + ½<h,h>    F(v) = −<b,v> − ½‖c + W'v‖² − (H/2) log 2π
 
-F is the free energy, p(v) = e^{−F(v)}/Z. Given one side, units of the other are independent: a hidden unit is a coin or a unit Gaussian
-about c + W'v, a visible one a coin. Visible units are {0,1}, or ±1 (`visible="spin"`), in which case Gaussian hidden units make a
-classical Hopfield network (``equivalence.py``).
+F is the free energy, p(v) = e^{−F(v)}/Z. Given one side, units of the other are independent: a hidden unit is
+a coin (0 or 1) or a unit Gaussian about c + W'v, a visible one a coin. Visible units are {0,1}, or ±1
+(`visible="spin"`), in which case Gaussian hidden units make a classical Hopfield network
+(``experiments/equivalence.py``).
 
-Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖² stands for −<b,v> above, and
-given h, v is Gaussian about b + Wh with variance 1 (scale the data to that). Hidden units are then binary: Gaussian ones on both sides
-make a plain Gaussian law, and no law at all if ‖W‖ ≥ 1. Z is exact, by enumeration, where one side of coins is small.
+Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖²
+stands for −<b,v> above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
+Hidden units are then binary: Gaussian ones on both sides make a plain Gaussian law, and no law at all if ‖W‖
+≥ 1. Z is exact, by enumeration, where one side of coins is small.
 """
 
 import math
@@ -19,13 +21,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exptilt._support.checks import choice, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt._support.transforms import is_concrete
-from exptilt.memory.checks import check_count
 
 _MOST_UNITS = 24  # enumerated: 2^24 states, block after block
 _BLOCK = 1 << 14
+_LEVELS = {"binary": (0.0, 1.0), "spin": (-1.0, 1.0)}
+
+
+def _mean(kind: str, field: Tensor) -> Tensor:
+    """E[u] ``(..., units)`` of coins with weights e^{field u}, or of Gaussians about the field."""
+    if kind == "gaussian":
+        return field
+    low, high = _LEVELS[kind]
+    return low + (high - low) * torch.sigmoid((high - low) * field)
+
+
+def _draw(kind: str, field: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A draw of such units."""
+    if kind == "gaussian":
+        return field + torch.empty_like(field).normal_(generator=generator)
+    low, high = _LEVELS[kind]
+    up = torch.empty_like(field).uniform_(generator=generator) < torch.sigmoid((high - low) * field)
+    return torch.where(up, high, low).to(field.dtype)
+
+
+def _log_integral(kind: str, field: Tensor) -> Tensor:
+    """log Σ_u e^{<field,u>} over all states of coins, or log ∫ e^{<field,u> − ½<u,u>} du: ``(...)``."""
+    if kind == "gaussian":
+        return field.square().sum(-1) / 2 + field.shape[-1] / 2 * math.log(2 * math.pi)
+    return (F.softplus(field) if kind == "binary" else torch.logaddexp(-field, field)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +64,8 @@ class RestrictedBoltzmann:
         visible_bias: ``(V,)``.
         hidden_bias: ``(H,)``.
         hidden: ``binary`` ({0,1}) or ``gaussian``.
-        visible: ``binary`` ({0,1}), ``spin`` (±1), or with binary hidden units ``gaussian`` (real, of variance 1).
+        visible: ``binary`` ({0,1}), ``spin`` (±1), or, with binary hidden units, ``gaussian`` (of variance
+            1).
 
     Example:
         >>> machine = RestrictedBoltzmann(torch.zeros(3, 2), torch.zeros(3), torch.zeros(2))
@@ -52,37 +80,35 @@ class RestrictedBoltzmann:
     visible: str = "binary"
 
     def __post_init__(self) -> None:
-        w, b, c = self.weight, self.visible_bias, self.hidden_bias
-        if self.hidden not in ("binary", "gaussian") or self.visible not in ("binary", "spin", "gaussian"):
-            got = f"hidden {self.hidden!r}, visible {self.visible!r}"
-            raise ArgumentError(
-                f"RestrictedBoltzmann: {got}. Pass hidden 'binary' or 'gaussian', visible 'binary', 'spin' or 'gaussian'."
-            )
+        who, given = "RestrictedBoltzmann", (self.weight, self.visible_bias, self.hidden_bias)
+        choice(who, "hidden", self.hidden, ("binary", "gaussian"))
+        choice(who, "visible", self.visible, ("binary", "spin", "gaussian"))
         if self.hidden == self.visible == "gaussian":
-            raise ArgumentError(
-                "RestrictedBoltzmann: Gaussian units on both sides make a plain Gaussian law. Pass hidden='binary'."
-            )
-        if not all(
-            isinstance(x, Tensor) and x.is_floating_point() and x.dtype == w.dtype and x.device == w.device
-            for x in (w, b, c)
-        ):
-            got = ", ".join(
-                f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in (w, b, c)
-            )
-            raise ArgumentError(
-                f"RestrictedBoltzmann: weight, visible_bias, hidden_bias are {got}. Pass floating tensors of one dtype."
-            )
-        if w.ndim != 2 or tuple(b.shape) != w.shape[:1] or tuple(c.shape) != w.shape[1:] or not w.numel():
-            got = f"weight {tuple(w.shape)}, visible_bias {tuple(b.shape)}, hidden_bias {tuple(c.shape)}"
-            raise ArgumentError(f"RestrictedBoltzmann: got {got}. Pass (V, H), (V,) and (H,), not empty.")
-        if is_concrete(w, b, c) and not bool(w.isfinite().all() & b.isfinite().all() & c.isfinite().all()):
-            raise ArgumentError("RestrictedBoltzmann: a parameter holds NaN or infinity.")
+            wanted = "Pass hidden='binary'."
+            raise ArgumentError(f"{who}: Gaussian units on both sides make a plain Gaussian law. {wanted}")
+        kinds = [f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in given]
+        if len(set(kinds)) > 1 or not isinstance(given[0], Tensor) or not given[0].is_floating_point():
+            got, wanted = ", ".join(kinds), "Pass floating tensors of one dtype."
+            raise ArgumentError(f"{who}: weight, visible_bias, hidden_bias are {got}. {wanted}")
+        w, b, c = (tuple(x.shape) for x in given)
+        if len(w) != 2 or (*b, *c) != w or len(b) != 1 or not self.weight.numel():
+            got = f"weight {w}, visible_bias {b}, hidden_bias {c}"
+            raise ArgumentError(f"{who}: got {got}. Pass (V, H), (V,) and (H,), not empty.")
+        if is_concrete(*given) and not all(bool(x.isfinite().all()) for x in given):
+            raise ArgumentError(f"{who}: a parameter holds NaN or infinity. Pass finite numbers.")
 
     @classmethod
     def random(
-        cls, visible_units: int, hidden_units: int, *, hidden: str = "binary", visible: str = "binary", size: float = 0.01,
-        generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64,
-    ) -> "RestrictedBoltzmann":  # fmt: skip
+        cls,
+        visible_units: int,
+        hidden_units: int,
+        *,
+        hidden: str = "binary",
+        visible: str = "binary",
+        size: float = 0.01,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> "RestrictedBoltzmann":
         """A machine to begin learning with: small random weights, biases 0.
 
         Args:
@@ -94,8 +120,8 @@ class RestrictedBoltzmann:
             generator: draws them.
             dtype: of the parameters.
         """
-        check_count("RestrictedBoltzmann.random", "visible_units", visible_units)
-        check_count("RestrictedBoltzmann.random", "hidden_units", hidden_units)
+        whole("RestrictedBoltzmann.random", "visible_units", visible_units)
+        whole("RestrictedBoltzmann.random", "hidden_units", hidden_units)
         w = size * torch.randn(visible_units, hidden_units, dtype=dtype, generator=generator)
         return cls(w, w.new_zeros(visible_units), w.new_zeros(hidden_units), hidden, visible)
 
@@ -103,10 +129,11 @@ class RestrictedBoltzmann:
     def levels(self) -> tuple[float, float]:
         """The two values of a visible unit that is a coin."""
         if self.visible == "gaussian":
+            wanted = "See `visible_mean`."
             raise ArgumentError(
-                "RestrictedBoltzmann: Gaussian visible units take all real values, not two. See `visible_mean`."
+                f"RestrictedBoltzmann: Gaussian units take all real values, not two. {wanted}"
             )
-        return (0.0, 1.0) if self.visible == "binary" else (-1.0, 1.0)
+        return _LEVELS[self.visible]
 
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
         """E of pairs.
@@ -118,11 +145,9 @@ class RestrictedBoltzmann:
         Returns:
             ``(...)``.
         """
-        self._check_size("visible", visible, 0)
+        field = self._hidden_field(visible)
         self._check_size("hidden", hidden, 1)
-        linear = (
-            self._own_energy(visible) - hidden @ self.hidden_bias - ((visible @ self.weight) * hidden).sum(-1)
-        )
+        linear = self._own_energy(visible) - (field * hidden).sum(-1)
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
 
     def _own_energy(self, visible: Tensor) -> Tensor:
@@ -140,15 +165,18 @@ class RestrictedBoltzmann:
         Returns:
             ``(...)``.
         """
-        self._check(visible)
-        field = self.hidden_bias + visible @ self.weight
-        if self.hidden == "gaussian":
-            integral = field.square().sum(-1) / 2 + field.shape[-1] / 2 * torch.log(
-                torch.as_tensor(2 * torch.pi, dtype=field.dtype)
-            )
-        else:
-            integral = F.softplus(field).sum(-1)
-        return self._own_energy(visible) - integral
+        self.check(visible)
+        return self._own_energy(visible) - _log_integral(self.hidden, self._hidden_field(visible))
+
+    def _hidden_field(self, visible: Tensor) -> Tensor:
+        """c + W'v ``(..., H)``."""
+        self._check_size("visible", visible, 0)
+        return self.hidden_bias + visible @ self.weight
+
+    def _visible_field(self, hidden: Tensor) -> Tensor:
+        """b + Wh ``(..., V)``."""
+        self._check_size("hidden", hidden, 1)
+        return self.visible_bias + hidden @ self.weight.mT
 
     def hidden_mean(self, visible: Tensor) -> Tensor:
         """E[h | v].
@@ -159,9 +187,7 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., H)``.
         """
-        self._check_size("visible", visible, 0)
-        field = self.hidden_bias + visible @ self.weight
-        return field if self.hidden == "gaussian" else torch.sigmoid(field)
+        return _mean(self.hidden, self._hidden_field(visible))
 
     def visible_probability(self, hidden: Tensor) -> Tensor:
         """The probability that a visible unit has its upper value.
@@ -173,8 +199,7 @@ class RestrictedBoltzmann:
             ``(..., V)``.
         """
         low, high = self.levels
-        self._check_size("hidden", hidden, 1)
-        return torch.sigmoid((high - low) * (self.visible_bias + hidden @ self.weight.mT))
+        return torch.sigmoid((high - low) * self._visible_field(hidden))
 
     def visible_mean(self, hidden: Tensor) -> Tensor:
         """E[v | h].
@@ -185,11 +210,7 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., V)``.
         """
-        if self.visible == "gaussian":
-            self._check_size("hidden", hidden, 1)
-            return self.visible_bias + hidden @ self.weight.mT
-        low, high = self.levels
-        return low + (high - low) * self.visible_probability(hidden)
+        return _mean(self.visible, self._visible_field(hidden))
 
     def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A draw of h given v.
@@ -201,12 +222,7 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., H)``.
         """
-        mean = self.hidden_mean(visible)
-        if self.hidden == "gaussian":
-            return mean + torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        return (torch.rand(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator) < mean).to(
-            mean.dtype
-        )
+        return _draw(self.hidden, self._hidden_field(visible), generator)
 
     def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A draw of v given h.
@@ -218,14 +234,7 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., V)``.
         """
-        if self.visible == "gaussian":
-            mean = self.visible_mean(hidden)
-            return mean + torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        p = self.visible_probability(hidden)
-        low, high = self.levels
-        return torch.where(
-            torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p, high, low
-        ).to(p.dtype)
+        return _draw(self.visible, self._visible_field(hidden), generator)
 
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
         """Block Gibbs sampling: h given v, v given h, so many times.
@@ -238,51 +247,44 @@ class RestrictedBoltzmann:
         Returns:
             ``(..., V)``.
         """
-        self._check(visible)
+        self.check(visible)
         for _ in range(steps):
             visible = self.sample_visible(self.sample_hidden(visible, generator), generator)
         return visible
 
     def log_partition(self) -> Tensor:
-        """Log Z, exactly: over all states of the smaller side (of the side of coins, where the other is Gaussian).
+        """log Z, exactly: over all states of the smaller side (of the coins, where the other is Gaussian).
 
         Returns:
             ``()``.
         """
-        V, H = self.weight.shape
+        w, b, c = self.weight, self.visible_bias, self.hidden_bias
+        V, H = w.shape
         by_hidden = self.hidden == "binary" and (H < V or self.visible == "gaussian")
         units = H if by_hidden else V
         if units > _MOST_UNITS:
             raise ArgumentError(
-                f"log_partition: it is exact by enumeration, and here that takes 2^{units} states; at most 2^{_MOST_UNITS}. "
-                "For larger machines compare free energies, whose differences need no Z."
+                f"log_partition: it is exact by enumeration, and here that takes 2^{units} states; at most "
+                f"2^{_MOST_UNITS}. For larger machines compare free energies, whose differences need no Z."
             )
         low, high = (0.0, 1.0) if by_hidden else self.levels
-        total = torch.full((), -torch.inf, dtype=self.weight.dtype, device=self.weight.device)
+        total = w.new_full((), -torch.inf)
         for start in track(range(0, 1 << units, _BLOCK), "log Z"):
-            number = torch.arange(start, min(1 << units, start + _BLOCK), device=self.weight.device)
-            bits = (number[:, None] >> torch.arange(units, device=number.device)) & 1
-            state = torch.where(bits.bool(), high, low).to(self.weight.dtype)
-            if self.visible == "gaussian":  # ∫ e^{−½‖v − b‖² + <Wh, v>} dv = (2π)^{V/2} e^{<b, Wh> + ½‖Wh‖²}
-                pull = state @ self.weight.mT
-                value = (
-                    state @ self.hidden_bias
-                    + pull @ self.visible_bias
-                    + pull.square().sum(-1) / 2
-                    + V / 2 * math.log(2 * math.pi)
-                )
-            elif by_hidden:  # Σ_v e^{<b + Wh, v>} unit by unit
-                field = self.visible_bias + state @ self.weight.mT
-                value = state @ self.hidden_bias + torch.logaddexp(
-                    field * self.levels[0], field * self.levels[1]
-                ).sum(-1)
+            code = torch.arange(start, min(1 << units, start + _BLOCK), device=w.device)
+            bits = (code[:, None] >> torch.arange(units, device=w.device)) & 1
+            state = torch.where(bits.bool(), high, low).to(w.dtype)
+            if by_hidden:
+                field = b + state @ w.mT
+                value = state @ c + _log_integral(self.visible, field)
+                if self.visible == "gaussian":  # ½‖v − b‖² is ½<v,v> − <b,v> and ½<b,b> more
+                    value = value - b.square().sum() / 2
             else:
                 value = -self.free_energy(state)
             total = torch.logaddexp(total, torch.logsumexp(value, 0))
         return total
 
     def log_likelihood(self, visible: Tensor) -> Tensor:
-        """Log p(v), exactly.
+        """log p(v), exactly.
 
         Args:
             visible: ``(..., V)``.
@@ -293,26 +295,27 @@ class RestrictedBoltzmann:
         return -self.free_energy(visible) - self.log_partition()
 
     def _check_size(self, name: str, units: Tensor, side: int) -> None:
-        known = isinstance(units, Tensor)
-        if (
-            not known
-            or units.shape[-1:] != self.weight.shape[side : side + 1]
-            or units.dtype != self.weight.dtype
-        ):
+        w, known = self.weight, isinstance(units, Tensor)
+        if not known or units.shape[-1:] != w.shape[side : side + 1] or units.dtype != w.dtype:
             got = f"{tuple(units.shape)} {units.dtype}" if known else f"a {type(units).__name__}"
-            wanted = f"(..., {self.weight.shape[side]}) {self.weight.dtype}"
-            raise ArgumentError(f"RestrictedBoltzmann: {name} is {got}. Pass {wanted}.")
-
-    def _check(self, visible: Tensor) -> None:
-        self._check_size("visible", visible, 0)
-        if self.visible == "gaussian":
-            if is_concrete(visible) and not bool(visible.isfinite().all()):
-                raise ArgumentError(
-                    "RestrictedBoltzmann: visible holds NaN or infinity. Pass finite numbers."
-                )
-            return
-        low, high = self.levels
-        if is_concrete(visible) and not bool(((visible == low) | (visible == high)).all()):
             raise ArgumentError(
-                f"RestrictedBoltzmann: visible units are '{self.visible}'. Pass values {low:g} and {high:g} only."
+                f"RestrictedBoltzmann: {name} is {got}. Pass (..., {w.shape[side]}) {w.dtype}."
             )
+
+    def check(self, visible: Tensor) -> None:
+        """Raise unless these are values that visible units take.
+
+        Args:
+            visible: ``(..., V)``.
+        """
+        self._check_size("visible", visible, 0)
+        if not is_concrete(visible):
+            return
+        if self.visible == "gaussian":
+            fine, wanted = visible.isfinite(), "is NaN or infinite. Pass finite numbers"
+        else:
+            low, high = self.levels
+            fine = (visible == low) | (visible == high)
+            wanted = f"is none that '{self.visible}' units take. Pass values {low:g} and {high:g} only"
+        if not bool(fine.all()):
+            raise ArgumentError(f"RestrictedBoltzmann: a visible unit {wanted}.")

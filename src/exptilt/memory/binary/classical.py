@@ -1,12 +1,13 @@
 r"""`ClassicalHopfield`: binary units, one weight for each pair, patterns as minima of a quadratic energy.
 
-    E(σ) = −½ Σ_{i≠j} W_ij σ_i σ_j,       σ_i ← sign(Σ_j W_ij σ_j)        (a unit that feels nothing keeps its value)
+    E(σ) = −½ Σ_{i≠j} W_ij σ_i σ_j,    σ_i ← sign(Σ_j W_ij σ_j)    (a unit that feels nothing keeps its value)
 
-    Hebb             W = (1/N) Σ_μ x^μ x^μ'                    recalls up to P ≈ 0.138 N random patterns, then collapses
-    pseudo-inverse   W = X' (X X')⁺ X, the projection on the patterns' span     every pattern is a fixed point while they are independent
+    Hebb             W = (1/N) Σ_μ x^μ x^μ'      recalls up to P ≈ 0.138 N random patterns, then collapses
+    pseudo-inverse   W = X' (X X')⁺ X            every pattern is a fixed point while they are independent
 
-The diagonal is 0 in both. Unit by unit in any order (asynchronous), no flip raises E, since W is symmetric with zero diagonal. All at
-once (synchronous) no step raises −<σ(t), Wσ(t−1)>, and the network ends in a fixed state or in a cycle of two.
+The diagonal is 0 in both. Unit by unit in any order (asynchronous), no flip raises E, since W is symmetric
+with zero diagonal. All at once (synchronous) no step raises −<σ(t), Wσ(t−1)>, and the network ends in a fixed
+state or in a cycle of two.
 """
 
 from collections.abc import Iterator
@@ -16,15 +17,32 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import choice, whole
 from exptilt._support.errors import ArgumentError
+from exptilt._support.kernels import kernel
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
-from exptilt.memory.checks import check_count
 
-# A field this small relative to the largest weight is a tie: sums of ±1/N that cancel exactly on paper do not in floating point.
+# A field this small relative to the largest weight is a tie: rounding keeps sums from cancelling.
 _TIE = 1e-9
-# A weight of a projection, whose norm is 1, that is no larger than this is 0: N independent patterns span everything and bind nothing.
+# A weight of a projection that is no larger is 0: N independent patterns span everything and bind nothing.
 _NO_WEIGHT = 1e-12
+
+
+@kernel("the kernel of a classical network")
+def _sweep(weight, state, field, order, tie):  # type: ignore[no-untyped-def]
+    """Visit units in that order in each row of state (B, N), in place, with field (B, N) = state @ weight.
+
+    The field is kept up to date: looking at a unit costs nothing, a flip costs one row of the weights.
+    """
+    for b in range(state.shape[0]):
+        s, h = state[b], field[b]
+        for i in order:
+            if h[i] * s[i] < -tie:
+                s[i] = -s[i]
+                change, row = 2 * s[i], weight[i]
+                for j in range(s.size):
+                    h[j] += change * row[j]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -47,13 +65,10 @@ class ClassicalHopfield:
         if w.ndim != 2 or w.shape[0] != w.shape[1] or not w.numel():
             raise ArgumentError(f"ClassicalHopfield: weight has shape {tuple(w.shape)}. Pass (N, N).")
         if not bool(w.isfinite().all()):
-            raise ArgumentError("ClassicalHopfield: weight holds NaN or infinity.")
-        if bool((w.diagonal() != 0).any()) or not torch.allclose(
-            w, w.mT, rtol=0, atol=1e-12 * float(w.abs().max())
-        ):
-            raise ArgumentError(
-                "ClassicalHopfield: weight must be symmetric with a diagonal of 0, else the energy can rise."
-            )
+            raise ArgumentError("ClassicalHopfield: weight holds NaN or infinity. Pass finite numbers.")
+        if bool((w.diagonal() != 0).any()) or float((w - w.mT).abs().max()) > 1e-12 * float(w.abs().max()):
+            wanted = "Pass a symmetric one with a diagonal of 0, else the energy can rise"
+            raise ArgumentError(f"ClassicalHopfield: weight is not symmetric, or has a diagonal. {wanted}.")
         object.__setattr__(self, "weight", (w + w.mT) / 2)
 
     @classmethod
@@ -63,9 +78,8 @@ class ClassicalHopfield:
         Args:
             patterns: ``(P, N)`` of ±1.
         """
-        x = _binary("hebbian", "patterns", patterns)
-        w = x.mT @ x / x.shape[-1]
-        return cls(w.fill_diagonal_(0))
+        x = spins("hebbian", "patterns", patterns)
+        return cls((x.mT @ x / x.shape[-1]).fill_diagonal_(0))
 
     @classmethod
     def pseudo_inverse(cls, patterns: Tensor) -> "ClassicalHopfield":
@@ -74,12 +88,11 @@ class ClassicalHopfield:
         Args:
             patterns: ``(P, N)`` of ±1.
         """
-        x = _binary("pseudo_inverse", "patterns", patterns)
+        x = spins("pseudo_inverse", "patterns", patterns)
+        # From an orthonormal basis: exact to rounding, however alike the patterns are.
         _, size, basis = torch.linalg.svd(x, full_matrices=False)
         basis = basis[size > 1e-10 * size[0]]
-        w = (basis.mT @ basis).fill_diagonal_(
-            0
-        )  # from an orthonormal basis: exact to rounding, however alike the patterns are
+        w = (basis.mT @ basis).fill_diagonal_(0)
         return cls(torch.where(w.abs() > _NO_WEIGHT, w, 0.0))
 
     @property
@@ -118,28 +131,30 @@ class ClassicalHopfield:
         return torch.where(field.abs() <= self._tie, s, field.sign())
 
     def retrieve(
-        self, state: Tensor, *, update: str = "asynchronous", max_steps: int = 200, throw: bool = True,
+        self,
+        state: Tensor,
+        *,
+        update: str = "asynchronous",
+        max_steps: int = 200,
+        throw: bool = True,
         generator: torch.Generator | None = None,
-    ) -> Solution[Tensor]:  # fmt: skip
+    ) -> Solution[Tensor]:
         """Updates until nothing changes.
 
         Args:
             state: ``(..., N)`` of ±1.
-            update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all at once, which may end in a
-                cycle of two: it stops there, and the status is ``STALLED``.
+            update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all
+                at once, which may end in a cycle of two: it stops there, and the status is ``STALLED``.
             max_steps: sweeps over all units at most.
-            throw: raise a `ConvergenceError` where a state still changes; False leaves that to `Solution.status`.
+            throw: raise a `ConvergenceError` where a state still changes; False leaves that to the status.
             generator: draws the orders; None is seeded with 0, so that a call repeats itself.
 
         Returns:
             `Solution`: value ``(..., N)``, residual ``(...)`` the share of units that would still flip.
         """
         s = self._state(state)
-        check_count("ClassicalHopfield.retrieve", "max_steps", max_steps)
-        if update not in ("asynchronous", "synchronous"):
-            raise ArgumentError(
-                f"ClassicalHopfield.retrieve: update is {update!r}. Pass 'asynchronous' or 'synchronous'."
-            )
+        whole("ClassicalHopfield.retrieve", "max_steps", max_steps)
+        choice("ClassicalHopfield.retrieve", "update", update, ("asynchronous", "synchronous"))
         value, steps = s.reshape(-1, self.dimension).clone(), 0
         chance = torch.Generator().manual_seed(0) if generator is None else generator
         cycles = torch.zeros(len(value), dtype=torch.bool)
@@ -150,11 +165,10 @@ class ClassicalHopfield:
             moving, before = torch.arange(len(value)), torch.zeros_like(value)
             while steps < max_steps and moving.numel():
                 now = value[moving]
-                new = (
-                    self.step(now)
-                    if update == "synchronous"
-                    else self._sweep(now, torch.randperm(self.dimension, generator=chance))
-                )
+                if update == "synchronous":
+                    new = self.step(now)
+                else:
+                    new = self._sweep(now, torch.randperm(self.dimension, generator=chance))
                 value[moving] = new
                 go = (new != now).any(-1)
                 if update == "synchronous":
@@ -165,51 +179,38 @@ class ClassicalHopfield:
 
         for _ in track(sweeps(), "states settled", total=len(value)):
             pass
+        shape, taken = s.shape[:-1], torch.tensor(steps)
         residual = (self.step(value) != value).double().mean(-1)
         ended = torch.where(cycles, Status.STALLED.code, Status.MAX_STEPS.code)
-        code = torch.where(residual == 0, Status.CONVERGED.code, ended).to(torch.int8)
-        shape = s.shape[:-1]
-        solution = Solution(
-            value.reshape(s.shape),
-            code.reshape(shape),
-            residual.reshape(shape),
-            torch.tensor(steps),
-            torch.zeros(shape, dtype=s.dtype),
-        )
+        code = torch.where(residual == 0, Status.CONVERGED.code, ended).to(torch.int8).reshape(shape)
+        residual = residual.reshape(shape)
+        solution = Solution(value.reshape(s.shape), code, residual, taken, torch.zeros_like(residual))
         if throw:
             solution.or_raise()
         return solution
 
     def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
         """Every unit of ``(B, N)`` once, in that order."""
-        from exptilt.memory.binary.classical_kernel import sweep
-
         new, field = value.clone(), (value @ self.weight).numpy()
-        sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)
+        _sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)
         return new
 
     def _state(self, state: Tensor) -> Tensor:
-        s = _binary("ClassicalHopfield", "state", state)
-        if s.shape[-1] != self.dimension:
-            raise ArgumentError(
-                f"ClassicalHopfield: state has shape {tuple(s.shape)}, the network {self.dimension} units."
-            )
+        s, N = spins("ClassicalHopfield", "state", state), self.dimension
+        if s.shape[-1] != N:
+            got = f"state has shape {tuple(s.shape)}, the network {N} units"
+            raise ArgumentError(f"ClassicalHopfield: {got}. Pass (..., {N}).")
         return s
 
 
-def _binary(name: str, label: str, x: Tensor) -> Tensor:
-    """``(..., N)`` of ±1 as float64."""
-    if (
-        not isinstance(x, Tensor)
-        or not (x.ndim == 2 if label == "patterns" else x.ndim >= 1)
-        or not x.numel()
-    ):
+def spins(caller: str, name: str, x: Tensor) -> Tensor:
+    """Patterns ``(P, N)``, or states ``(..., N)``, of ±1, as float64."""
+    patterns = name == "patterns"
+    if not isinstance(x, Tensor) or not (x.ndim == 2 if patterns else x.ndim >= 1) or not x.numel():
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ArgumentError(
-            f"{name}: {label} is {got}. Pass a tensor {'(P, N)' if label == 'patterns' else '(..., N)'} of ±1, not empty."
-        )
+        wanted = f"Pass a tensor {'(P, N)' if patterns else '(..., N)'} of ±1, not empty."
+        raise ArgumentError(f"{caller}: {name} is {got}. {wanted}")
     if x.dtype == torch.bool or x.is_complex() or not bool((x.abs() == 1).all()):
-        raise ArgumentError(
-            f"{name}: {label} holds something other than −1 and +1. Pass 2 * bits − 1, or x.sign()."
-        )
+        wanted = "Pass 2 * bits − 1, or x.sign()."
+        raise ArgumentError(f"{caller}: {name} holds something other than −1 and +1. {wanted}")
     return x.double()

@@ -1,12 +1,13 @@
 r"""Learning a restricted Boltzmann machine by contrastive divergence.
 
-The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with h̄ = E[h|v] (and v − b for v
-alone, if visible units are Gaussian):
+The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with
+h̄ = E[h|v] (and v − b for v alone, if visible units are Gaussian):
 
     over the data, minus over the machine's own law.
 
-The second cannot be had exactly; block Gibbs chains stand in for it. CD-k begins k steps from the data each time (biased, low variance);
-PCD keeps its chains from one update to the next, so that they get to where the machine really is.
+The second cannot be had exactly; block Gibbs chains stand in for it. CD-k begins k steps from the data each
+time (biased, low variance); PCD keeps its chains from one update to the next, so that they get to where the
+machine really is.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import choice, number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
@@ -25,7 +27,8 @@ class Trace:
 
     Args:
         data_free_energy: ``(epochs,)``, mean F of the data.
-        chain_free_energy: ``(epochs,)``, mean F of the chains; a growing gap between the two says that the chains lag behind.
+        chain_free_energy: ``(epochs,)``, mean F of the chains; a gap that grows says that the chains lag
+            behind.
         reconstruction: ``(epochs,)``, mean squared error of v after one step down and up, on probabilities.
         log_likelihood: ``(epochs,)``, exact, if asked for; else of size 0.
     """
@@ -52,7 +55,7 @@ def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Ten
 
 
 def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: torch.Generator) -> Tensor:
-    """Where chains begin that know nothing yet ``(chains, V)``: fair coins, or unit Gaussians about the visible bias."""
+    """Where chains begin that know nothing yet ``(chains, V)``: coins, or Gaussians about their bias."""
     shape = (chains, data.shape[1])
     if machine.visible == "gaussian":
         return machine.visible_bias + torch.randn(shape, generator=chance, dtype=data.dtype).to(data)
@@ -62,9 +65,19 @@ def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: t
 
 @torch.no_grad()
 def learn(
-    machine: RestrictedBoltzmann, data: Tensor, *, method: str = "pcd", steps: int = 1, epochs: int = 10, rate: float = 0.05,
-    batch: int = 64, decay: float = 0.0, chains: int = 64, exact: bool = False, generator: torch.Generator | None = None,
-) -> Learnt:  # fmt: skip
+    machine: RestrictedBoltzmann,
+    data: Tensor,
+    *,
+    method: str = "pcd",
+    steps: int = 1,
+    epochs: int = 10,
+    rate: float = 0.05,
+    batch: int = 64,
+    decay: float = 0.0,
+    chains: int = 64,
+    exact: bool = False,
+    generator: torch.Generator | None = None,
+) -> Learnt:
     """Fit a machine to data.
 
     Args:
@@ -87,40 +100,32 @@ def learn(
         >>> bool(found.trace.log_likelihood[-1] > -1.0)  # −log 8 = −2.08 at first, −log 2 = −0.69 at best
         True
     """
-    if method not in ("cd", "pcd") or min(steps, epochs, batch, chains) < 1 or not rate > 0 or decay < 0:
-        raise ArgumentError(
-            f"learn: method {method!r}, steps {steps}, epochs {epochs}, batch {batch}, chains {chains}, rate {rate}, decay {decay}. "
-            "Pass 'cd' or 'pcd', positive numbers, and decay >= 0."
-        )
+    choice("learn", "method", method, ("cd", "pcd"))
+    for name, count in {"steps": steps, "epochs": epochs, "batch": batch, "chains": chains}.items():
+        whole("learn", name, count)
+    number("learn", "rate", rate, above=0)
+    number("learn", "decay", decay, least=0)
     if not isinstance(data, Tensor) or data.ndim != 2 or not len(data):
         got = f"has shape {tuple(data.shape)}" if isinstance(data, Tensor) else f"is a {type(data).__name__}"
         raise ArgumentError(f"learn: data {got}. Pass a tensor (B, V), at least one example.")
-    machine._check(data)
+    machine.check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
     kept = _anywhere(machine, data, chains, chance)
-    updates = epochs * -(-len(data) // batch)
-    done = 0
+    updates, done = epochs * -(-len(data) // batch), 0
     rows: list[tuple[Tensor, ...]] = []
     for _ in track(range(epochs), "learning"):
         for at in torch.randperm(len(data), generator=chance).split(batch):
-            positive = data[at]
-            negative = machine.gibbs(positive if method == "cd" else kept, steps, chance)
+            negative = machine.gibbs(data[at] if method == "cd" else kept, steps, chance)
             kept = negative if method == "pcd" else kept
             pace = rate * (1 - done / updates)
-            up, down = gradient(machine, positive), gradient(machine, negative)
-            w, b, c = ((1 - pace * decay) * machine.weight, machine.visible_bias, machine.hidden_bias)
-            moved = [old + pace * (x - y) for old, x, y in zip((w, b, c), up, down, strict=True)]
-            machine = replace(machine, weight=moved[0], visible_bias=moved[1], hidden_bias=moved[2])
+            old = ((1 - pace * decay) * machine.weight, machine.visible_bias, machine.hidden_bias)
+            pairs = zip(old, gradient(machine, data[at]), gradient(machine, negative), strict=True)
+            w, b, c = (was + pace * (up - down) for was, up, down in pairs)
+            machine = replace(machine, weight=w, visible_bias=b, hidden_bias=c)
             done += 1
-        expected = machine.visible_mean(machine.hidden_mean(data))
-        likelihood = machine.log_likelihood(data).mean() if exact else data.new_zeros(0).sum()
-        rows.append(
-            (
-                machine.free_energy(data).mean(),
-                machine.free_energy(negative).mean(),
-                (data - expected).square().mean(),
-                likelihood,
-            )
-        )
-    data_F, chain_F, error, likelihoods = (torch.stack(column) for column in zip(*rows, strict=True))
-    return Learnt(machine, Trace(data_F, chain_F, error, likelihoods if exact else data.new_zeros(0)))
+        error = (data - machine.visible_mean(machine.hidden_mean(data))).square().mean()
+        likelihood = [machine.log_likelihood(data).mean()] if exact else []
+        energies = machine.free_energy(data).mean(), machine.free_energy(negative).mean()
+        rows.append((*energies, error, *likelihood))
+    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
+    return Learnt(machine, Trace(*columns, *([] if exact else [data.new_zeros(0)])))

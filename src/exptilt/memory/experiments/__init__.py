@@ -1,1 +1,1 @@
-"""Experiments on random patterns: how many a memory stores, where a classical one collapses, what equals what."""
+"""Experiments on random patterns: how many a memory stores, where a classical one collapses."""

@@ -1,13 +1,15 @@
 r"""Exponential capacity, measured against what theory promises.
 
-Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns is sought that are all
-recalled (``recall.py``): N is doubled until one is lost, then bisected; the patterns of smaller N are the first of the larger. Means and
-intervals are of log N over seeds. Beside them stands √p c^{(d−1)/4} of ``theory.py``.
+Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns
+is sought that are all recalled (``landscape/recall.py``): N is doubled until one is lost, then bisected; the
+patterns of smaller N are the first of the larger. Means and intervals are of log N over seeds. Beside them
+stands √p c^{(d−1)/4} of ``theory.py``.
 
-Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so measured numbers lie above it: the
-gap, as a factor and in the rate of growth per dimension, is part of the result. What the growth should be for recall alone: another
-pattern weighs e^{−β(M² − <x_i,x_j>)}, and the mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d, so N may grow
-like e^{βK²d(1 − βK²/2)} (K²β < 1): for β = K = 1 about e^{d/2}.
+Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so
+measured numbers lie above it: the gap, as a factor and in the rate of growth per dimension, is part of the
+result. What the growth should be for recall alone: another pattern weighs e^{−β(M² − <x_i,x_j>)}, and the
+mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d, so N may grow like e^{βK²d(1 − βK²/2)}
+(K²β < 1): for β = K = 1 about e^{d/2}.
 """
 
 import math
@@ -18,12 +20,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
-from exptilt.memory.checks import check_count
 from exptilt.memory.hopfield import Hopfield
-from exptilt.memory.landscape import recall
+from exptilt.memory.landscape.recall import recall
 from exptilt.memory.theory import StorageBound, storage_bound
 
 if TYPE_CHECKING:
@@ -54,8 +56,7 @@ class Capacity:
     @property
     def interval(self) -> Tensor:
         """``(d, 2)``: 95 % interval of that mean; NaN for one seed."""
-        _, low, high = mean_interval(self.count.double().log())
-        return torch.stack([low, high], -1).exp()
+        return torch.stack(mean_interval(self.count.double().log())[1:], -1).exp()
 
     @property
     def gap(self) -> Tensor:
@@ -79,13 +80,21 @@ class Capacity:
 def sphere(count: int, dimension: int, radius: float, generator: torch.Generator) -> Tensor:
     """``(count, dimension)`` float64 points drawn evenly from a sphere."""
     x = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
-    return radius * x / x.norm(dim=-1, keepdim=True)
+    return radius * torch.nn.functional.normalize(x, dim=-1)
 
 
 def storage_capacity(
-    dimensions: Sequence[int], *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001, within: float = 0.1, seeds: int = 5,
-    most: int = 4096, separation: str = "softmax", seed: int = 0,
-) -> Capacity:  # fmt: skip
+    dimensions: Sequence[int],
+    *,
+    beta: float = 1.0,
+    radius: float = 1.0,
+    failure: float = 0.001,
+    within: float = 0.1,
+    seeds: int = 5,
+    most: int = 4096,
+    separation: str = "softmax",
+    seed: int = 0,
+) -> Capacity:
     """Measure how many random patterns can be stored, dimension by dimension.
 
     Args:
@@ -104,25 +113,21 @@ def storage_capacity(
         >>> bool(found.mean[1] > found.mean[0]), bool((found.gap > 1).all())
         (True, True)
     """
-    check_count("storage_capacity", "seeds", seeds)
+    whole("storage_capacity", "seeds", seeds)
+    whole("storage_capacity", "most", most, least=2)
     for d in dimensions:
-        check_count("storage_capacity", "a dimension", d)
-    if len(dimensions) < 2 or min(dimensions) < 2 or most < 2:
-        got = f"dimensions {list(dimensions)}, most {most}"
-        raise ArgumentError(f"storage_capacity: got {got}. Pass two or more dimensions >= 2, and most >= 2.")
+        whole("storage_capacity", "a dimension", d, least=2)
+    if len(dimensions) < 2:
+        raise ArgumentError(f"storage_capacity: dimensions is {list(dimensions)}. Pass two or more.")
     counts = torch.zeros(len(dimensions), seeds, dtype=torch.int64)
     for i, j in track([(i, j) for i in range(len(dimensions)) for j in range(seeds)], "capacity"):
         d = dimensions[i]
-        patterns = sphere(
-            most, d, radius * math.sqrt(d - 1), torch.Generator().manual_seed(seed + 1000 * j + d)
-        )
+        generator = torch.Generator().manual_seed(seed + 1000 * j + d)
+        patterns = sphere(most, d, radius * math.sqrt(d - 1), generator)
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
             memory = Hopfield(patterns[:N], beta, separation=separation)
-            found = recall.measure(
-                memory, noise=0.0, within=within, trials=1, max_steps=200, generator=None, quiet=True
-            )
-            return found.count == N
+            return recall(memory, 0.0, within, 1, 200, None, show=False).count == N
 
         low, high = 1, 2
         while high < most and all_recalled(high):

@@ -1,12 +1,12 @@
 r"""The classical cliff: recall of random patterns by a Hebbian network as the load P/N grows.
 
-Started at a stored pattern, the network settles close to it while the load is low; beyond α_c ≈ 0.138 (Amit, Gutfreund, Sompolinsky
-1985, N → ∞) it drifts away for good. The rule: a pattern is *recalled* if the overlap m = <σ, x>/N of where the network settles with the
-pattern exceeds a threshold. At α_c theory has m ≈ 0.967 just before the jump to about 0.35, so anything between tells the two apart; the
-default is 0.9. In a finite network the jump is smeared out: some patterns stay above α_c, some go below it.
+Started at a stored pattern, the network settles close to it while the load is low; beyond α_c ≈ 0.138 (Amit,
+Gutfreund, Sompolinsky 1985, N → ∞) it drifts away for good. The rule: a pattern is *recalled* if the overlap
+m = <σ, x>/N of where the network settles with the pattern exceeds a threshold. At α_c theory has m ≈ 0.967
+just before the jump to about 0.35, so anything between tells the two apart; the default is 0.9. In a finite
+network the jump is smeared out: some patterns stay above α_c, some go below it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import choice, number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.binary.classical import ClassicalHopfield
-from exptilt.memory.checks import check_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,21 +51,26 @@ class Cliff:
 
     @property
     def interval(self) -> Tensor:
-        """``(loads, 2)``: 95 % interval of that mean over seeds (patterns of one network are not independent); NaN for one."""
-        _, low, high = mean_interval(self.fraction)
-        return torch.stack([low, high], -1)
+        """``(loads, 2)``: 95 % interval of that mean over seeds, one network each; NaN for one."""
+        return torch.stack(mean_interval(self.fraction)[1:], -1)
 
     def plot(self) -> "Figure":
-        """Share recalled and overlap against the load, with intervals, beside the load at which an infinite network forgets."""
+        """Share recalled and overlap against the load, beside that at which an infinite network forgets."""
         from exptilt.memory.experiments import pictures
 
         return pictures.cliff(self)
 
 
 def classical_cliff(
-    loads: Sequence[float] = (0.10, 0.13, 0.14, 0.15, 0.16, 0.18), *, units: int = 1000, seeds: int = 3, threshold: float = 0.9,
-    rule: str = "hebbian", update: str = "asynchronous", seed: int = 0,
-) -> Cliff:  # fmt: skip
+    loads: Sequence[float] = (0.10, 0.13, 0.14, 0.15, 0.16, 0.18),
+    *,
+    units: int = 1000,
+    seeds: int = 3,
+    threshold: float = 0.9,
+    rule: str = "hebbian",
+    update: str = "asynchronous",
+    seed: int = 0,
+) -> Cliff:
     """Measure the share of random ±1 patterns that a network recalls, from the patterns themselves.
 
     Args:
@@ -77,25 +82,19 @@ def classical_cliff(
         update: ``asynchronous`` or ``synchronous``.
         seed: of the first network.
     """
-    check_count("classical_cliff", "units", units)
-    check_count("classical_cliff", "seeds", seeds)
-    if (
-        rule not in ("hebbian", "pseudo_inverse")
-        or not len(loads)
-        or not all(0 < load < math.inf for load in loads)
-    ):
-        got = f"rule {rule!r}, loads {list(loads)}"
-        raise ArgumentError(
-            f"classical_cliff: got {got}. Pass finite loads > 0, and rule 'hebbian' or 'pseudo_inverse'."
-        )
+    whole("classical_cliff", "units", units)
+    whole("classical_cliff", "seeds", seeds)
+    choice("classical_cliff", "rule", rule, ("hebbian", "pseudo_inverse"))
+    if not len(loads):
+        raise ArgumentError("classical_cliff: loads is empty. Pass at least one number > 0.")
+    for load in loads:
+        number("classical_cliff", "a load", load, above=0)
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):
         generator = torch.Generator().manual_seed(seed + 1000 * i + j)
-        x = (
-            torch.randint(0, 2, (max(1, round(loads[i] * units)), units), generator=generator).double() * 2
-            - 1
-        )
+        shape = (max(1, round(loads[i] * units)), units)
+        x = torch.randint(0, 2, shape, generator=generator).double() * 2 - 1
         network = getattr(ClassicalHopfield, rule)(x)
         end = network.retrieve(x, update=update, throw=False, generator=generator).value
         m = (end * x).mean(-1)

@@ -1,27 +1,30 @@
-r"""A classical Hopfield network, a Boltzmann machine with Gaussian hidden units, and linear attention are one thing (THEORY C4).
+r"""A classical Hopfield network, a Boltzmann machine with Gaussian units, and linear attention are one thing.
 
-**Boltzmann machine.** Join N spins to P Gaussian units by W = √(β/N) X', X (P, N) the patterns. Integrating the Gaussian units,
+**Boltzmann machine** (THEORY C4). Join N spins to P Gaussian units by W = √(β/N) X', X (P, N) the patterns.
+Integrating the Gaussian units,
 
     −log ∫ e^{−E(σ,h)} dh = −(β/2N) Σ_μ <x^μ,σ>² − (P/2) log 2π = β (E_Hebb(σ) − P/2) − (P/2) log 2π,
 
 where E_Hebb has no diagonal, which is what the P/2 makes up for (σ_i² = 1).
 
-**Linear attention.** Attention without its exponential, keys and values both the patterns, is o(q) = Σ_μ <x^μ,q> x^μ = N W_Hebb q with
-the diagonal left in. So a step of the classical network is the sign of linear attention minus the diagonal's share:
-σ ← sign(o(σ) − Pσ). (As a recurrent state: S = Σ_μ x^μ x^μ', N×N numbers however many patterns.)
+**Linear attention.** Attention without its exponential, keys and values both the patterns, is o(q) = Σ_μ
+<x^μ,q> x^μ = N W_Hebb q with the diagonal left in. So a step of the classical network is the sign of linear
+attention minus the diagonal's share: σ ← sign(o(σ) − Pσ).
 
 Each check below computes both sides by different routes and returns them.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import number
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
-from exptilt.memory.binary.classical import ClassicalHopfield, _binary
+from exptilt.memory.binary.classical import ClassicalHopfield, spins
 
 
 @dataclass(frozen=True)
@@ -43,66 +46,41 @@ class Equivalence:
 
 
 def hopfield_to_boltzmann(patterns: Tensor, *, beta: float = 1.0) -> RestrictedBoltzmann:
-    """The Boltzmann machine of ±1 units and Gaussian hidden ones whose free energy is β times the Hebbian energy, but for a constant.
+    """The machine of ±1 and Gaussian units whose free energy is β times the Hebbian one, but for a constant.
 
     Args:
         patterns: ``(P, N)`` of ±1.
         beta: inverse temperature.
     """
-    if not beta > 0:
-        raise ArgumentError(f"hopfield_to_boltzmann: beta is {beta}. Pass a number > 0.")
-    x = _binary("hopfield_to_boltzmann", "patterns", patterns)
-    weight = (beta / x.shape[1]) ** 0.5 * x.mT
-    return RestrictedBoltzmann(weight, x.new_zeros(x.shape[1]), x.new_zeros(x.shape[0]), "gaussian", "spin")
+    number("hopfield_to_boltzmann", "beta", beta, above=0)
+    x = spins("hopfield_to_boltzmann", "patterns", patterns)
+    P, N = x.shape
+    return RestrictedBoltzmann((beta / N) ** 0.5 * x.mT, x.new_zeros(N), x.new_zeros(P), "gaussian", "spin")
 
 
-def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor, *, nodes: int = 4001) -> Tensor:
-    """−log ∫ e^{−E(v,h)} dh by the trapezium rule, unit by unit, from the energy alone.
+def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor) -> Tensor:
+    """−log ∫ e^{−E(v,h)} dh ``(...)`` of a machine with Gaussian hidden units, from the energy alone.
 
-    For a Gaussian integrand the rule's error is e^{−2π²/step²}: nothing, once the step is below 0.7.
-
-    Args:
-        machine: one with Gaussian hidden units.
-        visible: ``(..., V)``.
-        nodes: of the rule, over all fields that occur and 12 deviations on both sides.
-
-    Returns:
-        ``(...)``.
+    By the trapezium rule, unit by unit, over all fields that occur and 12 deviations on both sides. For a
+    Gaussian integrand the rule's error is e^{−2π²/step²}, nothing at a step of ¼.
     """
-    if machine.hidden != "gaussian":
-        raise ArgumentError(
-            "integrated_free_energy: the hidden units are binary, and there is nothing to integrate. Pass Gaussian ones."
-        )
     V, H = machine.weight.shape
-    reach = (
-        float(
-            machine.hidden_bias.abs().max()
-            + machine.weight.abs().sum(0).max() * max(abs(x) for x in machine.levels)
-        )
-        + 12
-    )
-    grid = torch.linspace(-reach, reach, nodes, dtype=visible.dtype)
-    step = grid[1] - grid[0]
-    if float(step) > 0.7:
-        raise ArgumentError(
-            f"integrated_free_energy: {nodes} nodes are too few over ±{reach:.3g}. Pass at least {int(3 * reach) + 1}."
-        )
+    fields = machine.weight.abs().sum(0).max() * max(abs(level) for level in machine.levels)
+    reach = math.ceil(float(machine.hidden_bias.abs().max() + fields) + 12)
+    grid = torch.linspace(-reach, reach, 8 * reach + 1, dtype=visible.dtype)
     rest = machine.energy(visible, visible.new_zeros(*visible.shape[:-1], H))
-    total = rest.clone()
-    for j in track(
-        range(H), "integrals"
-    ):  # given v the units are independent: the integral is a product, one factor a unit
-        at = torch.zeros(nodes, H, dtype=visible.dtype)
-        at[:, j] = grid
-        energy = machine.energy(visible[..., None, :].expand(*visible.shape[:-1], nodes, V), at)
-        total = total - torch.logsumexp(rest[..., None] - energy + torch.log(step), -1)
+    total, pairs = rest.clone(), visible[..., None, :].expand(*visible.shape[:-1], len(grid), V)
+    # Given v the units are independent: the integral is a product, one factor a unit.
+    for j in track(range(H), "integrals"):
+        energy = machine.energy(pairs, torch.eye(H, dtype=grid.dtype)[j] * grid[:, None])
+        total = total - torch.logsumexp(rest[..., None] - energy, -1) - math.log(1 / 4)
     return total
 
 
 def _pair(what: str, patterns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Patterns ``(P, N)`` and states ``(..., N)`` of ±1, of the same N."""
-    x, s = _binary(what, "patterns", patterns), _binary(what, "state", state)
-    if x.ndim != 2 or s.shape[-1:] != x.shape[1:]:
+    x, s = spins(what, "patterns", patterns), spins(what, "state", state)
+    if s.shape[-1:] != x.shape[1:]:
         got = f"patterns {tuple(x.shape)}, state {tuple(s.shape)}"
         raise ArgumentError(f"{what}: got {got}. Pass patterns (P, N) and states (..., N) of the same N.")
     return x, s
@@ -122,10 +100,9 @@ def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Eq
         True
     """
     x, s = _pair("boltzmann_check", patterns, state)
-    P = len(x)
-    left = integrated_free_energy(hopfield_to_boltzmann(x, beta=beta), s)
-    constant = P / 2 * torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64))
-    return Equivalence(left, beta * (ClassicalHopfield.hebbian(x).energy(s) - P / 2) - constant)
+    half = len(x) / 2
+    right = beta * (ClassicalHopfield.hebbian(x).energy(s) - half) - half * math.log(2 * math.pi)
+    return Equivalence(integrated_free_energy(hopfield_to_boltzmann(x, beta=beta), s), right)
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -143,7 +120,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def linear_attention_check(patterns: Tensor, state: Tensor) -> Equivalence:
-    """A step of linear attention less its diagonal (left) against a synchronous step of the Hebbian network (right).
+    """A step of linear attention less its diagonal (left) against a step of the Hebbian network (right).
 
     Args:
         patterns: ``(P, N)`` of ±1.

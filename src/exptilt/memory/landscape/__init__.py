@@ -1,1 +1,1 @@
-"""The landscape of a memory, measured: margins between patterns, basins of attraction, recall, fixed points."""
+"""What is measured of a memory: margins between patterns, basins of attraction, recall, fixed points."""

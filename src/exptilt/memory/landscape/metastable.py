@@ -1,12 +1,13 @@
-r"""Fixed points of a memory, found from many starts: single patterns, metastable averages of some, the average of all.
+r"""Fixed points of a memory, found from many starts: single patterns, averages of some, the average of all.
 
-Retrievals from all starts are clustered (two ends closer than 10⁻³ M are one fixed point). Each fixed point is told by the patterns
-it averages, the fewest that hold a stated share of the weight, and by its stability: the eigenvalues of the Jacobian of a step,
+Retrievals from all starts are clustered (two ends closer than 10⁻³ M are one fixed point). Each fixed point
+is told by the patterns it averages, the fewest that hold a stated share of the weight, and by its stability:
+the eigenvalues of the Jacobian of a step,
 
     J = ∂T/∂ξ = β Cov_y(k)      (softmax; on the sphere, projected)
 
-all below 1 in size: nearby states are drawn in. Between two attractors lie saddles with an eigenvalue above 1; retrieval finds those
-only from starts that lie exactly on their stable side, such as a mean of patterns.
+all below 1 in size: nearby states are drawn in. Between two attractors lie saddles with an eigenvalue above
+1; retrieval finds those only from starts that lie exactly on their stable side, such as a mean of patterns.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.checks import check_count, check_state
-from exptilt.memory.landscape.basins import one_memory
-from exptilt.memory.patterns import Keys
+from exptilt.memory.landscape.margins import one_memory, places
+from exptilt.memory.patterns import Block, Keys, check_state
 from exptilt.memory.retrieval import settle
 from exptilt.memory.similarity import SIMILARITIES
 
@@ -63,85 +64,96 @@ class FixedPoints:
         return torch.tensor([len(m) == 1 for m in self.members])
 
 
-def default_starts(memory: "Hopfield", count: int, generator: torch.Generator | None) -> Tensor:
+def _starts(memory: "Hopfield", count: int, generator: torch.Generator | None) -> Tensor:
     """A third patterns, a third means of 2 to 8 of them, a third points of the hull, and the mean of all."""
-    x = memory.keys.part(0, memory.count)[0][0]
+    x = memory.keys.chosen(places(memory, None, "metastable")[None])[0][0]
     third = max(1, count // 3)
     alone = x[torch.randperm(len(x), generator=generator)[:third]]
     means = [x[torch.randint(len(x), (2 + k % 7,), generator=generator)].mean(0) for k in range(third)]
-    few = torch.randint(len(x), (third, min(len(x), 64)), generator=generator)
-    share = torch.rand(few.shape, dtype=x.dtype, generator=generator).log().neg()
-    spread = ((share / share.sum(-1, keepdim=True))[..., None] * x[few]).sum(-2)
+    some = torch.randint(len(x), (third, min(len(x), 64)), generator=generator)
+    share = torch.rand(some.shape, dtype=x.dtype, generator=generator).log().neg()
+    spread = ((share / share.sum(-1, keepdim=True))[..., None] * x[some]).sum(-2)
     return torch.cat([alone, torch.stack(means), spread, x.mean(0, keepdim=True)])
 
 
 def jacobian(memory: "Hopfield", state: Tensor) -> Tensor:
-    """``(F, D, D)``: the derivative of a step at ``(F, D)``; entry [f, i, j] is that of coordinate i along j."""
+    """``(F, D, D)``: the derivative of a step at ``(F, D)``; [f, i, j] is that of coordinate i along j."""
     F, D = state.shape
-    parts = []
-    for group in track(state.split(max(1, _JACOBIANS // (D * D))), "Jacobians"):
+    parts = [state.new_zeros(0, D, D)]
+    for group in track(state.split(max(1, _JACOBIANS // (D * D))) if F else (), "Jacobians"):
         points = group.repeat_interleave(D, 0)
         along = torch.eye(D, dtype=state.dtype, device=state.device).repeat(len(group), 1)
         pushed = torch.func.jvp(lambda z: memory.advance(z[None])[0], (points,), (along,))[1]
         parts.append(pushed.reshape(len(group), D, D).mT)
-    return torch.cat(parts) if parts else state.new_zeros(F, D, D)
+    return torch.cat(parts)
 
 
 @torch.no_grad()
 def weights(memory: "Hopfield", state: Tensor) -> Tensor:
     """``(N,)``: the weights of the patterns at one state ``(D,)``: the derivative of Ψ by the scores."""
-    keys = memory.keys
     query = memory.similarity.query(state.reshape(1, 1, -1))
-    key, offset = keys.part(0, keys.count)
-    score = (query @ key.mT)[:, 0] + (0.0 if offset is None else offset)
-    # Patterns of one coordinate, the score, met by the state 1: Ψ of these is Ψ(s), and its gradient by them the weights.
+    key, _, offset = memory.keys.chosen(places(memory, None, "metastable")[None])
+    score = (query @ key.mT)[0, 0] + (0.0 if offset is None else offset[0])
+    # Patterns of one coordinate, the score, met by the state 1: Ψ of these is Ψ(s).
     with torch.enable_grad():
         leaf = score.detach().clone().requires_grad_()
-        flat = Keys(leaf[..., None], leaf.square(), SIMILARITIES["dot"])
+        flat = Keys((Block(leaf[:, None], leaf.square()),), SIMILARITIES["dot"])
         potential = memory.rule.read(flat, torch.ones_like(query[..., :1]), memory.head_beta).potential
-        return torch.autograd.grad(potential.sum(), leaf)[0][0]
+        return torch.autograd.grad(potential.sum(), leaf)[0]
 
 
 @torch.no_grad()
-def find(
-    memory: "Hopfield", starts: Tensor | None, *, count: int, share: float, generator: torch.Generator | None
+def metastable(
+    self: "Hopfield",
+    starts: Tensor | None = None,
+    *,
+    count: int = 256,
+    share: float = 0.9,
+    generator: torch.Generator | None = None,
 ) -> FixedPoints:
-    """See `Hopfield.metastable`."""
-    one_memory(memory, "metastable")
-    check_count("metastable", "count", count)
-    if not 0 < share <= 1:
-        raise ArgumentError(f"metastable: share is {share}. Pass 0 < share <= 1.")
+    """The fixed points that many starts lead to: single patterns, averages of some, the mean of all.
+
+    Args:
+        starts: ``(S, D)``; None draws count of them: patterns, means of some, and points of the hull.
+        count: how many to draw.
+        share: a fixed point averages the fewest patterns that hold this share of the weight.
+        generator: draws the starts.
+    """
+    one_memory(self, "metastable")
+    whole("metastable", "count", count)
+    number("metastable", "share", share, above=0, most=1)
     if starts is not None:
-        check_state(memory, starts)
-    given = default_starts(memory, count, generator) if starts is None else starts
-    if given.ndim != 2 or given.shape[-1] != memory.dimension:
-        raise ArgumentError(
-            f"metastable: starts has shape {tuple(given.shape)}. Pass (S, {memory.dimension})."
-        )
-    if memory.similarity.sphere:
+        check_state(self, starts)
+    given = _starts(self, count, generator) if starts is None else starts
+    if given.ndim != 2:
+        shape, wanted = tuple(given.shape), f"(S, {self.dimension})"
+        raise ArgumentError(f"metastable: starts has shape {shape}. Pass {wanted}.")
+    if self.similarity.sphere:
         given = given[(given != 0).any(-1)]
-    ends = settle(memory, given, 1e-10 if given.dtype == torch.float64 else 1e-6, 2000)
-    found: list[Tensor] = []
-    residual, reached = [], []
+    ends = settle(self, given, 1e-10 if given.dtype == torch.float64 else 1e-6, 2000)
+    found: list[tuple[int, int]] = []  # how many ended there, and which of them settled best
     left = torch.arange(len(given))
     while left.numel():
-        best = left[ends.residual[left].argmin()]  # the best settled of those left speaks for its cluster
-        near = ((ends.value[left] - ends.value[best]).norm(dim=-1) <= _SAME * memory.size) | (left == best)
-        found.append(ends.value[best])
-        residual.append(ends.residual[best])
-        reached.append(int(near.sum()))
+        best = left[ends.residual[left].argmin()]  # it speaks for its cluster
+        near = ((ends.value[left] - ends.value[best]).norm(dim=-1) <= _SAME * self.size) | (left == best)
+        found.append((int(near.sum()), int(best)))
         left = left[~near]
-    order = sorted(range(len(found)), key=lambda f: -reached[f])
-    state = torch.stack([found[f] for f in order]) if order else given[:0]
+    found.sort(key=lambda one: -one[0])
+    at = torch.tensor([best for _, best in found], dtype=torch.int64)
+    state = ends.value[at]
     members, weight = [], []
     for point in track(state, "fixed points"):
-        y = weights(memory, point)
-        ranked, at = y.sort(descending=True)
+        y = weights(self, point)
+        ranked, order = y.sort(descending=True)
         enough = int((ranked.cumsum(0) < share * y.sum() * (1 - 1e-12)).sum()) + 1
-        members.append(at[:enough])
+        members.append(order[:enough])
         weight.append(ranked[:enough])
-    spectrum = torch.linalg.eigvals(jacobian(memory, state)).abs().amax(-1)
     return FixedPoints(
-        state, torch.tensor([reached[f] for f in order]), tuple(members), tuple(weight), spectrum, memory.energy(state),
-        torch.stack([residual[f] for f in order]) if order else ends.residual,
-    )  # fmt: skip
+        state,
+        torch.tensor([reached for reached, _ in found]),
+        tuple(members),
+        tuple(weight),
+        torch.linalg.eigvals(jacobian(self, state)).abs().amax(-1),
+        self.energy(state),
+        ends.residual[at],
+    )

@@ -1,23 +1,20 @@
 r"""How many of its patterns a memory gives back.
 
-The rule, which every number of this kind depends on: pattern i is *recalled* if retrieval from x_i (plus noise, where asked for) ends
-within a stated distance of x_i, and no other pattern is nearer to the end.
+The rule, which every number of this kind depends on: pattern i is *recalled* if retrieval from x_i (plus
+noise, where asked for) ends within a stated distance of x_i, and no other pattern is nearer to the end.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.checks import number, whole
 from exptilt._support.intervals import share_interval
 from exptilt._support.progress import track
-from exptilt.memory.checks import check_count
-from exptilt.memory.landscape.basins import one_memory
-from exptilt.memory.landscape.margins import warn_of_duplicates
-from exptilt.memory.patterns import Keys
+from exptilt.memory.landscape.margins import one_memory, places, warn_of_duplicates
+from exptilt.memory.patterns import Block, Keys
 from exptilt.memory.retrieval import settle
 from exptilt.memory.separation import Maximum
 from exptilt.memory.similarity import SIMILARITIES
@@ -56,33 +53,50 @@ class Recall:
         return share_interval(int(self.recalled.sum()), self.recalled.numel())[1:]
 
 
-@torch.no_grad()
-def measure(
-    memory: "Hopfield",
+def capacity(
+    self: "Hopfield",
     *,
+    noise: float = 0.0,
+    within: float = 0.1,
+    trials: int = 1,
+    max_steps: int = 1000,
+    generator: torch.Generator | None = None,
+) -> Recall:
+    """How many of the stored patterns come back, by the stated rule. For random ones see `storage_capacity`.
+
+    Args:
+        noise: length of the random vector added to each start, in units of M.
+        within: a pattern is recalled if its retrieval ends no farther away than this, in units of M, with no
+            other pattern nearer.
+        trials: starts for each pattern; without noise they would all be equal, and one is made.
+        max_steps: of each retrieval.
+        generator: draws the noise.
+    """
+    one_memory(self, "capacity")
+    whole("capacity", "trials", trials)
+    whole("capacity", "max_steps", max_steps)
+    number("capacity", "noise", noise, least=0)
+    number("capacity", "within", within, above=0)
+    warn_of_duplicates(self, "capacity")
+    return recall(self, noise, within, trials if noise > 0 else 1, max_steps, generator)
+
+
+@torch.no_grad()
+def recall(
+    memory: "Hopfield",
     noise: float,
     within: float,
-    trials: int,
+    rounds: int,
     max_steps: int,
     generator: torch.Generator | None,
-    quiet: bool = False,
+    show: bool | None = None,
 ) -> Recall:
-    """See `Hopfield.capacity`; `quiet` neither warns nor shows a bar."""
-    one_memory(memory, "capacity")
-    check_count("capacity", "trials", trials)
-    check_count("capacity", "max_steps", max_steps)
-    if not (0 <= noise < math.inf and 0 < within < math.inf):
-        raise ArgumentError(
-            f"capacity: noise is {noise}, within {within}. Pass finite numbers, noise >= 0 and within > 0."
-        )
-    if not quiet:
-        warn_of_duplicates(memory, "capacity")
-    keys = memory.keys.part(0, memory.count)[0][0]
+    """See `capacity`."""
+    keys = memory.keys.chosen(places(memory, None, "capacity")[None])[0][0]
     M = float(memory.size)
-    rounds = trials if noise > 0 else 1
-    near = Keys(keys[None], keys.square().sum(-1)[None], SIMILARITIES["euclidean"])
+    near = Keys((Block(keys, keys.square().sum(-1)),), SIMILARITIES["euclidean"])
     recalled, errors = [], []
-    for part in track(keys.split(_BLOCK) * rounds, "recall", show=False if quiet else None):
+    for part in track(keys.split(_BLOCK) * rounds, "recall", show=show):
         start = part
         if noise > 0:
             kick = torch.randn(part.shape, dtype=part.dtype, device=part.device, generator=generator)

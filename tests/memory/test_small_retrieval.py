@@ -1,11 +1,11 @@
-"""The compiled way for a few states against the general one, which `few.suits` chooses between."""
+"""The compiled way for a few states against the general one, which `retrieval.is_small` chooses between."""
 
 import numpy as np
 import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.memory import Hopfield, few, retrieval
+from exptilt.memory import Hopfield, retrieval
 
 F32, F64 = torch.float32, torch.float64
 
@@ -16,7 +16,7 @@ def generally(monkeypatch):
 
     def call(function, *arguments, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(few, "suits", lambda memory, state: False)
+            patch.setattr(retrieval, "is_small", lambda memory, state: False)
             return function(*arguments, **options)
 
     return call
@@ -29,8 +29,8 @@ def closed(monkeypatch):
     def fail(*arguments):
         raise AssertionError("the compiled way was taken")
 
-    monkeypatch.setattr(few, "step", fail)
-    monkeypatch.setattr(few, "settle", fail)
+    monkeypatch.setattr(retrieval, "small_step", fail)
+    monkeypatch.setattr(retrieval, "_settle_compiled", fail)
 
 
 def drawn(seed, dtype, most=800):
@@ -49,7 +49,7 @@ def test_both_ways_lead_to_the_same(dtype, similarity, generally):
     for seed in range(6):
         x, s = drawn(seed, dtype)
         memory = Hopfield(x, (0.3, 1.0, 4.0)[seed % 3], similarity=similarity)
-        assert few.suits(memory, s)
+        assert retrieval.is_small(memory, s)
         close = {"rtol": 0, "atol": precision * (1 + float(memory.size))}
         torch.testing.assert_close(memory.step(s), generally(memory.step, s), **close)
         tolerance = 1e-4 if dtype == F32 else 1e-9
