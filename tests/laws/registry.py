@@ -46,7 +46,8 @@ class Case:
     """One measure under law.
 
     make: a random member with the given batch. tilt: a valid η for a member. extreme: members at the edge of what floats hold.
-    boundary: means of t on the boundary of the hull, where it has one.
+    boundary: means of t on the boundary of the hull, where it has one. known: what `from_natural` has to be
+    told beside the parameter. whole: fields that hold whole numbers, which nobody differentiates by.
     """
 
     cls: type
@@ -59,6 +60,8 @@ class Case:
     scipy_x: Callable[[Tensor], Any] = lambda x: x.numpy()
     scipy_offset: float = 0.0
     tolerance: float = 1e-9
+    known: Callable[[Any], dict[str, Tensor]] = lambda h: {}
+    whole: tuple[str, ...] = ()
     name: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -142,6 +145,22 @@ def _niw(g: Generator, batch: tuple[int, ...] = ()) -> f.NormalInverseWishart:
         rand(g, *batch, low=6, high=9),
         spd(g, *batch, size=2),
     )
+
+
+def _negative_binomial(g: Generator, batch: tuple[int, ...] = ()) -> f.NegativeBinomial:
+    return f.NegativeBinomial(t(3.0, 0.7).expand(*batch, 2), randn(g, *batch, 2))
+
+
+def _multinomial(g: Generator, batch: tuple[int, ...] = ()) -> f.Multinomial:
+    return f.Multinomial(randn(g, *batch, 4), torch.full(batch, 6.0, dtype=F64))
+
+
+def _inverse_gamma(g: Generator, batch: tuple[int, ...] = ()) -> f.InverseGamma:
+    return f.InverseGamma(rand(g, *batch, 2, low=0.8, high=5), rand(g, *batch, 2, low=0.5, high=3))
+
+
+def _log_normal(g: Generator, batch: tuple[int, ...] = ()) -> f.LogNormal:
+    return f.LogNormal(randn(g, *batch, 2), rand(g, *batch, 2, low=0.2, high=2))
 
 
 def _empirical(g: Generator, batch: tuple[int, ...] = ()) -> f.Empirical:
@@ -309,6 +328,60 @@ CASES = [
         ),
         scipy=lambda h: scipy.stats.wishart(float(h.degrees), h.scale.numpy()),
         scipy_x=lambda x: x.movedim(0, -1).numpy(),
+    ),
+    Case(
+        f.NegativeBinomial,
+        _negative_binomial,
+        boundary=lambda h: t(0.0, 1.5).expand(*h.batch_shape, 2),
+        tilt=toward_another(_negative_binomial),
+        extreme=lambda: [
+            f.NegativeBinomial(t(1e-3, 1e8), t(-30.0, -20)),
+            f.NegativeBinomial(t(0.5, 1e4), t(18.0, 3)),
+        ],
+        integral=lambda: float(
+            f.NegativeBinomial(t(2.5), t(0.4)).log_prob(torch.arange(300.0, dtype=F64)[:, None]).exp().sum()
+        ),
+        scipy=lambda h: scipy.stats.nbinom(h.failures.numpy(), torch.sigmoid(-h.logit).numpy()),
+        known=lambda h: {"known": h.failures},
+    ),
+    Case(
+        f.Multinomial,
+        _multinomial,
+        boundary=lambda h: t(3.0, 0.0, 1.5, 1.5).expand(*h.batch_shape, 4),
+        extreme=lambda: [
+            f.Multinomial(t(0.0, -300, -20, 3), t(1.0)[0]),
+            f.Multinomial(t(0.0, 1, 2), t(1e6)[0]),
+        ],
+        integral=lambda: float(
+            f.Multinomial(t(0.0, 1, 2), t(7.0)[0])
+            .log_prob(torch.cartesian_prod(*[torch.arange(8.0, dtype=F64)] * 3))
+            .exp()
+            .sum()
+        ),
+        scipy=lambda h: scipy.stats.multinomial(int(h.total), torch.softmax(h.logit, -1).numpy()),
+        known=lambda h: {"known": h.total},
+        whole=("total",),
+    ),
+    Case(
+        f.InverseGamma,
+        _inverse_gamma,
+        boundary=lambda h: t(0.5, 0.5, -0.8, math.log(0.5)).expand(*h.batch_shape, 4),
+        tilt=toward_another(_inverse_gamma),
+        extreme=lambda: [
+            f.InverseGamma(t(0.05, 1e4), t(1e-6, 1e6)),
+            f.InverseGamma(t(0.5, 16.0), t(1e3, 1.0)),
+        ],
+        integral=lambda: quadrature(f.InverseGamma(t(1.7), t(2.0)), [0.0], [math.inf]),
+        scipy=lambda h: scipy.stats.invgamma(h.shape.numpy(), scale=h.scale.numpy()),
+    ),
+    Case(
+        f.LogNormal,
+        _log_normal,
+        boundary=lambda h: t(0.5, 0.5, 0.25, 2.0).expand(*h.batch_shape, 4),
+        tilt=toward_another(_log_normal),
+        extreme=lambda: [f.LogNormal(t(100.0, -1e-6), t(1e-3, 1e3))],
+        integral=lambda: quadrature(f.LogNormal(t(0.5), t(0.8)), [0.0], [math.inf]),
+        scipy=lambda h: scipy.stats.lognorm(h.log_variance.sqrt().numpy(), scale=h.log_mean.exp().numpy()),
     ),
     Case(
         f.NormalGamma,

@@ -20,15 +20,20 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> None:
 @every
 def test_mean_parameter_is_gradient(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (3,))
-    close(h.mean_parameter, inverse_mean.gradient(case.cls.log_partition, h.natural_parameter), 1e-8)
+
+    def partition(theta: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = case.cls.log_partition(theta, **case.known(h))
+        return value
+
+    close(h.mean_parameter, inverse_mean.gradient(partition, h.natural_parameter), 1e-8)
     close(h.mean(), h.mean_parameter[..., : h.dimension])
 
 
 @every
 def test_parameters_both_ways(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (2, 3))
-    back = case.cls.from_natural(h.natural_parameter)
-    found = case.cls.from_mean(h.mean_parameter)
+    back = case.cls.from_natural(h.natural_parameter, **case.known(h))
+    found = case.cls.from_mean(h.mean_parameter, **case.known(h))
     assert found.converged
     for mine, natural, mean in zip(*map(pytree.tree_leaves, (h, back, found.value)), strict=True):
         close(natural, mine, 1e-8)
@@ -129,7 +134,7 @@ def test_natural_domain_is_guarded(case: Case, g: torch.Generator) -> None:
     theta = h.natural_parameter.clone()
     theta[1] = torch.nan
     with pytest.raises(ValueError, match=r"theta\[1\].*natural domain"):
-        case.cls.from_natural(theta)
+        case.cls.from_natural(theta, **case.known(h))
 
 
 @every

@@ -24,7 +24,11 @@ from exptilt.families.members.from_density import FromDensity
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.gaussian_mixture import GaussianMixture
+from exptilt.families.members.inverse_gamma import InverseGamma
+from exptilt.families.members.log_normal import LogNormal
 from exptilt.families.members.mixture import Mixture
+from exptilt.families.members.multinomial import Multinomial
+from exptilt.families.members.negative_binomial import NegativeBinomial
 from exptilt.families.members.normal_gamma import MeanPrecision, NormalGamma
 from exptilt.families.members.normal_inverse_wishart import MeanCovariance, NormalInverseWishart
 from exptilt.families.members.poisson import Poisson
@@ -51,12 +55,16 @@ __all__ = [
     "Gamma",
     "Gaussian",
     "GaussianMixture",
+    "InverseGamma",
     "Kind",
+    "LogNormal",
     "MaximumEntropy",
     "MeanCovariance",
     "MeanPrecision",
     "Measure",
     "Mixture",
+    "Multinomial",
+    "NegativeBinomial",
     "NormalGamma",
     "NormalInverseWishart",
     "Poisson",

@@ -227,7 +227,8 @@ class Mixture(AnyMixture):
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
         """From a `MixtureSameFamily` whose components are of a family that is known here."""
-        for family in ExponentialFamily.__subclasses__():
+        direct = ExponentialFamily.__subclasses__()
+        for family in [*direct, *(cls for base in direct for cls in base.__subclasses__())]:
             try:
                 parts = family.from_torch(other.component_distribution)
             except ArgumentError:

@@ -1,0 +1,66 @@
+r"""Independent inverse Gamma variables: 1/x is Gamma(a, b).
+
+    p(x) = b^a/Γ(a) x^{−a−1} e^{−b/x}
+
+Sufficient statistic u(x) = (1/x, −log x), natural parameter θ = (−b, a + 1), mean parameter
+(a/b, ψ(a) − log b).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, distributions
+
+from exptilt.families.change_of_variable import ChangeOfVariable
+from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
+from exptilt.families.measure import make
+from exptilt.families.members.gamma import Gamma
+
+
+@dataclass(frozen=True, eq=False)
+class InverseGamma(ChangeOfVariable):
+    """D independent inverse Gamma variables.
+
+    Args:
+        shape: ``(..., D)``, a, positive.
+        scale: ``(..., D)``, b, positive: the rate of 1/x.
+
+    Example:
+        >>> InverseGamma(torch.tensor([3.0]), torch.tensor([6.0])).mean()  # E 1/x and −E log x
+        tensor([ 0.5000, -0.8690])
+    """
+
+    shape: Tensor
+    scale: Tensor
+    event_dims: ClassVar = {"shape": 1, "scale": 1}
+    of = Gamma
+    jacobian = (0.0, 2.0)
+
+    def __post_init__(self) -> None:
+        check_tensors("InverseGamma", {"shape": (self.shape, 1), "scale": (self.scale, 1)})
+        check_same_dimension("InverseGamma", shape=self.shape, scale=self.scale)
+        check_positive("InverseGamma", shape=self.shape, scale=self.scale)
+
+    def _image(self) -> Gamma:
+        return make(Gamma, shape=self.shape, rate=self.scale)
+
+    @classmethod
+    def _from_image(cls, image: Any) -> Self:
+        return make(cls, shape=image.shape, scale=image.rate)
+
+    @staticmethod
+    def _forward(x: Tensor) -> Tensor:
+        return 1 / x
+
+    @staticmethod
+    def _backward(y: Tensor) -> Tensor:
+        return 1 / y
+
+    def _to_torch(self) -> distributions.Distribution:
+        """The same as ``Independent(InverseGamma, 1)``."""
+        return distributions.Independent(distributions.InverseGamma(self.shape, self.scale), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(InverseGamma, 1)``."""
+        return cls(other.base_dist.concentration, other.base_dist.rate)

@@ -1,0 +1,66 @@
+r"""Independent log-normal variables: log x is N(μ, σ²).
+
+    p(x) = N(log x | μ, σ²) / x
+
+Sufficient statistic u(x) = (log x, log² x), natural parameter θ = (μ/σ² − 1, −1/(2σ²)): the −1 is the 1/x.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, distributions
+
+from exptilt.families.change_of_variable import ChangeOfVariable
+from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.measure import make
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormal(ChangeOfVariable):
+    """D independent log-normal variables.
+
+    Args:
+        log_mean: ``(..., D)``, μ, the mean of log x.
+        log_variance: ``(..., D)``, σ², the variance of log x, positive.
+
+    Example:
+        >>> LogNormal(torch.tensor([1.0]), torch.tensor([2.0])).mean()  # E log x and E log² x
+        tensor([1., 3.])
+    """
+
+    log_mean: Tensor
+    log_variance: Tensor
+    event_dims: ClassVar = {"log_mean": 1, "log_variance": 1}
+    of = DiagonalGaussian
+    jacobian = (-1.0, 0.0)
+
+    def __post_init__(self) -> None:
+        check_tensors("LogNormal", {"log_mean": (self.log_mean, 1), "log_variance": (self.log_variance, 1)})
+        check_same_dimension("LogNormal", log_mean=self.log_mean, log_variance=self.log_variance)
+        check_finite("LogNormal", log_mean=self.log_mean)
+        check_positive("LogNormal", log_variance=self.log_variance)
+
+    def _image(self) -> DiagonalGaussian:
+        return make(DiagonalGaussian, mean_vector=self.log_mean, variance=self.log_variance)
+
+    @classmethod
+    def _from_image(cls, image: Any) -> Self:
+        return make(cls, log_mean=image.mean_vector, log_variance=image.variance)
+
+    @staticmethod
+    def _forward(x: Tensor) -> Tensor:
+        return x.log()
+
+    @staticmethod
+    def _backward(y: Tensor) -> Tensor:
+        return y.exp()
+
+    def _to_torch(self) -> distributions.Distribution:
+        """The same as ``Independent(LogNormal, 1)``."""
+        return distributions.Independent(distributions.LogNormal(self.log_mean, self.log_variance.sqrt()), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(LogNormal, 1)``."""
+        return cls(other.base_dist.loc, other.base_dist.scale**2)

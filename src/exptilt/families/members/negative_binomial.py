@@ -1,0 +1,160 @@
+r"""Independent negative binomial counts: successes before the r-th failure, r known.
+
+    p(x) = Γ(x + r)/(Γ(r) x!) p^x (1 − p)^r
+    G(η) = Σ_d r_d [log(1 − p_d) − log(1 − p_d e^{η_d})]   for p e^η < 1
+
+Sufficient statistic u(x) = x, natural parameter θ = log p, base measure b(x) = Γ(x + r)/(Γ(r) x!). A member
+holds the log-odds ℓ = log p/(1 − p), which lose nothing near p = 1: E[x] = r e^ℓ, Var[x] = r e^ℓ (1 + e^ℓ).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, distributions
+from torch.nn.functional import softplus
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import is_concrete
+from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
+from exptilt.families.known_parameter import KnownParameter
+from exptilt.families.measure import Base, make
+from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.draws import poisson, standard_gamma
+from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
+from exptilt.families.numerics.hull import box_excess
+from exptilt.families.numerics.log_factorial import expected_log_ratio
+
+
+@dataclass(frozen=True, eq=False)
+class NegativeBinomial(KnownParameter):
+    """D independent counts of successes before a known number of failures.
+
+    Args:
+        failures: ``(..., D)``, positive, known; need not be whole.
+        logit: ``(..., D)``, log-odds of a success.
+
+    Example:
+        >>> NegativeBinomial(torch.tensor([3.0]), torch.tensor([2.0]).log()).mean()
+        tensor([6.])
+    """
+
+    failures: Tensor
+    logit: Tensor
+    event_dims: ClassVar = {"failures": 1, "logit": 1}
+    base = Base.COUNTING
+
+    def __post_init__(self) -> None:
+        check_tensors("NegativeBinomial", {"failures": (self.failures, 1), "logit": (self.logit, 1)})
+        check_same_dimension("NegativeBinomial", failures=self.failures, logit=self.logit)
+        check_positive("NegativeBinomial", failures=self.failures)
+        check_finite("NegativeBinomial", logit=self.logit)
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """Log p, ``(..., D)``."""
+        return -softplus(-self.logit).expand(*self.batch_shape, -1)
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """r p/(1 − p), ``(..., D)``."""
+        return self.failures * self.logit.exp()
+
+    @classmethod
+    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
+        if known is None:
+            raise ArgumentError(
+                f"NegativeBinomial.{asked}: the number of failures must be given; pass known=failures."
+            )
+        return cls(known, torch.zeros_like(vector))
+
+    def _with_natural(self, theta: Tensor) -> Self:
+        logit = theta - torch.log(-torch.expm1(theta))
+        return make(type(self), failures=self.failures, logit=logit)
+
+    def _with_mean(self, mean: Tensor) -> Self:
+        return make(type(self), failures=self.failures, logit=mean.log() - self.failures.log())
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        return box_excess(mean, 0.0, math.inf)
+
+    @classmethod
+    def _typical_mean(cls, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
+    def _in_domain(self) -> Tensor:
+        return ((self.failures > 0) & self.logit.isfinite()).all(-1)
+
+    def _log_partition(self) -> Tensor:
+        """−Σ_d r log(1 − p)."""
+        return (self.failures * softplus(self.logit)).sum(-1)
+
+    def _log_base(self, x: Tensor) -> Tensor:
+        r = self.failures
+        return (torch.lgamma(x + r) - torch.lgamma(r) - torch.lgamma(x + 1)).sum(-1)
+
+    def _support(self, x: Tensor) -> Tensor:
+        return ((x >= 0) & (x == x.floor())).all(-1)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """−D(x, np) − D(r, n(1−p)) with n = x + r, and Stirling's factors: nothing large cancels."""
+        r, log_p, log_q = self.failures, -softplus(-self.logit), -softplus(self.logit)
+        some = x.clamp_min(1.0)
+        n = some + r
+        gap = r * torch.sigmoid(self.logit) - some * torch.sigmoid(-self.logit)
+        away = deviance(some, gap, log_p + (n / some).log()) + deviance(r, -gap, log_q + (n / r).log())
+        factor = (r.log() - n.log() - some.log()) / 2 - HALF_LOG_2PI
+        stirling = remainder(n) - remainder(r) - remainder(some)
+        return torch.where(x > 0, factor + stirling - away, r * log_q).sum(-1)
+
+    def _entropy(self) -> Tensor:
+        """A − θE[x] − E log b(x); the last by quadrature, error some ε times the smaller of r and E[x]."""
+        r, logit = self.failures.double(), self.logit.double()
+        plain = r * softplus(logit) + r * logit.exp() * softplus(-logit)
+        base = expected_log_ratio(r, torch.ones_like(r), logit, r)
+        return (plain - base).sum(-1).to(self.dtype)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Counts, ``shape + batch + (D,)``: Poisson with a Gamma(r) rate."""
+        size = (*shape, *self.batch_shape, self.dimension)
+        rate = standard_gamma(self.failures.detach().expand(size), generator) * self.logit.detach().exp()
+        return poisson(rate, generator)
+
+    def _to_torch(self) -> distributions.Distribution:
+        """The same as ``Independent(NegativeBinomial, 1)``."""
+        return distributions.Independent(distributions.NegativeBinomial(self.failures, logits=self.logit), 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        """From ``Independent(NegativeBinomial, 1)``."""
+        return cls(other.base_dist.total_count, other.base_dist.logits)
+
+    def _kl(self, other: Self) -> Tensor:
+        """Σ_d r/(1−p) times the KL of the coins; where failures differ, also what b and A differ by.
+
+        That is (r − r') log(1 − p') + E[log b(x) − log b'(x)].
+        """
+        r, gap = self.failures, torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
+        near_one = torch.sigmoid(-self.logit) - torch.sigmoid(-other.logit)
+        gap = torch.where(self.logit > 0, near_one, gap)
+        ones = deviance(torch.sigmoid(self.logit), gap, softplus(-self.logit) - softplus(-other.logit))
+        zeros = deviance(torch.sigmoid(-self.logit), -gap, softplus(self.logit) - softplus(other.logit))
+        same = (r * (1 + self.logit.exp()) * (ones + zeros)).sum(-1)
+        if is_concrete(r, other.failures) and bool((r == other.failures).all()):
+            return same
+        extra = expected_log_ratio(r, other.failures, self.logit, r)
+        extra = extra + (other.failures - r) * softplus(other.logit)
+        return same + extra.sum(-1).to(self.dtype)
+
+    def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
+        """Σ_d m log m − (m + r) log(m + r) + r log r − m log p − r log(1 − p), 0 log 0 = 0."""
+        m, r = mean.clamp_min(0), self.failures
+        entropies = torch.special.entr(m + r) - torch.special.entr(m) - torch.special.entr(r)
+        value: Tensor = entropies + m * softplus(-self.logit) + r * softplus(self.logit)
+        return value.sum(-1)
+
+    def _covariance(self, eta: Tensor) -> Tensor:
+        odds = self._with_natural(self._shifted(eta)).logit.exp()
+        return torch.diag_embed(self.failures * odds * (1 + odds))
