@@ -25,6 +25,9 @@ LAYERS: list[set[str]] = [
     {"report"},
     {"cli"},
 ]
+ORDER = " > ".join(
+    f"({', '.join(sorted(floor))})" if len(floor) > 1 else next(iter(floor)) for floor in reversed(LAYERS)
+)
 HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in folders}
 
 # Libraries that only some users have or want. Nobody may import them at module level, but for the files named
@@ -347,6 +350,37 @@ def machine_paths(source: str, path: str) -> list[str]:
         for number, line in enumerate(source.splitlines(), start=1)
         for match in MACHINE_PATH.finditer(line)
     ]
+
+
+def mapped_paths(text: str) -> list[str]:
+    """The files and folders that the trees of a page name: what is indented below `name/` is in it.
+
+    Words of a description that end in .py or / are files and folders of the folder they describe.
+    """
+    found: list[str] = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        above: list[tuple[int, str]] = []
+        for line in [] if language else block.splitlines():
+            name, *words = line.split() or [""]
+            depth = len(line) - len(line.lstrip())
+            above = [(indent, folder) for indent, folder in above if indent < depth]
+            parent = above[-1][1] if above else ""
+            if name.endswith("/"):
+                above.append((depth, parent + name))
+            elif not name.endswith(".py"):
+                continue
+            found.append(parent + name)
+            parent = above[-1][1] if above else ""
+            stripped = (word.strip(",;:().") for word in words)
+            found += [parent + word for word in stripped if re.search(r"\.py$|/$", word)]
+    return found
+
+
+def quoted_paths(text: str) -> list[str]:
+    """The files and folders that a page names between backticks, such as `lens/watch.py` or `lens/heads/`."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    words = re.findall(r"`([\w./-]+)`", prose)
+    return [word for word in words if "/" in word and re.search(r"\.[a-z]+$|/$", word)]
 
 
 def missing_targets(makefile: str, wanted: set[str]) -> list[str]:

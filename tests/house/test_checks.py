@@ -303,6 +303,35 @@ def test_other_paths_pass(text):
     assert checks.machine_paths(text, "a.py") == []
 
 
+def test_paths_of_a_map():
+    page = """Some `text/of.py` before.
+
+```
+src/exptilt/
+  __init__.py      the names
+  tilting/         attend.py the call, and (problem.py) more words
+    backends/      dispatch.py
+  lens/            words
+tests/             house/ the rules
+```
+
+And `lens/watch.py`, `report/`, `make test`, `exptilt.cli`, `a/b` after.
+"""
+    assert checks.mapped_paths(page) == [
+        "src/exptilt/",
+        "src/exptilt/__init__.py",
+        "src/exptilt/tilting/",
+        "src/exptilt/tilting/attend.py",
+        "src/exptilt/tilting/problem.py",
+        "src/exptilt/tilting/backends/",
+        "src/exptilt/tilting/backends/dispatch.py",
+        "src/exptilt/lens/",
+        "tests/",
+        "tests/house/",
+    ]
+    assert checks.quoted_paths(page) == ["text/of.py", "lens/watch.py", "report/"]
+
+
 def test_targets():
     assert checks.missing_targets("help: x\n\ttest: no\nPIP := 3\n", {"help", "test"}) == [
         "Makefile: no target test"

@@ -164,6 +164,26 @@ def test_no_machine_paths():
     assert found == []
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_what_a_page_says_of_the_files_is_true(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert checks.ORDER in text
+    mapped, quoted = checks.mapped_paths(text), checks.quoted_paths(text)
+    assert len(mapped) > 15
+    assert [path for path in mapped if not (ROOT / path).exists()] == []
+    assert [path for path in quoted if not any((top / path).exists() for top in (PACKAGE, ROOT))] == []
+
+
+def test_paths_of_calls_are_short():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    _, *calls = text.split("\n### ")
+    assert len(calls) == 4
+    for call in calls:
+        steps = re.split(r"^\d\. ", call, flags=re.MULTILINE)[1:]
+        assert 3 <= len(steps) <= 8
+        assert [step for step in steps if not checks.quoted_paths(step)] == []
+
+
 def test_makefile_targets():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     wanted = {"help", "setup", "test", "test-slow", "test-all", "report", "bench", "lint", "clean"}
