@@ -10,7 +10,8 @@ its folder exports it, and `_HOME` says which folder.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from exptilt._support import process as _process  # noqa: F401  notes which process this is, before anybody forks
+# Notes which process this is, before anybody forks.
+from exptilt._support import process as _process  # noqa: F401
 
 if TYPE_CHECKING:
     from exptilt import attention, dynamics, families, lens, memory, report, switching, tilting

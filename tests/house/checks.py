@@ -53,6 +53,7 @@ MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}
 LINES_AT_MOST = 500
 COLUMNS_AT_MOST = 110
 FILES_AT_MOST = 12
+CATALOGUES = {"families/members"}  # one family a file: who looks for one knows its name
 NAMES_AT_MOST = 25
 
 
@@ -172,16 +173,15 @@ def too_long(source: str, path: str) -> list[str]:
 
 
 def too_wide(source: str, path: str) -> list[str]:
-    """Lines of more columns than we read, or that the formatter is told to leave alone."""
-    return [
-        f"{path}:{number}: {what}"
-        for number, line in enumerate(source.splitlines(), start=1)
-        for what, wrong in (
-            (f"{len(line)} columns, at most {COLUMNS_AT_MOST}", len(line) > COLUMNS_AT_MOST),
-            ("the formatter formats every line", re.search(r"# *fmt: *(skip|off)", line)),
-        )
-        if wrong
-    ]
+    """Lines of more columns than we read (marks for linters aside), or that the formatter leaves alone."""
+    complaints = []
+    for number, line in enumerate(source.splitlines(), start=1):
+        columns = len(re.sub(r"\s*# (noqa|type: ignore).*", "", line))
+        if columns > COLUMNS_AT_MOST:
+            complaints.append(f"{path}:{number}: {columns} columns, at most {COLUMNS_AT_MOST}")
+        if re.search(r"# *fmt: *(skip|off)", line):
+            complaints.append(f"{path}:{number}: the formatter formats every line")
+    return complaints
 
 
 def crowded(paths: Iterable[str]) -> list[str]:
@@ -190,7 +190,7 @@ def crowded(paths: Iterable[str]) -> list[str]:
     return [
         f"{folder}: {count} files, at most {FILES_AT_MOST}"
         for folder, count in sorted(counts.items())
-        if count > FILES_AT_MOST
+        if count > FILES_AT_MOST and folder not in CATALOGUES
     ]
 
 

@@ -40,6 +40,10 @@ def test_sources(check):
     assert complaints(check) == []
 
 
+def test_no_folder_is_crowded():
+    assert checks.crowded(SOURCES) == []
+
+
 def test_few_public_names():
     names = [name for name in exptilt.__all__ if name != "__version__"]
     assert len(names) == len(set(names)) <= checks.NAMES_AT_MOST

@@ -68,7 +68,7 @@ def is_concrete(*tensors: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written to in place; −1 of one made in inference mode, which does not count."""
+    """How often the tensor was written to in place; −1 for tensors of inference mode, which do not count."""
     return -1 if tensor.is_inference() else tensor._version
 
 
