@@ -21,6 +21,11 @@ pytree = _pytree
 """Trees of tensors, as torch itself takes arguments and results apart and puts them together again."""
 
 
+def apply(function: Any, *arguments: Any) -> Any:
+    """What a `torch.autograd.Function` returns (its `apply` has no types)."""
+    return function.apply(*arguments)
+
+
 def in_transform() -> bool:
     """Whether a torch.func transform is under way (forward_ad.dual_level does not nest, and is not meant)."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import in_transform, transform_compiled
+from exptilt._support.transforms import apply, in_transform, transform_compiled
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.backends import reference
 from exptilt.tilting.backends.dispatch import check_sink
@@ -47,7 +47,7 @@ def _run(call: Call, key_mass: bool) -> Tilted:
         if compiling:
             found = compiled.attend(*t, *settings.rule.numbers, settings.backend, settings.check)
         else:
-            found = Attend.apply(*t, settings)
+            found = apply(Attend, *t, settings)
         output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
     else:
         output, lines, sink_shift, _ = forward(t, settings)
@@ -290,4 +290,5 @@ def _reference_product(call: Call, along: Tensor) -> Tensor:
     def total(query: Tensor) -> Tensor:
         return reference.attend(t._replace(query=query), call.settings.rule)[1].nan_to_num(neginf=0.0).sum()
 
-    return torch.func.jvp(torch.func.grad(total), (t.query,), (along,))[1]
+    product: Tensor = torch.func.jvp(torch.func.grad(total), (t.query,), (along,))[1]
+    return product

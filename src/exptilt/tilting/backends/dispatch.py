@@ -55,7 +55,8 @@ def sweep(backend: str, name: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         _say_once(backend, name)
         module = tiled
-    return getattr(module, name)
+    found: Callable[..., Any] = getattr(module, name)
+    return found
 
 
 def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:

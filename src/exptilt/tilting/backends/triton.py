@@ -59,7 +59,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return tl.where(tl.abs(x) < 0.625, x + x * z * (p / q), tl.where(x < 0, -large, large))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
     query, key, value, bias, log_weight, mask, output, statistics, best,
     query_steps, key_steps, value_steps, bias_steps, weight_steps, mask_steps,
@@ -219,7 +219,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 def _width(columns: int) -> int:
-    return min(_WIDEST, max(_NARROWEST, triton.next_power_of_2(columns)))
+    return min(_WIDEST, max(_NARROWEST, int(triton.next_power_of_2(columns))))
 
 
 def _tiles(Q: int, D: int, Dv: int, number: torch.dtype) -> tuple[int, int, int, int]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import derivatives_wanted
+from exptilt._support.transforms import apply, derivatives_wanted
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
 from exptilt.tilting.problem import MASS, Dots, Inputs
@@ -66,7 +66,7 @@ def pull_key_mass(
 
 def hessian_product(t: Inputs, vector: Tensor, settings: Settings) -> Tensor:
     """(..., Hq, Q, D): the derivative along vector of ∇(Σ_i G_i) by the query, a second derivative of G."""
-    found = [x.detach() for x in Attend.apply(*t, settings)]
+    found = [x.detach() for x in apply(Attend, *t, settings)]
     variance, weight, gap, shift = found[4], found[6], found[7], found[8]
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     wanted = (True, False, False, False, False, False)

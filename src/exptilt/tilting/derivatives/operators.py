@@ -76,8 +76,9 @@ def _tangent(
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
     t = _inputs(query, key, value, bias, log_weight, mask)
     dots = Dots(query_dot, key_dot, value_dot, bias_dot, weight_dot)
-    found = dispatch.sweep(backend, "tangent")(t, dots, rows, ScoreRule(scale, causal, window, softcap))
-    return found
+    rule = ScoreRule(scale, causal, window, softcap)
+    pushed, sums = dispatch.sweep(backend, "tangent")(t, dots, rows, rule)
+    return pushed, sums
 
 
 def _fake_tangent(query: Any, key: Any, value: Any, *_: Any) -> Any:

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from exptilt._support.transforms import forward_derivatives, in_transform, without_tangent
+from exptilt._support.transforms import apply, forward_derivatives, in_transform, without_tangent
 from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import higher, identities, operators
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
@@ -165,7 +165,7 @@ class Attend(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = Dots(*tangents[: len(Dots._fields)]), ctx.settings
-        o, G, gap, variance = Tangent.apply(*TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
+        o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
         moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
@@ -332,7 +332,7 @@ def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:
 
 def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> Dots:
     """Gradients by the wanted inputs, differentiable."""
-    found = Gradient.apply(*GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats))
+    found = apply(Gradient, *GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats))
     return _present(found, t, wanted)
 
 
@@ -343,7 +343,7 @@ def second(
     if not any(wanted[:6]):
         return Dots()
     flat = SECOND.flat(_needing(t, settings, wanted), inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
-    return _present(Second.apply(*flat), t, wanted)
+    return _present(apply(Second, *flat), t, wanted)
 
 
 def pull_gradient(
@@ -351,6 +351,6 @@ def pull_gradient(
 ) -> tuple[Dots, Cotangents]:
     """A cotangent of the gradient carried back to the wanted inputs, and to the statistics' cotangents."""
     plain = Settings(settings.rule, settings.backend)
-    dot = Tangents(*Tangent.apply(*TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
+    dot = Tangents(*apply(Tangent, *TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
     by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)
     return second(t, bar, dots, stats, dot, plain, wanted), by_bar

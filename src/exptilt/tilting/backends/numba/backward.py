@@ -220,8 +220,10 @@ def _to_keys(f, zero, alpha, target, M, packed, dim, where, h, tile):
 # A thread's own memory: S, T, U, V hold a number for each pair of a row and a key, the others a vector for
 # each row (packed, packed_dot, packed_out: as the right-hand side of a product), or a number for each key or
 # each row.
-_PAIRS, _VECTORS = "S T U V", "queries moved outs summed packed packed_dot packed_out"
-Desk = namedtuple("Desk", f"{_PAIRS} {_VECTORS} slope bend columns line where met met_dot")
+_NAMES = (
+    "S T U V queries moved outs summed packed packed_dot packed_out slope bend columns line where met met_dot"
+)
+Desk = namedtuple("Desk", _NAMES)  # type: ignore[misc]
 
 
 @njit(error_model="numpy")

@@ -62,8 +62,13 @@ def _zeros(shape: tuple[int, ...], number: str) -> Tensor:
     return torch.from_numpy(np.zeros(shape, number))
 
 
+def _over(x: int, y: int) -> int:
+    """x / y, rounded up."""
+    return -(-x // y)
+
+
 def _rounded(x: int, to: int) -> int:
-    return -(-x // to) * to
+    return _over(x, to) * to
 
 
 class Launch:
@@ -160,12 +165,12 @@ class Launch:
     @property
     def row_tiles(self) -> int:
         """Tiles of a block's rows."""
-        return -(-self.block_rows // max(1, self.frame.tile_rows))
+        return _over(self.block_rows, max(1, self.frame.tile_rows))
 
     @property
     def key_tiles(self) -> int:
         """Tiles of keys."""
-        return -(-self.K // self.frame.tile_keys)
+        return _over(self.K, self.frame.tile_keys)
 
     def crew(self) -> int:
         """How many threads the work is worth."""
