@@ -8,6 +8,7 @@ import sys
 
 from exptilt._support.linalg import pack, repaired, unpack
 from exptilt._support.solution import Solution, Status
+from exptilt.families.batch import stack
 from exptilt.families.divergence import kl
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.family import ExponentialFamily
@@ -79,5 +80,6 @@ __all__ = [
     "posterior",
     "project",
     "repaired",
+    "stack",
     "unpack",
 ]

@@ -13,7 +13,7 @@ statistic. η and t(x) are always vectors ``(..., D)``; a matrix is laid out by 
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Self, TypeVar
@@ -26,6 +26,7 @@ from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
+from exptilt.families.batch import Batched
 from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
 
@@ -53,7 +54,7 @@ def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
     return instance
 
 
-class Measure(ABC):
+class Measure(Batched):
     """Base of every measure: what follows from a log-normalizer."""
 
     event_dims: ClassVar[Mapping[str, int]]
