@@ -29,6 +29,7 @@ from exptilt.families import inverse_mean
 from exptilt.families.batch import Batched
 from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
+from exptilt.families.event_moments import EventMoments
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
 
@@ -54,7 +55,7 @@ def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
     return instance
 
 
-class Measure(Batched):
+class Measure(Batched, EventMoments):
     """Base of every measure: what follows from a log-normalizer."""
 
     event_dims: ClassVar[Mapping[str, int]]

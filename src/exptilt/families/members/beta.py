@@ -115,6 +115,11 @@ class Beta(ExponentialFamily):
     def _support(self, x: Tensor) -> Tensor:
         return ((x > 0) & (x < 1)).all(-1)
 
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        total = self.alpha + self.beta
+        mean = self.alpha / total
+        return mean, mean * (self.beta / total) / (total + 1)
+
     def _both(self) -> Tensor:
         """(α, β), ``(..., D, 2)``."""
         return torch.stack(torch.broadcast_tensors(self.alpha, self.beta), -1)

@@ -120,6 +120,11 @@ class Dirichlet(ExponentialFamily):
     def _support(self, x: Tensor) -> Tensor:
         return (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
 
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        total = self.concentration.sum(-1, keepdim=True)
+        mean = self.concentration / total
+        return mean, mean * ((total - self.concentration) / total) / (total + 1)
+
     def _entropy(self) -> Tensor:
         return dirichlet_entropy(self.concentration)
 

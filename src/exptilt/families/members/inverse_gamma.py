@@ -9,6 +9,7 @@ Sufficient statistic u(x) = (1/x, −log x), natural parameter θ = (−b, a + 1
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, distributions
 
 from exptilt.families.change_of_variable import ChangeOfVariable
@@ -55,6 +56,13 @@ class InverseGamma(ChangeOfVariable):
     @staticmethod
     def _backward(y: Tensor) -> Tensor:
         return 1 / y
+
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and 2, and no variance without a mean."""
+        a, b = torch.broadcast_tensors(self.shape, self.scale)
+        mean = torch.where(a > 1, b / (a - 1), torch.inf)
+        variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)
+        return mean, torch.where(a > 1, variance, torch.nan)
 
     def _to_torch(self) -> distributions.Distribution:
         """The same as ``Independent(InverseGamma, 1)``."""

@@ -8,6 +8,7 @@ Sufficient statistic u(x) = (log x, log² x), natural parameter θ = (μ/σ² �
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, distributions
 
 from exptilt.families.change_of_variable import ChangeOfVariable
@@ -55,6 +56,11 @@ class LogNormal(ChangeOfVariable):
     @staticmethod
     def _backward(y: Tensor) -> Tensor:
         return y.exp()
+
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        """e^{μ + σ²/2} and (e^{σ²} − 1) e^{2μ + σ²}."""
+        mean = (self.log_mean + self.log_variance / 2).exp()
+        return mean, torch.expm1(self.log_variance) * mean**2
 
     def _to_torch(self) -> distributions.Distribution:
         """The same as ``Independent(LogNormal, 1)``."""

@@ -52,6 +52,22 @@ class AnyMixture(Measure):
     def _coordinate(self, x: Any) -> Tensor:
         return self.components._coordinate(x)
 
+    def _event_moments(self) -> tuple[Any, Any]:
+        """Averages over the components, and the variance of their means besides; for those that have weight."""
+        moments = self._own_components()._event_moments()
+        leaves, spec = pytree.tree_flatten(moments[0])
+        found: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for mean, variance, shape in zip(
+            leaves, pytree.tree_leaves(moments[1]), self.event_shapes, strict=True
+        ):
+            axis = -1 - len(shape)
+            weight = self.log_probability.exp()[(..., *[None] * len(shape))]
+            mean, variance = (torch.where(weight > 0, x, 0.0) for x in (mean, variance))
+            found[0].append((weight * mean).sum(axis))
+            offset = mean - found[0][-1].unsqueeze(axis)
+            found[1].append((weight * (variance + offset**2)).sum(axis))
+        return pytree.tree_unflatten(found[0], spec), pytree.tree_unflatten(found[1], spec)
+
     def component_log_prob(self, x: Any) -> Tensor:
         """Log-density of x under each component.
 

@@ -162,6 +162,16 @@ class NormalGamma(ExponentialFamily):
         offset = other.count * (self.shape / self.rate) * (self.location - other.location) ** 2
         return self._precision()._kl(other._precision()) + (excess + offset).sum(-1) / 2
 
+    def _event_moments(self) -> tuple[MeanPrecision, MeanPrecision]:
+        """μ has a Student t law with 2a degrees of freedom: a mean if a > ½, a finite variance if a > 1."""
+        a, b, _ = torch.broadcast_tensors(self.shape, self.rate, self.location)
+        known = a > 0.5
+        spread = torch.where(a > 1, b / (self.count * (a - 1).clamp_min(0)), torch.inf)
+        return (
+            MeanPrecision(torch.where(known, self.location, torch.nan), a / b),
+            MeanPrecision(torch.where(known, spread, torch.nan), a / b**2),
+        )
+
     def _support(self, x: MeanPrecision) -> Tensor:
         mean, precision = x
         return (mean.isfinite() & (precision > 0)).all(-1)

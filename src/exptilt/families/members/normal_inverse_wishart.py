@@ -234,6 +234,20 @@ class NormalInverseWishart(ExponentialFamily):
             / 2
         )
 
+    def _event_moments(self) -> tuple[MeanCovariance, MeanCovariance]:
+        """With k = ν − D: E Σ = Ψ/(k − 1) if k > 1, a mean of μ if k > 0, a finite variance of Σ if k > 3."""
+        k = (self.degrees - self.size).expand(self.batch_shape)[..., None, None]
+        scale, diagonal = self.scale, self.scale.diagonal(dim1=-2, dim2=-1)
+        products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
+        mean = torch.where(k > 1, scale / (k - 1), torch.nan)
+        spread = ((k + 1) * scale**2 + (k - 1) * products) / (k * (k - 1) ** 2 * (k - 3))
+        spread = torch.where(k > 3, spread, torch.where(k > 1, torch.inf, torch.nan))
+        around = torch.where(k > 1, scale / (k - 1), torch.inf).diagonal(dim1=-2, dim2=-1)
+        exists = k.squeeze(-1) > 0
+        location = torch.where(exists, self.location, torch.nan)
+        around = torch.where(exists, around / self.count.unsqueeze(-1), torch.nan)
+        return MeanCovariance(location, mean), MeanCovariance(around, spread)
+
     def _support(self, x: MeanCovariance) -> Tensor:
         mean, covariance = x
         return mean.isfinite().all(-1) & symmetric(covariance) & positive_definite(covariance)

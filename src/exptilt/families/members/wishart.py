@@ -204,6 +204,12 @@ class Wishart(ExponentialFamily):
         )
         return factor @ factor.mT
 
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        """νV and, for each entry, ν (V_ij² + V_ii V_jj)."""
+        degrees, diagonal = self.degrees[..., None, None], self.scale.diagonal(dim1=-2, dim2=-1)
+        products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
+        return degrees * self.scale, degrees * (self.scale**2 + products)
+
     def _to_torch(self) -> distributions.Wishart:
         """The same as a `torch.distributions.Wishart`."""
         return distributions.Wishart(self.degrees, covariance_matrix=self.scale)
