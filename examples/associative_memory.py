@@ -1,4 +1,4 @@
-"""A memory of ten thousand patterns: recall from noise, what it stores, how it is kept, and the classical network beside it."""
+"""A memory of ten thousand patterns: recall from noise, what it stores, how it is kept and grows."""
 
 import tempfile
 from pathlib import Path
@@ -16,8 +16,9 @@ def main() -> None:
         memory = Hopfield(patterns, beta=1.0, similarity="euclidean", separation=separation)
         found = memory.retrieve(noisy)
         error = (found.value - patterns[:100]).norm(dim=-1)
+        steps, farthest = int(found.steps), float(error.max())
         print(
-            f"{separation:9s} {found.status.name} after {int(found.steps)} steps, farthest from its pattern {float(error.max()):.2g}"
+            f"{separation:9s} {found.status.name} after {steps} steps, farthest from a pattern {farthest:.2g}"
         )
     basin = Hopfield(patterns, beta=1.0, similarity="euclidean").basin(
         index=range(5), directions=8, generator=generator
@@ -32,6 +33,10 @@ def main() -> None:
         memory.save(path)
         again = Hopfield.load(path, mapped=True)
         print("same after reload:", torch.equal(again.retrieve(noisy).value, found.value))
+    store = Hopfield(patterns, beta=1.0, similarity="euclidean", values=torch.arange(10_000)[:, None])
+    store = store.append(noisy[:1], torch.tensor([[10_000]]))  # nothing that is there is copied
+    nearest = store.nearest(noisy[:1], 2)
+    print("nearest:", nearest.values[0, :, 0].tolist(), f"all others weigh {float(nearest.left_out[0]):.1e}")
     signs = patterns[:8].sign()
     classical = ClassicalHopfield.hebbian(signs)
     overlap = (classical.retrieve(noisy[:8].sign()).value * signs).mean(-1)

@@ -31,7 +31,7 @@ def returning_case(megabytes):
 
 
 def after_a_large_setup(megabytes):
-    """The set-up leaves as much free heap behind as the call needs: the call must not be able to hide in it."""
+    """The set-up leaves as much free heap behind as the call needs, which must not be able to hide in it."""
     waste = [
         np.ones(MEGABYTE // 128) for _ in range(16 * megabytes)
     ]  # small enough to come from the heap, not from mmap

@@ -15,7 +15,6 @@ where their subject is: ``retrieval.py``, ``nearest.py``, ``storage.py`` and, wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from numbers import Real
 from os import PathLike
 from typing import Any
@@ -84,17 +83,17 @@ class Hopfield:
         beta = _as_beta(beta, block.measure)
         self.__dict__.update(blocks=(block,), beta=beta, similarity=kind, rule=rule)
 
-    @cached_property
+    @property
     def patterns(self) -> Tensor:
-        """``(..., N, D)``; where patterns were appended, a copy of all, made when first asked for."""
+        """``(..., N, D)``; where patterns were appended, a copy of all."""
         return _joined([block.patterns for block in self.blocks], -2)
 
-    @cached_property
+    @property
     def measure(self) -> Tensor:
         """``(..., N)``: what is kept of each pattern, its squared norm; of cosine its norm."""
         return _joined([block.measure for block in self.blocks], -1)
 
-    @cached_property
+    @property
     def values(self) -> Tensor | None:
         """``(..., N, Dv)``, as `patterns`; None if the memory holds none."""
         held = [block.values for block in self.blocks if block.values is not None]

@@ -35,46 +35,12 @@ def _sharpened(state: Tensor, beta: Tensor) -> Tensor:
     return (state * beta[..., None, None]).to(state.dtype)
 
 
-def _settled(
-    query: Tensor,
-    key: Tensor,
-    beta: Tensor,
-    steps: int | None,
-    mask: Tensor | None,
-    tolerance: float = 1e-4,
-    max_steps: int = 100,
-    throw: bool = True,
-) -> Tensor:
-    """States ``(..., H, Q, D)`` before the last step, the one that reads values."""
-
-    def update(state: Tensor, key: Tensor) -> Tensor:
-        return attend(_sharpened(state, beta), key, key, scale=1.0, mask=mask).output
-
-    if steps is not None:
-        for _ in range(steps - 1):
-            query = update(query, key)
-        return query
-    exact = wide(query.dtype)  # no half precision comes within the tolerance
-    keys = key.to(exact)
-    with torch.autocast(query.device.type, enabled=False):
-        found = fixed_point(
-            lambda state: update(state, keys),
-            query.to(exact),
-            solver="picard",
-            tolerance=tolerance,
-            max_steps=max_steps,
-            throw=throw,
-        )
-    return found.value.to(query.dtype)
-
-
 def _weights(state: Tensor, key: Tensor, beta: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(β<k,ξ>) ``(..., H, Q, N)``; 0 for a state that sees nothing."""
     score = (_sharpened(state, beta) @ key.mT).to(wide(state.dtype))
     if mask is None:
         return torch.softmax(score, -1)
-    weight = torch.softmax(score.masked_fill(~mask, torch.finfo(score.dtype).min), -1)
-    return weight.masked_fill(~mask, 0.0)
+    return torch.softmax(score.masked_fill(~mask, torch.finfo(score.dtype).min), -1).masked_fill(~mask, 0.0)
 
 
 def associate(
@@ -129,8 +95,25 @@ def associate(
     if not fits:
         got, H = f"beta has shape {tuple(beta.shape)}, query {tuple(query.shape)}", query.shape[-3]
         raise ArgumentError(f"associate: {got}, which has {H} heads. Pass one beta a head: (..., {H}).")
-    state = _settled(query, key, beta, steps, mask, tolerance, max_steps, throw)
-    return attend(_sharpened(state, beta), key, value, scale=1.0, mask=mask).output
+
+    def update(state: Tensor, among: Tensor, read: Tensor) -> Tensor:
+        return attend(_sharpened(state, beta), among, read, scale=1.0, mask=mask).output
+
+    if steps is not None:
+        for _ in range(steps - 1):
+            query = update(query, key, key)
+        return update(query, key, value)
+    exact = key.to(wide(query.dtype))  # no half precision comes within the tolerance
+    with torch.autocast(query.device.type, enabled=False):
+        found = fixed_point(
+            lambda state: update(state, exact, exact),
+            query.to(exact.dtype),
+            solver="picard",
+            tolerance=tolerance,
+            max_steps=max_steps,
+            throw=throw,
+        )
+    return update(found.value.to(query.dtype), key, value)
 
 
 def _log_beta(beta: Beta | None, heads: int, size: int, name: str) -> Tensor:
@@ -253,8 +236,7 @@ class HopfieldLayer(nn.Module):
         )
         value = self._split(self.to_value(self.norm_value(given) if self.normalize else given))
         if self.training and self.dropout:
-            settled = _settled(query, key, self.beta, self.steps, seen, throw=self.throw)
-            weight = nn.functional.dropout(_weights(settled, key, self.beta, seen), self.dropout)
+            weight = nn.functional.dropout(self._association(query, key, seen), self.dropout)
             found = weight.to(value.dtype) @ value
         else:
             found = associate(query, key, value, self.beta, steps=self.steps, mask=seen, throw=self.throw)
@@ -281,9 +263,14 @@ class HopfieldLayer(nn.Module):
         Returns:
             ``(..., heads, Q, N)``.
         """
-        query, key, seen = self._inputs(state, self._memory(memory), mask, association_mask)
-        settled = _settled(query, key, self.beta, self.steps, seen, throw=self.throw)
-        return _weights(settled, key, self.beta, seen)
+        return self._association(*self._inputs(state, self._memory(memory), mask, association_mask))
+
+    def _association(self, query: Tensor, key: Tensor, seen: Tensor | None) -> Tensor:
+        """The weights ``(..., H, Q, N)`` of the last step: those of states that have made all others."""
+        if self.steps != 1:
+            before = None if self.steps is None else self.steps - 1
+            query = associate(query, key, key, self.beta, steps=before, mask=seen, throw=self.throw)
+        return _weights(query, key, self.beta, seen)
 
     def _memory(self, given: Tensor | None) -> Tensor:
         """The memory that was passed, or the layer's own."""
@@ -315,17 +302,19 @@ class HopfieldLayer(nn.Module):
         state = self._checked("state", state, self.to_query, "dimension")
         memory = self._checked("memory", memory, self.to_key, "memory_dimension")
         N, seen = memory.shape[-2], None
-        for name, given, wanted in (
-            ("mask", mask, "(..., N)"),
-            ("association_mask", association_mask, "(..., Q, N)"),
-        ):
+        for name, given, least in (("mask", mask, 1), ("association_mask", association_mask, 2)):
             if given is None:
                 continue
-            if given.dtype != torch.bool or given.shape[-1:] != (N,) or given.ndim < wanted.count(","):
-                got = f"{tuple(given.shape)} {given.dtype}, and there are N = {N} patterns"
-                raise ArgumentError(f"HopfieldLayer: {name} is {got}. Pass booleans {wanted}.")
-            there = given[..., None, None, :] if name == "mask" else given[..., None, :, :]
-            seen = there if seen is None else seen & there
+            if given.dtype != torch.bool or given.shape[-1:] != (N,) or given.ndim < least:
+                got, wanted = (
+                    f"{tuple(given.shape)} {given.dtype}",
+                    "(..., N)" if least == 1 else "(..., Q, N)",
+                )
+                raise ArgumentError(
+                    f"HopfieldLayer: {name} is {got}. Pass booleans {wanted} for N = {N} patterns."
+                )
+            rows = given[..., None, :] if least == 1 else given
+            seen = rows[..., None, :, :] if seen is None else seen & rows[..., None, :, :]
         if self.normalize:
             state, memory = self.norm_state(state), self.norm_memory(memory)
         return self._split(self.to_query(state)), self._split(self.to_key(memory)), seen

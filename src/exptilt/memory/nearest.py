@@ -92,16 +92,8 @@ class SearchIndex:
                 self.faiss.add(_floats(new))
             begin += key.shape[-2]
 
-    def search(self, query: Tensor, k: int) -> Tensor:
-        """The patterns it finds nearest.
-
-        Args:
-            query: ``(Q, D)``.
-            k: how many.
-
-        Returns:
-            ``(Q, k)``, their places; −1 where it finds fewer.
-        """
+    def _search(self, query: Tensor, k: int) -> Tensor:
+        """Places ``(Q, k)`` of the patterns it finds nearest to ``(Q, D)``; −1 where it finds fewer."""
         return torch.from_numpy(self.faiss.search(_floats(query), k)[1]).to(query.device)
 
 
@@ -189,7 +181,7 @@ def nearest(
         wanted = f"Call search.update(memory), or make one for its {self.count} ({self.similarity.name})."
         raise ArgumentError(f"Hopfield.nearest: the index holds {got}. {wanted}")
     query, beta = self.similarity.query(self.rows(state)), self.head_beta[..., None, None]
-    at = _largest(self.keys, query, k) if search is None else search.search(query[0], k)[None]
+    at = _largest(self.keys, query, k) if search is None else search._search(query[0], k)[None]
     found, sizes = at >= 0, at.shape[-2:]
     x, measure, values = self.reading.picked(at.clamp_min(0).flatten(-2))
     key, offset = self.similarity.keys(x.to(measure.dtype), measure), self.similarity.offset(measure)

@@ -140,7 +140,8 @@ class Block:
     @property
     def changed(self) -> bool:
         """Whether the patterns or values were written to since the block was made."""
-        return bool(self.versions) and self.versions != self._versions()
+        now = self._versions()
+        return bool(self.versions and now) and now != self.versions
 
 
 def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:

@@ -13,9 +13,8 @@ have led from where a state ended.
 
 A few states on not so many patterns take less time than torch's calls would. So where the answer is a plain
 number (softmax, no derivative, one memory in float32 or float64 on the CPU), a step or a whole retrieval is
-one call of compiled code (``retrieval_kernel.py``): a retrieval of one state from 100 to 1000 patterns takes
-a tenth of the time (benchmarks/memory.py). Everything else goes the general way, to the same results but for
-rounding.
+one call of compiled code (``retrieval_kernel.py``); `small` of benchmarks/memory.py says what that gains.
+Everything else goes the general way, to the same results but for rounding.
 """
 
 from collections.abc import Iterator

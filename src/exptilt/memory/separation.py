@@ -60,13 +60,14 @@ class Separation(ABC):
         Args:
             count: how many.
         """
-        return self._uniform(count)
+        if isinstance(self, Softmax):
+            return -math.log(count)
+        if isinstance(self, Entmax):
+            return (math.pow(count, 1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
+        return 0.0
 
     @abstractmethod
     def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
-
-    @abstractmethod
-    def _uniform(self, count: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,6 @@ class Softmax(Separation):
             found.append(attend(sharp, key, value, scale=1.0, log_weight=weight, check=False))
         tilted = found[0] if len(found) == 1 else merge(found)
         return Read(tilted.output, tilted.log_normalizer / beta[..., None])
-
-    def _uniform(self, count: int) -> float:
-        return -math.log(count)
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,6 @@ class Entmax(Separation):
 
     def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         return Read(*entmax_sweep(keys, query, beta, self.alpha))
-
-    def _uniform(self, count: int) -> float:
-        return (math.pow(count, 1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
 
 
 @dataclass(frozen=True)
@@ -128,9 +123,6 @@ class Maximum(Separation):
         score = score if offset is None else score + offset
         known = top.isfinite()  # of scores that overflow none is the largest
         return Read(torch.where(known[..., None], value, torch.nan), torch.where(known, score, torch.nan))
-
-    def _uniform(self, count: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -163,9 +155,6 @@ class Polynomial(Separation):
         norm = torch.where(alive, total, 1.0) ** (1 / n)
         average = average / (norm ** (n - 1))[..., None]
         return Read(torch.where(alive[..., None], average, 0.0), torch.where(alive, top * norm, 0.0))
-
-    def _uniform(self, count: int) -> float:
-        return 0.0
 
 
 SEPARATIONS: dict[str, Separation] = {

@@ -95,6 +95,8 @@ def save(self: "Hopfield", path: str | PathLike[str]) -> None:
     if self.lead and len(self.blocks) > 1:  # rows of several memories do not follow each other
         tensors = {name: [torch.cat(x, -2) if name != "beta" else x[0]] for name, x in tensors.items()}
     tensors = {name: [x.detach().cpu() for x in parts] for name, parts in tensors.items()}
+    if (kind := tensors.get("values", tensors["beta"])[0].dtype) not in _KINDS:
+        raise ArgumentError(f"Hopfield.save: values are {kind}. Pass real numbers, integers or booleans.")
     about = {
         "format": _FORMAT,
         "similarity": self.similarity.name,
