@@ -9,8 +9,7 @@ where the largest term alone is 1 already, Newton's method climbs to it without 
 sparsemax, where g is piecewise linear, it arrives after finitely many steps. Only d near the top counts, and
 τ is of size 1 whatever β is: no cancellation at β = 10⁶.
 
-Two more Newton steps under autograd, from the root, leave its value and carry its first and second
-derivatives.
+Two more Newton steps under autograd, from the root, leave its value and carry its derivatives.
 """
 
 from collections.abc import Iterator

@@ -9,8 +9,7 @@ and β⁻¹ log Σ exp. All keep the first property; those whose weights sum to 
 polynomial, keep the second.
 
 This file holds the memory itself; how its patterns lie is in ``patterns.py``. Most of its methods are written
-where their subject is: ``retrieval.py``, ``nearest.py``, ``storage.py`` and, what is measured, in
-``landscape``.
+where their subject is: ``retrieval.py``, ``nearest.py``, ``storage.py`` and ``landscape``.
 """
 
 from collections.abc import Sequence
@@ -198,8 +197,7 @@ class Hopfield:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
 
         Returns:
-            ``(..., D)``, as state; of norm 1 if the similarity is cosine; NaN where β times a score
-            overflows.
+            ``(..., D)``, as state; of norm 1 for cosine; NaN where β times a score overflows.
         """
         quick = retrieval.small_step(self, state) if retrieval.is_small(self, state) else None
         if quick is not None:

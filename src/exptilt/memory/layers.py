@@ -63,8 +63,7 @@ def associate(
         value: ``(..., H, N, Dv)``, what they stand for.
         beta: ``(..., H)``, one inverse temperature a head, > 0.
         steps: updates in all, the last of which reads the values; None goes to the fixed point,
-            differentiated implicitly. It does not depend on where one came from: with None **no gradient
-            reaches query**.
+            differentiated implicitly. With None **no gradient reaches query**: the start does not matter.
         mask: booleans that broadcast to ``(..., H, Q, N)``, True where a state may see a pattern.
         tolerance: of the fixed point's residual ‖step(ξ) − ξ‖/‖ξ‖.
         max_steps: on the way to it.
@@ -138,12 +137,10 @@ class HopfieldLayer(nn.Module):
     Args:
         dimension: features of states.
         heads: memories side by side; divides dimension, unless head_dimension is given.
-        stored: how many patterns the layer itself holds and learns; None: the memory is an argument of the
-            call.
+        stored: how many patterns the layer itself holds and learns; None: the call is given a memory.
         steps: updates in all; None goes to the fixed point, with implicit gradients. A fixed point does not
             depend on where one came from, so with None neither `to_query` nor what is before it is trained.
-        beta: where each head's inverse temperature begins, one number or ``(heads,)``; None is 1/sqrt(head
-            dimension).
+        beta: where each head's β begins, a number or ``(heads,)``; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
         throw: with steps=None, raise where the fixed point is not reached.
         memory_dimension: features of the memory; None: as states.
@@ -223,8 +220,7 @@ class HopfieldLayer(nn.Module):
             memory: ``(..., N, memory_dimension)``; None for a layer with patterns of its own.
             values: ``(..., N, value_dimension)``, what is read; None reads the memory itself.
             mask: ``(..., N)`` booleans, False where a pattern is padding.
-            association_mask: booleans that broadcast to ``(..., Q, N)``, True where a state may see a
-                pattern.
+            association_mask: booleans, broadcast to ``(..., Q, N)``, True where a state may see a pattern.
 
         Returns:
             ``(..., Q, output_dimension)``.
@@ -257,8 +253,7 @@ class HopfieldLayer(nn.Module):
             state: ``(..., Q, dimension)``.
             memory: ``(..., N, memory_dimension)``; None for a layer with patterns of its own.
             mask: ``(..., N)`` booleans, False where a pattern is padding.
-            association_mask: booleans that broadcast to ``(..., Q, N)``, True where a state may see a
-                pattern.
+            association_mask: booleans, broadcast to ``(..., Q, N)``, True where a state may see a pattern.
 
         Returns:
             ``(..., heads, Q, N)``.
@@ -327,10 +322,8 @@ class HopfieldPooling(nn.Module):
         dimension: features of the set's members and of the output.
         queries: how many states, and so outputs.
         heads: memories side by side; divides dimension.
-        steps: updates in all. Not None: what pooling learns are its states, which do not matter to a fixed
-            point.
-        beta: where each head's inverse temperature begins, one number or ``(heads,)``; None is 1/sqrt(head
-            dimension).
+        steps: updates in all. Not None: a fixed point does not depend on the states, which are learnt.
+        beta: where each head's β begins, a number or ``(heads,)``; None is 1/sqrt(head dimension).
         learn_beta: whether it is learnt.
         normalize: put a layer norm before states and members, as in `HopfieldLayer`.
         dropout: share of the associations that are dropped in training, as in `HopfieldLayer`.

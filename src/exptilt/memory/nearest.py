@@ -158,8 +158,7 @@ def nearest(
     Args:
         state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
         k: how many.
-        search: an index that finds the patterns, or some that are near, without a sweep; None sweeps. Weights
-            are then bounds: see `Nearest`.
+        search: an index to find them without a sweep, in its way; weights are then bounds. None sweeps.
         exact: with `search`, sweep for the weight of all others, so that no weight is a bound.
 
     Returns:

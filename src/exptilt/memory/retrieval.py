@@ -63,8 +63,7 @@ def retrieve(
 
     Returns:
         `Solution` with value as state, residual ``(...)`` and trace ``(steps, ...)``: how far each step led.
-        A state whose step is not finite (β times a score overflows) stays where it is, and its status says
-        so.
+        A state whose step is not finite (β times a score overflows) stays, and its status says so.
     """
     check_state(self, state)
     whole("Hopfield.retrieve", "max_steps", max_steps)
@@ -151,21 +150,16 @@ def is_small(memory: "Hopfield", state: Any) -> bool:
     (block, *more), patterns = memory.blocks, memory.blocks[0].patterns
     return (
         not more
-        and type(state) is Tensor
-        and type(patterns) is Tensor
-        and state.ndim > 0
+        and type(state) is type(patterns) is Tensor
         and patterns.ndim == 2
-        and state.shape[-1] == patterns.shape[1]
-        and 0 < state.numel() <= _FEW * patterns.shape[1]
-        and state.numel() * patterns.shape[0] <= _PRODUCTS
+        and state.shape[-1:] == patterns.shape[1:]
+        and 0 < state.numel() <= min(_FEW * patterns.shape[1], _PRODUCTS // patterns.shape[0])
         and patterns.dtype == state.dtype == block.measure.dtype
-        and isinstance(memory.rule, Softmax)
-        and not memory.similarity.sphere
+        and (isinstance(memory.rule, Softmax) and not memory.similarity.sphere)
         and state.device.type == patterns.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and not derivatives_wanted((patterns, memory.beta, state))
-        and patterns.is_contiguous()
-        and not block.changed
+        and (patterns.is_contiguous() and not block.changed)
     )
 
 

@@ -1,7 +1,7 @@
 r"""How scores become weights: the separation, as the gradient of a convex function Ψ.
 
-Each separation has a convex Ω whose conjugate gives potential and weights (Hopfield–Fenchel–Young networks,
-Santos et al. 2024):
+Each separation has a convex Ω whose conjugate gives potential and weights (Hopfield–Fenchel–Young, Santos et
+al. 2024):
 
     Ψ(s) = β⁻¹ Ω*(βs) = max_y <y,s> − β⁻¹ Ω(y),      y(s) = ∇Ψ(s),      a step is  ξ ← Σ_i y_i k_i = ∇_ξ Ψ.
 
@@ -11,7 +11,7 @@ Santos et al. 2024):
     polynomial   Ω = 0 on {y ≥ 0, Σ y^{n/(n−1)} ≤ 1}       Ψ = (Σ max(s,0)^n)^{1/n}; β plays no part
 
 Since Ψ is convex, E = −Ψ + ½<ξ,ξ> lies under its tangent bound at ξ, and a step minimises that bound: no step
-raises E, for any of them.
+raises E.
 
 The polynomial one orders states of one norm as Krotov and Hopfield's energy −Σ F(s), F(s) = max(s,0)^n, does,
 and its weights are their F' up to a factor. Weights s^n/Σ s^n, as some write, have a Jacobian that is not

@@ -3,8 +3,7 @@
 The file is in the safetensors format: a header, then the bytes of the tensors. Nothing in it can run code.
 The header also holds the similarity, the separation and a checksum (SHA-256) of these and of the tensors'
 bytes, so that a file which was cut or changed is refused instead of retrieving something else. It is written
-block by block, so that patterns in a file are not read into memory, beside its place, and moved there at the
-end.
+block by block, so that patterns in a file are not read into memory, and moved to its place at the end.
 """
 
 import hashlib

@@ -95,11 +95,9 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
         size: M, the largest norm of a pattern.
     """
     number("separation_needed", "count", count, least=2)
-    logs = [
-        math.log(number("separation_needed", name, x, above=0))
-        for name, x in (("beta", beta), ("size", size))
-    ]
-    return (2 / count + math.log(2 * (count - 1) * count) + logs[0] + 2 * logs[1]) / beta
+    log_beta = math.log(number("separation_needed", "beta", beta, above=0))
+    log_size = math.log(number("separation_needed", "size", size, above=0))
+    return (2 / count + math.log(2 * (count - 1) * count) + log_beta + 2 * log_size) / beta
 
 
 def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:

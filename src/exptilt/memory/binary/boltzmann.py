@@ -64,8 +64,7 @@ class RestrictedBoltzmann:
         visible_bias: ``(V,)``.
         hidden_bias: ``(H,)``.
         hidden: ``binary`` ({0,1}) or ``gaussian``.
-        visible: ``binary`` ({0,1}), ``spin`` (±1), or, with binary hidden units, ``gaussian`` (of variance
-            1).
+        visible: ``binary`` ({0,1}), ``spin`` (±1), or ``gaussian`` of variance 1, with binary hidden.
 
     Example:
         >>> machine = RestrictedBoltzmann(torch.zeros(3, 2), torch.zeros(3), torch.zeros(2))

@@ -6,8 +6,7 @@ h̄ = E[h|v] (and v − b for v alone, if visible units are Gaussian):
     over the data, minus over the machine's own law.
 
 The second cannot be had exactly; block Gibbs chains stand in for it. CD-k begins k steps from the data each
-time (biased, low variance); PCD keeps its chains from one update to the next, so that they get to where the
-machine really is.
+time (biased, low variance); PCD keeps its chains from one update to the next, so that they find the law.
 """
 
 from dataclasses import dataclass, replace
@@ -27,8 +26,7 @@ class Trace:
 
     Args:
         data_free_energy: ``(epochs,)``, mean F of the data.
-        chain_free_energy: ``(epochs,)``, mean F of the chains; a gap that grows says that the chains lag
-            behind.
+        chain_free_energy: ``(epochs,)``, mean F of the chains; a growing gap says that they lag.
         reconstruction: ``(epochs,)``, mean squared error of v after one step down and up, on probabilities.
         log_likelihood: ``(epochs,)``, exact, if asked for; else of size 0.
     """

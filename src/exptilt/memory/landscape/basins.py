@@ -2,8 +2,7 @@ r"""The basin of attraction of a pattern, measured.
 
 Around each pattern, along random directions u, the largest r is sought from which retrieval of x + ru still
 ends where retrieval of x itself ends. Each ray is bisected between 0 and 4M; all rays of all patterns move in
-one batch. A basin need not be star-shaped: on a ray that leaves it and comes back, bisection finds one of the
-crossings.
+one batch. A basin need not be star-shaped: on a ray that leaves it and comes back, one crossing is found.
 """
 
 import math

@@ -66,8 +66,7 @@ def capacity(
 
     Args:
         noise: length of the random vector added to each start, in units of M.
-        within: a pattern is recalled if its retrieval ends no farther away than this, in units of M, with no
-            other pattern nearer.
+        within: recalled is what ends no farther away than this, in units of M, with no other pattern nearer.
         trials: starts for each pattern; without noise they would all be equal, and one is made.
         max_steps: of each retrieval.
         generator: draws the noise.
