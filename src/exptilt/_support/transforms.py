@@ -41,6 +41,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def backward_pass() -> int:
+    """The number of the backward pass under way on this thread, -1 if there is none; no two passes share one."""
+    return torch._C._current_graph_task_id()
+
+
 def forward_derivatives(on: bool = True) -> AbstractContextManager[None]:
     """Forward derivatives inside a `jvp`, where torch switches them off; or none of them, with False."""
     return forward_ad._set_fwd_grad_enabled(on)
@@ -132,6 +137,21 @@ def without_tangent(tensor: _Tensor) -> _Tensor:
         return None
     primal: Tensor = forward_ad.unpack_dual(tensor).primal
     return primal
+
+
+def derivative_levels(tensor: Tensor) -> int:
+    """How many torch.func transforms, in either direction, would differentiate this tensor; 0 for a constant."""
+    count = 0
+    with outside_transforms() as stack:  # innermost first
+        while is_wrapped(tensor):
+            if tensor.requires_grad:
+                count += 1
+            elif vmap_axis(tensor) is None:
+                level = torch._C._functorch.maybe_get_level(tensor)
+                with inside_transforms(stack[len(stack) - level :]):
+                    count += has_tangent(tensor)
+            tensor = unwrapped(tensor)
+    return count
 
 
 def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: Any) -> tuple[Tensor, ...]:

@@ -2,9 +2,9 @@ r"""Ascent on the log-normalizer: renormalised flows, fixed points, equilibria.
 
     η ← RN(η + step · Σ_n softmax_n(β<x_n,η>) x_n)
 
-`Flow` runs it, in steps or in continuous time, and `Trajectory` says what became of the points. `fixed_point` finds where it, or any other
-map, stays, and differentiates there; `Equilibrium` makes that a layer. The functions of `experiments` ask the questions of THEORY B, each
-with its theory beside it.
+`Flow` runs it, in steps or in continuous time, and `Trajectory` says what became of the points.
+`fixed_point` finds where it, or any other map, stays, and differentiates there; `Equilibrium` makes that a
+layer. The functions of `experiments` ask the questions of THEORY B, each with its theory beside it.
 """
 
 from exptilt._support.intervals import Interval
@@ -20,6 +20,7 @@ from exptilt.dynamics.fixed_points.solve import fixed_point
 from exptilt.dynamics.fixed_points.stability import (
     MonotoneOperator,
     SpectralRadius,
+    jacobian_penalty,
     monotone_operator,
     spectral_radius,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "equilibrium_sweep",
     "fixed_point",
     "gaussianity",
+    "jacobian_penalty",
     "metastable_counts",
     "monotone_operator",
     "spectral_radius",

@@ -4,13 +4,14 @@ r"""One step of ascent on the log-normalizer (THEORY B1), the convention of the 
 
 β multiplies the scores and does not multiply the step. The log-normalizer that goes with it is
 
-    G(βη) = log Σ_n e^{β<x_n,η>}        (any measure h: log ∫ h(x) e^{β<x,η>}, and g(η) = ∇G at βη, the mean of h tilted by βη).
+    G(βη) = log Σ_n e^{β<x_n,η>}        (any measure h: log ∫ h(x) e^{β<x,η>}, and g(η) = ∇G at βη).
 
-The measure is that of the moving points themselves (self-attention), of patterns held still (cross-attention, a Hopfield memory), or any
-`Measure`. Points are streamed by `exptilt.tilting`: nothing of size N×N is made. A point that a mask lets see nothing stays where it is.
+The measure is that of the moving points themselves (self-attention), of patterns held still
+(cross-attention, a Hopfield memory), or any `Measure`. Points are streamed by `exptilt.tilting`: nothing of
+size N×N is made. A point that a mask lets see nothing stays where it is.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -34,53 +35,25 @@ class Slope(NamedTuple):
 
 
 def slope(
-    points: Tensor,
-    patterns: Tensor | Measure | None,
-    *,
-    beta: float,
-    causal: bool = False,
-    mask: Tensor | None = None,
+    points: Tensor, patterns: Tensor | Measure | None, *, beta: float, causal: bool, mask: Tensor | None
 ) -> Slope:
-    """G and its gradient at every point.
-
-    Args:
-        points: ``(..., N, D)``.
-        patterns: None for the points themselves, ``(..., M, D)`` for patterns held still, or a measure on D-vectors whose batch axes
-            are those in front of N.
-        beta: factor of the scores.
-        causal: point i sees patterns j ≤ i + M − N only.
-        mask: booleans that broadcast to ``(..., N, M)``, True where a point may see a pattern.
-    """
-    if isinstance(patterns, Measure) and not isinstance(patterns, Empirical):
-        batched = patterns.batch_shape != ()
-        measure = (
-            patterns.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf)
-            if batched
-            else patterns
-        )
-        with full_precision(points):
-            eta = beta * points
-            return Slope(measure.log_normalizer(eta), measure.mean(eta))
+    """G and its gradient at points ``(..., N, D)``; the other arguments are those of `Flow`."""
     log_weight = None
-    if patterns is None:
-        key = points
-    elif isinstance(patterns, Empirical):
+    if isinstance(patterns, Empirical):
         key, log_weight = patterns.points, patterns.log_weight.unsqueeze(-2)
+    elif isinstance(patterns, Measure):
+        if patterns.batch_shape:  # an axis for the points behind those of the batch
+            patterns = patterns.map(
+                lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf
+            )
+        with full_precision(points):
+            return Slope(patterns.log_normalizer(beta * points), patterns.mean(beta * points))
     else:
-        key = patterns
+        key = points if patterns is None else patterns
     key = key.unsqueeze(-3)
     seen = None if mask is None else mask.unsqueeze(-3)
-    call = prepare(
-        "Flow",
-        points.unsqueeze(-3),
-        key,
-        key,
-        scale=beta,
-        log_weight=log_weight,
-        mask=seen,
-        causal=causal,
-        check=False,
-    )
+    options: Any = {"scale": beta, "log_weight": log_weight, "mask": seen, "causal": causal}
+    call = prepare("Flow", points.unsqueeze(-3), key, key, check=False, **options)
     with full_precision(points):
         tilted = run(call)
     return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

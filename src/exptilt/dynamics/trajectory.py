@@ -1,14 +1,16 @@
 """What a flow went through: the states that were kept, and by step the numbers that were measured."""
 
-import dataclasses
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt.dynamics.observe.clusters import Clusters
 from exptilt.dynamics.observe.gaussianity import Gaussianity
 from exptilt.dynamics.observe.snapshot import Growth, Norms, Snapshot, measure, stacked
@@ -21,22 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """States and measurements of a flow. T rows were measured, K states kept; ``...`` are the batch axes of the points.
+    """States and measurements of a flow.
+
+    T rows were measured, K states kept; ``...`` are the batch axes of the points.
 
     Attributes:
         states: ``(K, ..., N, D)``.
         kept: ``(K,)``, the step of each kept state.
         steps: ``(T,)``, the step of each row.
         time: ``(T,)``, step count times step size, or the time of the continuous flow.
-        log_normalizer: ``(T, ...)``, mean of G over the points.
+        log_normalizer: ``(T, ...)``, mean of G over the points that see something.
         norms: lengths of the points, each ``(T, ...)``.
         covariance_trace: ``(T, ...)``.
         spectrum: ``(T, ..., D)``, eigenvalues of the covariance, falling.
-        mean_cosine: ``(T, ...)``, over pairs of points.
+        mean_cosine: ``(T, ...)``, over pairs of points that are not zero.
         gaussianity: Mardia's and the sliced tests, each ``(T, ...)``.
         clusters: count and sizes, each ``(T, ...)``.
-        growth: expansion by the ascent and contraction by the renormaliser in the step that led to the row, each ``(T, ...)``; NaN
-            where no step did: in row 0, and in every row of `Flow.ode`.
+        growth: expansion by the ascent and contraction by the renormaliser in the step that led to the row,
+            each ``(T, ...)``; NaN where no step did: in row 0, and in every row of `Flow.ode`.
     """
 
     states: Tensor
@@ -63,7 +67,7 @@ class Trajectory:
         return len(self.steps) > 1 and bool(self.growth.expansion.isnan().all())
 
     def to_frame(self) -> "DataFrame":
-        """A pandas table with one row for each measured step and batch item; spectra and sizes become numbered columns."""
+        """A pandas table, a row for each measured step and batch item; spectra have numbered columns."""
         try:
             import pandas
         except ImportError as problem:
@@ -77,18 +81,29 @@ class Trajectory:
         for axis, places in enumerate(zip(*itertools.product(*map(range, batch)), strict=True)):
             columns[f"batch_{axis}"] = list(places) * rows
         for name, value in _flat(self):
-            flat = value.reshape(rows * items, -1).cpu()
-            for number, column in enumerate(flat.unbind(-1)):
-                columns[name if value.ndim == self.log_normalizer.ndim else f"{name}_{number}"] = (
-                    column.numpy()
-                )
+            alone = value.ndim == self.log_normalizer.ndim
+            for place, column in enumerate(value.reshape(rows * items, -1).cpu().unbind(-1)):
+                columns[name if alone else f"{name}_{place}"] = column.numpy()
         return pandas.DataFrame(columns)
 
     def plot(self) -> "Figure":
-        """Six panels against time: G, lengths, spectrum, Gaussianity, clusters, expansion. Batch items are drawn one over the other."""
-        from exptilt.dynamics import pictures
+        """Six panels against time: G, lengths, spectrum, Gaussianity, clusters, expansion.
 
-        return pictures.trajectory(self)
+        Batch items are drawn one over the other.
+        """
+        with new_figure(10.5, 5.6) as figure:
+            panels: Any = figure.subplots(2, 3, sharex=True)
+            draw = (_lengths, _spectrum, _gaussianity, _clusters, _growth)
+            _lines(panels.flat[0], self, self.log_normalizer, 0, "mean G")
+            _logarithmic(panels.flat[0], self.log_normalizer)
+            caption(panels.flat[0], "Log-normalizer, mean over points", "")
+            for axes, panel in zip(panels.flat[1:], draw, strict=True):
+                panel(axes, self)
+                if panel is not _spectrum and axes.get_legend_handles_labels()[0]:
+                    axes.legend()
+            for axes in panels[1]:
+                axes.set_xlabel("time")
+        return figure
 
     def animate(self, *, item: tuple[int, ...] = (), interval: int = 80) -> "FuncAnimation":
         """A film of the kept states in two or three dimensions.
@@ -99,86 +114,188 @@ class Trajectory:
             item: which item of the batch, one index for each batch axis.
             interval: milliseconds between frames.
         """
-        from exptilt.dynamics import pictures
-
         shape = self.states.shape
         if shape[-1] not in (2, 3):
             raise ArgumentError(
-                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states first."
+                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states "
+                "first."
             )
         batch = shape[1:-2]
         good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
         if not good or not all(-size <= i < size for i, size in zip(item, batch, strict=True)):
             raise ArgumentError(
-                f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. Pass a tuple of one index each."
+                f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. "
+                "Pass a tuple of one index each."
             )
         times = dict(zip(self.steps.tolist(), self.time.tolist(), strict=True)) if self.continuous else {}
-        titles = [
-            f"time {times[step]:.3g}" if self.continuous else f"step {step}" for step in self.kept.tolist()
-        ]
-        return pictures.film(self.states.movedim(0, -3)[item], titles, interval=interval)
+        titles = [f"time {times[k]:.3g}" if times else f"step {k}" for k in self.kept.tolist()]
+        return _film(self.states.movedim(0, -3)[item], titles, interval)
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:
     """Measured tensors by name, nested records opened."""
     found: list[tuple[str, Tensor]] = []
-    for field in dataclasses.fields(record):
+    for field in fields(record):
         value = getattr(record, field.name)
         if field.name in {"states", "kept", "steps", "time"}:
             continue
         if isinstance(value, Tensor):
             found.append((f"norm_{field.name}" if isinstance(record, Norms) else field.name, value))
         else:
-            found += [
-                (f"cluster_{name}" if isinstance(value, Clusters) else name, x) for name, x in _flat(value)
-            ]
+            prefix = "cluster_" if isinstance(value, Clusters) else ""
+            found += [(prefix + name, x) for name, x in _flat(value)]
     return found
 
 
 def kept_steps(keep: Literal["all", "last"] | int, steps: int) -> set[int]:
     """Which of the states 0..steps are kept."""
-    if keep == "all":
-        return set(range(steps + 1))
-    if keep == "last":
-        return {steps}
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ArgumentError(
-            f'Flow: keep is {keep!r}. Pass "all", "last", or an integer k ≥ 1 for every k-th state.'
-        )
-    return {*range(0, steps + 1, keep), steps}
+    if keep == "all" or keep == "last":
+        return set(range(steps + 1)) if keep == "all" else {steps}
+    every = whole("Flow", "keep", keep, otherwise=' for every k-th state, or "all" or "last"')
+    return {*range(0, steps + 1, every), steps}
 
 
 class Recorder:
-    """Collects states and measurements while a flow runs."""
+    """Collects states and measurements while a flow runs.
 
-    def __init__(self, tolerance: float) -> None:
-        self._tolerance = tolerance
+    Args:
+        tolerance: of the rule for clusters.
+        kept: the steps whose states are kept.
+        measured: the steps that are measured.
+    """
+
+    def __init__(self, tolerance: float, kept: set[int], measured: set[int]) -> None:
+        self._tolerance, self._kept, self._measured = tolerance, kept, measured
         self._states: list[tuple[int, Tensor]] = []
         self._rows: list[tuple[int, float, Snapshot]] = []
 
-    def add(
-        self,
-        count: int,
-        time: float,
-        points: Tensor,
-        log_normalizer: Tensor,
-        grew: Growth | None,
-        keep: bool,
-        measured: bool,
-    ) -> None:
+    def add(self, count: int, time: float, points: Tensor, G: Tensor, grew: Growth | None) -> None:
         """Take note of the state ``(..., N, D)`` after `count` steps."""
-        if keep:
+        if count in self._kept:
             self._states.append((count, points))
-        if measured:
-            self._rows.append((count, time, measure(points, log_normalizer, grew, tolerance=self._tolerance)))
+        if count in self._measured:
+            self._rows.append((count, time, measure(points, G, grew, tolerance=self._tolerance)))
 
     def trajectory(self) -> Trajectory:
         """All that was noted."""
-        snapshot = stacked([row for _, _, row in self._rows])
         return Trajectory(
             torch.stack([state for _, state in self._states]),
             torch.tensor([count for count, _ in self._states]),
             torch.tensor([count for count, _, _ in self._rows]),
             torch.tensor([time for _, time, _ in self._rows], dtype=torch.float64),
-            **{field.name: getattr(snapshot, field.name) for field in dataclasses.fields(snapshot)},
+            **vars(stacked([row for _, _, row in self._rows])),
         )
+
+
+def _lines(axes: Any, path: Trajectory, values: Tensor, colour: int, label: str | None) -> None:
+    """One line for each item of the batch, ``values (T, ...)``; the first carries the label."""
+    columns = values.reshape(len(path.time), -1).cpu().unbind(-1)
+    for place, column in enumerate(columns):
+        alpha, name = 1.0 if len(columns) == 1 else 0.6, label if place == 0 else None
+        axes.plot(path.time, column, color=COLOURS[colour], alpha=alpha, label=name)
+
+
+def _logarithmic(axes: Any, *values: Tensor) -> None:
+    """A logarithmic axis where positive values span more than three decades."""
+    every = torch.cat([value.flatten() for value in values])
+    every = every[every.isfinite()]
+    if len(every) and 0 < 1e3 * float(every.min()) < float(every.max()):
+        axes.set_yscale("log")
+
+
+def _say(axes: Any, words: str) -> None:
+    """Words in place of lines."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
+    axes.set_yticks([])
+
+
+def _lengths(axes: Any, path: Trajectory) -> None:
+    for name, colour in (("largest", 1), ("mean", 0), ("smallest", 2)):
+        _lines(axes, path, getattr(path.norms, name), colour, name)
+    axes.ticklabel_format(useOffset=False)
+    low, high = axes.get_ylim()
+    if high - low < 0.02 * high:  # constant but for rounding
+        axes.set_ylim(0, 1.5 * high)
+    _logarithmic(axes, path.norms.smallest, path.norms.largest)
+    caption(axes, "Lengths of the points", "")
+
+
+def _spectrum(axes: Any, path: Trajectory) -> None:
+    """Eigenvalues of the dimensions that the cloud fills; the others are rounding."""
+    values = path.spectrum[..., :8].cpu()
+    filled = torch.arange(values.shape[-1]) < path.gaussianity.rank.unsqueeze(-1)
+    values = torch.where(filled & values.isfinite(), values, torch.nan)
+    if bool(values.isnan().all()):
+        _say(axes, "one point: no spread")
+    else:
+        for column in values.unbind(-1):
+            _lines(axes, path, column, 0, None)
+        top, least = float(values.nan_to_num(0.0).max()), float(values.nan_to_num(torch.inf).min())
+        axes.set_yscale("log")
+        axes.set_ylim(min(least / 2, top / 20), 2 * top)
+    caption(axes, "Spectrum of the covariance", "")
+
+
+def _gaussianity(axes: Any, path: Trajectory) -> None:
+    g = path.gaussianity
+    if bool(g.kurtosis.isnan().all()):
+        _say(axes, "nothing to test: one point, or too few")
+    else:
+        _lines(axes, path, g.kurtosis, 0, "kurtosis over Gaussian − 1")
+        _lines(axes, path, g.sliced / 0.385 - 1, 1, "sliced A² over Gaussian − 1")
+        axes.axhline(0, color="0.4", linewidth=0.8)
+        axes.set_yscale("symlog", linthresh=1)
+    caption(axes, "Gaussianity: 0 is Gaussian", "")
+
+
+def _clusters(axes: Any, path: Trajectory) -> None:
+    _lines(axes, path, path.clusters.count.double(), 0, "count")
+    _lines(axes, path, path.clusters.effective, 1, "effective")
+    whole_log(axes)
+    axes.set_ylim(0.8, max(2.5, 1.3 * float(path.clusters.count.max())))
+    caption(axes, "Clusters", "")
+
+
+def _growth(axes: Any, path: Trajectory) -> None:
+    if bool(path.growth.expansion.isnan().all()):
+        _say(axes, "continuous: no steps" if path.continuous else "no steps")
+    else:
+        _lines(axes, path, path.growth.expansion, 1, "ascent")
+        _lines(axes, path, path.growth.contraction, 0, "renormaliser")
+        axes.axhline(1, color="0.4", linewidth=0.8)
+    caption(axes, "Growth of lengths in a step", "")
+
+
+def _film(states: Tensor, titles: list[str], interval: int) -> "FuncAnimation":
+    """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with a title each."""
+    solid = states.shape[-1] == 3
+    points = states.detach().cpu().double().numpy()
+    with new_figure(5.0, 5.0) as figure:
+        from matplotlib.animation import FuncAnimation
+
+        axes: Any = figure.add_subplot(projection="3d" if solid else None)
+        # Coloured by where they start, so that one sees who went where.
+        look = {
+            "c": np.arctan2(points[0, :, 1], points[0, :, 0]),
+            "cmap": "hsv",
+            "vmin": -np.pi,
+            "vmax": np.pi,
+        }
+        dots = axes.scatter(*points[0].T, s=14, alpha=0.7, linewidths=0, **look)
+        reach = 1.05 * np.abs(points).max()
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        if solid:
+            axes.set_zlim(-reach, reach)
+        else:
+            axes.set_aspect("equal")
+        title = axes.set_title(titles[0])
+
+        def draw(frame: int) -> tuple[Any, Any]:
+            if solid:
+                dots._offsets3d = tuple(points[frame].T)
+            else:
+                dots.set_offsets(points[frame])
+            title.set_text(titles[frame])
+            return dots, title
+
+        return FuncAnimation(figure, draw, frames=len(points), interval=interval, blit=False)

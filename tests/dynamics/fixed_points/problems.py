@@ -1,4 +1,4 @@
-"""Fixed-point problems with known answers, and the obvious way to solve them: iterate for long, and let autograd see every step."""
+"""Fixed-point problems with known answers, and the obvious way to solve them: iterate for long."""
 
 from collections.abc import Callable
 

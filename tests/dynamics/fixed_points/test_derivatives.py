@@ -1,4 +1,4 @@
-"""Derivatives of fixed points: closed forms, an unrolled oracle, gradcheck, gradgradcheck, and every torch.func transform in mixture."""
+"""Derivatives of fixed points: closed forms, an unrolled oracle, gradcheck, torch.func transforms in mixture."""
 
 import gc
 import itertools
@@ -6,13 +6,14 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
 from dynamics.fixed_points.problems import F64, SOLVERS, close, contraction, generator, unrolled
-from exptilt._support.errors import ConvergenceError
+from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.dynamics import fixed_point
-from exptilt.dynamics.fixed_points import implicit
+from exptilt.dynamics.fixed_points import jacobian
 
 each = pytest.mark.parametrize("solver", SOLVERS)
 A, B = contraction(3, 0.6, 0), torch.randn(2, 3, dtype=F64, generator=generator(0))
@@ -31,7 +32,7 @@ def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(params=["written out", "GMRES"])
 def linear_solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "GMRES":
-        monkeypatch.setattr(implicit, "_DENSE", 0)
+        monkeypatch.setattr(jacobian, "_DENSE", 0)
 
 
 @each
@@ -139,23 +140,90 @@ def test_plain_backward_after_vmap_and_batched_cotangents() -> None:
 
 @pytest.mark.usefixtures("linear_solver")
 def test_order_is_what_it_says() -> None:
-    """Third derivatives are exact with order=3 and second ones are not with order=1: the steps of the proof, one by one."""
+    """Derivatives up to the order are exact, the one after it is refused, and the message says what to pass."""
     b = torch.tensor([0.4], dtype=F64)
-
-    def scalar(x, order):
-        return lambda t: (x(t.reshape(1, 1), b, order=order) if order else x(t.reshape(1, 1), b))[0]
-
     t = torch.tensor(0.7, dtype=F64)
 
     def nth(order: int, n: int) -> float:
-        f = scalar(ours, order) if order else scalar(oracle, 0)
+        def f(t):
+            return (ours(t.reshape(1, 1), b, order=order) if order else oracle(t.reshape(1, 1), b))[0]
+
         for k in range(n):
             f = (grad, lambda g: jacfwd(g))[k % 2](f)
         return float(f(t))
 
     for order, n in itertools.product((1, 2, 3), (1, 2, 3)):
-        exact = nth(0, n)
-        assert (abs(nth(order, n) - exact) < 1e-8 * abs(exact)) == (n <= order), (order, n)
+        if n <= order:
+            exact = nth(0, n)
+            assert abs(nth(order, n) - exact) < 1e-8 * abs(exact), (order, n)
+        else:
+            with pytest.raises(ArgumentError, match=rf"order {n} .* beyond order={order} .*Pass order={n}"):
+                nth(order, n)
+
+
+PROBLEMS = {
+    "coupled": lambda x, t: torch.tanh(t * x) + 0.4,
+    "shifted": lambda x, t: 0.5 * torch.sin(x) + t,
+    "of many numbers": lambda x, t: torch.tanh(x @ contraction(12, 0.4, 3)) * t + t,
+}
+
+
+@pytest.mark.parametrize("loss", [torch.Tensor.sum, lambda x: x.square().sum()], ids=["linear", "square"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_repeated_backward_beyond_the_order_is_refused(name: str, loss) -> None:
+    """Plain autograd says nothing beforehand: n backward passes are exact or an error, never wrong."""
+    start = torch.zeros(1, 12 if name == "of many numbers" else 1, dtype=F64)
+    t = torch.tensor(0.7, dtype=F64, requires_grad=True)
+
+    def function(x):
+        return PROBLEMS[name](x, t)
+
+    def nth(value: torch.Tensor, n: int) -> float:
+        for k in range(n):
+            (value,) = torch.autograd.grad(value, t, create_graph=k < n - 1)
+        return float(value)
+
+    for order, n in itertools.product((1, 2, 3), (1, 2, 3, 4)):
+        value = loss(fixed_point(function, start, order=order).value)
+        if n <= order:
+            assert nth(value, n) == pytest.approx(nth(loss(unrolled(function, start)), n), rel=1e-8)
+        else:
+            with pytest.raises(ArgumentError, match=rf"beyond order={order} would be wrong"):
+                nth(value, n)
+
+
+def test_mixtures_of_modes_beyond_the_order_are_refused() -> None:
+    """A tangent and two backward passes; a Hessian by torch.func and one backward pass after it."""
+    start, one = torch.zeros(1, 1, dtype=F64), torch.tensor(1.0, dtype=F64)
+
+    def square(t: torch.Tensor, order: int | None) -> torch.Tensor:
+        def f(x):
+            return torch.tanh(t * x) + 0.4
+
+        return (fixed_point(f, start, order=order).value if order else unrolled(f, start)).square().sum()
+
+    def tangent_of(passes: int, order: int | None) -> float:
+        t = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        with forward_ad.dual_level():
+            value = square(forward_ad.make_dual(t, one), order)
+            for _ in range(passes):
+                (value,) = torch.autograd.grad(value, t, create_graph=True)
+            return float(forward_ad.unpack_dual(value).tangent.detach())
+
+    for passes in (0, 1):
+        assert tangent_of(passes, passes + 1) == pytest.approx(tangent_of(passes, None), rel=1e-8)
+
+    def tangent_of_second(order: int | None) -> float:
+        return tangent_of(2, order)
+
+    def slope_of_hessian(order: int | None) -> float:
+        t = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        return float(torch.autograd.grad(hessian(lambda s: square(s * t, order))(one), t)[0])
+
+    for third in (tangent_of_second, slope_of_hessian):
+        assert third(3) == pytest.approx(third(None), rel=1e-8)
+        with pytest.raises(ArgumentError, match="Pass order=3"):
+            third(2)
 
 
 def test_parameters_of_modules_get_gradients() -> None:
@@ -210,11 +278,11 @@ def test_no_grad_prepares_nothing() -> None:
 
 
 def test_gradient_costs_one_linear_solve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit, "_DENSE", 0)
+    monkeypatch.setattr(jacobian, "_DENSE", 0)
     solves = []
-    real = implicit.gmres
+    real = jacobian.gmres
     monkeypatch.setattr(
-        implicit, "gmres", lambda *args, **options: solves.append(1) or real(*args, **options)
+        jacobian, "gmres", lambda *args, **options: solves.append(1) or real(*args, **options)
     )
     weight = A.clone().requires_grad_()
     for order in (1, 2, 3):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dynamics.fixed_points.problems import F64, close, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.dynamics import Equilibrium, Status, fixed_point
-from exptilt.dynamics.fixed_points import equilibrium
+from exptilt.dynamics import Equilibrium, Status, fixed_point, jacobian_penalty
+from exptilt.dynamics.fixed_points import equilibrium, solve
 
 
 class Layer(nn.Module):
@@ -127,11 +127,12 @@ def test_copies_modes_and_transforms() -> None:
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = {}
-    monkeypatch.setattr(
-        equilibrium,
-        "fixed_point",
-        lambda f, start, **options: passed.update(options) or fixed_point(f, start, **options),
-    )
+
+    def watched(function, start, options):
+        passed.update(vars(options))
+        return solve.solve(function, start, options)
+
+    monkeypatch.setattr(equilibrium, "solve", watched)
     options = {
         "solver": "anderson",
         "tolerance": 1e-9,
@@ -144,10 +145,12 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "scale": 0.5,
         "throw": False,
         "strict": True,
+        "phantom_steps": 4,
+        "phantom_damping": 0.5,
     }
     model = Equilibrium(layer(), **options)
     model(inputs())
-    assert passed == options
+    assert passed == {"caller": "Equilibrium"} | options
     assert set(options) == set(inspect.signature(fixed_point).parameters) - {"function", "start"}
     assert "damping=0.9" in repr(model)
 
@@ -185,3 +188,117 @@ def test_not_converging_is_said() -> None:
     assert quiet.solution.status is Status.DIVERGED
     with pytest.raises(ArgumentError, match=r"nn\.Module"):
         Equilibrium(lambda z, x: z)  # type: ignore[arg-type]
+
+
+class Gated(nn.Module):
+    """Two inputs beside z: one by place, one by name."""
+
+    def forward(self, z: Tensor, x: Tensor, *, gate: Tensor | float = 1.0) -> Tensor:
+        return gate * torch.tanh(z) / 2 + x
+
+
+class Paired(nn.Module):
+    def forward(self, z: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.tanh(z * x[0]) / 2 + x[1].mean(-1, keepdim=True)
+
+
+def test_several_inputs() -> None:
+    x, gate = (torch.randn(3, 4, dtype=F64, generator=generator(s)).requires_grad_() for s in (2, 3))
+    values = [
+        Equilibrium(Gated())(x, gate=gate),
+        unrolled(lambda z: gate * torch.tanh(z) / 2 + x, torch.zeros_like(x), 200),
+    ]
+    close(*values, 1e-11)
+    for left, right in zip(*(torch.autograd.grad(v.square().sum(), (x, gate)) for v in values), strict=True):
+        close(left, right, 1e-9)
+    with pytest.raises(TypeError, match="gait"):
+        Equilibrium(Gated())(x, gait=gate)
+
+
+def test_a_tuple_needs_a_start() -> None:
+    pair = (torch.rand(3, 4, dtype=F64), torch.rand(3, 7, dtype=F64))
+    with pytest.raises(ArgumentError, match=r"x is a tuple, .* Pass start="):
+        Equilibrium(Paired())(pair)
+    start = torch.zeros(3, 4, dtype=F64)
+    slow = unrolled(lambda z: Paired()(z, pair), start)
+    close(Equilibrium(Paired())(pair, start), slow, 1e-11)
+
+
+@pytest.mark.parametrize(("steps", "damping"), [(1, None), (3, None), (5, 0.6)])
+def test_phantom_gradients_are_those_of_the_last_steps(steps: int, damping: float | None) -> None:
+    """By hand: the equilibrium is a constant, and autograd sees the damped steps from there."""
+    f, x = layer(), inputs().requires_grad_()
+    options = {"event_dims": 2, "phantom_steps": steps, "phantom_damping": damping}
+    z = Equilibrium(f, **options)(x)
+    exact = Equilibrium(f, event_dims=2)(x)
+    close(z, exact, 1e-12)
+    by_hand, tau = exact.detach(), damping or 1.0
+    for _ in range(steps):
+        by_hand = (1 - tau) * by_hand + tau * f(by_hand, x)
+    weight = torch.randn(z.shape, dtype=F64, generator=generator(1))
+    found, wanted, implicit = (
+        torch.autograd.grad((v * weight).sum(), (x, *f.parameters())) for v in (z, by_hand, exact)
+    )
+    for left, right in zip(found, wanted, strict=True):
+        close(left, right, 1e-10)
+    assert (found[0] - implicit[0]).abs().max() > 1e-4  # truncated, not implicit
+    long = Equilibrium(f, event_dims=2, phantom_steps=150)(x)
+    close(torch.autograd.grad((long * weight).sum(), x)[0], implicit[0], 1e-8)
+
+
+def test_phantom_gradients_as_torchdeq_has_them() -> None:
+    torchdeq = pytest.importorskip("torchdeq")
+    f, x = layer(), inputs().requires_grad_()
+    rival = torchdeq.get_deq(
+        f_solver="anderson", f_tol=1e-13, f_stop_mode="rel", f_max_iter=300, grad=4, tau=0.7
+    )
+    rival.train()
+    theirs = rival(lambda z: f(z, x), torch.zeros_like(x))[0][-1]
+    ours = Equilibrium(f, event_dims=2, phantom_steps=4, phantom_damping=0.7)(x)
+    close(ours, theirs, 1e-8)
+    weight = torch.randn(ours.shape, dtype=F64, generator=generator(1))
+    grads = [torch.autograd.grad((v * weight).sum(), (x, *f.parameters())) for v in (ours, theirs)]
+    for left, right in zip(*grads, strict=True):
+        close(left, right, 1e-7)
+
+
+def test_jacobian_penalty() -> None:
+    """Against the matrix written out; its gradient against that of the matrix; as torchdeq for the same draws."""
+    f, x = layer(), inputs()[:1]
+    z = Equilibrium(f, event_dims=2)(x).detach()
+
+    def exact() -> Tensor:
+        matrix = torch.func.jacrev(lambda z: f(z, x))(z)
+        return matrix.square().sum() / z.numel()
+
+    def estimate() -> Tensor:
+        return jacobian_penalty(lambda z: f(z, x), z, draws=3000, generator=generator(5))
+
+    weight = f.query.weight
+    assert float(estimate().detach()) == pytest.approx(float(exact().detach()), rel=0.05)
+    slope, wanted = (torch.autograd.grad(value(), weight)[0] for value in (estimate, exact))
+    assert (slope - wanted).norm() < 0.15 * wanted.norm()
+    with pytest.raises(ArgumentError, match="draws is 0"):
+        jacobian_penalty(torch.cos, z, draws=0)
+    with pytest.raises(ArgumentError, match="must return the shape"):
+        jacobian_penalty(lambda z: z[0], z)
+    torchdeq = pytest.importorskip("torchdeq")
+    torch.manual_seed(7)
+    seen = z.clone().requires_grad_()
+    theirs = torchdeq.loss.jac_reg(f(seen, x), seen, vecs=2)
+    torch.manual_seed(7)
+    vectors = [torch.randn(*z.shape).to(z) for _ in range(2)]  # as they are drawn there
+
+    def drawn(*_: object, **__: object) -> Tensor:
+        return vectors.pop(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn", drawn)
+        ours = jacobian_penalty(lambda z: f(z, x), z, draws=2)
+    close(ours, theirs, 1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"phantom_steps": 0}, {"phantom_damping": 0.5}])
+def test_phantom_options_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=list(wrong)[0]):
+        Equilibrium(layer(), **wrong)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Experiments on flows: each a function that returns its numbers, with the theory beside them and a picture."""
+"""Experiments on flows: each a function that returns its numbers, with theory beside them and a picture."""

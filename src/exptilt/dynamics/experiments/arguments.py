@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 
 
@@ -11,12 +12,12 @@ def check_several(experiment: str, **given: Iterable[Any]) -> None:
     for name, values in given.items():
         if not isinstance(values, tuple | list):
             raise ArgumentError(
-                f"{experiment}: {name} is {values!r}. Pass a tuple of all that are to be run, such as ({values!r},)."
+                f"{experiment}: {name} is {values!r}. "
+                f"Pass a tuple of all that are to be run, such as ({values!r},)."
             )
 
 
 def check_whole(experiment: str, least: int, **given: Any) -> None:
     """Raise unless each is an integer, at least `least`."""
     for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{experiment}: {name} is {value!r}. Pass an integer ≥ {least}.")
+        whole(experiment, name, value, least=least)

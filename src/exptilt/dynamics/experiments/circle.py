@@ -1,24 +1,27 @@
 r"""Points on the circle: how many clusters form, and stay for a long time.
 
-Near the uniform law, write the density as (1 + Σ_k c_k cos kθ)/2π. The velocity is (1/β) ∂_θ log Σ_j e^{β cos(θ−θ_j)}, and since the kernel
-e^{β cos θ} has Fourier coefficients I_k(β) (modified Bessel functions), the ripple of wave number k grows at the rate
+Near the uniform law, write the density as (1 + Σ_k c_k cos kθ)/2π. The velocity is (1/β) ∂_θ log Σ_j e^{β
+cos(θ−θ_j)}, and since the kernel e^{β cos θ} has Fourier coefficients I_k(β) (modified Bessel functions),
+the ripple of wave number k grows at the rate
 
     λ_k = k² I_k(β) / (β I_0(β)).
 
-The fastest, k* = argmax_k k² I_k(β), tells how many clusters a nearly uniform law breaks into: 3 for β = 5. They attract each other only
-by e^{−β(1 − cos(2π/k))}, so they stay for an exponentially long time before they join (metastability). Rate and count are those of
-Bruno, Pasqualotto and Agazzi, "Emergence of meta-stable clustering in mean-field transformer models" (ICLR 2025), whose experiment
-starts from the uniform law with white noise of size 0.01 and β = 5.
+The fastest, k* = argmax_k k² I_k(β), tells how many clusters a nearly uniform law breaks into: 3 for β = 5.
+They attract each other only by e^{−β(1 − cos(2π/k))}, so they stay for an exponentially long time before
+they join (metastability). Rate and count are those of Bruno, Pasqualotto and Agazzi, "Emergence of
+meta-stable clustering in mean-field transformer models" (ICLR 2025), whose experiment starts from the
+uniform law with white noise of size 0.01 and β = 5.
 
-`metastable_counts` starts there too: N points evenly spaced, each angle moved by a Gaussian of that size; or N points drawn at random
-(``noise=None``), where all ripples begin at 1/√N and the fastest is only a little ahead. Clusters are counted at one stated time, by the
-rule of `clusters`. And it measures λ_k itself, from a single small ripple.
+`metastable_counts` starts there too: N points evenly spaced, each angle moved by a Gaussian of that size;
+or N points drawn at random (``noise=None``), where all ripples begin at 1/√N and the fastest is only a
+little ahead. Clusters are counted at one stated time, by the rule of `clusters`. And it measures λ_k
+itself, from a single small ripple.
 """
 
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
+from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.clusters import clusters
 
@@ -72,29 +76,51 @@ class MetastableCounts:
 
     def plot(self) -> "Figure":
         """Growth rates beside theory, counts over seeds, and where the points of the first seed are."""
-        from exptilt.dynamics import pictures
+        with new_figure(10.0, 3.3) as figure:
+            from matplotlib.patches import Circle
 
-        return pictures.circle(self)
+            panels: Any = figure.subplots(1, 3)
+            left, middle, right = panels
+            label = r"$k^2 I_k(\beta) / (\beta I_0(\beta))$"
+            left.plot(self.wave, self.rate_theory, color="0.3", linewidth=1.0, label=label)
+            left.plot(self.wave, self.rate, "o", color=COLOURS[0], markersize=5, label="measured")
+            left.legend()
+            caption(left, f"Growth of a ripple, β = {self.beta:g}", "wave number k")
+            counts = list(range(1, int(self.counts.max()) + 2))
+            middle.bar(counts, [self.tally.get(count, 0) for count in counts], color=COLOURS[0], width=0.6)
+            style: Any = {"color": COLOURS[1], "linewidth": 1.2, "linestyle": "--"}
+            middle.axvline(self.predicted, label=f"predicted: {self.predicted}", **style)
+            middle.set_xticks(counts)
+            middle.locator_params(axis="y", integer=True)
+            middle.legend()
+            caption(middle, f"Clusters at time {self.time:g}", "count", "seeds")
+            x, y = on_circle(self.angles[0]).unbind(-1)
+            right.add_patch(Circle((0, 0), 1.0, fill=False, color="0.7", linewidth=0.8))
+            right.scatter(x, y, s=60, color=COLOURS[0], alpha=max(0.01, 5 / len(x)), linewidths=0)
+            right.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
+            right.grid(False)
+            right.set_title("The points of the first seed")
+        return figure
 
 
 def growth_rates(beta: float, largest: int) -> Tensor:
-    """λ_k for k = 1..largest.
-
-    Args:
-        beta: > 0.
-        largest: wave number.
-
-    Returns:
-        ``(largest,)``.
-    """
+    """λ_k for k = 1..largest, ``(largest,)``."""
     k = np.arange(1, largest + 1)
     return torch.from_numpy(k**2 * special.ive(k, beta) / (beta * special.ive(0, beta)))
 
 
 def metastable_counts(
-    *, beta: float = 5.0, count: int = 1000, noise: float | None = 0.01, seeds: int = 12, time: float = 40.0, step: float = 0.25,
-    tolerance: float = 0.1, seed: int = 0, progress: bool | None = None,
-) -> MetastableCounts:  # fmt: skip
+    *,
+    beta: float = 5.0,
+    count: int = 1000,
+    noise: float | None = 0.01,
+    seeds: int = 12,
+    time: float = 40.0,
+    step: float = 0.25,
+    tolerance: float = 0.1,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> MetastableCounts:
     """Count the clusters that points on the circle form.
 
     Args:
@@ -113,15 +139,12 @@ def metastable_counts(
         >>> found.predicted
         3
     """
-    if (
-        not (0 < beta < math.inf and step > 0 and step <= time < math.inf)
-        or min(count, seeds) < 1
-        or (noise is not None and not noise >= 0)
-    ):
+    good = 0 < beta < math.inf and 0 < step <= time < math.inf and min(count, seeds) >= 1
+    if not good or (noise is not None and not noise >= 0):
         got = f"beta {beta}, count {count}, noise {noise}, seeds {seeds}, time {time}, step {step}"
         raise ArgumentError(
-            f"metastable_counts: got {got}. "
-            "Pass beta > 0, step > 0, time >= step, all finite, noise >= 0 or None, and at least one point and seed."
+            f"metastable_counts: got {got}. Pass beta > 0, step > 0, time >= step, all finite, noise >= 0 or "
+            "None, and at least one point and seed."
         )
     steps = round(time / step)
     generator = torch.Generator().manual_seed(seed)
@@ -132,14 +155,15 @@ def metastable_counts(
         angles = even + noise * torch.randn(seeds, count, dtype=torch.float64, generator=generator)
     flow = Flow("sphere", beta=beta, step=step)
     last = flow.run(on_circle(angles), steps, keep="last", measure_every=None, progress=progress).last
-    # For large β, I_k falls like e^{−k²/2β} and k² I_k is largest near √(2β); for small β at 1. Both lie below 2√β + 2.
+    # k² I_k is largest near √(2β) for large β, as I_k falls like e^{−k²/2β}; at 1 for small: below 2√β + 2.
     largest = max(4, math.ceil(2 * math.sqrt(beta)) + 2)
     theory = growth_rates(beta, largest)
     found = clusters(last, tolerance=tolerance)
     return MetastableCounts(
-        beta, int(theory.argmax()) + 1, found.count, found.sizes, steps * step, torch.atan2(last[..., 1], last[..., 0]),
-        torch.arange(1, largest + 1), _measured_rates(beta, largest), theory,
-    )  # fmt: skip
+        *(beta, int(theory.argmax()) + 1, found.count, found.sizes, steps * step),
+        *(torch.atan2(last[..., 1], last[..., 0]), torch.arange(1, largest + 1)),
+        *(_measured_rates(beta, largest), theory),
+    )
 
 
 def on_circle(angles: Tensor) -> Tensor:
@@ -148,7 +172,7 @@ def on_circle(angles: Tensor) -> Tensor:
 
 
 def _measured_rates(beta: float, largest: int, time: float = 1.0, size: float = 1e-4) -> Tensor:
-    """Growth of one ripple at a time: evenly spaced points, each moved by size·sin(kθ), and their k-th Fourier coefficient."""
+    """Growth of the k-th Fourier coefficient of evenly spaced points, each moved by size·sin(kθ)/k."""
     count = 16 * largest
     even = 2 * math.pi * torch.arange(count, dtype=torch.float64) / count
     k = torch.arange(1, largest + 1, dtype=torch.float64).unsqueeze(-1)

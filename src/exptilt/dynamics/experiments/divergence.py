@@ -1,11 +1,13 @@
 r"""Without a renormaliser points run off (THEORY B2), at a rate that is known.
 
-Patterns x_n held still: once η is long, softmax picks the pattern with the largest <x_n,η>, and η ← η + step·x_n from then on. What is
-picked stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n an extreme point of the hull. So
+Patterns x_n held still: once η is long, softmax picks the pattern with the largest <x_n,η>, and η ← η +
+step·x_n from then on. What is picked stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n
+an extreme point of the hull. So
 
     ‖η_t‖ / t → step·‖x_n‖     along an extreme point x_n.
 
-Patterns that move along: the longest points pick themselves, x ← x + step·x, and lengths grow by the factor 1 + step at each step.
+Patterns that move along: the longest points pick themselves, x ← x + step·x, and lengths grow by the factor
+1 + step at each step.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt.dynamics.flow import Flow
 from exptilt.families.numerics.hull import nearest_in_hull
 
@@ -31,7 +34,8 @@ class DivergenceRate:
         slope: ``(N,)``, growth of the length at each of the last steps, mean over a quarter of the run.
         theory: ``(N,)``, step·‖x‖ of the pattern along which the point goes.
         pattern: ``(N,)``, which pattern that is.
-        extreme: ``(N,)``, how far that pattern is from the hull of the others, 0 if it is not an extreme point.
+        extreme: ``(N,)``, how far that pattern is from the hull of the others, 0 if it is not an extreme
+            point.
         moving: ``(steps + 1,)``, root mean square length when the patterns move along.
         moving_factor: growth of that at the last step.
         moving_theory: 1 + step.
@@ -53,9 +57,20 @@ class DivergenceRate:
 
     def plot(self) -> "Figure":
         """Lengths against step, and measured against predicted slope."""
-        from exptilt.dynamics import pictures
-
-        return pictures.divergence(self)
+        with new_figure(9.0, 3.3) as figure:
+            left, middle, right = figure.subplots(1, 3)
+            some = self.lengths[:, :: max(1, self.lengths.shape[1] // 40)]
+            left.plot(some, color=COLOURS[0], linewidth=0.8, alpha=0.6)
+            caption(left, "Patterns held still: ‖η‖", "step")
+            middle.scatter(self.theory, self.slope, s=14, color=COLOURS[0], alpha=0.6, linewidths=0)
+            ends = [float(self.theory.min()), float(self.theory.max())]
+            middle.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+            caption(middle, "Growth of ‖η‖ in a step", "theory: step·‖x‖", "measured")
+            right.semilogy(self.moving, color=COLOURS[1])
+            caption(right, "Patterns moving along: rms length", "step")
+            words = f"last factor {self.moving_factor:.4f}\ntheory {self.moving_theory:g}"
+            right.text(0.05, 0.9, words, transform=right.transAxes, va="top")
+        return figure
 
 
 def divergence_rate(
@@ -97,20 +112,12 @@ def divergence_rate(
     slope = (lengths[-1] - lengths[-1 - last]) / last
     pattern = (states[-1] @ x.mT).argmax(-1)
     distance = torch.zeros(patterns, dtype=torch.float64)
-    for place in pattern.unique().tolist():
+    for place in set(pattern.tolist()):
         others = torch.cat([x[:place], x[place + 1 :]])
         distance[place] = (nearest_in_hull(others, x[place]) - x[place]).norm()
     # Lengths double at each step, so a few dozen steps say it and a thousand would overflow.
     short = min(steps, 60)
     moving = Flow(None, beta=beta, step=step).run(points, short, measure_every=None, progress=False).states
     size = moving.square().sum(-1).mean(-1).sqrt()
-    return DivergenceRate(
-        lengths,
-        slope,
-        step * x[pattern].norm(dim=-1),
-        pattern,
-        distance[pattern],
-        size,
-        float(size[-1] / size[-2]),
-        1 + step,
-    )
+    still = (lengths, slope, step * x[pattern].norm(dim=-1), pattern, distance[pattern])
+    return DivergenceRate(*still, size, float(size[-1] / size[-2]), 1 + step)

@@ -1,21 +1,24 @@
-r"""Points on a sphere whose pairwise cosines are all equal: a flow that is one ordinary differential equation.
+r"""Points on a sphere with equal pairwise cosines: a flow that is one ordinary differential equation.
 
-Let <x_i,x_j> = γ for all i ≠ j, n points of length 1. Point i attends to itself with e^β/Z and to each other with a = e^{βγ}/Z,
-Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j and the velocity m_i − x_i<x_i,m_i>,
+Let <x_i,x_j> = γ for all i ≠ j, n points of length 1. Point i attends to itself with e^β/Z and to each
+other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j and the velocity m_i − x_i<x_i,m_i>,
 
-    d<x_i,x_k>/dt = 2(<m_i,x_k> − γ<m_i,x_i>) = 2(aγ(n−2) + a + A_iiγ − γ(A_ii + (n−1)aγ)) = 2a(1 + (n−2)γ − (n−1)γ²),
+    d<x_i,x_k>/dt = 2(<m_i,x_k> − γ<m_i,x_i>) = 2(aγ(n−2) + a + A_iiγ − γ(A_ii + (n−1)aγ))
+                  = 2a(1 + (n−2)γ − (n−1)γ²),
 
     γ' = 2 e^{βγ}(1 − γ)((n−1)γ + 1) / (e^β + (n−1)e^{βγ}).
 
-The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit, Polyanskiy and Rigollet, "A
-mathematical perspective on transformers" (section 6), derived here again. Random points in high dimension have cosines near 0, so they
-follow it from γ = 0 up to about 1/√dimension. `equal_cosine` holds the simulator against it: orthogonal points must agree to the solver's
-tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
+The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit,
+Polyanskiy and Rigollet, "A mathematical perspective on transformers" (section 6), derived here again.
+Random points in high dimension have cosines near 0, so they follow it from γ = 0 up to about 1/√dimension.
+`equal_cosine` holds the simulator against
+it: orthogonal points must agree to the solver's tolerance, random ones the better the higher the dimension,
+steps of size h up to O(h).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt._support.progress import track
 from exptilt.dynamics.experiments.arguments import check_several
 from exptilt.dynamics.flow import Flow
@@ -70,9 +74,21 @@ class EqualCosine:
 
     def plot(self) -> "Figure":
         """Mean cosine against time."""
-        from exptilt.dynamics import pictures
-
-        return pictures.equal_cosine(self)
+        lines: list[tuple[Tensor, str, dict[str, Any]]] = [
+            (self.theory, "theory", {"color": "0.2", "linewidth": 3.5, "alpha": 0.35}),
+            (self.continuous, "orthogonal points, continuous", {"color": COLOURS[0]}),
+            (self.stepped, f"orthogonal points, step {self.step:g}", {"color": COLOURS[1], "linestyle": ":"}),
+        ]
+        for place, dimension in enumerate(self.dimensions):
+            style: Any = {"color": COLOURS[(2 + place) % 6], "linestyle": "--"}
+            lines.append((self.random[place], f"random points, D={dimension}", style))
+        with new_figure(5.4, 3.6) as figure:
+            axes = figure.subplots()
+            for values, label, style in lines:
+                axes.plot(self.time, values, label=label, **style)
+            caption(axes, "Mean cosine", "time")
+            axes.legend()
+        return figure
 
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
@@ -88,9 +104,16 @@ def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
 
 
 def equal_cosine(
-    *, count: int = 32, beta: float = 1.0, time: float = 8.0, samples: int = 81, substeps: int = 10,
-    dimensions: tuple[int, ...] = (64, 1024), seed: int = 0, progress: bool | None = None,
-) -> EqualCosine:  # fmt: skip
+    *,
+    count: int = 32,
+    beta: float = 1.0,
+    time: float = 8.0,
+    samples: int = 81,
+    substeps: int = 10,
+    dimensions: tuple[int, ...] = (64, 1024),
+    seed: int = 0,
+    progress: bool | None = None,
+) -> EqualCosine:
     """Hold the simulator against the equation for equal cosines.
 
     Args:
@@ -111,47 +134,37 @@ def equal_cosine(
     if count < 2:
         raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
     check_several("equal_cosine", dimensions=dimensions)
-    if (
-        samples < 2
-        or substeps < 1
-        or not 0 < time < np.inf
-        or not 0 <= beta < np.inf
-        or not all(d >= 1 for d in dimensions)
-    ):
+    good = samples >= 2 and substeps >= 1 and 0 < time < np.inf and 0 <= beta < np.inf
+    if not good or not all(d >= 1 for d in dimensions):
         got = f"beta {beta}, time {time}, samples {samples}, substeps {substeps}, dimensions {dimensions}"
         raise ArgumentError(
-            f"equal_cosine: got {got}. Pass beta >= 0 and time > 0, both finite, samples >= 2, substeps >= 1 and dimensions >= 1."
+            f"equal_cosine: got {got}. Pass beta >= 0 and time > 0, both finite, samples >= 2, substeps >= 1 "
+            "and dimensions >= 1."
         )
     times = np.linspace(0.0, time, samples)
-
-    def rate(_: float, y: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
-        return [cosine_rate(float(y[0]), count=count, beta=beta)]
-
-    solved = solve_ivp(rate, (0.0, time), [0.0], method="DOP853", t_eval=times, rtol=1e-12, atol=1e-14)
+    solved = solve_ivp(
+        lambda _, y: [cosine_rate(float(y[0]), count=count, beta=beta)],
+        *((0.0, time), [0.0], "DOP853", times),
+        rtol=1e-12,
+        atol=1e-14,
+    )
     theory = torch.from_numpy(solved.y[0])
-    flow = Flow("sphere", beta=beta)
-    orthogonal = torch.eye(count, dtype=torch.float64)
+    flow, orthogonal = Flow("sphere", beta=beta), torch.eye(count, dtype=torch.float64)
     step = time / (samples - 1) / substeps
-    steps = Flow("sphere", beta=beta, step=step)
     generator = torch.Generator().manual_seed(seed)
 
     def followed(start: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> Tensor:
-        return flow.ode(
-            start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False
-        ).mean_cosine
+        path = flow.ode(start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False)
+        return path.mean_cosine
 
-    runs: list[Callable[[], Tensor]] = [
-        lambda: followed(orthogonal, 1e-9, 1e-11),
-        lambda: (
-            steps.run(
-                orthogonal, (samples - 1) * substeps, keep="last", measure_every=substeps, progress=False
-            ).mean_cosine
-        ),
-        *(
-            lambda d=d: followed(torch.randn(count, d, dtype=torch.float64, generator=generator))
-            for d in dimensions
-        ),
-    ]
+    def taken() -> Tensor:
+        steps, total = Flow("sphere", beta=beta, step=step), (samples - 1) * substeps
+        return steps.run(orthogonal, total, keep="last", measure_every=substeps, progress=False).mean_cosine
+
+    def drawn(dimension: int) -> Callable[[], Tensor]:
+        return lambda: followed(torch.randn(count, dimension, dtype=torch.float64, generator=generator))
+
+    runs = [lambda: followed(orthogonal, 1e-9, 1e-11), taken, *map(drawn, dimensions)]
     continuous, stepped, *random = [run() for run in track(runs, "equal cosines", show=progress)]
     stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)
     return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack, tuple(dimensions), step)

@@ -54,15 +54,6 @@ def check_start(name: str) -> None:
 
 
 def start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw a start.
-
-    Args:
-        name: gaussian, laplace, student (three degrees of freedom), uniform, bimodal or skewed (exponential).
-        shape: of the result.
-        generator: the source of randomness.
-
-    Returns:
-        ``(*shape)`` float64.
-    """
+    """Draw a start of a named law, ``(*shape)`` float64."""
     check_start(name)
     return STARTS[name](shape, generator)

@@ -2,25 +2,27 @@ r"""Theorem 1 (THEORY B4), and how far it reaches.
 
 Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η + g(η) = (1 + Σ)η + μ is affine. So
 
-- a Gaussian law stays Gaussian, and a renormaliser that sets mean and covariance to Σ⁻¹μ and Σ⁻¹ makes N(Σ⁻¹μ, Σ⁻¹) of *any* Gaussian
-  start, in one step: that law is the fixed point;
-- even each point is fixed: 1 + Σ is symmetric and positive, so its inverse is the least-moving map that brings the covariance back. The
-  same holds for any other target of the renormaliser: Σ⁻¹ is not special;
-- any other law keeps its shape for ever, because skewness, kurtosis and all that no affine map changes stay as they were: no start
-  that is not Gaussian ever gets there;
-- a renormaliser that knows less than the full covariance does not lead there. Under batch norm the cloud turns to Σ's first
-  eigenvector, as in the power method, and flattens; layer norm puts it on a sphere.
+- a Gaussian law stays Gaussian, and a renormaliser that sets mean and covariance to Σ⁻¹μ and Σ⁻¹ makes
+  N(Σ⁻¹μ, Σ⁻¹) of *any* Gaussian start, in one step: that law is the fixed point;
+- even each point is fixed: 1 + Σ is symmetric and positive, so its inverse is the least-moving map that
+  brings the covariance back. The same holds for any other target of the renormaliser: Σ⁻¹ is not special;
+- any other law keeps its shape for ever, because skewness, kurtosis and all that no affine map changes stay
+  as they were: no start that is not Gaussian ever gets there;
+- a renormaliser that knows less than the full covariance does not lead there. Under batch norm the cloud
+  turns to Σ's first eigenvector, as in the power method, and flattens; layer norm puts it on a sphere.
 
 `theorem_one` runs all of this on samples and puts numbers to it.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import COLOURS, new_figure
 from exptilt.dynamics.experiments.arguments import check_several, check_whole
 from exptilt.dynamics.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
@@ -39,11 +41,12 @@ class TheoremOneRow:
     Attributes:
         start: name of the start.
         renormalizer: name of the renormaliser.
-        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to the root mean square length of N(Σ⁻¹μ, Σ⁻¹), which is
-            √(‖Σ⁻¹μ‖² + tr Σ⁻¹).
-        covariance_error: by step, distance of the covariance from Σ⁻¹ in Frobenius norm, relative to that of Σ⁻¹.
+        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to the root mean square length of
+            N(Σ⁻¹μ, Σ⁻¹), which is √(‖Σ⁻¹μ‖² + tr Σ⁻¹).
+        covariance_error: by step, Frobenius distance of the covariance from Σ⁻¹, relative to the norm of Σ⁻¹.
         gaussian_p: by step, the least of the three p-values of Gaussianity, times three.
-        drift: by step from 1, root mean square distance the points moved, relative to their root mean square length.
+        drift: by step from 1, root mean square distance the points moved, relative to their root mean
+            square length.
     """
 
     start: str
@@ -82,16 +85,40 @@ class TheoremOne:
 
     def plot(self) -> "Figure":
         """Distance from the fixed point's covariance, and Gaussianity, against step."""
-        from exptilt.dynamics import pictures
-
-        return pictures.theorem_one(self)
+        names = list(dict.fromkeys(row.start for row in self.rows))
+        kinds = list(dict.fromkeys(row.renormalizer for row in self.rows))
+        with new_figure(2.8 * len(kinds) + 0.6, 5.0) as figure:
+            panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
+            for row in self.rows:
+                upper, lower = panels[:, kinds.index(row.renormalizer)]
+                place = names.index(row.start)
+                # A little to the side of each other, for many of them agree.
+                steps = np.arange(len(row.covariance_error)) + 0.08 * (place - (len(names) - 1) / 2)
+                style: Any = {"color": COLOURS[place % 6], "marker": "os^Dv"[place % 5], "label": row.start}
+                style |= {"markersize": 4, "linewidth": 1.0}
+                upper.plot(steps, np.maximum(row.covariance_error, 1e-17), **style)
+                lower.plot(steps, np.maximum(row.gaussian_p, 1e-20), **style)
+            for (upper, lower), kind in zip(panels.T, kinds, strict=True):
+                upper.set(yscale="log", title=kind)
+                lower.set(yscale="log", xlabel="step")
+                lower.axhline(0.05, color="0.4", linewidth=0.8)
+            panels[0, 0].set_ylabel("covariance: relative\ndistance from Σ⁻¹")
+            panels[1, 0].set_ylabel("Gaussian? p-value\n(at least 10⁻²⁰ drawn; line: 0.05)")
+            handles, labels = panels[0, 0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        return figure
 
 
 def theorem_one(
-    mean: Tensor | None = None, covariance: Tensor | None = None, *, count: int = 2000, steps: int = 6,
+    mean: Tensor | None = None,
+    covariance: Tensor | None = None,
+    *,
+    count: int = 2000,
+    steps: int = 6,
     starts: tuple[str, ...] = ("fixed point", "gaussian", "laplace", "bimodal"),
-    renormalizers: tuple[str, ...] = ("whiten", "batch", "layer"), seed: int = 0,
-) -> TheoremOne:  # fmt: skip
+    renormalizers: tuple[str, ...] = ("whiten", "batch", "layer"),
+    seed: int = 0,
+) -> TheoremOne:
     """Run Theorem 1 on samples.
 
     Args:
@@ -119,47 +146,40 @@ def theorem_one(
     generator = torch.Generator().manual_seed(seed)
     if covariance is None:
         dimension = 4 if mean is None else mean.shape[-1]
-        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator))[
-            0
-        ]
+        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator)).Q
         covariance = basis @ torch.diag(0.5 * torch.arange(1, dimension + 1, dtype=torch.float64)) @ basis.mT
         covariance = (covariance + covariance.mT) / 2
     if mean is None:
         mean = torch.tensor([0.5, -0.5] * covariance.shape[-1], dtype=torch.float64)[: covariance.shape[-1]]
-    measure = Gaussian(mean, covariance)
-    goal_covariance = torch.linalg.inv(covariance)
-    goal_covariance = (goal_covariance + goal_covariance.mT) / 2
-    goal = Gaussian(goal_covariance @ mean, goal_covariance)
+    measure, inverse = Gaussian(mean, covariance), torch.linalg.inv(covariance)
+    inverse = (inverse + inverse.mT) / 2
+    goal = Gaussian(inverse @ mean, inverse)
+    target = Whiten(goal.mean_vector, inverse)
     rows = []
     for name in starts:
-        fixed = name == "fixed point"
-        first = (
-            goal.sample((count,), generator=generator)
-            if fixed
-            else 2 * start(name, (count, len(mean)), generator) + 1
-        )
-        if fixed:  # a sample has its own mean and covariance: give it those of the law
-            first = Whiten(goal.mean_vector, goal.covariance_matrix)(first)
+        if name == "fixed point":  # a sample has its own mean and covariance: give it those of the law
+            first = target(goal.sample((count,), generator=generator))
+        else:
+            first = 2 * start(name, (count, len(mean)), generator) + 1
         for kind in renormalizers:
-            renormalize = Whiten(goal.mean_vector, goal.covariance_matrix) if kind == "whiten" else kind
-            rows.append(_row(name, kind, Flow(renormalize, patterns=measure), first, goal, steps))
-    return TheoremOne(goal.mean_vector, goal.covariance_matrix, tuple(rows))
+            flow = Flow(target if kind == "whiten" else kind, patterns=measure)
+            rows.append(_row(name, kind, flow, first, goal, steps))
+    return TheoremOne(goal.mean_vector, inverse, tuple(rows))
 
 
 def _row(name: str, kind: str, flow: Flow, points: Tensor, goal: Gaussian, steps: int) -> TheoremOneRow:
-    means, covariances, chances, drifts = [], [], [], []
-    length = (goal.mean_vector.square().sum() + goal.covariance_matrix.trace()).sqrt()
+    mean, wanted = goal.mean_vector, goal.covariance_matrix
+    length = (mean.square().sum() + wanted.trace()).sqrt()
+    rows, drifts = [], []
     for step in range(steps + 1):
         if step:
             points, before = flow(points), points
             drifts.append(float((points - before).norm() / before.norm()))
-        covariance = torch.cov(points.mT, correction=0)
-        means.append(float((points.mean(0) - goal.mean_vector).norm() / length))
-        covariances.append(
-            float((covariance - goal.covariance_matrix).norm() / goal.covariance_matrix.norm())
-        )
-        chances.append(least_p(gaussianity(points)))
-    return TheoremOneRow(name, kind, tuple(means), tuple(covariances), tuple(chances), tuple(drifts))
+        apart = torch.cov(points.mT, correction=0) - wanted
+        errors = float((points.mean(0) - mean).norm() / length), float(apart.norm() / wanted.norm())
+        rows.append((*errors, least_p(gaussianity(points))))
+    means, covariances, chances = zip(*rows, strict=True)
+    return TheoremOneRow(name, kind, means, covariances, chances, tuple(drifts))
 
 
 def least_p(g: Gaussianity) -> float:

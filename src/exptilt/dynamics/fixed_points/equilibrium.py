@@ -2,10 +2,12 @@ r"""A layer iterated to its fixed point, as a module.
 
     z = f_θ(z, x),      y = z
 
-the equilibrium (THEORY B6) of a layer with input injection: infinitely many layers that share their weights, at the memory of two.
-Gradients of θ and x are the implicit ones of ``implicit.py``.
+the equilibrium (THEORY B6) of a layer with input injection: infinitely many layers that share their
+weights, at the memory of two. Gradients of θ and x are the implicit ones of ``implicit.py``, or truncated
+ones.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,29 +17,34 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt._support.transforms import in_transform
 from exptilt.dynamics.fixed_points.options import Options
-from exptilt.dynamics.fixed_points.solve import fixed_point
+from exptilt.dynamics.fixed_points.solve import solve
 
 
 class Equilibrium(nn.Module):
     """Solve ``z = module(z, x)`` for z.
 
-    The state dict is that of `module`, key for key: an equilibrium can be loaded from a layer and a layer from an equilibrium. Let
-    `module` be deterministic: with dropout in training there is no fixed point to find. Inside `torch.compile` the solver runs eagerly,
-    between the compiled parts around it.
+    The state dict is that of `module`, key for key: an equilibrium can be loaded from a layer and a layer
+    from an equilibrium. Let `module` be deterministic: with dropout in training there is no fixed point to
+    find. Inside `torch.compile` the solver runs eagerly, between the compiled parts around it.
 
     Args:
-        module: called as ``module(z, x)``; returns the shape of z.
+        module: called as ``module(z, x)``, or with further inputs by name; returns the shape of z.
         solver: as in `fixed_point`, like all that is not explained here.
         tolerance: of the residual.
         max_steps: most evaluations of `module`.
-        event_dims: how many of the last axes of z make up one sample, whose parts may influence each other; 2 for ``(batch, token, dim)``.
+        event_dims: how many of the last axes of z make up one sample, whose parts may influence each other;
+            2 for ``(batch, token, dim)``.
         damping: of Picard and Anderson.
         window: of all solvers but Picard.
         regularization: of Anderson.
         order: of the derivatives that are exact.
         scale: a number, or a tensor that broadcasts to ``(...)``, in which small states are measured.
-        throw: raise where a sample does not converge. If False, `solution` tells, and gradients belong to the point where it stopped.
+        throw: raise where a sample does not converge. If False, `solution` tells, and gradients belong to the
+            point where it stopped.
         strict: raise where a derivative does not exist. Default: as throw.
+        phantom_steps: gradients through so many damped steps from the equilibrium instead of the implicit
+            ones.
+        phantom_damping: of these steps.
 
     Example:
         >>> import torch
@@ -65,68 +72,65 @@ class Equilibrium(nn.Module):
         scale: float | Tensor | None = None,
         throw: bool = True,
         strict: bool | None = None,
+        phantom_steps: int | None = None,
+        phantom_damping: float | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
+            kind = type(module).__name__
             raise ArgumentError(
-                f"Equilibrium: module is a {type(module).__name__}. Pass an nn.Module that is called as module(z, x)."
+                f"Equilibrium: module is a {kind}. Pass an nn.Module that is called as module(z, x)."
             )
         super().__init__()
         self.module = module
         self.options = Options(
-            "Equilibrium",
-            solver,
-            tolerance,
-            max_steps,
-            event_dims,
-            damping,
-            window,
-            regularization,
-            order,
-            scale,
-            throw,
-            strict,
+            *(
+                "Equilibrium",
+                solver,
+                tolerance,
+                max_steps,
+                event_dims,
+                damping,
+                window,
+                regularization,
+                order,
+            ),
+            *(scale, throw, strict, phantom_steps, phantom_damping),
         )
         self._solution: Solution[Tensor] | None = None
-        self.register_state_dict_post_hook(_without_prefix)
-        self.register_load_state_dict_pre_hook(_with_prefix)
+        self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     @property
     def solution(self) -> Solution[Tensor] | None:
         """How the last call went: its value and residuals, without any graph. None before the first call."""
         return self._solution
 
-    def forward(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, start: Tensor | None = None, **inputs: Any) -> Tensor:
         """The fixed point.
 
         Args:
-            x: ``(...)``, whatever `module` takes; injected at every step.
-            start: ``(..., *event)``, where the solver begins; default zeros like x. Unless there are several fixed points it does not
-                matter which is passed.
+            x: ``(...)``, or whatever else `module` takes beside z, such as a tuple; injected at every step.
+            start: ``(..., *event)``, where the solver begins; default zeros like x, which must be a tensor
+                then. Unless there are several fixed points it does not matter which is passed.
+            **inputs: further inputs, passed on by name: ``module(z, x, mask=mask)``.
 
         Returns:
             z ``(..., *event)``, like `start`.
         """
-        begin = torch.zeros_like(x) if start is None else start
-        given = {name: value for name, value in vars(self.options).items() if name != "caller"}
-        found = fixed_point(lambda z: self.module(z, x), begin, **given)
-        # Under a transform there is nothing to look at once it has ended.
-        inside = in_transform()
-        self._solution = (
-            None
-            if inside
-            else Solution(
-                found.value.detach(), found.code, found.residual, found.steps, found.distance, found.trace
+        if start is None and not isinstance(x, Tensor):
+            raise ArgumentError(
+                f"Equilibrium: x is a {type(x).__name__}, which does not say what shape z has. Pass start=, "
+                "a tensor where the solver begins, such as torch.zeros(batch, dim)."
             )
-        )
+        begin = torch.zeros_like(x) if start is None else start
+        found = solve(lambda z: self.module(z, x, **inputs), begin, self.options)
+        # Under a transform there is nothing to look at once it has ended.
+        self._solution = None if in_transform() else replace(found, value=found.value.detach())
         return found.value
 
     def extra_repr(self) -> str:
         """What ``print`` shows beside the module."""
-        shown = {
-            name: value
-            for name, value in vars(self.options).items()
-            if name != "caller" and value is not None
-        }
+        shown = {name: x for name, x in vars(self.options).items() if name != "caller" and x is not None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 

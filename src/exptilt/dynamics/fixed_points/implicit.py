@@ -1,282 +1,193 @@
 r"""Derivatives of a fixed point, without differentiating the way to it.
 
-Let x(θ) = f(x(θ), θ), let x̂ be the solver's answer, a constant, and S = (I − J)⁻¹ with J = ∂f/∂x at x̂, a constant too. The chord steps
+Let x(θ) = f(x(θ), θ), let x̂ be the solver's answer, a constant, and S = (I − J)⁻¹ with J = ∂f/∂x at x̂, a
+constant too. The chord steps
 
-    x₀ = x̂,      x_{k+1} = x_k + S (f(x_k, θ) − x_k)                                                                       (∗)
+    x₀ = x̂,      x_{k+1} = x_k + S (f(x_k, θ) − x_k)                                                     (∗)
 
-leave the value where it is and add one order of derivatives each. For e_k(θ) = x_k(θ) − x(θ) satisfies, f being smooth,
+leave the value where it is and add one order of derivatives each. For e_k(θ) = x_k(θ) − x(θ) satisfies, f
+being smooth,
 
     e_{k+1} = e_k + S (f(x + e_k, θ) − x − e_k) = [I − S (I − J(θ))] e_k + O(e_k²),
 
-and S(I − J(θ)) = I + O(δ) for θ = θ̂ + δ. So if e_k = O(δ^{k+1}) then e_{k+1} = O(δ^{k+2}); and e₀ = x̂ − x(θ) = O(δ). After `order`
-steps, derivatives up to that order are exact, in any mixture of forward and backward. They are as good as the solver's answer: its error
-enters them linearly.
+and S(I − J(θ)) = I + O(δ) for θ = θ̂ + δ. So if e_k = O(δ^{k+1}) then e_{k+1} = O(δ^{k+2}); and e₀ = x̂ −
+x(θ) = O(δ). After `order` steps, derivatives up to that order are exact, in any mixture of forward and
+backward. They are as good as the solver's answer: its error enters them linearly.
 
-Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules: S is constant, so its forward
-derivative is S and its backward derivative is Sᵀ. `_Attach` is S(r) with its value left out (r is zero but for the solver's tolerance),
-`_Inverse` is S or Sᵀ worked out. A gradient therefore costs one solve with I − Jᵀ; memory holds `order` evaluations of f and not the
-solver's steps. The first of them is the solver's last, where it could be recorded.
+Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules:
+S is constant, so its forward derivative is S and its backward derivative is Sᵀ. A gradient therefore costs
+one solve with I − Jᵀ; memory holds `order` evaluations of f and not the solver's steps. The first of them
+is the solver's last, where it could be recorded.
 
-A gradient b comes to the last step first. That solves u = Sᵀb, sends u through f to θ, and b − u + Jᵀu to the step before: the residual of
-its solve. If this is small it is sent no further, else it is solved for in turn; so a bad solve is noticed without a product more.
+A gradient b comes to the last step first. That solves u = Sᵀb, sends u through f to θ, and b − u + Jᵀu to the
+step before: the residual of its solve. If this is small it is sent no further, else it is solved for in
+turn; so a bad solve is noticed without a product more.
 
-Products with J and Jᵀ come from ``tape.py``. Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
+**Beyond `order`** derivatives would be wrong, so they are refused. The transforms of `torch.func`, and a
+tangent of `forward_ad`, are counted when x is made. Backward passes are counted as they come: what a pass
+solves for is always open to derivatives, so that the next pass comes by and sees in which one it was made.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from exptilt._support.errors import ConvergenceError
+from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import (
+    backward_pass,
     current_level,
+    derivative_levels,
     forward_derivatives,
+    has_tangent,
+    in_forward_mode,
     in_transform,
     is_wrapped,
     without_tangent,
 )
-from exptilt.dynamics.fixed_points.jacobian import Tape
-from exptilt.dynamics.fixed_points.krylov import gmres
-from exptilt.dynamics.fixed_points.precision import exact
-from exptilt.dynamics.fixed_points.problem import Seat, plain
+from exptilt.dynamics.fixed_points.jacobian import Jacobian, Resolvent
+from exptilt.dynamics.fixed_points.problem import Problem, bare, plain
 
-# Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts. At n = 32 writing it out took thrice the time.
-_DENSE = 8
-# The name of an axis that is none of the seat's: before them in order.
+# The name of an axis that is none of the problem's: before them in order.
 _OTHER = 0
 
 
-class Jacobian:
-    """Solves with I − J and I − Jᵀ at the fixed point.
+class _Orders:
+    """Which order of derivatives each backward pass is after.
 
     Args:
-        tape: f at x̂.
-        tolerance: relative, of the solves.
-        strict: whether a solve that misses the tolerance is an error.
+        caller: begins the error message.
+        order: the highest that is exact.
+        known: how many derivatives are taken beside those of backward passes.
     """
 
-    def __init__(self, tape: Tape, tolerance: float, *, strict: bool) -> None:
-        self.tape, self.tolerance, self.strict = tape, tolerance, strict
-        self.event = tape.event
-        # Without a graph there are products only as long as the transforms are in place: use them now.
-        self.dense = tape.matrix() if tape.image is None else None
-        self.factors: tuple[Tensor, Tensor] | None = None
-        self.last: tuple[Tensor, int, bool] | None = None
+    def __init__(self, caller: str, order: int, known: int) -> None:
+        self.caller, self.order, self.known = caller, order, known
+        self.passes: dict[int, int] = {}
+        self.mark: Tensor | None = None
+        self.check(known)
 
-    def solve(self, right: Tensor, *, transposed: bool, verify: bool = True) -> Tensor:
-        """(I − J)⁻¹ b, or (I − Jᵀ)⁻¹ b, for plain ``(E, *seat.full)``. Whoever asks for a derivative may do so under autocast."""
-        with exact(right.device):
-            return self._solve(right, transposed=transposed, verify=verify)
+    def bind(self, image: Tensor) -> None:
+        """Keep a number of f's image as the mark: whoever differentiates in what f depends on comes by it."""
+        if self.mark is None:
+            with plain():
+                mark = bare(image)[0].flatten()[0]
+                self.mark = without_tangent(mark) if in_forward_mode() else mark
 
-    def _solve(self, right: Tensor, *, transposed: bool, verify: bool) -> Tensor:
-        flat = right.reshape(right.shape[0], -1, self.event)
-        if self.dense is None and (self.event <= _DENSE or self.event < right.shape[0]):
-            self.dense = self.tape.matrix()
-        if self.dense is None:
+    def visit(self, made_in: int) -> None:
+        """Note that the pass under way comes by something that was made in another pass, or -1 for none."""
+        now = backward_pass()
+        found = max(self.passes.get(now, 0), self.passes.get(made_in, self.known) + 1)
+        self.passes[now] = found
+        self.check(found)
 
-            def operator(vector: Tensor) -> Tensor:
-                return self.product(vector.reshape(right.shape), transposed=transposed).reshape(vector.shape)
-
-            solution, missed = gmres(operator, flat.reshape(-1, self.event), self.tolerance, verify=verify)
-        else:
-            if self.factors is None:
-                self.factors = torch.linalg.lu_factor_ex(
-                    torch.eye(self.event, dtype=right.dtype, device=right.device) - self.dense
-                )[:2]
-            solution = torch.linalg.lu_solve(
-                *self.factors, flat.permute(1, 2, 0), adjoint=transposed
-            ).permute(2, 0, 1)
-            if verify:
-                left = (
-                    flat
-                    - solution
-                    + self.product(solution.reshape(right.shape), transposed=transposed).reshape(flat.shape)
-                )
-                missed = torch.linalg.vector_norm(left, dim=-1)
-        if self.strict and verify:
-            self._check(missed.flatten(), torch.linalg.vector_norm(flat, dim=-1).flatten())
-        return solution.reshape(right.shape)
-
-    def spent(self, right: Tensor, step: int, *, transposed: bool) -> bool:
-        """Whether b ``(E, *seat.full)`` is what the solve of another of the steps (∗) left over.
-
-        To first order one step alone contributes: what reaches the next is its residual, b times the tolerance, and solving for that would
-        double the cost for digits that nobody asked for.
-        """
-        size = torch.linalg.vector_norm(right.reshape(right.shape[0], -1, self.event), dim=-1)
-        if self.last is not None:
-            before, other, way = self.last
-            comparable = other != step and way == transposed and before.shape == size.shape
-            if comparable and bool((size <= min(10 * self.tolerance, 1e-3) * before).all()):
-                return True
-        self.last = (size, step, transposed)
-        return False
-
-    def _check(self, missed: Tensor, size: Tensor) -> None:
-        allowed = (
-            min((100 * self.tolerance) ** 0.5, 0.1) * size
-        )  # far above what rounding may do, far below what a wrong solve does
-        if not bool((missed <= allowed).all()):
-            worst = float((missed / size).masked_fill(size == 0, 0.0).max())
-            raise ConvergenceError(
-                f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, wanted {self.tolerance:.3g}. "
-                "Either the Jacobian has an eigenvalue near 1 at the fixed point, where no derivative exists, or samples along the batch "
-                "axes influence each other: then raise event_dims until one event holds all that interact."
+    def check(self, found: int) -> None:
+        """Refuse an order that is not exact."""
+        if found > self.order:
+            raise ArgumentError(
+                f"{self.caller}: a derivative of order {found} is asked for, and those beyond "
+                f"order={self.order} would be wrong. Pass order={found}."
             )
 
-    def product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
-        """Jᵀu or Jv for each of ``(E, *seat.full)``."""
-        if self.tape.image is None:
-            assert self.dense is not None
-            matrix = self.dense.mT if transposed else self.dense
-            return torch.einsum(
-                "sij,esj->esi", matrix, vectors.reshape(vectors.shape[0], -1, self.event)
-            ).reshape(vectors.shape)
-        return self.tape.pull(vectors) if transposed else self.tape.push(vectors)
 
-
-def _solve(
-    vector: Tensor,
-    jacobian: Jacobian,
-    step: int,
-    axes: tuple[int, ...],
-    transposed: bool,
-    *,
-    verify: bool = True,
-) -> Tensor | None:
-    """S v or Sᵀ v, on behalf of one of the steps (∗); None if v is but what another step left over.
+@dataclass(frozen=True)
+class _Solve:
+    """S or Sᵀ, applied for one of the steps (∗).
 
     Args:
-        vector: v, ``(*axes, *shape)``, with the axes that ``vmap`` has put in front so far.
-        jacobian: at the fixed point.
-        step: number of the step.
-        axes: names of these axes: the level of the seat that each belongs to, or `_OTHER`.
-        transposed: whether it is Sᵀ v.
-        verify: whether the residual is to be looked at.
+        resolvent: S.
+        orders: of the derivatives.
+        step: its number.
+        axes: names of the axes that ``vmap`` has put in front: the level of the problem, or `_OTHER`.
+        transposed: whether it is Sᵀ.
+        silent: whether its value is left out: f(x̂) − x̂ is zero but for the solver's tolerance.
+        made_in: the backward pass that it was made in.
     """
-    order = sorted(range(len(axes)), key=lambda place: axes[place])
-    back = sorted(range(len(axes)), key=lambda place: order[place])
-    stacked = vector.permute(*order, *range(len(axes), vector.ndim))
-    right = stacked.reshape(-1, *jacobian.tape.seat.full)
-    if jacobian.spent(right, step, transposed=transposed):
-        return None
-    solved = jacobian.solve(right, transposed=transposed, verify=verify)
-    return solved.reshape(stacked.shape).permute(*back, *range(len(axes), vector.ndim))
+
+    resolvent: Resolvent
+    orders: _Orders
+    step: int
+    axes: tuple[int, ...] = ()
+    transposed: bool = False
+    silent: bool = False
+    made_in: int = -1
+
+    def __call__(self, vector: Tensor, *, verify: bool = True) -> Tensor | None:
+        """The answer for ``(*axes, *shape)``, or None if v is only the residual of another step's solve."""
+        order = sorted(range(len(self.axes)), key=lambda place: self.axes[place])
+        back = sorted(range(len(self.axes)), key=lambda place: order[place])
+        rest = range(len(self.axes), vector.ndim)
+        stacked = vector.permute(*order, *rest)
+        right = stacked.reshape(-1, *self.resolvent.jacobian.problem.full)
+        if self.resolvent.left_over(right, self.step, transposed=self.transposed):
+            return None
+        solved = self.resolvent.solve(right, transposed=self.transposed, verify=verify)
+        return solved.reshape(stacked.shape).permute(*back, *rest)
+
+    def under_vmap(self) -> "_Solve":
+        """With one more axis in front, that of the ``vmap`` whose rule this is called from.
+
+        Within its rule a transform is off, so its level is one above the current one. Numbers are given out
+        anew
+        once a transform has ended, but levels still to come for this operand are below all that have ended:
+        one of the problem's that has an axis already is new.
+        """
+        level = current_level() + 1
+        own = level in self.resolvent.jacobian.problem.levels and level not in self.axes
+        return replace(self, axes=(level if own else _OTHER, *self.axes))
 
 
 class _Inverse(Function):
-    """`_solve`, open to derivatives."""
+    """A `_Solve`, open to derivatives. Where `mark` is one of `_Orders`, every later pass comes by."""
 
     @staticmethod
-    def forward(
-        vector: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool
-    ) -> Tensor:
-        solved = _solve(vector, jacobian, step, axes, transposed)
+    def forward(vector: Tensor, mark: Tensor | None, solve: _Solve) -> Tensor:
+        solved = torch.zeros_like(vector) if solve.silent else solve(vector)
         return vector.clone() if solved is None else solved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs)
+        vector, _, ctx.solve = inputs
+        ctx.save_for_backward(vector)
+        ctx.save_for_forward(vector)
 
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
-        return (
-            _Inverse.apply(
-                _like(bar, ctx.saved_tensors[0]), ctx.jacobian, ctx.step, ctx.axes, not ctx.transposed
-            ),
-            None,
-            None,
-            None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
-        return _forwards(ctx, dot)
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Any,
-        vector: Tensor,
-        jacobian: Jacobian,
-        step: int,
-        axes: tuple[int, ...],
-        transposed: bool,
-    ) -> Any:
-        return _Inverse.apply(
-            vector.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed
-        ), 0
-
-
-class _Attach(Function):
-    """Zero in value, S r in derivative. Its last argument is False, so that both functions keep the same things."""
-
-    @staticmethod
-    def forward(
-        residual: Tensor, jacobian: Jacobian, step: int, axes: tuple[int, ...], transposed: bool
-    ) -> Tensor:
-        return torch.zeros_like(residual)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs)
-
-    @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> Any:
+        solve: _Solve = ctx.solve
+        inside = in_transform()
+        if not inside:
+            solve.orders.visit(solve.made_in)
+            if not ctx.needs_input_grad[0]:
+                return None, None, None
         vector = _like(bar, ctx.saved_tensors[0])
-        if torch.is_grad_enabled() or in_transform():
-            found = _Inverse.apply(vector, ctx.jacobian, ctx.step, ctx.axes, True)
-        else:  # The common case: a first derivative. A step's residual comes to the step before it, and need not be computed here too.
-            found = _solve(vector, ctx.jacobian, ctx.step, ctx.axes, True, verify=ctx.step == 0)
-        return found, None, None, None, None
+        made_in = -1 if inside else backward_pass()
+        back = replace(solve, transposed=not solve.transposed, silent=False, made_in=made_in)
+        if inside:
+            return _inverse(vector, None, back), None, None
+        if torch.is_grad_enabled():
+            return _inverse(vector, solve.orders.mark, back), None, None
+        # The common case: a first derivative. A step's residual comes to the step before it, and need not be
+        # computed here too.
+        return back(vector, verify=not solve.silent or solve.step == 0), None, None
 
     @staticmethod
     def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
-        return _forwards(ctx, dot)
+        """S applied to a tangent, open to forward derivatives, which torch switches off in a ``jvp``."""
+        (saved,), ahead = ctx.saved_tensors, replace(ctx.solve, silent=False)
+        if not in_transform():
+            return _inverse(_like(dot, saved), None, ahead)
+        with forward_derivatives():
+            return _inverse(_like(dot, without_tangent(saved)), None, ahead)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Any,
-        residual: Tensor,
-        jacobian: Jacobian,
-        step: int,
-        axes: tuple[int, ...],
-        transposed: bool,
-    ) -> Any:
-        return _Attach.apply(
-            residual.movedim(in_dims[0], 0), jacobian, step, _named(jacobian, axes), transposed
-        ), 0
+    def vmap(info: Any, in_dims: Any, vector: Tensor, mark: Tensor | None, solve: _Solve) -> Any:
+        return _inverse(vector.movedim(in_dims[0], 0), mark, solve.under_vmap()), 0
 
 
-def _named(jacobian: Jacobian, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Names of the axes with the one in front that a ``vmap`` now adds.
-
-    Within its rule a transform is off, so its level is one above the current one. Numbers are given out anew once a transform has ended,
-    but levels still to come for this operand are below all that have ended: one of the seat's that has an axis already is new.
-    """
-    level = current_level() + 1
-    return (level if level in jacobian.tape.seat.levels and level not in axes else _OTHER, *axes)
-
-
-def _keep(ctx: Any, inputs: Any) -> None:
-    vector, ctx.jacobian, ctx.step, ctx.axes, ctx.transposed = inputs
-    ctx.save_for_backward(vector)
-    ctx.save_for_forward(vector)
-
-
-def _forwards(ctx: Any, dot: Tensor) -> Any:
-    """S applied to a tangent, itself open to forward derivatives, which torch switches off inside a ``jvp`` (nested ones need them)."""
-    (saved,) = ctx.saved_tensors
-    if not in_transform():
-        return _Inverse.apply(_like(dot, saved), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed)
-    with forward_derivatives():
-        return _Inverse.apply(
-            _like(dot, without_tangent(saved)), ctx.jacobian, ctx.step, ctx.axes, ctx.transposed
-        )
+_inverse: Callable[[Tensor, Tensor | None, _Solve], Tensor] = _Inverse.apply
 
 
 def _like(vector: Tensor, other: Tensor) -> Tensor:
@@ -284,28 +195,45 @@ def _like(vector: Tensor, other: Tensor) -> Tensor:
     return vector + torch.zeros_like(other) if is_wrapped(other) else vector
 
 
+def known_orders(image: Tensor) -> int:
+    """How many derivatives of f's image are under way, by `torch.func` and by `forward_ad`."""
+    levels = derivative_levels(image)
+    with plain():
+        return levels + has_tangent(bare(image)[0])
+
+
 def attach(
-    seat: Seat, state: Tensor, tape: Tape | None, *, order: int, tolerance: float, strict: bool
+    problem: Problem,
+    state: Tensor,
+    jacobian: Jacobian | None,
+    *,
+    caller: str,
+    order: int,
+    known: int,
+    tolerance: float,
+    strict: bool,
 ) -> Tensor:
-    """The solver's answer with its derivatives.
+    """The solver's answer with its derivatives, as the transforms know it.
 
     Args:
-        seat: the problem; called with the transforms in place.
-        state: x̂, plain, ``(*seat.full)``.
-        tape: f at x̂, recorded without any transform in place, or None if there is no such.
+        problem: called with the transforms in place.
+        state: x̂, plain, ``(*problem.full)``.
+        jacobian: at x̂, recorded without any transform in place, or None if there is no such.
+        caller: begins error messages.
         order: derivatives up to this order are exact.
+        known: from `known_orders`.
         tolerance: relative, of the linear solves.
         strict: whether a linear solve that misses it is an error.
-
-    Returns:
-        x̂ as the transforms know it.
     """
+    orders = _Orders(caller, order, known)
     with plain():
-        jacobian = Jacobian(Tape(seat, state) if tape is None else tape, tolerance, strict=strict)
-        state = state.detach()
-    x = seat.wrap(state)
+        recorded = Jacobian(problem, state) if jacobian is None else jacobian
+        resolvent, state = Resolvent(recorded, tolerance, strict=strict), state.detach()
+    x = problem.wrap(state)
     for step in range(order):
-        # The tape's own evaluation will do for the first step, if the answer requires grad anyway and not only because of the tape's leaf.
-        image = seat.function(x) if step or tape is None else tape.seen
-        x = x + _Attach.apply(_like(image, x) - x, jacobian, step, (), False)
+        # The recorded evaluation will do for the first step, if the answer requires grad anyway and not only
+        # because of the leaf that it was recorded at.
+        image = problem.function(x) if step or jacobian is None else jacobian.seen
+        orders.bind(image)
+        x = x + _inverse(_like(image, x) - x, None, _Solve(resolvent, orders, step, silent=True))
     return x

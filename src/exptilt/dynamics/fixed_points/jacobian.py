@@ -1,76 +1,76 @@
-r"""Products with the Jacobian of f at a point, and with its transpose.
+r"""The Jacobian J of f at a point: products with it and its transpose, and solves with I − J.
 
-f is evaluated once and its graph kept, below all `torch.func` transforms, where the axes of ``vmap`` are plain axes. Running it backwards
-gives u ↦ Jᵀu, and since that is linear in u, running its own graph backwards gives v ↦ Jv. Neither evaluates f again, and neither needs the
-transforms to be there still: a gradient is often asked for when they are gone.
+f is evaluated once and its graph kept, below all `torch.func` transforms, where the axes of ``vmap`` are
+plain axes. Running it backwards gives u ↦ Jᵀu, and since that is linear in u, running its own graph
+backwards gives v ↦ Jv. Neither evaluates f again, and neither needs the transforms to be there still: a
+gradient is often asked for when they are gone.
 
-Within ``torch.no_grad`` a ``torch.func`` transform lets no graph be recorded. Then Jv comes from forward derivatives, as long as the
-transforms are in place.
+Within ``torch.no_grad`` a ``torch.func`` transform lets no graph be recorded. Then Jv comes from forward
+derivatives, as long as the transforms are in place.
+
+Samples of few numbers get their Jacobian written out, larger ones GMRES (``krylov.py``).
 """
 
 import torch
 from torch import Tensor
 
+from exptilt._support.errors import ConvergenceError
 from exptilt._support.transforms import forward_derivatives, in_forward_mode, without_tangent
-from exptilt.dynamics.fixed_points.problem import Seat
+from exptilt.dynamics.fixed_points.krylov import gmres
+from exptilt.dynamics.fixed_points.precision import exact
+from exptilt.dynamics.fixed_points.problem import Problem
+
+# Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts.
+_DENSE = 8
 
 
-class Tape:
-    """One evaluation of f at a point, to be called from the seat.
+class Jacobian:
+    """f evaluated at a point, with products by its derivative.
 
     Args:
-        seat: the problem.
-        state: ``(*seat.full)``, plain, not to be changed.
+        problem: called without transforms in place.
+        state: ``(*problem.full)``, plain, not to be changed.
     """
 
-    def __init__(self, seat: Seat, state: Tensor) -> None:
-        self.seat = seat
+    def __init__(self, problem: Problem, state: Tensor) -> None:
+        self.problem, self.event = problem, problem.event
         self.point = state.detach().requires_grad_()
         with torch.enable_grad():
-            self.seen = seat.inside(seat.function, self.point)  # as the transforms know it
-            image = seat.unwrap(self.seen)
+            self.seen = problem.inside(problem.function, self.point)  # as the transforms know it
+            image = problem.unwrap(self.seen)
             if in_forward_mode():
                 image = without_tangent(image)
         self.image = image if image.requires_grad else None
-        self.cotangent: Tensor | None = None
-        self.pulled: Tensor | None = None
+        self._pulled: tuple[Tensor, Tensor] | None = None
 
     @property
     def value(self) -> Tensor:
-        """f(x), ``(*seat.full)``, a constant."""
-        return self.seat.unwrap(self.seen).detach()
-
-    @property
-    def event(self) -> int:
-        """How many numbers one sample has."""
-        return self.seat.event
+        """f(x), ``(*problem.full)``, a constant."""
+        return self.problem.unwrap(self.seen).detach()
 
     def pull(self, vectors: Tensor) -> Tensor:
-        """Jᵀu for each of ``(E, *seat.full)``."""
+        """Jᵀu for each of ``(E, *problem.full)``."""
         if self.image is None:  # f does not depend on x
             return torch.zeros_like(vectors)
         return _backwards(self.image, self.point, vectors)
 
     def push(self, vectors: Tensor) -> Tensor:
-        """J v for each of ``(E, *seat.full)``."""
+        """Jv for each of ``(E, *problem.full)``."""
         if self.image is None:
-            flat = (-1, self.event)
-            return torch.stack(
-                [self.seat.push(self.point.reshape(flat), v.reshape(flat)).reshape(v.shape) for v in vectors]
-            )
-        if self.pulled is None:
+            return torch.stack([self._forwards(vector) for vector in vectors])
+        if self._pulled is None:
             with torch.enable_grad(), forward_derivatives(False):
-                self.cotangent = torch.zeros_like(self.image).requires_grad_()
-                (self.pulled,) = torch.autograd.grad(
-                    self.image,
-                    self.point,
-                    self.cotangent,
-                    create_graph=True,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-        assert self.cotangent is not None
-        return _backwards(self.pulled, self.cotangent, vectors)
+                cotangent = torch.zeros_like(self.image).requires_grad_()
+                self._pulled = (_pull(self.image, self.point, cotangent, create_graph=True), cotangent)
+        return _backwards(*self._pulled, vectors)
+
+    def _forwards(self, vector: Tensor) -> Tensor:
+        def jvp(x: Tensor, v: Tensor) -> Tensor:
+            tangent: Tensor = torch.func.jvp(self.problem.function, (x,), (v,))[1]
+            return tangent
+
+        with torch.no_grad(), forward_derivatives(False):
+            return self.problem.unwrap(self.problem.inside(jvp, self.point.detach(), vector)).detach()
 
     def matrix(self) -> Tensor:
         """J written out, ``(S, n, n)``."""
@@ -82,19 +82,98 @@ class Tape:
         return rows.mT if self.image is None else rows
 
 
+def _pull(output: Tensor, leaf: Tensor, vector: Tensor, *, create_graph: bool = False) -> Tensor:
+    """The gradient of <output, vector> in a leaf, along a graph that is kept."""
+    (found,) = torch.autograd.grad(
+        output, leaf, vector, True, create_graph, allow_unused=True, materialize_grads=True
+    )
+    return found
+
+
 def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
-    """Pull each of ``(E, ...)`` back along a graph that is kept."""
+    """`_pull` of each of ``(E, ...)``."""
     if not output.requires_grad:
         return torch.zeros_like(vectors)
-
-    def pull(vector: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad(
-            output, leaf, vector, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        return found
-
     with forward_derivatives(False):
         if vectors.shape[0] == 1:
-            return pull(vectors[0]).unsqueeze(0)
-        stacked: Tensor = torch.func.vmap(pull)(vectors)
+            return _pull(output, leaf, vectors[0]).unsqueeze(0)
+        stacked: Tensor = torch.func.vmap(lambda vector: _pull(output, leaf, vector))(vectors)
         return stacked
+
+
+class Resolvent:
+    """S = (I − J)⁻¹ and Sᵀ at a fixed point, applied by linear solves.
+
+    Args:
+        jacobian: of f at x̂.
+        tolerance: relative, of the solves.
+        strict: whether a solve that misses the tolerance is an error.
+    """
+
+    def __init__(self, jacobian: Jacobian, tolerance: float, *, strict: bool) -> None:
+        self.jacobian, self.tolerance, self.strict = jacobian, tolerance, strict
+        # Without a graph there are products only as long as the transforms are in place: use them now.
+        self._dense = jacobian.matrix() if jacobian.image is None else None
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, int, bool] | None = None
+
+    def solve(self, right: Tensor, *, transposed: bool, verify: bool = True) -> Tensor:
+        """S b, or Sᵀ b, for plain ``(E, *problem.full)``; under the caller's autocast too."""
+        event = self.jacobian.event
+        flat = right.reshape(right.shape[0], -1, event)
+
+        def product(vectors: Tensor) -> Tensor:
+            return self._product(vectors.reshape(right.shape), transposed=transposed).reshape(vectors.shape)
+
+        with exact(right.device):
+            if self._dense is None and (event <= _DENSE or event < right.shape[0]):
+                self._dense = self.jacobian.matrix()
+            if self._dense is None:
+                solution, missed = gmres(product, flat.reshape(-1, event), self.tolerance, verify=verify)
+            else:
+                if self._factors is None:
+                    eye = torch.eye(event, dtype=right.dtype, device=right.device)
+                    self._factors = torch.linalg.lu_factor_ex(eye - self._dense)[:2]
+                columns = torch.linalg.lu_solve(*self._factors, flat.permute(1, 2, 0), adjoint=transposed)
+                solution = columns.permute(2, 0, 1)
+                if verify:
+                    missed = torch.linalg.vector_norm(flat - solution + product(solution), dim=-1)
+            if self.strict and verify:
+                self._check(missed.flatten(), torch.linalg.vector_norm(flat, dim=-1).flatten())
+            return solution.reshape(right.shape)
+
+    def left_over(self, right: Tensor, step: int, *, transposed: bool) -> bool:
+        """Whether b ``(E, *problem.full)`` is only the residual of the last solve, made for another step.
+
+        To first order one step alone contributes: what reaches the next is its residual, b times the
+        tolerance, and solving for that would double the cost for digits that nobody asked for.
+        """
+        size = torch.linalg.vector_norm(right.reshape(right.shape[0], -1, self.jacobian.event), dim=-1)
+        if self._last is not None:
+            before, other, way = self._last
+            comparable = other != step and way == transposed and before.shape == size.shape
+            if comparable and bool((size <= min(10 * self.tolerance, 1e-3) * before).all()):
+                return True
+        self._last = (size, step, transposed)
+        return False
+
+    def _check(self, missed: Tensor, size: Tensor) -> None:
+        # Far above what rounding may do, far below what a wrong solve does.
+        allowed = min((100 * self.tolerance) ** 0.5, 0.1) * size
+        if not bool((missed <= allowed).all()):
+            worst = float((missed / size).masked_fill(size == 0, 0.0).max())
+            raise ConvergenceError(
+                f"Implicit derivative: (I − J) u = b was solved only to a relative residual of {worst:.3g}, "
+                f"wanted {self.tolerance:.3g}. Either the Jacobian has an eigenvalue near 1 at the fixed "
+                "point, where no derivative exists, or samples along the batch axes influence each other: "
+                "then raise event_dims until one event holds all that interact."
+            )
+
+    def _product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
+        """Jᵀu or Jv for each of ``(E, *problem.full)``."""
+        if self.jacobian.image is not None:
+            return self.jacobian.pull(vectors) if transposed else self.jacobian.push(vectors)
+        assert self._dense is not None
+        matrix = self._dense.mT if transposed else self._dense
+        flat = vectors.reshape(vectors.shape[0], -1, self.jacobian.event)
+        return torch.einsum("sij,esj->esi", matrix, flat).reshape(vectors.shape)

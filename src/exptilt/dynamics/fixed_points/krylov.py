@@ -1,23 +1,28 @@
 r"""Krylov spaces of many small problems at once.
 
-**GMRES** solves A u = b, A = I − J, by the u in span{b, Jb, J²b, ...} with the least ‖b − A u‖. It keeps directions p_i whose images
-q_i = A p_i are orthonormal; then each step is a projection, and the residual r is at hand at any time:
+**GMRES** solves A u = b, A = I − J, by the u in span{b, Jb, J²b, ...} with the least ‖b − A u‖. It keeps
+directions p_i whose images q_i = A p_i are orthonormal; then each step is a projection, and the residual r
+is at hand at any time:
 
     u ← u + p <q, r>,       r ← r − q <q, r>.
 
-The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q, which leads out of the space for
-sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010; without this rule the method is GCR).
+The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q,
+which leads out of the space for sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010;
+without this rule the method is GCR).
 
 **Arnoldi's process** builds an orthonormal basis V of the same space, and the Hessenberg matrix H̄ with
 
     J V_j = V_{j+1} H̄_j,       H̄ of size (j+1) × j.
 
-The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j+1,j}| times the last entry of their vector.
+The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j+1,j}| times the last entry
+of their vector.
 
-A space of 30 vectors serves where f contracts. Slow rotations need more: the residual falls little before the space has a direction for
-each of them, and beginning anew forgets these. A space that has not halved all residuals is therefore continued, not begun anew.
+A space of 30 vectors serves where f contracts. Slow rotations need more: the residual falls little before
+the space has a direction for each of them, and beginning anew forgets these. A space that has not halved
+all residuals is therefore continued, not begun anew.
 
-The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space is exhausted adds zero vectors.
+The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space
+is exhausted adds zero vectors.
 """
 
 from collections.abc import Callable
@@ -30,7 +35,7 @@ Operator = Callable[[Tensor], Tensor]
 
 # Bytes that the two bases of one GMRES space may grow to.
 _MEMORY = 2**28
-# Up to this dimension a space grows even where residuals do not fall: those of rotations fall all at once, when the space is whole.
+# Up to this dimension a space grows even where residuals do not fall: those of rotations fall all at once.
 _PATIENCE = 120
 
 
@@ -41,37 +46,27 @@ class Arnoldi(NamedTuple):
     hessenberg: Tensor
 
 
-def _extend(operator: Operator, basis: Tensor, hessenberg: Tensor, j: int) -> Tensor:
-    """One more vector. Returns which samples ran out of new directions ``(S,)``."""
-    known, image = basis[:, : j + 1], operator(basis[:, j]).unsqueeze(1)
-    before = torch.linalg.vector_norm(image, dim=-1)
-    total = torch.bmm(image, known.mT)
-    image = torch.baddbmm(image, total, known, alpha=-1)
-    size = torch.linalg.vector_norm(image, dim=-1)
-    if bool(
-        (size < 0.1 * before).any()
-    ):  # where much was taken off, rounding left some of it: take that off too, and it is enough
-        part = torch.bmm(image, known.mT)
-        image, total = torch.baddbmm(image, part, known, alpha=-1), total + part
-        size = torch.linalg.vector_norm(image, dim=-1)
-    exhausted = ~(size > 8 * torch.finfo(basis.dtype).eps * before)
-    size = size.masked_fill(exhausted, 0.0)
-    hessenberg[:, : j + 1, j] = total.squeeze(1)
-    hessenberg[:, j + 1 : j + 2, j] = size
-    torch.mul(image.squeeze(1), torch.where(exhausted, 0.0, 1 / size), out=basis[:, j + 1])
-    return exhausted.squeeze(1)
-
-
 def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
     """The whole space of this dimension from ``start (S, n)``."""
     samples, n = start.shape
-    basis, hessenberg = (
-        start.new_empty(samples, dimension + 1, n),
-        start.new_zeros(samples, dimension + 1, dimension),
-    )
+    basis = start.new_empty(samples, dimension + 1, n)
+    hessenberg = start.new_zeros(samples, dimension + 1, dimension)
     basis[:, 0] = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True)
     for j in range(dimension):
-        if bool(_extend(operator, basis, hessenberg, j).all()):
+        known, image = basis[:, : j + 1], operator(basis[:, j]).unsqueeze(1)
+        before = torch.linalg.vector_norm(image, dim=-1)
+        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off is enough
+            part = torch.bmm(image, known.mT)
+            image = torch.baddbmm(image, part, known, alpha=-1)
+            hessenberg[:, : j + 1, j] += part.squeeze(1)
+            size = torch.linalg.vector_norm(image, dim=-1)
+            if not bool((size < 0.1 * before).any()):
+                break
+        exhausted = ~(size > 8 * torch.finfo(basis.dtype).eps * before)
+        size = size.masked_fill(exhausted, 0.0)
+        hessenberg[:, j + 1 : j + 2, j] = size
+        torch.mul(image.squeeze(1), torch.where(exhausted, 0.0, 1 / size), out=basis[:, j + 1])
+        if bool(exhausted.all()):
             return Arnoldi(basis[:, : j + 2], hessenberg[:, : j + 2, : j + 1])
     return Arnoldi(basis, hessenberg)
 
@@ -94,8 +89,10 @@ def gmres(
         tolerance: relative, a number or ``(S,)``.
         restart: dimension of a space.
         max_restarts: how many spaces are built, fewer if one brings no sample nearer.
-        grow: let a space that has not halved all residuals become larger, up to what `_MEMORY` holds, as long as they fall.
-        verify: compute the residual from u even where the recurrence says that it is small. That costs one product more.
+        grow: let a space that has not halved all residuals become larger, up to what `_MEMORY` holds, as
+            long as they fall.
+        verify: compute the residual from u even where the recurrence says that it is small. That costs one
+            product more.
 
     Returns:
         u ``(S, n)`` and ‖b − (I − J) u‖ ``(S,)``.
@@ -106,9 +103,8 @@ def gmres(
     restart = min(restart, right.shape[1])
     held = _MEMORY // max(1, 2 * right.numel() * right.element_size())
     largest = max(restart, min(right.shape[1], held)) if grow else restart
-    enough = (
-        0.9 if grow and largest < right.shape[1] else 0.5
-    )  # where memory forbids a larger space, go on as long as residuals fall
+    # Where memory forbids a larger space, go on as long as residuals fall.
+    enough = 0.9 if grow and largest < right.shape[1] else 0.5
     for _ in range(max_restarts):
         wanting = beta > goal
         if not bool(wanting.any()):
@@ -127,22 +123,18 @@ def gmres(
 def _space(
     operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int, largest: int
 ) -> tuple[Tensor, Tensor, bool]:
-    """One space from r, of norms `left`, until these reach the goal: u, what is left, and whether that is within the goal for all."""
+    """One space from r, of norms `left`: u, the norms that are left, and whether all reached the goal."""
     samples, n = residual.shape
     images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
-    solution, direction, exhausted = (
-        torch.zeros_like(residual),
-        residual,
-        torch.zeros_like(left, dtype=torch.bool),
-    )
+    solution, direction = torch.zeros_like(residual), residual
+    exhausted = torch.zeros_like(left, dtype=torch.bool)
     begun = mark = left
     far = left > goal
     for j in range(largest):
         if j == dimension:
             open_ends = far & ~exhausted
-            swift = mark is begun and bool(
-                (left < 0.5 * begun)[open_ends].all()
-            )  # once grown, it is too good to be thrown away
+            # Once grown, it is too good to be thrown away.
+            swift = mark is begun and bool((left < 0.5 * begun)[open_ends].all())
             if swift or not (j < _PATIENCE or bool((left < 0.9 * mark)[open_ends].any())):
                 break
             dimension, mark = min(2 * dimension, largest), left
@@ -152,9 +144,7 @@ def _space(
         image = direction - operator(direction)
         before = size = torch.linalg.vector_norm(image, dim=-1)
         doubtful = False
-        for _ in range(
-            2
-        ):  # where much is taken off, rounding leaves some of it: taking that off too is enough
+        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off is enough
             if j:
                 part = torch.bmm(image.unsqueeze(1), images[:, :j].mT)
                 image = torch.baddbmm(image.unsqueeze(1), part, images[:, :j], alpha=-1).squeeze(1)
@@ -164,7 +154,7 @@ def _space(
             if not doubtful:
                 break
         inverse = 1 / size
-        if doubtful:  # a sample without a new direction has its answer, or none in this space: either way it asks for no more
+        if doubtful:  # a sample without a new direction has its answer, or none in this space
             exhausted = ~(size > 8 * torch.finfo(size.dtype).eps * before)
             inverse = inverse.masked_fill(exhausted, 0.0)
         p = torch.mul(direction, inverse.unsqueeze(-1), out=origins[:, j])

@@ -1,11 +1,11 @@
 """What may be asked of `fixed_point`, checked as soon as it is said."""
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from typing import Any
 
 from torch import Tensor
 
+from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
@@ -16,97 +16,59 @@ TAKES = {
     "broyden": ("window",),
     "newton-krylov": ("window",),
 }
+# The bounds of what may be None.
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "tolerance": {"above": 0},
+    "damping": {"above": 0, "most": 1},
+    "regularization": {"least": 0},
+    "phantom_damping": {"above": 0, "most": 1},
+}
+_LEAST = {"max_steps": 1, "event_dims": 0, "order": 1, "window": 1, "phantom_steps": 1}
 
 
 @dataclass(frozen=True)
 class Options:
-    """All that does not depend on the problem.
-
-    Args:
-        caller: whom an error message names.
-        solver: as in `fixed_point`, like all that follow.
-        tolerance: a number.
-        max_steps: an integer.
-        event_dims: an integer.
-        damping: a number.
-        window: an integer.
-        regularization: a number.
-        order: an integer.
-        scale: a number or a tensor that broadcasts to ``(...)``.
-        throw: whether to raise.
-        strict: whether to raise for derivatives.
-    """
+    """The settings of a solve; `caller` begins error messages, the others are explained in `fixed_point`."""
 
     caller: str
-    solver: str
-    tolerance: float | None
-    max_steps: int
-    event_dims: int
-    damping: float | None
-    window: int | None
-    regularization: float | None
-    order: int
-    scale: float | Tensor | None
-    throw: bool
-    strict: bool | None
+    solver: str = "anderson"
+    tolerance: float | None = None
+    max_steps: int = 500
+    event_dims: int = 1
+    damping: float | None = None
+    window: int | None = None
+    regularization: float | None = None
+    order: int = 2
+    scale: float | Tensor | None = None
+    throw: bool = True
+    strict: bool | None = None
+    phantom_steps: int | None = None
+    phantom_damping: float | None = None
 
     def __post_init__(self) -> None:
+        caller, given = self.caller, {name: x for name, x in vars(self).items() if x is not None}
         if not isinstance(self.solver, str) or self.solver not in TAKES:
-            raise ArgumentError(
-                f"{self.caller}: no solver is called {self.solver!r}. Pass one of {', '.join(TAKES)}."
-            )
+            known = ", ".join(TAKES)
+            raise ArgumentError(f"{caller}: no solver is called {self.solver!r}. Pass one of {known}.")
+        takes = TAKES[self.solver]
         for name in ("damping", "window", "regularization"):
-            if getattr(self, name) is not None and name not in TAKES[self.solver]:
-                known = ", ".join(TAKES[self.solver])
+            if name in given and name not in takes:
                 raise ArgumentError(
-                    f"{self.caller}: {name} means nothing to the solver {self.solver!r}, which takes {known}. Leave it out."
+                    f"{caller}: {name} means nothing to the solver {self.solver!r}, which takes "
+                    f"{', '.join(takes)}. Leave it out."
                 )
-        if self.tolerance is not None:
-            number(self.caller, "tolerance", self.tolerance, above=0)
-        integer(self.caller, "max_steps", self.max_steps, 1)
-        integer(self.caller, "event_dims", self.event_dims, 0)
-        integer(self.caller, "order", self.order, 1)
-        if self.damping is not None:
-            number(self.caller, "damping", self.damping, above=0, most=1)
-        if self.window is not None:
-            integer(self.caller, "window", self.window, 1)
-        if self.regularization is not None:
-            number(self.caller, "regularization", self.regularization, least=0)
+        for name in given.keys() & _BOUNDS.keys():
+            number(caller, name, given[name], **_BOUNDS[name])
+        for name, least in _LEAST.items():
+            if name in given or name in ("max_steps", "event_dims", "order"):
+                whole(caller, name, getattr(self, name), least=least)
+        if self.phantom_damping is not None and self.phantom_steps is None:
+            raise ArgumentError(
+                f"{caller}: phantom_damping is {self.phantom_damping!r} without phantom_steps. "
+                "Pass phantom_steps too, or leave it out for implicit derivatives."
+            )
         if isinstance(self.scale, Tensor):
             if is_concrete(self.scale) and not bool(((self.scale >= 0) & self.scale.isfinite()).all()):
-                raise ArgumentError(f"{self.caller}: scale is {self.scale}. Pass finite numbers ≥ 0.")
+                raise ArgumentError(f"{caller}: scale is {self.scale}. Pass finite numbers ≥ 0.")
         elif self.scale is not None:
-            number(
-                self.caller, "scale", self.scale, least=0, otherwise=", or a tensor of one number a sample"
-            )
-
-
-def integer(caller: str, name: str, value: object, least: int) -> None:
-    """Refuse what is no integer of at least this."""
-    if isinstance(value, bool) or not isinstance(value, int | Integral) or value < least:
-        raise ArgumentError(f"{caller}: {name} is {value!r}. Pass an integer ≥ {least}.")
-
-
-def number(
-    caller: str,
-    name: str,
-    value: object,
-    *,
-    above: float = -math.inf,
-    least: float = -math.inf,
-    most: float = math.inf,
-    otherwise: str = "",
-) -> None:
-    """Refuse what is no finite number within these bounds."""
-    sound = (
-        not isinstance(value, bool)
-        and isinstance(value, float | Real)
-        and math.isfinite(float(value))
-        and above < float(value)
-        and least <= float(value) <= most
-    )
-    if not sound:
-        bounds = (f"> {above:g}" if above > -math.inf else f"≥ {least:g}") + (
-            f" and ≤ {most:g}" if most < math.inf else ""
-        )
-        raise ArgumentError(f"{caller}: {name} is {value!r}. Pass a finite number {bounds}{otherwise}.")
+            number(caller, "scale", self.scale, least=0, otherwise=", or a tensor of one number a sample")

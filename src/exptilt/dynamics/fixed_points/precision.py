@@ -1,8 +1,10 @@
 r"""The precision that f works in, and the one that a solver works in.
 
-f is given the dtype that the caller chose, with the caller's autocast. What a solver does with the results, differences, Gram matrices and
-linear solves, would drown in the rounding of half precision: that is done in float32 at least and with autocast off. So the rounding
-of f is the only one that counts, and it sets how small a residual may be asked for: a few eps of what f works in.
+f is given the dtype that the caller chose, with the caller's autocast. What a solver does with the results
+(differences, Gram matrices, linear solves) would drown in the rounding of half precision: that is done in
+float32 at least and with autocast off. So the rounding of f is the only one that counts, and it sets how
+small
+a residual may be asked for: a few eps of what f works in.
 """
 
 from collections.abc import Callable
@@ -12,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from exptilt._support.errors import ArgumentError
+
 Function = Callable[[Tensor], Tensor]
 _HALF = (torch.float16, torch.bfloat16)
-DTYPES = (*_HALF, torch.float32, torch.float64)
+_DTYPES = (*_HALF, torch.float32, torch.float64)
 
 
 def _autocasts(device: torch.device) -> bool:
@@ -27,7 +31,7 @@ def exact(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Precision(NamedTuple):
-    """Of one problem.
+    """The dtypes of one problem.
 
     Args:
         given: dtype of the state as f sees it.
@@ -46,12 +50,8 @@ class Precision(NamedTuple):
         """As it is here and now, for this state."""
         given, device = start.dtype, start.device
         cast = given is not torch.float64 and _autocasts(device)
-        return cls(
-            given,
-            torch.float32 if given in _HALF else given,
-            device,
-            torch.get_autocast_dtype(device.type) if cast else None,
-        )
+        own = torch.float32 if given in _HALF else given
+        return cls(given, own, device, torch.get_autocast_dtype(device.type) if cast else None)
 
     @property
     def eps(self) -> float:
@@ -65,7 +65,7 @@ class Precision(NamedTuple):
         return (4 if self.eps > 256 * torch.finfo(torch.float32).eps else 256) * self.eps
 
     def lift(self, function: Function) -> Function:
-        """The function as the solver sees it: in and out in its own dtype, but computed as the caller wanted."""
+        """The function with the solver's dtype in and out, but computed as the caller wanted."""
         if self.autocast is None:
             if self.given is self.own:
                 return function
@@ -77,3 +77,43 @@ class Precision(NamedTuple):
                 return function(x.to(self.given)).to(self.own)
 
         return lifted
+
+
+class Lifted(NamedTuple):
+    """A function, a state and its image as a solver sees them."""
+
+    function: Function
+    state: Tensor
+    image: Tensor
+    precision: Precision
+
+
+def lifted(caller: str, name: str, function: Function, state: Tensor, event_dims: int) -> Lifted:
+    """Evaluate f at a state for the first time, and refuse a state or an image that does not fit."""
+    if not isinstance(state, Tensor):
+        kind = type(state).__name__
+        raise ArgumentError(f"{caller}: {name} is a {kind}. Pass a tensor: torch.as_tensor({name}).")
+    if state.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise ArgumentError(
+            f"{caller}: {name} has dtype {state.dtype}, in which nothing can converge. "
+            f"Pass floating point: {known}."
+        )
+    if event_dims > state.ndim:
+        raise ArgumentError(
+            f"{caller}: event_dims is {event_dims}, {name} has shape {tuple(state.shape)}. "
+            f"Pass 0 to {state.ndim}."
+        )
+    precision, state = Precision.of(state), state.detach()
+    image = function(state)
+    if not isinstance(image, Tensor):
+        kind = type(image).__name__
+        raise ArgumentError(f"{caller}: function returned {kind}; it must return a tensor like its argument.")
+    alike = image.dtype == state.dtype or (precision.autocast is not None and image.is_floating_point())
+    if image.shape != state.shape or not alike or image.device != state.device:
+        raise ArgumentError(
+            f"{caller}: function turned {tuple(state.shape)}, {state.dtype}, {state.device} into "
+            f"{tuple(image.shape)}, {image.dtype}, {image.device}. "
+            "It must return the shape, dtype and device that it was given."
+        )
+    return Lifted(precision.lift(function), state.to(precision.own), image.to(precision.own), precision)

@@ -1,31 +1,44 @@
-r"""Seeing plain numbers from within `torch.func` transforms.
+r"""The user's function as a solver sees it: plain numbers, outside of `torch.func` transforms.
 
-Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends once a number is small cannot look at
-it. `plain` takes the transforms off while a solver works, a `Seat` puts them back for each call of the user's function:
+Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends once a
+number is small cannot look at it. `plain` takes the transforms off while a solver works, a `Problem` puts
+them back for each call of the user's function:
 
-    outside       a stack of transforms, tensors of shape (batch..., event...) wrapped in them
-    in the seat   no transform, plain tensors (v_1, ..., v_k, batch..., event...), one leading axis per ``vmap`` that matters
+    outside      a stack of transforms, tensors of shape (batch..., event...) wrapped in them
+    a solver     no transform, plain tensors (v_1, ..., v_k, batch..., event...), v an axis per ``vmap``
 
-What comes out of the seat is a constant for every transform: derivatives are attached afterwards (``implicit.py``).
+What a solver returns is a constant for every transform: derivatives are attached afterwards
+(``implicit.py``).
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exptilt._support import transforms
-from exptilt._support.transforms import forward_derivatives, has_tangent, is_wrapped, unwrapped, vmap_axis
+from exptilt._support.transforms import (
+    has_tangent,
+    inside_transforms,
+    is_wrapped,
+    outside_transforms,
+    unwrapped,
+    vmap_axis,
+    with_vmap_axis,
+)
+from exptilt.dynamics.fixed_points.precision import Function
 
-Function = Callable[[Tensor], Tensor]
+plain = outside_transforms
+"""Takes all transforms off, and yields them for `Problem.stack`."""
 
 
 def bare(tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """The innermost tensor, an axis per ``vmap`` in front, and the levels of those axes. It keeps the graph it has below all transforms."""
+    """The innermost tensor, with an axis per ``vmap`` in front, and the levels of those axes.
+
+    It keeps the graph that it has below all transforms.
+    """
     if not is_wrapped(tensor):
         return tensor, []
     raw, levels = bare(unwrapped(tensor))
@@ -46,15 +59,9 @@ def differentiated(tensor: Tensor) -> bool:
         return tensor.requires_grad or has_tangent(tensor)
 
 
-@contextmanager
-def _untracked() -> Iterator[None]:
-    with torch.no_grad(), forward_derivatives(False):
-        yield
-
-
 @dataclass(frozen=True)
-class Seat:
-    """Where a solver sits: outside of the transforms, with the user's function inside of them.
+class Problem:
+    """A function, the shape of its states, and the transforms that were taken off.
 
     Args:
         function: the user's, on tensors of `shape`.
@@ -68,9 +75,9 @@ class Seat:
     function: Function
     shape: torch.Size
     event_dims: int
-    levels: tuple[int, ...]
-    sizes: tuple[int, ...]
-    stack: Any
+    levels: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    stack: Any = None
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -90,50 +97,27 @@ class Seat:
     def wrap(self, raw: Tensor) -> Tensor:
         """A plain tensor with the axes of `levels` in front, as the transforms know it."""
         for level in self.levels:
-            raw = transforms.with_vmap_axis(raw, level)
+            raw = with_vmap_axis(raw, level)
         return raw
 
     def unwrap(self, tensor: Tensor) -> Tensor:
         """The plain tensor ``(*sizes, ...)`` of one that the transforms know."""
-        raw, levels = bare(tensor)
-        return spread(raw, levels, self.levels, self.sizes)
+        return self.spread(*bare(tensor))
+
+    def spread(self, raw: Tensor, levels: list[int]) -> Tensor:
+        """A tensor whose leading axes belong to some of the levels, with an axis for each of them."""
+        for place, (level, size) in enumerate(zip(self.levels, self.sizes, strict=True)):
+            if level not in levels:
+                raw = raw.unsqueeze(place).expand(*raw.shape[:place], size, *raw.shape[place:])
+        return raw
 
     def inside(self, call: Callable[..., Tensor], *raws: Tensor) -> Tensor:
-        """Call from the seat within the transforms, whose tensor comes back."""
+        """Call within the transforms, whose tensor comes back."""
         if not self.stack:
             return call(*raws)
-        with transforms.inside_transforms(self.stack):
+        with inside_transforms(self.stack):
             return call(*(self.wrap(raw) for raw in raws))
 
     def __call__(self, state: Tensor) -> Tensor:
         """f(x), for flat plain states ``(S, n)``; a constant, as long as autograd is off."""
         return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)
-
-    def push(self, state: Tensor, vector: Tensor) -> Tensor:
-        """J(x) v, by one forward derivative; ``(S, n)`` each."""
-
-        def jvp(x: Tensor, v: Tensor) -> Tensor:
-            tangent: Tensor = torch.func.jvp(self.function, (x,), (v,))[1]
-            return tangent
-
-        with _untracked():
-            return (
-                self.unwrap(self.inside(jvp, state.reshape(self.full), vector.reshape(self.full)))
-                .detach()
-                .reshape(state.shape)
-            )
-
-
-def spread(raw: Tensor, levels: list[int], wanted: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-    """Give a tensor whose leading axes belong to some levels an axis for each wanted one."""
-    for place, (level, size) in enumerate(zip(wanted, sizes, strict=True)):
-        if level not in levels:
-            raw = raw.unsqueeze(place).expand(*raw.shape[:place], size, *raw.shape[place:])
-    return raw
-
-
-@contextmanager
-def plain() -> Iterator[Any]:
-    """Take all transforms off. Yields them, for `Seat.stack`."""
-    with transforms.outside_transforms() as stack:
-        yield stack

@@ -1,30 +1,35 @@
-r"""How a fixed point attracts: the spectrum of the Jacobian J of f there.
+r"""How a fixed point attracts: the spectrum of the Jacobian J of f there, and its size.
 
-- **Spectral radius** ρ(J) = max |λ|. Near the fixed point Picard's error shrinks by ρ a step; it is stable if ρ < 1.
-- **Monotone operator.** If the symmetric part of J has its largest eigenvalue m < 1 *everywhere*, then
-  <x − y, (x − f(x)) − (y − f(y))> ≥ (1 − m)‖x − y‖²: I − f is strongly monotone, and f has exactly one fixed point (THEORY B6). What is
-  checked is m at the points given; a value below 1 there proves nothing elsewhere, a value of 1 or more anywhere refutes the condition.
+- **Spectral radius** ρ(J) = max |λ|. Near the fixed point Picard's error shrinks by ρ a step; it is stable if
+  ρ < 1.
+- **Monotone operator.** If the symmetric part of J has its largest eigenvalue m < 1 *everywhere*, then <x −
+  y, (x − f(x)) − (y − f(y))> ≥ (1 − m)‖x − y‖²: I − f is strongly monotone, and f has exactly one fixed
+  point (THEORY B6). What is checked is m at the points given; a value below 1 there proves nothing
+  elsewhere, a value of 1 or more anywhere refutes the condition.
+- **Penalty.** tr(JJᵀ) ≥ ρ², estimated without bias, as a loss that keeps a layer easy to solve.
 
-Neither needs J written out. Samples of few numbers get it anyway; for larger ones a Krylov space (``krylov.py``) is built, and begun again
-from its best Ritz vector (real and imaginary part added, so that complex pairs are found) until the residual ‖Jy − λy‖ of that vector is
-within the tolerance. For the symmetric part the residual bounds the distance to an eigenvalue; for J that holds up to the condition number
-of the eigenvalue. The first vector is always the same: results repeat. In half precision, or with autocast, the results are float32, and as
-good as products with J in that precision are; a tolerance below its eps is raised to that.
+None needs J written out. For the spectrum, samples of few numbers get it anyway; for larger ones a Krylov
+space (``krylov.py``) is built, and begun again from its best Ritz vector (real and imaginary part added, so
+that complex pairs are found) until the residual ‖Jy − λy‖ of that vector is within the tolerance. For the
+symmetric part the residual bounds the distance to an eigenvalue; for J that holds up to the condition
+number of the eigenvalue. The first vector is always the same: results repeat. In half precision, or with
+autocast, the results are float32, and as good as products with J in that precision are; a tolerance below
+its eps is raised to that.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import generator as checked_generator
+from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
-from exptilt.dynamics.fixed_points.jacobian import Tape
+from exptilt._support.transforms import in_transform
+from exptilt.dynamics.fixed_points.jacobian import Jacobian
 from exptilt.dynamics.fixed_points.krylov import Operator, arnoldi
-from exptilt.dynamics.fixed_points.options import integer, number
-from exptilt.dynamics.fixed_points.precision import Precision, exact
-from exptilt.dynamics.fixed_points.problem import Seat, plain
-from exptilt.dynamics.fixed_points.solve import check_image, check_state
+from exptilt.dynamics.fixed_points.precision import Function, exact, lifted
+from exptilt.dynamics.fixed_points.problem import Problem
 
 _DENSE = 64
 
@@ -35,7 +40,8 @@ class SpectralRadius:
 
     Args:
         value: ``(...)``, |λ|.
-        eigenvalue: ``(...)``, complex, the λ of largest modulus (of a complex pair the one above the real axis).
+        eigenvalue: ``(...)``, complex, the λ of largest modulus (of a complex pair the one above the real
+            axis).
         residual: ``(...)``, ‖Jy − λy‖ for a unit vector y: 0 up to rounding where J was written out.
     """
 
@@ -73,12 +79,7 @@ class MonotoneOperator:
 
 
 def spectral_radius(
-    function: Callable[[Tensor], Tensor],
-    point: Tensor,
-    *,
-    event_dims: int = 1,
-    tolerance: float = 1e-4,
-    max_restarts: int = 50,
+    function: Function, point: Tensor, *, event_dims: int = 1, tolerance: float = 1e-4, max_restarts: int = 50
 ) -> SpectralRadius:
     """The largest modulus among the eigenvalues of the Jacobian of f.
 
@@ -105,7 +106,7 @@ def spectral_radius(
 
 
 def monotone_operator(
-    function: Callable[[Tensor], Tensor],
+    function: Function,
     points: Tensor,
     *,
     event_dims: int = 1,
@@ -126,9 +127,7 @@ def monotone_operator(
 
     Example:
         >>> import torch
-        >>> found = monotone_operator(
-        ...     lambda x: -5 * x, torch.ones(1, 3)
-        ... )  # no contraction, yet one fixed point
+        >>> found = monotone_operator(lambda x: -5 * x, torch.ones(1, 3))  # not contracting, yet unique
         >>> found.largest, found.holds
         (tensor([-5.]), True)
     """
@@ -136,8 +135,49 @@ def monotone_operator(
     return MonotoneOperator(value.real, residual)
 
 
+def jacobian_penalty(
+    function: Function, point: Tensor, *, draws: int = 1, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""An unbiased estimate of tr(JJᵀ)/n over all n numbers of a state, as a term of a loss.
+
+        (1/n) E‖Jᵀv‖²,    v standard Gaussian
+
+    by Hutchinson's rule. Derivatives flow to all that `function` uses, and to the point. Added to a loss
+    with a small weight it keeps the Jacobian of a layer small, so that solvers need few steps (Bai, Koltun
+    and Kolter, "Stabilizing equilibrium models by Jacobian regularization", 2021).
+
+    Args:
+        function: f, from ``(..., *event)`` to the same shape; its backward must be differentiable.
+        point: ``(..., *event)``, such as the value that `fixed_point` has found.
+        draws: how many v to average over.
+        generator: of v.
+
+    Returns:
+        ``()``.
+
+    Example:
+        >>> import torch
+        >>> penalty = jacobian_penalty(lambda z: 0.5 * z, torch.zeros(3, 1000), draws=50)
+        >>> bool((penalty - 0.25).abs() < 0.01)
+        True
+    """
+    whole("jacobian_penalty", "draws", draws)
+    drawn = checked_generator("jacobian_penalty", generator, point.device)
+    image, pull = torch.func.vjp(function, point)[:2]
+    if image.shape != point.shape:
+        shapes = f"{tuple(point.shape)} into {tuple(image.shape)}"
+        raise ArgumentError(
+            f"jacobian_penalty: function turned {shapes}. It must return the shape it was given."
+        )
+    total = torch.zeros((), dtype=point.dtype, device=point.device)
+    for _ in range(draws):
+        vector = torch.randn(point.shape, dtype=point.dtype, device=point.device, generator=drawn)
+        total = total + pull(vector)[0].square().sum()
+    return total / (draws * point.numel())
+
+
 def _eigenvalue(
-    function: Callable[[Tensor], Tensor],
+    function: Function,
     point: Tensor,
     event_dims: int,
     tolerance: float,
@@ -145,61 +185,43 @@ def _eigenvalue(
     *,
     symmetric: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Of J the eigenvalue of largest modulus, or of its symmetric part the largest; complex, with its residual, ``(...)``."""
+    """The eigenvalue of J of largest modulus, or the largest of its symmetric part.
+
+    It is complex, with its residual, ``(...)`` each.
+    """
     caller, name = ("monotone_operator", "points") if symmetric else ("spectral_radius", "point")
-    integer(caller, "event_dims", event_dims, 0)
-    integer(caller, "max_restarts", max_restarts, 1)
+    whole(caller, "event_dims", event_dims, least=0)
+    whole(caller, "max_restarts", max_restarts)
     number(caller, "tolerance", tolerance, above=0)
-    check_state(caller, name, point, event_dims)
-    with plain() as stack:
-        if stack:
-            raise ArgumentError(
-                f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func transforms."
-            )
-        precision, point = Precision.of(point), point.detach()
-        with torch.no_grad():
-            image = function(point)
-        check_image(caller, image, point, precision)
-        if not bool(image.isfinite().all()):
-            raise ArgumentError(
-                f"{caller}: function returned NaN or infinity at the {name}: no spectrum is there. Pass finite {name}."
-            )
-        with exact(point.device):
-            return _found(
-                precision, function, point, event_dims, tolerance, max_restarts, symmetric=symmetric
-            )
-
-
-def _found(
-    precision: Precision,
-    function: Callable[[Tensor], Tensor],
-    point: Tensor,
-    event_dims: int,
-    tolerance: float,
-    max_restarts: int,
-    *,
-    symmetric: bool,
-) -> tuple[Tensor, Tensor]:
-    """With all arguments checked and autocast off."""
+    if in_transform():
+        raise ArgumentError(
+            f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func "
+            "transforms."
+        )
+    with torch.no_grad():
+        function, point, image, precision = lifted(caller, name, function, point, event_dims)
+    if not bool(image.isfinite().all()):
+        raise ArgumentError(
+            f"{caller}: function returned NaN or infinity at the {name}: no spectrum is there. "
+            f"Pass finite {name}."
+        )
     batch = tuple(point.shape[: point.ndim - event_dims])
-    tape = Tape(
-        Seat(precision.lift(function), point.shape, event_dims, (), (), None), point.to(precision.own)
-    )
-    if tape.event <= _DENSE:
-        matrix = tape.matrix()
-        values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
-        value = _wanted(values, symmetric=symmetric)[0]
-        return value.reshape(batch), torch.zeros_like(value.real).reshape(batch)
+    with exact(point.device):
+        jacobian = Jacobian(Problem(function, point.shape, event_dims), point)
+        if jacobian.event <= _DENSE:
+            matrix = jacobian.matrix()
+            values = torch.linalg.eigvals((matrix + matrix.mT) / 2 if symmetric else matrix)
+            value = _wanted(values, symmetric=symmetric)[0]
+            return value.reshape(batch), torch.zeros_like(value.real).reshape(batch)
 
-    def product(vector: Tensor) -> Tensor:
-        stacked = vector.reshape(1, *point.shape)
-        found = (tape.push(stacked) + tape.pull(stacked)) / 2 if symmetric else tape.push(stacked)
-        return found.reshape(vector.shape)
+        def product(vector: Tensor) -> Tensor:
+            stacked = vector.reshape(1, *point.shape)
+            pushed = jacobian.push(stacked)
+            return ((pushed + jacobian.pull(stacked)) / 2 if symmetric else pushed).reshape(vector.shape)
 
-    value, residual = _restarted(
-        product, _begin(tape), max(tolerance, precision.eps), max_restarts, symmetric=symmetric
-    )
-    return value.reshape(batch), residual.reshape(batch)
+        least = max(tolerance, precision.eps)
+        value, residual = _restarted(product, _begin(jacobian), least, max_restarts, symmetric=symmetric)
+        return value.reshape(batch), residual.reshape(batch)
 
 
 def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -208,10 +230,11 @@ def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     return values.gather(-1, place).squeeze(-1), place
 
 
-def _begin(tape: Tape) -> Tensor:
-    """A vector with a part in every direction, the same each time: fractions of multiples of the golden ratio, centred."""
-    place = torch.arange(1, tape.point.numel() + 1, dtype=torch.float64, device=tape.point.device)
-    return ((place * 0.6180339887498949).frac() - 0.5).to(tape.point.dtype).reshape(-1, tape.event)
+def _begin(jacobian: Jacobian) -> Tensor:
+    """A vector with a part in every direction, always the same: centred fractions of golden multiples."""
+    point = jacobian.point
+    place = torch.arange(1, point.numel() + 1, dtype=torch.float64, device=point.device)
+    return ((place * 0.6180339887498949).frac() - 0.5).to(point.dtype).reshape(-1, jacobian.event)
 
 
 def _restarted(

@@ -1,14 +1,17 @@
 r"""How many clusters a cloud has, by a rule that is stated and exact:
 
-    two points belong together if a chain of points links them whose neighbours are at most r = tolerance · √(mean ‖x‖²) apart.
+    two points belong together if a chain of points links them whose neighbours are at most r = tolerance ·
+    √(mean ‖x‖²) apart.
 
-The length √(mean ‖x‖²) is what a renormaliser holds fixed, so r does not shrink with the clusters themselves, and a cloud that has
-collapsed to one place is one cluster. A cloud that has not clustered yet counts many: at this resolution every point may stand alone.
-Besides the count there is the effective number e^{H}, H the entropy of the sizes, which stray points hardly change.
+The length √(mean ‖x‖²) is what a renormaliser holds fixed, so r does not shrink with the clusters
+themselves, and a cloud that has collapsed to one place is one cluster. A cloud that has not clustered yet
+counts many: at this resolution every point may stand alone. Besides the count there is the effective number
+e^{H}, H the entropy of the sizes, which stray points hardly change.
 
-Points are sorted along their widest axis. A search then goes from point to point, looks only at points not yet reached within r
-along that axis, and stops summing a distance once it is too long. Reached points are never looked at again: a collapsed cloud costs N, and
-no pair is ever stored.
+Points are sorted along their widest axis. A search then goes from point to point, looks only at points not
+yet reached within r along that axis, and stops summing a distance once it is too long. Reached points are
+never looked
+at again: a collapsed cloud costs N, and no pair is ever stored.
 """
 
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.checks import number
 from exptilt._support.kernels import kernel
 from exptilt.dynamics.observe.points import check_points
 
@@ -57,15 +60,11 @@ def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
         >>> cluster_labels(torch.tensor([[1.0], [-1.0], [1.01], [1.04], [-1.01]]))
         tensor([0, 1, 0, 0, 1])
     """
-    if not (isinstance(tolerance, int | float) and tolerance >= 0):
-        raise ArgumentError(
-            f"clusters: tolerance is {tolerance!r}. Pass a number ≥ 0, a fraction of the length of the points."
-        )
+    number("clusters", "tolerance", tolerance, least=0, otherwise=", a fraction of the length of the points")
     check_points("clusters", points)
     clouds = points.detach().cpu().double().reshape(-1, *points.shape[-2:])
-    return torch.stack([torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]).reshape(
-        points.shape[:-1]
-    )
+    labels = [torch.from_numpy(_labels(cloud.numpy(), tolerance)) for cloud in clouds]
+    return torch.stack(labels).reshape(points.shape[:-1])
 
 
 def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
@@ -80,10 +79,9 @@ def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
         tensor([3, 1, 0])
     """
     labels = cluster_labels(points, tolerance=tolerance)
-    batch, count = labels.shape[:-1], labels.shape[-1]
-    sizes = torch.stack([torch.bincount(row, minlength=count) for row in labels.reshape(-1, count)]).reshape(
-        *batch, count
-    )
+    count = labels.shape[-1]
+    sizes = torch.stack([torch.bincount(row, minlength=count) for row in labels.reshape(-1, count)])
+    sizes = sizes.reshape(labels.shape)
     share = sizes.double() / count
     entropy = -torch.special.xlogy(share, share).sum(-1)
     listed = torch.nn.functional.pad(sizes, (0, max(0, _LISTED - count)))[..., :_LISTED]
@@ -119,7 +117,7 @@ def _unreached(after, i):  # type: ignore[no-untyped-def]
 
 @kernel("the kernel of clusters")
 def _components(x, radius):  # type: ignore[no-untyped-def]
-    """Connected components of points (N, D) sorted by their first coordinate, linked at distances up to the radius."""
+    """Labels of points (N, D), sorted by their first coordinate, linked at distances up to the radius."""
     count, dimension = x.shape
     labels = np.empty(count, dtype=np.int64)
     after = np.arange(count + 1)  # after[i] = i as long as i has not been reached

@@ -1,19 +1,21 @@
 r"""How Gaussian a cloud of points is.
 
-With z_n the points whitened by their own mean and covariance (divided by N), on the R dimensions they really fill:
+With z_n the points whitened by their own mean and covariance (divided by N), on the R dimensions they
+really fill:
 
     Mardia's skewness   b₁ = ‖(1/N) Σ z⊗z⊗z‖²          (N/6)·k·b₁ ~ χ² with R(R+1)(R+2)/6 degrees of freedom
     Mardia's kurtosis   b₂ = (1/N) Σ ‖z‖⁴              (b₂ − R(R+2)(N−1)/(N+1)) / √(8R(R+2)/N) ~ N(0,1)
     sliced              Anderson and Darling's A² of <z,u>, mean over K directions u drawn once and for all
 
-under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for small N. A² of one direction gets
-its p-value from D'Agostino and Stephens' approximation for unknown mean and variance; those of all directions are joined by Cauchy's
-rule (Liu and Xie 2020), which stands dependence. None of these sees where a cloud lies or how it is stretched: they compare states
-before and after any affine map.
+under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for
+small N. A² of one direction gets its p-value from D'Agostino and Stephens' approximation for unknown mean
+and variance; those of all directions are joined by Cauchy's rule (Liu and Xie 2020), which stands
+dependence. None of these sees where a
+cloud lies or how it is stretched: they compare states before and after any affine map.
 
-R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is gone. A cloud narrower than
-10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left to test (R = 0, or N ≤ R + 1: any simplex whitens to the
-regular one) the numbers are NaN.
+R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is
+gone. A cloud narrower than 10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left
+to test (R = 0, or N ≤ R + 1: any simplex whitens to the regular one) the numbers are NaN.
 
 The sum over triples costs N·R³ or, in blocks, N²·R, whichever is less.
 """
@@ -78,11 +80,10 @@ def gaussianity(points: Tensor) -> Gaussianity:
 
 
 def _one(cloud: Tensor) -> tuple[float, ...]:
+    """The numbers of `Gaussianity` for one cloud ``(N, D)``."""
     count = cloud.shape[0]
     centred = cloud - cloud.mean(0)
-    wide = (
-        cloud.shape[1] > count
-    )  # then the points' Gram matrix is the smaller one, and has the same eigenvalues
+    wide = cloud.shape[1] > count  # then the Gram matrix is the smaller one, with the same eigenvalues
     values, vectors = torch.linalg.eigh((centred @ centred.mT if wide else centred.mT @ centred) / count)
     place = (_NARROW * cloud.abs().max()) ** 2
     alive = values > (_FLAT * values[-1]).clamp_min(place)
@@ -91,38 +92,25 @@ def _one(cloud: Tensor) -> tuple[float, ...]:
         return (math.nan,) * 6 + (float(rank),)
     z = vectors[:, alive] * math.sqrt(count) if wide else centred @ (vectors[:, alive] / values[alive].sqrt())
     skewness, kurtosis = _cubes(z), float(z.square().sum(-1).square().mean())
-    correction = (
-        (rank + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (rank + 1) - 6))
-        if count > 5
-        else 1.0
-    )
-    skewness_p = special.chdtrc(rank * (rank + 1) * (rank + 2) / 6, count / 6 * correction * skewness)
     usual = rank * (rank + 2)
+    corrected = (rank + 1) * (count + 1) * (count + 3) / (count * ((count + 1) * (rank + 1) - 6))
+    statistic = count / 6 * (corrected if count > 5 else 1.0) * skewness
+    skewness_p = float(special.chdtrc(rank * (rank + 1) * (rank + 2) / 6, statistic))
     score = (kurtosis - usual * (count - 1) / (count + 1)) / math.sqrt(8 * usual / count)
-    sliced, sliced_p = _sliced(z)
-    return (
-        skewness,
-        float(skewness_p),
-        kurtosis / usual - 1,
-        float(2 * special.ndtr(-abs(score))),
-        sliced,
-        sliced_p,
-        float(rank),
-    )
+    kurtosis_p = float(2 * special.ndtr(-abs(score)))
+    return (skewness, skewness_p, kurtosis / usual - 1, kurtosis_p, *_sliced(z), float(rank))
 
 
 def _cubes(z: Tensor) -> float:
     """‖(1/N) Σ z⊗z⊗z‖² = (1/N²) Σ_ij <z_i,z_j>³, in blocks."""
     count, rank = z.shape
     if rank * rank <= count:
-        total = z.new_zeros(rank, rank, rank)
-        length = max(1, _BLOCK // (rank * rank))
-        for block in z.split(length):
-            total += (block.mT @ (block.unsqueeze(-1) * block.unsqueeze(-2)).flatten(1)).reshape(
-                rank, rank, rank
-            )
+        total = z.new_zeros(rank, rank * rank)
+        for block in torch.split(z, max(1, _BLOCK // (rank * rank))):
+            total += block.mT @ (block.unsqueeze(-1) * block.unsqueeze(-2)).flatten(1)
         return float(total.square().sum()) / count**2
-    return sum(float((block @ z.mT).pow(3).sum()) for block in z.split(max(1, _BLOCK // count))) / count**2
+    blocks = torch.split(z, max(1, _BLOCK // count))
+    return math.fsum(float((block @ z.mT).pow(3).sum()) for block in blocks) / count**2
 
 
 def _sliced(z: Tensor) -> tuple[float, float]:
@@ -139,15 +127,16 @@ def _sliced(z: Tensor) -> tuple[float, float]:
 
 
 def _anderson_darling_p(a: Tensor) -> Tensor:
-    """P-values of A² with estimated mean and variance: table 4.9 of D'Agostino and Stephens, Goodness-of-Fit Techniques (1986)."""
-    above = torch.where(
-        a < 0.6, (0.9177 - 4.279 * a - 1.38 * a**2).exp(), (1.2937 - 5.709 * a + 0.0186 * a**2).exp()
-    )
-    below = torch.where(
-        a < 0.2,
-        1 - (-13.436 + 101.14 * a - 223.73 * a**2).exp(),
-        1 - (-8.318 + 42.796 * a - 59.938 * a**2).exp(),
-    )
+    """The p-value of A² with estimated mean and variance.
+
+    Table 4.9 of D'Agostino and Stephens, Goodness-of-Fit Techniques (1986).
+    """
+
+    def fitted(c: float, b: float, q: float) -> Tensor:
+        return (c + b * a + q * a**2).exp()
+
+    above = torch.where(a < 0.6, fitted(0.9177, -4.279, -1.38), fitted(1.2937, -5.709, 0.0186))
+    below = 1 - torch.where(a < 0.2, fitted(-13.436, 101.14, -223.73), fitted(-8.318, 42.796, -59.938))
     # Above 10 the fitted parabola turns up again; the true value is below 10⁻²⁰ there.
     return torch.where(a < 0.34, below, torch.where(a > 10, torch.zeros_like(a), above))
 

@@ -10,29 +10,21 @@ from exptilt._support.transforms import is_concrete
 
 
 def check_points(name: str, points: Tensor) -> None:
-    """Points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries; else an error says which."""
-    if (
-        not isinstance(points, Tensor)
-        or not points.is_floating_point()
-        or points.ndim < 2
-        or 0 in points.shape
-    ):
-        got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
+    """Raise unless points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries.
+
+    Within `torch.func` and `torch.compile` entries cannot be looked at.
+    """
+    given = isinstance(points, Tensor)
+    if not given or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
+        got = f"{tuple(points.shape)} {points.dtype}" if given else type(points).__name__
         raise ArgumentError(
             f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}."
         )
-    check_finite(name, points)
-
-
-def check_finite(name: str, points: Tensor) -> None:
-    """Raise where a point holds NaN or infinity, with its index; within torch.func and torch.compile values cannot be looked at."""
-    if not is_concrete(points):
-        return
-    good = points.isfinite().all(-1)
-    if not bool(good.all()):
+    if is_concrete(points) and not bool((good := points.isfinite().all(-1)).all()):
         index = tuple((~good).nonzero()[0].tolist())
         raise ArgumentError(
-            f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. Pass finite points."
+            f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. "
+            "Pass finite points."
         )
 
 
@@ -46,10 +38,7 @@ def cloud_scale(points: Tensor) -> Tensor:
 
 
 def full_precision(points: Tensor) -> AbstractContextManager[object]:
-    """Autocast off: it would compute products of matrices in half precision, and hand back points of another dtype."""
+    """Autocast off: it would compute products of matrices in half precision, and return another dtype."""
     kind = points.device.type
-    return (
-        torch.autocast(kind, enabled=False)
-        if kind != "meta" and torch.is_autocast_enabled(kind)
-        else nullcontext()
-    )
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if casts else nullcontext()

@@ -1,20 +1,19 @@
 r"""What is measured of a cloud of points at one step of a flow.
 
-Besides Gaussianity and clusters, which have files of their own: the mean of G over the points, lengths, the covariance's trace and
-spectrum, the mean cosine over pairs,
+Besides Gaussianity and clusters, which have files of their own: the mean of G over the points, lengths, the
+covariance's trace and spectrum, the mean cosine over pairs,
 
     mean_{i≠j} cos(x_i, x_j) = (‖Σ u_i‖² − N) / (N(N−1)),    u_i = x_i/‖x_i‖,
 
 and what the last step did to the size of the cloud: ∇G expands it, the renormaliser contracts it (THEORY B3),
 
-    expansion = ‖x + step·g‖ / ‖x‖,    contraction = ‖RN(x + step·g)‖ / ‖x + step·g‖       (‖·‖ over all points together),
+    expansion = ‖x + step·g‖ / ‖x‖,    contraction = ‖RN(x + step·g)‖ / ‖x + step·g‖    (‖·‖ over all points),
 
-the same for the spread, the root of the covariance's trace. All in float64, at the price of N·D² or less but for Gaussianity and clusters.
+the same for the spread, the root of the covariance's trace. All in float64, at the price of N·D² or less
+but for Gaussianity and clusters.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -61,18 +60,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One row of a trajectory.
-
-    Attributes:
-        log_normalizer: ``(...)``, mean of G over the points that see something.
-        norms: lengths.
-        covariance_trace: ``(...)``.
-        spectrum: ``(..., D)``, eigenvalues of the covariance, falling.
-        mean_cosine: ``(...)``, over pairs of points that are not zero.
-        gaussianity: Mardia's and the sliced tests.
-        clusters: count and sizes.
-        growth: by the step that led here.
-    """
+    """One row of a `Trajectory`, which explains the fields; each is ``(...)``, the spectrum ``(..., D)``."""
 
     log_normalizer: Tensor
     norms: Norms
@@ -85,14 +73,7 @@ class Snapshot:
 
 
 def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, tolerance: float) -> Snapshot:
-    """Measure a cloud.
-
-    Args:
-        points: ``(..., N, D)``.
-        log_normalizer: ``(..., N)``.
-        growth: from `growth`, or None.
-        tolerance: of the clusters' rule.
-    """
+    """Measure a cloud ``(..., N, D)`` whose points have G ``(..., N)``; tolerance is that of `clusters`."""
     x = points.detach().double()
     scale = cloud_scale(x)  # so that only what is itself too large overflows
     s, x = scale.squeeze((-2, -1)), x / scale
@@ -116,49 +97,38 @@ def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, to
 def _spectrum(centred: Tensor) -> Tensor:
     """Eigenvalues of the covariance, falling, from the smaller of the two matrices that have them."""
     count, dimension = centred.shape[-2:]
-    if dimension <= count:
-        return torch.linalg.eigvalsh(centred.mT @ centred / count).flip(-1)
-    found = torch.linalg.eigvalsh(centred @ centred.mT / count).flip(-1)
-    return torch.nn.functional.pad(found, (0, dimension - count))
+    square = centred.mT @ centred if dimension <= count else centred @ centred.mT
+    found: Tensor = torch.linalg.eigvalsh(square / count).flip(-1)
+    return torch.nn.functional.pad(found, (0, max(0, dimension - count)))
 
 
 def _mean_cosine(x: Tensor, length: Tensor) -> Tensor:
+    """Over pairs of points that are not zero."""
     count = (length > 0).sum(-1)
     unit = x / torch.where(length > 0, length, 1.0).unsqueeze(-1)
-    pairs = torch.where(count > 1, count * (count - 1), torch.nan)
-    return (unit.sum(-2).square().sum(-1) - count) / pairs
+    pairs: Tensor = torch.where(count > 1, count * (count - 1), torch.nan)
+    mean: Tensor = (unit.sum(-2).square().sum(-1) - count) / pairs
+    return mean
 
 
 def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:
-    """How a step changed the size of the cloud.
-
-    Args:
-        before: ``(..., N, D)``.
-        ascended: ``(..., N, D)``, after the ascent and before the renormaliser.
-        after: ``(..., N, D)``.
-    """
+    """How a step changed the size of the cloud; all ``(..., N, D)``."""
 
     def size(x: Tensor) -> Tensor:
-        x = x.detach().double()
         scale = cloud_scale(x)
-        return scale.squeeze((-2, -1)) * torch.linalg.vector_norm(x / scale, dim=(-2, -1))
+        length: Tensor = torch.linalg.vector_norm(x / scale, dim=(-2, -1))
+        return scale.squeeze((-2, -1)) * length
 
-    def spread(x: Tensor) -> Tensor:
-        x = x.detach().double()
-        return size(x - x.mean(-2, keepdim=True))
-
-    a, b, c = (size(x) for x in (before, ascended, after))
-    p, q, r = (spread(x) for x in (before, ascended, after))
+    clouds = [x.detach().double() for x in (before, ascended, after)]
+    a, b, c = (size(x) for x in clouds)
+    p, q, r = (size(x - x.mean(-2, keepdim=True)) for x in clouds)
     return Growth(b / a, c / b, q / p, r / q)
 
 
-def stacked(records: Sequence[Record]) -> Record:
+def stacked(records: list[Record]) -> Record:
     """Many records as one whose tensors have a new leading axis."""
     first: Any = records[0]
-
-    def join(name: str) -> Any:
-        parts = [getattr(record, name) for record in records]
-        return torch.stack(parts) if isinstance(parts[0], Tensor) else stacked(parts)
-
-    joined: Record = type(first)(**{field.name: join(field.name) for field in dataclasses.fields(first)})
+    if isinstance(first, Tensor):
+        return torch.stack(records)  # type: ignore[return-value, arg-type]
+    joined: Record = type(first)(*(stacked([getattr(r, f.name) for r in records]) for f in fields(first)))
     return joined
