@@ -115,6 +115,13 @@ def test_width():
         assert checks.too_wide(f"x = [1,2]  {mark}", "a.py") == ["a.py:1: the formatter formats every line"]
 
 
+@pytest.mark.parametrize("call", ["os.replace(a, b)", "tempfile.mkstemp()", "NamedTemporaryFile('w')"])
+def test_a_file_that_is_moved_is_seen(call):
+    assert len(checks.moved_files(f"def f():\n    return {call}", "lens/store.py")) == 1
+    assert checks.moved_files(call, "_support/files.py") == []
+    assert checks.moved_files("text.replace(a, b)\ndataclasses.replace(x, y=1)", "lens/store.py") == []
+
+
 def test_crowd():
     twelve = [f"lens/{letter}.py" for letter in "abcdefghijkl"]
     assert checks.crowded([*twelve, "lens/__init__.py", "lens/deep/a.py"]) == []
