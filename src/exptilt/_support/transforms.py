@@ -42,7 +42,7 @@ def in_backward() -> bool:
 
 
 def backward_pass() -> int:
-    """The number of the backward pass under way on this thread, -1 if there is none; no two passes share one."""
+    """The number of the backward pass under way on this thread, which no other has; −1 if there is none."""
     return torch._C._current_graph_task_id()
 
 
@@ -140,7 +140,7 @@ def without_tangent(tensor: _Tensor) -> _Tensor:
 
 
 def derivative_levels(tensor: Tensor) -> int:
-    """How many torch.func transforms, in either direction, would differentiate this tensor; 0 for a constant."""
+    """How many torch.func transforms, forward or backward, would differentiate this tensor; 0 if it is constant."""
     count = 0
     with outside_transforms() as stack:  # innermost first
         while is_wrapped(tensor):
