@@ -140,7 +140,7 @@ def without_tangent(tensor: _Tensor) -> _Tensor:
 
 
 def derivative_levels(tensor: Tensor) -> int:
-    """How many torch.func transforms would differentiate this tensor, forward or backward; 0 if none would."""
+    """How many torch.func transforms would differentiate this tensor, forward or backward; 0 if none."""
     count = 0
     with outside_transforms() as stack:  # innermost first
         while is_wrapped(tensor):
