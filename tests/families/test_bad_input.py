@@ -29,7 +29,10 @@ def bad_covariances() -> torch.Tensor:
             lambda: f.Gaussian(torch.zeros(3), torch.eye(2)),
             r"mean must be \(..., D\).*got mean \(3,\), covariance \(2, 2\)",
         ),
-        (lambda: f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2)), r"share dtype and device"),
+        (
+            lambda: f.Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2)),
+            r"Pass the same dtype and device",
+        ),
         (
             lambda: f.Gaussian(torch.zeros(2, dtype=torch.int64), torch.eye(2)),
             r"floating-point tensor; got torch.int64",
@@ -150,7 +153,7 @@ def bad_covariances() -> torch.Tensor:
         ),
         (
             lambda: f.FromDensity.quadrature(lambda x: -(x[..., 0] ** 2), nodes=1),
-            r"nodes must be 3 or more; got 1",
+            r"nodes is 1. Pass an integer ≥ 3",
         ),
         (
             lambda: f.FromDensity.quadrature(lambda x: x[..., 0].log()),
@@ -162,7 +165,7 @@ def bad_covariances() -> torch.Tensor:
         ),
         (
             lambda: f.FromDensity.monte_carlo(lambda x: x[..., 0], f.Poisson(torch.ones(1)), samples=1),
-            r"samples must be 2 or more; got 1",
+            r"samples is 1. Pass an integer ≥ 2",
         ),
         (
             lambda: f.Gamma.from_natural(torch.ones(3)),
@@ -308,7 +311,10 @@ def test_outside_the_support_the_density_is_zero() -> None:
 
 
 def test_off_the_support_nothing_is_disturbed() -> None:
-    """Gradients of a batch in which some x have no density are finite, and NaN is not taken for a value off the support."""
+    """Gradients of a batch in which some x have no density are finite.
+
+    NaN is not taken for a value off the support.
+    """
     shape = torch.ones(1, requires_grad=True)
     density = f.Gamma(shape, torch.ones(1)).log_prob(torch.tensor([[1.0], [-1.0]]))
     (slope,) = torch.autograd.grad(density.exp().sum(), shape)

@@ -1,4 +1,7 @@
-"""What the benchmark of families shows, and the rival in another process: its answers arrive, its end is told."""
+"""What the benchmark of families shows, and the rival in another process.
+
+Its answers arrive, its end is told.
+"""
 
 import sys
 from pathlib import Path

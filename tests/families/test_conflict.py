@@ -1,4 +1,7 @@
-"""Named constraints really contradict each other, and none of them can be left out: against a linear program over all points."""
+"""Named constraints really contradict each other, and none of them can be left out.
+
+Against a linear program over all points.
+"""
 
 import numpy as np
 import pytest

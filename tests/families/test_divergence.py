@@ -209,7 +209,10 @@ def test_brackets_keep_their_digits_far_from_the_origin(diagonal: bool) -> None:
 
 
 def test_standard_errors_are_those_of_repetition() -> None:
-    """Importance sampling 300 times over: the spread of G, of the entropy and of KL is what each says of itself."""
+    """Importance sampling 300 times over.
+
+    The spread of G, of the entropy and of KL is what each says of itself.
+    """
     proposal = f.Gaussian(torch.zeros(1, dtype=F64), torch.tensor([[2.0]], dtype=F64))
     other = f.Gaussian(torch.tensor([1.0], dtype=F64), torch.tensor([[3.0]], dtype=F64))
     target = f.Gaussian(torch.tensor([0.5], dtype=F64), torch.tensor([[1.0]], dtype=F64))

@@ -126,7 +126,10 @@ def all_of_meta() -> list[torch.Tensor]:
 @pytest.mark.parametrize("dimension", [2, 3, 4, 7, 512])
 @pytest.mark.parametrize("kappa", [0.0, 0.1, 5.0, 300.0, 1e8])
 def test_directions(dimension: int, kappa: float) -> None:
-    """Unit length to the last bit; along the mean direction the fall 1 − <x,μ> has the mean and variance that Bessel functions say."""
+    """Unit length to the last bit; along the mean direction the fall 1 − <x,μ> has the mean.
+
+    Variance that Bessel functions say.
+    """
     g = generator(dimension)
     unit = torch.nn.functional.normalize(torch.randn(dimension, dtype=F64, generator=g), dim=0)
     h = f.VonMisesFisher(kappa * unit)
@@ -175,7 +178,10 @@ def test_shares_are_beta_distributed(a: float, b: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_draws_of_a_tiny_shape_stay_in_the_open_support(dtype: torch.dtype) -> None:
-    """A draw that underflows must not become 0, where no density is defined: a divergence of mixtures would be NaN."""
+    """A draw that underflows must not become 0, where no density is defined.
+
+    A divergence of mixtures would be NaN.
+    """
     shape, rate = torch.tensor([[1e-4], [1.0]], dtype=dtype), torch.tensor([[1e20], [1.0]], dtype=dtype)
     x = f.Gamma(shape, rate).sample((500,), generator=torch.Generator().manual_seed(0))
     assert bool((x > 0).all())

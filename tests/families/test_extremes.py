@@ -1,4 +1,7 @@
-"""Large, small and near-equal members, odd input: numbers against many digits, draws that stay in the support, honest answers elsewhere."""
+"""Large, small and near-equal members, odd input.
+
+Numbers against many digits, draws that stay in the support, honest answers elsewhere.
+"""
 
 import math
 from collections.abc import Callable
@@ -60,7 +63,10 @@ def test_the_location_does_not_matter() -> None:
 
 
 def test_no_member_is_invented() -> None:
-    """A mean that rounding has put on the boundary: STALLED or BOUNDARY with a finite member, and the others of the batch are solved."""
+    """A mean that rounding has put on the boundary.
+
+    STALLED or BOUNDARY with a finite member, and the others of the batch are solved.
+    """
     for family, far in (
         (f.NormalGamma, normal_gamma(1e8).mean_parameter),
         (f.NormalGamma, normal_gamma(3e5, F64).mean_parameter.float()),
@@ -129,8 +135,14 @@ def test_deviance() -> None:
     found = deviance(x, m - x, (m / x).log())
     many = deviance(*(a.expand(50, *found.shape) for a in (x, m - x, (m / x).log())))
     with mpmath.workdps(40):
-        exact = [a * mpmath.log(a / b) - a + b for a, b in ((mpmath.mpf(float(a)), mpmath.mpf(float(b))) for row in range(10) for a, b in
-                 zip(x[row].expand(d.shape).tolist(), m[row].tolist(), strict=True))]  # fmt: skip
+        exact = [
+            a * mpmath.log(a / b) - a + b
+            for a, b in (
+                (mpmath.mpf(float(a)), mpmath.mpf(float(b)))
+                for row in range(10)
+                for a, b in zip(x[row].expand(d.shape).tolist(), m[row].tolist(), strict=True)
+            )
+        ]
         wrong = max(float(abs(a / b - 1)) for a, b in zip(found.flatten().tolist(), exact, strict=True))
     assert wrong < 2e-14
     torch.testing.assert_close(many[7], found, rtol=1e-14, atol=0)
@@ -177,7 +189,10 @@ def test_entropies_at_large_parameters() -> None:
 
 
 def test_densities_at_large_parameters() -> None:
-    """At the mean and three standard deviations off, in float32 where the terms are 10⁹ and their rounding is 100."""
+    """At the mean and three standard deviations off.
+
+    In float32 where the terms are 10⁹ and their rounding is 100.
+    """
     with mpmath.workdps(40):
         a = mpmath.mpf(10) ** 8
         for offset in (0, 30000):
@@ -202,12 +217,27 @@ def test_densities_at_large_parameters() -> None:
 EYE = torch.eye(2, dtype=F64)
 NEAR: list[Callable[[torch.dtype, float], tuple[f.Measure, f.Measure]]] = [
     lambda d, e: (f.Poisson(t(1e8, dtype=d)), f.Poisson(t(1e8 * (1 + e), dtype=d))),
-    lambda d, e: (f.Gamma(t(1e8, 1e-8, dtype=d), t(1.0, 1.0, dtype=d)), f.Gamma(t(1e8 * (1 + e), 1e-8, dtype=d), t(1.0, 1 + e, dtype=d))),
+    lambda d, e: (
+        f.Gamma(t(1e8, 1e-8, dtype=d), t(1.0, 1.0, dtype=d)),
+        f.Gamma(t(1e8 * (1 + e), 1e-8, dtype=d), t(1.0, 1 + e, dtype=d)),
+    ),
     lambda d, e: (f.Exponential(t(1e8, dtype=d)), f.Exponential(t(1e8 * (1 + e), dtype=d))),
-    lambda d, e: (f.Beta(t(1e8, 0.3, dtype=d), t(1e8, 5.0, dtype=d)), f.Beta(t(1e8 * (1 + e), 0.3, dtype=d), t(1e8, 5 + e, dtype=d))),
-    lambda d, e: (f.Dirichlet(t(1e6, 1.0, 1e-3, dtype=d)), f.Dirichlet(t(1e6 * (1 + e), 1 - e, 1e-3, dtype=d))),
-    lambda d, e: (f.VonMisesFisher(t(1e8, 0, 1.0, dtype=d)), f.VonMisesFisher(t(1e8 * (1 + e), 0, 1.0, dtype=d))),
-    lambda d, e: (f.Wishart(t(1.0001, dtype=d)[0], EYE.to(d)), f.Wishart(t(1 + 1e-4 * (1 + e), dtype=d)[0], (1 + e) * EYE.to(d))),
+    lambda d, e: (
+        f.Beta(t(1e8, 0.3, dtype=d), t(1e8, 5.0, dtype=d)),
+        f.Beta(t(1e8 * (1 + e), 0.3, dtype=d), t(1e8, 5 + e, dtype=d)),
+    ),
+    lambda d, e: (
+        f.Dirichlet(t(1e6, 1.0, 1e-3, dtype=d)),
+        f.Dirichlet(t(1e6 * (1 + e), 1 - e, 1e-3, dtype=d)),
+    ),
+    lambda d, e: (
+        f.VonMisesFisher(t(1e8, 0, 1.0, dtype=d)),
+        f.VonMisesFisher(t(1e8 * (1 + e), 0, 1.0, dtype=d)),
+    ),
+    lambda d, e: (
+        f.Wishart(t(1.0001, dtype=d)[0], EYE.to(d)),
+        f.Wishart(t(1 + 1e-4 * (1 + e), dtype=d)[0], (1 + e) * EYE.to(d)),
+    ),
     lambda d, e: (normal_gamma(1e4, d), f.NormalGamma(*(t(v, dtype=d) for v in (1e4, 1 + e, 2 - e, 3.0)))),
     lambda d, e: (
         f.NormalGamma(*(t(v, dtype=d) for v in (0.0, 1.0, 1e-8, 1.0))),
@@ -215,18 +245,29 @@ NEAR: list[Callable[[torch.dtype, float], tuple[f.Measure, f.Measure]]] = [
     ),
     lambda d, e: (
         f.NormalInverseWishart(t(9.0, 9.0, dtype=d), t(1.0, dtype=d)[0], t(1.0001, dtype=d)[0], EYE.to(d)),
-        f.NormalInverseWishart(t(9.0, 9.0, dtype=d), t(1 + e, dtype=d)[0], t(1 + 1e-4 * (1 + e), dtype=d)[0], EYE.to(d)),
+        f.NormalInverseWishart(
+            t(9.0, 9.0, dtype=d), t(1 + e, dtype=d)[0], t(1 + 1e-4 * (1 + e), dtype=d)[0], EYE.to(d)
+        ),
     ),
-    lambda d, e: (f.Gaussian(t(1e4, 0.0, dtype=d), EYE.to(d)), f.Gaussian(t(1e4, 0.0, dtype=d), (1 + e) * EYE.to(d))),
-    lambda d, e: (f.DiagonalGaussian(t(0.0, dtype=d), t(1e-8, dtype=d)), f.DiagonalGaussian(t(0.0, dtype=d), t(1e-8 * (1 + e), dtype=d))),
+    lambda d, e: (
+        f.Gaussian(t(1e4, 0.0, dtype=d), EYE.to(d)),
+        f.Gaussian(t(1e4, 0.0, dtype=d), (1 + e) * EYE.to(d)),
+    ),
+    lambda d, e: (
+        f.DiagonalGaussian(t(0.0, dtype=d), t(1e-8, dtype=d)),
+        f.DiagonalGaussian(t(0.0, dtype=d), t(1e-8 * (1 + e), dtype=d)),
+    ),
     lambda d, e: (f.BernoulliProduct(t(-30.0, 12.0, dtype=d)), f.BernoulliProduct(t(-30.0, 12 + e, dtype=d))),
     lambda d, e: (f.Categorical(t(0.0, -30, 3, dtype=d)), f.Categorical(t(e, -30, 3, dtype=d))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("pair", NEAR)
 def test_divergence_of_near_equal_members(pair: Callable[[torch.dtype, float], tuple[Any, Any]]) -> None:
-    """Never negative; of itself 0 with derivative 0; and a hundredth of it at a tenth of the distance, which rounding would hide."""
+    """Never negative; of itself 0 with derivative 0.
+
+    And a hundredth of it at a tenth of the distance, which rounding would hide.
+    """
     for dtype in (F64, F32):
         for e in (0.0, 1e-12, 1e-9, -1e-7, 1e-5):
             p, q = pair(dtype, e)
@@ -286,7 +327,10 @@ def test_fisher_information_is_the_curvature_of_the_divergence() -> None:
     ids=lambda member: type(member).__name__,
 )
 def test_draws_under_vmap(member: Any) -> None:
-    """Of a member from outside the transform, and of a batch of members: different ones for each, of the same law."""
+    """Of a member from outside the transform, and of a batch of members.
+
+    Different ones for each, of the same law.
+    """
     first = lambda h: torch.utils._pytree.tree_leaves(h.sample((400,)))[0]  # noqa: E731
     outside = torch.func.vmap(lambda e: first(member) + e, randomness="different")(torch.zeros(3))
     if isinstance(member, f.GaussianMixture):
@@ -328,19 +372,43 @@ def test_tilts_that_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: f.Gamma(t(2.0, 2.0), t(1.0, 1.0)).tilt(t(0.0, 3.0)), r"Gamma: eta\[1\] must be below the rate; got 3.0"),
-        (lambda: f.Beta(t(1.0), t(1.0)).tilt(t(0.0, -2.0)), r"Beta: eta = \[0.0, -2.0\] is outside the natural domain"),
-        (lambda: f.Beta(torch.ones(3, 1), torch.ones(3, 1)).tilt(-2 * torch.ones(2)), r"Beta: eta\[0\] = \[-2.0, -2.0\] is outside"),
-        (lambda: f.Gamma.log_partition(t(-1.0, -2.0, 1.0)), r"Gamma: theta must be \(..., K\) with K one of 2, 4, 6"),
-        (lambda: f.Wishart.statistic(torch.ones(2, 3)), r"Wishart.statistic: x must be \(..., D, D\); got \(2, 3\)"),
+        (
+            lambda: f.Gamma(t(2.0, 2.0), t(1.0, 1.0)).tilt(t(0.0, 3.0)),
+            r"Gamma: eta\[1\] must be below the rate; got 3.0",
+        ),
+        (
+            lambda: f.Beta(t(1.0), t(1.0)).tilt(t(0.0, -2.0)),
+            r"Beta: eta = \[0.0, -2.0\] is outside the natural domain",
+        ),
+        (
+            lambda: f.Beta(torch.ones(3, 1), torch.ones(3, 1)).tilt(-2 * torch.ones(2)),
+            r"Beta: eta\[0\] = \[-2.0, -2.0\] is outside",
+        ),
+        (
+            lambda: f.Gamma.log_partition(t(-1.0, -2.0, 1.0)),
+            r"Gamma: theta must be \(..., K\) with K one of 2, 4, 6",
+        ),
+        (
+            lambda: f.Wishart.statistic(torch.ones(2, 3)),
+            r"Wishart.statistic: x must be \(..., D, D\); got \(2, 3\)",
+        ),
         (lambda: f.NormalGamma.statistic(torch.ones(3)), r"x must be \(..., D\) and \(..., D\); got \(3,\)"),
         (lambda: f.Gamma.statistic(2.0), r"x must be \(..., D\); got float"),
-        (lambda: f.Poisson(t(1.0)).natural(t(1.0), tolerance=-1.0), r"tolerance must be at least 0 and max_steps at least 1; got -1.0 and"),
-        (lambda: f.Empirical(torch.eye(2)).natural(torch.ones(2) / 2, max_steps=0), r"max_steps at least 1; got None and 0"),
-        (lambda: f.Gaussian(torch.zeros(2).bfloat16(), torch.eye(2).bfloat16()), r"mean is torch.bfloat16; .* float32 or float64"),
+        (
+            lambda: f.Poisson(t(1.0)).natural(t(1.0), tolerance=-1.0),
+            r"tolerance must be at least 0 and max_steps at least 1; got -1.0 and",
+        ),
+        (
+            lambda: f.Empirical(torch.eye(2)).natural(torch.ones(2) / 2, max_steps=0),
+            r"max_steps at least 1; got None and 0",
+        ),
+        (
+            lambda: f.Gaussian(torch.zeros(2).bfloat16(), torch.eye(2).bfloat16()),
+            r"mean is torch.bfloat16; .* float32 or float64",
+        ),
         (lambda: f.Gaussian(torch.zeros(0), torch.eye(0)), r"mean has shape \(0,\), no entries"),
     ],
-)  # fmt: skip
+)
 def test_refusals(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()

@@ -1,4 +1,7 @@
-"""What quadrature says of itself: where the integral diverges, where the grid misses the mass, on the sides of the box."""
+"""What quadrature says of itself.
+
+Where the integral diverges, where the grid misses the mass, on the sides of the box.
+"""
 
 import math
 from collections.abc import Callable
@@ -51,12 +54,36 @@ def test_error_where_the_grid_misses_the_mass() -> None:
 
 @pytest.mark.parametrize("power", [2.0, 1.5, 1.2, 1.1])
 def test_error_covers_a_heavy_tail(power: float) -> None:
-    """∫ (1+x²)^(−k/2) = √π Γ((k−1)/2) / Γ(k/2): what lies beyond the last node is estimated, not overlooked."""
+    """∫ (1+x²)^(−k/2) = √π Γ((k−1)/2) / Γ(k/2).
+
+    What lies beyond the last node is estimated, not overlooked.
+    """
     h = quadrature(lambda x: -power / 2 * torch.log1p(x[..., 0] ** 2))
     truth = math.lgamma(0.5) + math.lgamma((power - 1) / 2) - math.lgamma(power / 2)
     off, error = abs(float(h.log_normalizer(ZERO)) - truth), float(h.log_normalizer_error(ZERO))
     assert off <= error <= 2 * off
     assert float(h.entropy().standard_error) == error
+
+
+@pytest.mark.parametrize("place", [0.3, 1.2345, -2.7])
+@pytest.mark.parametrize("width", [3e-3, 1e-3, 1e-4])
+def test_a_peak_that_the_nodes_miss(place: float, width: float) -> None:
+    """Half the mass in a peak far narrower than the distance of nodes.
+
+    G is off, and the error does not say otherwise.
+    """
+
+    def density(x: torch.Tensor) -> torch.Tensor:
+        peak = -((x[..., 0] - place) ** 2) / (2 * width**2) - math.log(width)
+        return torch.logaddexp(-(x[..., 0] ** 2) / 2, peak)
+
+    h = quadrature(density)
+    off = abs(float(h.log_normalizer(ZERO)) - math.log(2 * math.sqrt(2 * math.pi)))
+    assert off <= float(h.log_normalizer_error(ZERO)) + 1e-12
+    assert off <= float(h.entropy().standard_error) + 1e-12
+    closer = quadrature(density, center=[place], scale=[width])
+    assert float(closer.log_normalizer_error(ZERO)) < 1e-6
+    assert float(closer.log_normalizer(ZERO)) == pytest.approx(math.log(2 * math.sqrt(2 * math.pi)), abs=1e-6)
 
 
 def test_sides_of_the_box() -> None:
@@ -70,7 +97,7 @@ def test_sides_of_the_box() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nodes": 101.0}, "nodes must be an integer; got 101.0"),
+        ({"nodes": 101.0}, r"nodes is 101.0. Pass an integer"),
         ({"lower": 0.0}, "lower must be a sequence of numbers, one per dimension; got 0.0"),
         ({"scale": 2.0}, "scale must be a sequence of numbers"),
         (

@@ -3,6 +3,7 @@
 import cvxpy
 import numpy as np
 import pytest
+import scipy.spatial
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,7 +127,10 @@ def test_max_steps_is_honest() -> None:
 
 @pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
 def test_from_mean_says_where_there_is_no_member(case: Case) -> None:
-    """Outside, the status says so with a distance, and no parameter is NaN; the rest of the batch is not disturbed."""
+    """Outside, the status says so with a distance, and no parameter is NaN.
+
+    The rest of the batch is not disturbed.
+    """
     h = case.make(torch.Generator().manual_seed(0), (3,))
     mean = h.mean_parameter.clone()
     theta = h.natural_parameter[1]
@@ -134,9 +138,9 @@ def test_from_mean_says_where_there_is_no_member(case: Case) -> None:
     mean[1] = mean[1] + 1e6 * (theta if float(theta.norm()) > 0 else torch.ones_like(theta))
     if case.cls in (f.Gaussian, f.DiagonalGaussian, f.Gamma, f.NormalGamma, f.Wishart, f.Exponential):
         mean[1] = -h.mean_parameter[1].abs() - 1  # second moments, rates and traces that are negative
-    if case.cls in (f.Poisson,):
+    if case.cls in (f.Poisson, f.NegativeBinomial):
         mean[1] = -3.0
-    found = case.cls.from_mean(mean)
+    found = case.cls.from_mean(mean, **case.known(h))
     names = [list(f.Status)[int(code)].name for code in found.code]
     assert names == ["CONVERGED", "OUTSIDE", "CONVERGED"]
     assert float(found.distance[1]) > 0
@@ -165,3 +169,64 @@ def test_conjugate_on_the_boundary() -> None:
         lambda m: poisson.conjugate(m), torch.tensor([[3.0]], dtype=double)
     )
     assert float(slope.squeeze()) == pytest.approx(np.log(1.5))
+
+
+def test_float32_points_far_from_the_origin_have_interior_means() -> None:
+    """At an offset of 10⁴ float32 has three digits left of a spread of 1.
+
+    Enough for the η of a mean inside.
+    """
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        points = torch.randn(50, 3, generator=g) + 1e4
+        weight = torch.softmax(torch.randn(50, generator=g).double(), 0)
+        mean = (weight @ points.double()).float()
+        found = f.Empirical(points).natural(mean)
+        assert found.converged, found.status
+        x = points.double() - 1e4
+        reached = torch.softmax(x @ found.value.double(), 0) @ x
+        torch.testing.assert_close(reached, mean.double() - 1e4, rtol=0, atol=1e-5)
+        slope = torch.func.jacrev(lambda m, x=points: f.Empirical(x).natural(m).value)(mean)
+        offset = x - reached
+        covariance = (torch.softmax(x @ found.value.double(), 0)[:, None] * offset).mT @ offset
+        torch.testing.assert_close(
+            slope.double() @ covariance, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("depth", [1e-3, 1e-8, 1e-12, 1e-20, 1e-30])
+def test_means_close_to_a_vertex_are_inside(dtype: torch.dtype, depth: float) -> None:
+    """log p/(1 − p) for {0, 1}; whatever is not solved is not called the boundary, which it is not."""
+    h = f.Empirical(torch.tensor([[0.0], [1.0]], dtype=dtype))
+    found = h.natural(torch.tensor([depth], dtype=dtype))
+    assert found.status in (f.Status.CONVERGED, f.Status.STALLED, f.Status.MAX_STEPS)
+    assert found.converged or depth < 1e-20
+    if found.converged:
+        assert float(found.value) == pytest.approx(np.log(depth) - np.log1p(-depth), rel=1e-6)
+    assert h.natural(torch.zeros(1, dtype=dtype)).status is f.Status.BOUNDARY
+    assert h.natural(torch.full((1,), -depth, dtype=dtype)).status is not f.Status.CONVERGED
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), count=st.integers(4, 12), offset=st.sampled_from([0.0, 1e3, 1e6]))
+def test_boundary_only_on_the_boundary(seed: int, count: int, offset: float) -> None:
+    """In the plane, where the hull's sides are known: a little inside of their middles is solved.
+
+    A middle is on the side but for its rounding, which may put it inside: then it has a tilt, and that is it.
+    """
+    g = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, 2, dtype=torch.float64, generator=g) + offset
+    hull = scipy.spatial.ConvexHull(points.numpy())
+    middles = points[torch.as_tensor(hull.simplices.astype(np.int64))].mean(1)
+    inside = middles + 1e-3 * (points.mean(0) - middles)
+    on, within = f.Empirical(points).natural(middles), f.Empirical(points).natural(inside)
+    assert within.converged, within.status
+    if not offset:
+        assert int((on.code == f.Status.BOUNDARY.code).sum()) >= 1
+    for index, code in enumerate(on.code.tolist()):
+        assert code in (f.Status.BOUNDARY.code, f.Status.STALLED.code, f.Status.CONVERGED.code)
+        if code == f.Status.CONVERGED.code:
+            x = points - middles[index]
+            reached = torch.softmax(x @ on.value[index], 0) @ x
+            assert float(reached.norm()) < 1e-14 * (1 + offset)

@@ -33,7 +33,7 @@ def test_rough_covariance_still_gives_the_exact_answer() -> None:
 
 
 def test_memory() -> None:
-    """G, mean, covariance and the dual map of 400,000 points in 64 dimensions (100 MB) add less than 60 MB beyond the points."""
+    """G, mean, covariance and the dual map of 400,000 points (100 MB) add less than 60 MB to them."""
     code = """
 import resource, torch
 from exptilt import families as f
@@ -71,3 +71,23 @@ def test_batch_shapes() -> None:
     assert tilted.points.shape == (20, 4)
     assert tilted.batch_shape == (7,)
     assert tilted.natural(tilted.mean()).converged
+
+
+def spread(count: int, size: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(size)
+    root = torch.randn(count, size, size, dtype=F64, generator=g)
+    scale = 10 ** (4 * torch.rand(count, size, dtype=F64, generator=g) - 2)
+    return (root @ root.mT + 0.1 * torch.eye(size, dtype=F64)) * scale[..., None] * scale[..., None, :]
+
+
+def test_round_trip_of_many_gaussians() -> None:
+    """With what is wrong told as for few: one covariance that is none, one on the boundary."""
+    mean = f.Gaussian(torch.zeros(20000, 3, dtype=F64), spread(20000, 3)).mean_parameter
+    member = f.Gaussian.from_mean(mean).value
+    again = f.Gaussian.from_natural(member.natural_parameter)
+    torch.testing.assert_close(again.mean_parameter, mean, rtol=1e-7, atol=1e-9)
+    mean[7, 3] = -1.0
+    few, many = f.Gaussian.from_mean(mean[5:9]), f.Gaussian.from_mean(mean)
+    assert torch.equal(many.code[5:9], few.code)
+    assert int((many.code != few.code[0]).sum()) == 1
+    torch.testing.assert_close(many.distance[5:9], few.distance)

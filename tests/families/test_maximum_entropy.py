@@ -116,7 +116,10 @@ def test_bad_arguments() -> None:
 
 @pytest.mark.parametrize("gap", [1e-6, 1e-9, 1e-11])
 def test_small_contradictions_are_named(gap: float) -> None:
-    """Equal columns with unequal means, and a mean that two constraints together put just beyond a side of the hull."""
+    """Equal columns with unequal means.
+
+    A mean that two constraints together put just beyond a side of the hull.
+    """
     g = torch.Generator().manual_seed(3)
     a = torch.rand(200, 4, dtype=torch.float64, generator=g)
     a[:, 2] = a[:, 0]
@@ -158,7 +161,7 @@ def test_arguments_by_their_own_names() -> None:
         ((a * torch.nan,), {}, r"maximum_entropy: A\[0, 0\] must be finite"),
         ((a, nan), {}, r"maximum_entropy: b\[0\] must be a number below \+inf; got nan"),
         ((a, torch.zeros(5)), {}, r"b must be \(..., 6\), one per row of A; got shape \(5,\)"),
-        ((a, torch.zeros(6).double()), {}, "got A torch.float32 on cpu, b torch.float64"),
+        ((a, torch.zeros(6).double()), {}, "A is torch.float32 on cpu, b is torch.float64"),
         ((a, torch.full((2, 6), -torch.inf)), {}, r"b\[0\] must be above −inf for some outcome"),
         ((a,), {"mean": torch.zeros(3)}, r"mean must be \(..., 2\), one per column of A; got shape \(3,\)"),
         ((a,), {"mean": nan[:2]}, r"maximum_entropy: mean\[0\] must be finite"),

@@ -1,4 +1,7 @@
-"""Mixtures at their edges: components without weight, outside their domain, or shared by many mixtures; components of every kind."""
+"""Mixtures at their edges: components without weight, outside their domain, or shared by many mixtures.
+
+Components of every kind.
+"""
 
 import math
 from collections.abc import Callable
@@ -170,10 +173,7 @@ def test_from_torch_finds_the_family() -> None:
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (
-            torch.zeros(2),
-            r"share dtype and device; got log_weight torch.float32 on cpu, Poisson.rate torch.float64",
-        ),
+        (torch.zeros(2), r"log_weight is torch.float32 on cpu, Poisson.rate is torch.float64"),
         (torch.zeros(2, dtype=torch.int64), r"log_weight must be a floating-point tensor; got torch.int64"),
         (
             torch.zeros(4, 2, dtype=F64),

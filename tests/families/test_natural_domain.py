@@ -1,4 +1,7 @@
-"""The dual map of mixtures whose natural domain ends: a mean as large as one likes has a tilt, and Newton's method finds it."""
+"""The dual map of mixtures whose natural domain ends.
+
+A mean as large as one likes has a tilt, and Newton's method finds it.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Every public measure with what the laws need of it: random members, valid tilts, extreme members, its integral, SciPy's twin.
+"""Every public measure with what the laws need of it.
+
+Random members, valid tilts, extreme members, its integral, SciPy's twin.
 
 A measure that `exptilt.families` exports and that is missing here fails `test_registry.py`.
 """
@@ -45,9 +47,10 @@ def quartic_density(x: Tensor) -> Tensor:
 class Case:
     """One measure under law.
 
-    make: a random member with the given batch. tilt: a valid η for a member. extreme: members at the edge of what floats hold.
-    boundary: means of t on the boundary of the hull, where it has one. known: what `from_natural` has to be
-    told beside the parameter. whole: fields that hold whole numbers, which nobody differentiates by.
+    make: a random member with the given batch. tilt: a valid η for a member. extreme: members at the edge of
+    what floats hold. boundary: means of t on the boundary of the hull, where it has one. known: what
+    `from_natural` has to be told beside the parameter. whole: fields that hold whole numbers, which nobody
+    differentiates by.
     """
 
     cls: type

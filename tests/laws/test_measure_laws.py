@@ -149,7 +149,10 @@ def test_fenchel(case: Case, g: torch.Generator) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.boundary], ids=lambda case: case.name)
 def test_conjugate_on_the_boundary_is_the_limit_from_inside(case: Case, g: torch.Generator) -> None:
-    """G* is closed: along a segment that ends on the boundary of the hull it tends to its value there, be that infinite."""
+    """G* is closed: along a segment that ends on the boundary of the hull it tends to its value there.
+
+    Be that infinite.
+    """
     assert case.boundary is not None
     h = case.make(g, (3,))
     edge, inside = case.boundary(h), h.mean()

@@ -80,7 +80,7 @@ def test_vmap_over_tilts_alone(case: Case, g: torch.Generator) -> None:
 
 @every
 def test_natural_is_differentiable_twice(case: Case, g: torch.Generator) -> None:
-    """D η / d m = Cov⁻¹ (Legendre), and the second derivative agrees with a finite difference of the first."""
+    """dη/dm = Cov⁻¹ (Legendre), and the second derivative agrees with a finite difference of the first."""
     h = case.make(g)
     mean = h.mean(case.tilt(h, g))
 

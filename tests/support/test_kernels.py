@@ -67,7 +67,6 @@ def test_stamps_of_real_kernels_hold_their_helpers(monkeypatch, forgetful):
         ("exptilt.tilting.backends.numba.forward", "exptilt.tilting.backends.numba.vector_math"),
         # imported by a relative name
         ("exptilt.switching.kernels.filters", "exptilt.switching.kernels.kalman"),
-        ("exptilt.families.numerics.deviance", "exptilt._support.elementary"),
     ):
         kernels.source_stamp.cache_clear()
         before = kernels.source_stamp(module)

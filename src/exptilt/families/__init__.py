@@ -1,7 +1,7 @@
 """Measures and exponential families: dual maps, divergences, projections, maximum entropy.
 
-`measure.py` is the idea and `family.py` the families with a finite statistic; `members/` has one family a file.
-`inverse_mean.py` inverts the mean map, `numerics/` has the special functions.
+`measure.py` is the idea and `family.py` the families with a finite statistic; `members/` has one family a
+file. `inverse_mean.py` inverts the mean map, `numerics/` has the special functions.
 """
 
 import sys

@@ -27,6 +27,7 @@ class ChangeOfVariable(ExponentialFamily):
     """c, for either part of u."""
 
     _statistic_size = staticmethod(lambda d: 2 * d)
+    _differentiable_draws = True
     identity_coordinate = False
 
     @abstractmethod

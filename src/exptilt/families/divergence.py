@@ -6,13 +6,14 @@ Within one exponential family it is a Bregman divergence of A, arguments swapped
 
     KL(p_θ ‖ p_θ') = A(θ') − A(θ) − <∇A(θ), θ' − θ>.
 
-Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for certain (`mixture_bounds`). The
-`Estimate` that comes back says which it is.
+Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for
+certain (`mixture_bounds`). The `Estimate` that comes back says which it is.
 
-Points are compared with points and with counts: P(x) is then the mass of all that are listed at x, so a point may be listed twice.
+Points are compared with points and with counts: P(x) is then the mass of all that are listed at x, so a point
+may be listed twice.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +21,14 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import is_concrete, pytree
-from exptilt.families.estimate import Estimate, Kind
+from exptilt.families.estimate import Estimate, Kind, samples_wanted
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import Base, Measure, make
-from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.measure import Base, Measure
 from exptilt.families.members.empirical import Empirical
-from exptilt.families.members.exponential import Exponential
 from exptilt.families.members.from_density import FromDensity
-from exptilt.families.members.gamma import Gamma
-from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.mixture import AnyMixture
 from exptilt.families.mixture_bounds import kl_bounds
+from exptilt.families.relations import common_family
 
 
 def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generator | None = None) -> Estimate:
@@ -39,10 +37,12 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
     Args:
         p: a measure, taken as normalised.
         q: another on the same space.
-        samples: how many draws of p are taken where no closed form exists; 0 gives the deterministic bracket alone.
+        samples: how many draws of p are taken where no closed form exists; 0 gives the deterministic bracket
+            alone. The estimate has derivatives in all parameters of p and q.
         generator: for those draws.
 
     Example:
+        >>> from exptilt.families import Exponential
         >>> kl(Exponential(torch.tensor([1.0])), Exponential(torch.tensor([2.0]))).value  # 2 − 1 − log 2
         tensor(0.3069)
     """
@@ -53,50 +53,28 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
     if isinstance(p, Empirical):
         return _from_points(p, q)
     if isinstance(q, Empirical):
-        raise ArgumentError(_why_not_points(p))
-    p, q = _common(p, q)
+        raise ArgumentError(_not_continuous(p, q) if p.base is not Base.COUNTING else _all_outcomes(p))
+    p, q = common_family(p, q)
     _check_events(p, q)
     if isinstance(p, ExponentialFamily) and type(p) is type(q):
         return Estimate.exact(p._kl(q))
     if isinstance(p, FromDensity):
         return _weighted(p, q)
     lower, upper = _bracket(p, q)
-    if samples == 0:
+    if samples_wanted("kl", samples) == 0:
         return Estimate.bounded(lower, upper)
-    if samples < 2:
-        raise ArgumentError(f"kl: samples must be 0 (bounds alone) or at least 2; got {samples}.")
-    x = _aligned(p.sample((samples,), generator=generator), p, lower.ndim)
-    return Estimate.sampled((p.log_prob(x) - q.log_prob(x)).expand(samples, *lower.shape), lower, upper)
+    x, score = _aligned(p._sample_scored(samples, generator), p, lower.ndim)
+    ratio = (p.log_prob(x) - q.log_prob(x)).expand(samples, *lower.shape)
+    return Estimate.sampled(ratio, lower, upper, score)
 
 
 def _aligned(x: Any, p: Measure, ndim: int) -> Any:
-    """Draws ``(S,) + batch + event`` of p with axes of length one in front of its batch, so that it has ``ndim``."""
+    """Draws ``(S,) + batch + event`` of p with axes of length one in front of its batch of ``ndim`` axes."""
     leaves, spec = pytree.tree_flatten(x)
     ones = [1] * (ndim - len(p.batch_shape))
     return pytree.tree_unflatten(
         [leaf.reshape(leaf.shape[0], *ones, *leaf.shape[1:]) for leaf in leaves], spec
     )
-
-
-def _common(p: Measure, q: Measure) -> tuple[Measure, Measure]:
-    """Both in the larger family where one contains the other."""
-    for small, large, widen in ((DiagonalGaussian, Gaussian, _full), (Exponential, Gamma, as_gamma)):
-        if isinstance(p, small) and isinstance(q, large):
-            return widen(p), q
-        if isinstance(p, large) and isinstance(q, small):
-            return p, widen(q)
-    return p, q
-
-
-def _full(p: Measure) -> Measure:
-    p = cast(DiagonalGaussian, p)
-    return make(Gaussian, mean_vector=p.mean_vector, covariance_matrix=torch.diag_embed(p.variance))
-
-
-def as_gamma(p: Measure) -> Gamma:
-    """An `Exponential` as the `Gamma` that it is."""
-    p = cast(Exponential, p)
-    return make(Gamma, shape=torch.ones_like(p.rate), rate=p.rate)
 
 
 def _check_batches(p: Measure, q: Measure) -> None:
@@ -113,18 +91,17 @@ def _check_batches(p: Measure, q: Measure) -> None:
 def _check_events(p: Measure, q: Measure) -> None:
     if p.base is not q.base or p.event_shapes != q.event_shapes:
         got = " and ".join(f"{type(m).__name__} ({m.base.value}, events {m.event_shapes})" for m in (p, q))
-        raise ArgumentError(
-            f"kl: p and q live in different spaces, {got}: neither has a density with respect to the other."
-        )
+        why = "neither has a density with respect to the other"
+        raise ArgumentError(f"kl: p and q live in different spaces, {got}: {why}.")
 
 
 def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
     """Bounds for mixtures of one family; nothing but KL >= 0 for anything else."""
-    parts = [_parts(measure) for measure in (p, q)]
-    if parts[0] is not None and parts[1] is not None:
-        (log_p, f), (log_q, g) = _common_parts(parts[0], parts[1])
-        if type(f) is type(g):
-            return kl_bounds(log_p, f, log_q, g)
+    first, second = _parts(p), _parts(q)
+    if first is not None and second is not None:
+        f, g = common_family(first[1], second[1])
+        if isinstance(f, ExponentialFamily) and isinstance(g, ExponentialFamily) and type(f) is type(g):
+            return kl_bounds(first[0], f, second[0], g)
     zero = torch.zeros(common_shape(p.batch_shape, q.batch_shape), dtype=p.dtype, device=p.device)
     return zero, zero + torch.inf
 
@@ -139,11 +116,6 @@ def _parts(measure: Measure) -> Parts | None:
         single = measure.map(lambda leaf, event: leaf.unsqueeze(leaf.ndim - event))
         return torch.zeros((*measure.batch_shape, 1), dtype=measure.dtype, device=measure.device), single
     return None
-
-
-def _common_parts(first: Parts, second: Parts) -> tuple[Parts, Parts]:
-    f, g = _common(first[1], second[1])
-    return (first[0], cast(ExponentialFamily, f)), (second[0], cast(ExponentialFamily, g))
 
 
 def _weighted(p: FromDensity, q: Measure) -> Estimate:
@@ -163,21 +135,16 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
 def _from_points(p: Empirical, q: Measure) -> Estimate:
     """Σ_n p_n (log P(x_n) − log Q(x_n)), where P(x) is the mass of every point listed at x."""
     if not isinstance(q, Empirical) and q.base is not Base.COUNTING:
-        names = f"KL({type(p).__name__} ‖ {type(q).__name__})"
-        raise ArgumentError(
-            f"kl: points and a density are never absolutely continuous to each other, {names} is infinite. Project first."
-        )
-    if not is_concrete(p.points, *pytree.tree_leaves(q)):
-        log_p, log_q = (
-            _at_points(p, p),
-            _at_points(q, p),
-        )  # every point with every other: slow, but the same for whatever values
+        raise ArgumentError(_not_continuous(p, q))
+    if not is_concrete(
+        p.points, *pytree.tree_leaves(q)
+    ):  # every point with every other: slow, for any values
+        log_p, log_q = _at_points(p, p), _at_points(q, p)
     elif isinstance(q, Empirical):
-        if p.points is not q.points and not (
-            p.points.shape == q.points.shape and bool((p.points == q.points).all())
-        ):
+        if p.points is not q.points and not torch.equal(p.points, q.points):
             raise ArgumentError(
-                "kl: two Empirical measures must list the same points in the same order; give missing ones log_weight −inf."
+                "kl: two Empirical measures must list the same points in the same order; "
+                "give missing ones log_weight −inf."
             )
         group = _repeated(p.points)
         log_p, log_q = _merged(p.log_probability, group), _merged(q.log_probability, group)
@@ -200,14 +167,13 @@ def _at_points(q: Measure, p: Empirical) -> Tensor:
 
 
 def _repeated(points: Tensor) -> Tensor | None:
-    """For each of ``points (..., N, D)`` the number of the place it is at, ``(..., N)``; None if no two are at the same."""
+    """The number of the place of each of ``points (..., N, D)``, ``(..., N)``; None if all places differ."""
     first = points[..., 0].sort(-1).values
     if bool((first.diff(dim=-1) != 0).all()):
         return None
     clouds = points.detach().reshape(-1, *points.shape[-2:])
-    return torch.stack([torch.unique(cloud, dim=0, return_inverse=True)[1] for cloud in clouds]).reshape(
-        points.shape[:-1]
-    )
+    places = [torch.unique(cloud, dim=0, return_inverse=True)[1] for cloud in clouds]
+    return torch.stack(places).reshape(points.shape[:-1])
 
 
 def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
@@ -215,20 +181,21 @@ def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
     if group is None:
         return log_weight
     log_weight, group = torch.broadcast_tensors(log_weight, group)
-    top = (
-        torch.full_like(log_weight, -torch.inf)
-        .scatter_reduce(-1, group, log_weight.detach(), "amax")
-        .gather(-1, group)
-    )
+    top = torch.full_like(log_weight, -torch.inf).scatter_reduce(-1, group, log_weight.detach(), "amax")
+    top = top.gather(-1, group)
     top = torch.where(top > -torch.inf, top, 0.0)
     total = torch.zeros_like(log_weight).scatter_add(-1, group, (log_weight - top).exp())
     return total.gather(-1, group).log() + top
 
 
-def _why_not_points(p: Measure) -> str:
+def _not_continuous(p: Measure, q: Measure) -> str:
+    names = f"KL({type(p).__name__} ‖ {type(q).__name__})"
+    why = "points and a density are never absolutely continuous to each other"
+    return f"kl: {why}, {names} is infinite. Project first."
+
+
+def _all_outcomes(p: Measure) -> str:
     name = type(p).__name__
-    if p.base is not Base.COUNTING:
-        return f"kl: points and a density are never absolutely continuous to each other, KL({name} ‖ Empirical) is infinite. Project first."
     return (
         f"kl: KL({name} ‖ Empirical) is infinite unless the points are all the outcomes of the {name}. "
         "If they are, pass p as Empirical(points, p.log_prob(points))."

@@ -12,6 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import pytree
 
 
@@ -59,16 +60,24 @@ class Estimate:
         return cls(value, torch.zeros_like(value), value, value, Kind.EXACT)
 
     @classmethod
-    def sampled(cls, draws: Tensor, lower: Tensor, upper: Tensor) -> "Estimate":
+    def sampled(cls, draws: Tensor, lower: Tensor, upper: Tensor, score: Tensor | None = None) -> "Estimate":
         """The mean of independent draws.
 
         Args:
-            draws: ``(S, ...)``, S > 1.
+            draws: ``(S, ...)``, S > 1, values of a function at draws of a measure.
             lower: ``(...)``.
             upper: ``(...)``.
+            score: ``(S, ...)``, log-probability of all in the draws that carries no derivative. The
+                derivative of the mean then has the term E[value ∇score], with the mean of the other draws
+                taken off each value.
         """
-        value = draws.mean(0)
-        error = draws.std(0) / draws.shape[0] ** 0.5
+        value, count = draws.mean(0), draws.shape[0]
+        error = draws.std(0) / count**0.5
+        if score is not None:
+            offset = torch.where(draws.isfinite() & value.isfinite(), draws - value, 0.0) * (
+                count / (count - 1)
+            )
+            value = value + (offset * torch.expm1(score - score.detach())).mean(0)
         return cls(value, torch.where(value.isinf(), 0.0, error), lower, upper, Kind.ESTIMATED)
 
     @classmethod
@@ -145,6 +154,13 @@ class Estimate:
 def _times(a: Tensor, b: Tensor) -> Tensor:
     """a b, where 0 times an infinite end of a bracket is 0."""
     return torch.where((a == 0) | (b == 0), 0.0, a * b)
+
+
+def samples_wanted(caller: str, samples: int) -> int:
+    """How many draws are taken: none, or enough for a standard error."""
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
+        raise ArgumentError(f"{caller}: samples must be 0 (bounds alone) or at least 2; got {samples}.")
+    return samples
 
 
 def _flatten(estimate: Estimate) -> tuple[list[Tensor], Kind]:

@@ -2,44 +2,87 @@ r"""Exponential families with a finite statistic.
 
     p(x|θ) = b(x) e^{<u(x), θ> − A(θ)},     m = ∇A(θ) = E[u],     ∇²A(θ) = Cov[u] = Fisher information
 
-A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat vector ``(..., K)`` whose
-first D entries are the t(x) that tilting acts on. So tilting adds η to the first D entries of θ (THEORY A3), and
+A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat
+vector ``(..., K)`` whose first D entries are the t(x) that tilting acts on. So tilting adds η to the first D
+entries of θ (THEORY A3), and
 
     G(η) = A(θ + (η, 0)) − A(θ).
 
-A subclass gives its parameters from θ and back, its statistic, and A in its own parameters; closed forms of the mean parameter and its
-inverse where there are any.
+A subclass gives its parameters from θ and back, its statistic, and A in its own parameters; closed forms of
+the mean parameter and its inverse where there are any.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 
+from exptilt._support.checks import choice, finite, positive
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
+from exptilt._support.linalg import check_covariance, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.checks import check_finite
+from exptilt.families.checks import check_tensors
 from exptilt.families.measure import Measure
+
+Value = TypeVar("Value")
 
 
 class ExponentialFamily(Measure):
     """Base of the families with a finite sufficient statistic."""
 
     minimal: ClassVar[bool] = True
-    """Whether the entries of u are affinely independent. If not (Categorical), θ is known up to what they share."""
+    """Whether the entries of u are affinely independent. If not, θ is known up to what they share."""
+
+    flat_base: ClassVar[bool] = True
+    """Whether the base measure b is constant on the support."""
+
+    _tilts_everywhere: ClassVar[bool] = False
+    """Whether every η is inside the natural domain."""
 
     _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
-    """A function: K, the length of u(x), of the smallest, the second smallest, ... members, for d = 1, 2, ..."""
+    """A function: K, the length of u(x), of the smallest, second smallest, ... members, for d = 1, 2, ..."""
 
     _event_ranks: ClassVar[tuple[int, ...]] = (1,)
     """How many axes each tensor of an event has, all of one length D."""
 
-    flat_base: ClassVar[bool] = True
-    """Whether the base measure b is constant on the support."""
+    _positive: ClassVar[tuple[str, ...]] = ()
+    """Fields whose entries must be positive; those of the other fields must be finite."""
+
+    _labels: ClassVar[Mapping[str, str]] = {}
+    """Names of fields in messages, where they are others."""
+
+    _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
+    """The class in `torch.distributions` and its names of our fields."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        fields = {self._labels.get(field, field): (x, event) for field, x, event in self._fields()}
+        check_tensors(name, fields)
+        sized = {label: (x, event) for label, (x, event) in fields.items() if event}
+        if len({size for x, event in sized.values() for size in x.shape[x.ndim - event :]}) > 1:
+            got = ", ".join(f"{label} {tuple(x.shape)}" for label, (x, _) in sized.items())
+            wanted = " and ".join(
+                f"{label} must be (..., {'D' if e == 1 else 'D, D'})" for label, (_, e) in sized.items()
+            )
+            equal = "last axes must be equally long" if all(e == 1 for _, e in sized.values()) else wanted
+            raise ArgumentError(f"{name}: {equal}; got {got}.")
+        for field, x, event in self._fields():
+            label = self._labels.get(field, field)
+            if event == 2:
+                check_covariance(x, label)
+            else:
+                (positive if field in self._positive else finite)(name, **{label: x})
+        self._check()
+
+    def _fields(self) -> list[tuple[str, Tensor, int]]:
+        return [(field, getattr(self, field), event) for field, event in self.event_dims.items()]
+
+    def _check(self) -> None:
+        """Raise if something is wrong with the fields that no table says."""
 
     # What a subclass gives.
 
@@ -69,12 +112,12 @@ class ExponentialFamily(Measure):
     @classmethod
     @abstractmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """How far a mean parameter ``(..., K)`` is outside of the attainable set: ``(...)``, 0 on its boundary, negative inside."""
+        """How far ``mean (..., K)`` is outside of what can be attained: ``(...)``, negative inside."""
 
     @classmethod
     @abstractmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:
-        """The mean parameter of some member, of the shape of ``mean (..., K)``: stands in for one that is not attainable."""
+        """The mean parameter of some member, ``(..., K)``: stands in for one that is not attainable."""
 
     # What a subclass may give otherwise, or in closed form.
 
@@ -85,7 +128,7 @@ class ExponentialFamily(Measure):
 
     @classmethod
     def _statistic(cls, x: Any) -> Tensor:
-        """u(x), ``(..., K)``: x itself, if there is no more to it."""
+        """u(x), ``(..., K)``."""
         vector: Tensor = x
         return vector
 
@@ -97,35 +140,34 @@ class ExponentialFamily(Measure):
         """E[u], ``(..., K)``."""
         return inverse_mean.gradient(self.log_partition, self.natural_parameter)
 
+    @classmethod
+    def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
+        """How far ``reached (..., K)`` is from the wanted mean: ``(...)``, of the size of the error in θ."""
+        return (reached - mean).abs().amax(-1) / (1 + mean.abs().amax(-1))
+
     def _dual(self, mean: Tensor) -> Tensor:
-        """η such that the tilted mean of t is ``mean``, only called with attainable ones. Here for families with t = u."""
+        """η such that the tilted mean of t is ``mean``, which is attainable. Here for families with t = u."""
         return self._from_mean(mean).natural_parameter - self.natural_parameter
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return self._mean_excess(mean)
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
-        return ~self._from_natural(self._shifted(eta))._in_domain()
+        return None if self._tilts_everywhere else ~self._from_natural(self._shifted(eta))._in_domain()
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """Infinite for a density, which gives no mass to a face of its hull."""
         return torch.full_like(reached, torch.inf)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL(self ‖ other) within the family: the Bregman divergence of A. Large terms cancel; a family that can says it better."""
-        return (
-            other._log_partition()
-            - self._log_partition()
-            - dot(self.mean_parameter, other.natural_parameter - self.natural_parameter)
-        )
+        """KL(self ‖ other), the Bregman divergence of A, in which large terms cancel."""
+        change = other.natural_parameter - self.natural_parameter
+        return other._log_partition() - self._log_partition() - dot(self.mean_parameter, change)
 
     def _overlap(self, other: Self) -> Tensor:
-        """Log ∫ p q within a family whose base measure is 1; infinite where it diverges."""
-        return (
-            self.log_partition(self.natural_parameter + other.natural_parameter)
-            - self._log_partition()
-            - other._log_partition()
-        )
+        """log ∫ p q within a family whose base measure is 1; infinite where it diverges."""
+        both = self.log_partition(self.natural_parameter + other.natural_parameter)
+        return both - self._log_partition() - other._log_partition()
 
     def _entropy(self) -> Tensor:
         """A(θ) − <θ, E u>, where b is 1."""
@@ -136,6 +178,20 @@ class ExponentialFamily(Measure):
 
     def _coordinate(self, x: Any) -> Tensor:
         return self._statistic(x)[..., : self.dimension]
+
+    def _to_torch(self) -> distributions.Distribution:
+        if self._twin is None:
+            return super()._to_torch()
+        kind, names = self._twin
+        made = kind(**{theirs: getattr(self, ours) for ours, theirs in names.items()})
+        return made if made.event_shape else distributions.Independent(made, 1)
+
+    @classmethod
+    def _from_torch(cls, other: Any) -> Self:
+        if cls._twin is None:
+            return super()._from_torch(other)
+        inner = getattr(other, "base_dist", other)
+        return cls(**{ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()})
 
     # What everyone gets.
 
@@ -158,50 +214,36 @@ class ExponentialFamily(Measure):
                 index = tuple((~valid).nonzero()[0].tolist())
                 where = f"{name}[{', '.join(map(str, index))}]" if index else name
                 got = given.expand(*valid.shape, given.shape[-1])[index].tolist()
-                raise ArgumentError(
-                    f"{cls.__name__}: {where} = {got} is outside the natural domain, where the integral converges."
-                )
+                wanted = "outside the natural domain, where the integral converges"
+                raise ArgumentError(f"{cls.__name__}: {where} = {got} is {wanted}.")
         return member
 
     @classmethod
     def from_mean(cls, mean: Tensor) -> "Solution[Self]":
         """The member with this expected statistic, and whether there is one.
 
-        Each problem of the batch has its own status. Where the mean is on or outside the boundary of the attainable set there is no member:
-        the status says BOUNDARY or OUTSIDE, the distance how far outside, and some other member of the family stands in its place. So it
-        does where the mean is so near to the boundary that no member of this precision has it; there the status says STALLED.
+        Each problem of the batch has its own status. Where the mean is on or outside the boundary of the
+        attainable set there is no member: the status says BOUNDARY or OUTSIDE, the distance how far outside,
+        and some other member of the family stands in its place. Where the mean is so near to the boundary
+        that it determines no member in this precision, the status says STALLED.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
         """
-        check_finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
+        finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         excess = cls._mean_excess(mean)
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
-        member = cls._from_mean(
-            mean if all_inside else torch.where(inside[..., None], mean, cls._typical_mean(mean))
-        )
-        reached = member.mean_parameter
-        if (
-            all_inside and reached is mean
-        ):  # the mean is the parameter: nothing was solved, and nothing can be off
-            nothing = torch.zeros_like(excess)
-            code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
-            return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
+        typical = None if all_inside else cls._typical_mean(mean)
+        member = cls._from_mean(mean if typical is None else torch.where(inside[..., None], mean, typical))
         sound = member._sound()
-        if not is_concrete(sound) or not bool(
-            sound.all()
-        ):  # so close to the boundary that rounding took the member across
-            member = cls._from_mean(torch.where((inside & sound)[..., None], mean, cls._typical_mean(mean)))
-            reached = member.mean_parameter
+        if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
+            good = (inside & sound)[..., None]
+            member = cls._from_mean(torch.where(good, mean, cls._typical_mean(mean)))
+        reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
-        scale = 1 + mean.abs().amax(-1)
-        close = sound & (residual <= torch.finfo(mean.dtype).eps ** 0.5 * scale)
-        code = torch.where(
-            excess > 0, Status.OUTSIDE.code, torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
-        )
-        code = torch.where(excess == 0, Status.BOUNDARY.code, code).to(torch.int8)
-        return Solution(member, code, residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0))
+        close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
+        return _judged(member, close, excess, residual)
 
     @classmethod
     def log_partition(cls, theta: Tensor) -> Tensor:
@@ -217,7 +259,7 @@ class ExponentialFamily(Measure):
         return torch.where(member._in_domain() | theta.isnan().any(-1), member._log_partition(), torch.inf)
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
-        """∇²A(θ), the covariance of u, or in mean coordinates its inverse (pseudo-inverse where u is not minimal).
+        """∇²A(θ), the covariance of u, or in mean coordinates its (pseudo-)inverse.
 
         Args:
             coordinates: "natural" or "mean".
@@ -225,15 +267,14 @@ class ExponentialFamily(Measure):
         Returns:
             ``(..., K, K)``.
         """
-        if coordinates not in ("natural", "mean"):
-            raise ArgumentError(f'coordinates must be "natural" or "mean"; got {coordinates!r}.')
+        choice("fisher_information", "coordinates", coordinates, ("natural", "mean"))
         fisher = inverse_mean.hessian(self.log_partition, self.natural_parameter)
         if coordinates == "natural":
             return fisher
         return torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
 
     def update(self, statistic: Tensor) -> Self:
-        """The member whose natural parameter is larger by a sum of statistics: conjugate updating; see `posterior`.
+        """The member whose natural parameter is larger by a sum of statistics; see `posterior`.
 
         Args:
             statistic: ``(..., K)``.
@@ -254,26 +295,16 @@ class ExponentialFamily(Measure):
         Returns:
             ``(..., K)``; its first D entries are t(x).
         """
-        leaves = pytree.tree_leaves(x)
-        ranks = cls._event_ranks
-        good = len(leaves) == len(ranks) and all(
-            isinstance(leaf, Tensor) and leaf.ndim >= r for leaf, r in zip(leaves, ranks, strict=True)
-        )
-        if (
-            not good
-            or len(
-                {
-                    size
-                    for leaf, rank in zip(leaves, ranks, strict=True)
-                    for size in leaf.shape[leaf.ndim - rank :]
-                }
-            )
-            != 1
-        ):
-            got = ", ".join(
-                str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
+        leaves, ranks = pytree.tree_leaves(x), cls._event_ranks
+        good = len(leaves) == len(ranks) and all(isinstance(leaf, Tensor) for leaf in leaves)
+        pairs = list(zip(leaves, ranks, strict=True)) if good else []
+        sizes = {size for leaf, rank in pairs for size in leaf.shape[max(0, leaf.ndim - rank) :]}
+        if len(sizes) != 1 or any(leaf.ndim < rank for leaf, rank in pairs):
+            shapes = (
+                tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
             )
             wanted = " and ".join(f"(..., {', '.join(['D'] * rank)})" for rank in ranks)
+            got = ", ".join(map(str, shapes))
             raise ArgumentError(f"{cls.__name__}.statistic: x must be {wanted}; got {got}.")
         return cls._statistic(x)
 
@@ -295,19 +326,21 @@ class ExponentialFamily(Measure):
             )
         size = vector.shape[-1] if vector.ndim else 0
         if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
-            known = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
+            wanted = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
+            got = tuple(vector.shape)
             raise ArgumentError(
-                f"{cls.__name__}: {name} must be (..., K) with K one of {known}, ...; got shape {tuple(vector.shape)}."
+                f"{cls.__name__}: {name} must be (..., K) with K one of {wanted}, ...; got shape {got}."
             )
         return vector
 
     def _sound(self) -> Tensor:
         """``(...)``: whether an unchecked member is finite and in the domain."""
-        finite = [
-            leaf.isfinite().flatten(leaf.ndim - event).all(-1) if event else leaf.isfinite()
-            for leaf, event in self._leaves()
+        finite = [leaf.isfinite() for leaf, _ in self._leaves()]
+        good = [
+            x.flatten(x.ndim - n).all(-1) if n else x
+            for x, (_, n) in zip(finite, self._leaves(), strict=True)
         ]
-        return torch.stack(torch.broadcast_tensors(self._in_domain(), *finite)).all(0)
+        return torch.stack(torch.broadcast_tensors(self._in_domain(), *good)).all(0)
 
     def _shifted(self, eta: Tensor) -> Tensor:
         """θ + (η, 0)."""
@@ -325,20 +358,27 @@ class ExponentialFamily(Measure):
         return self._from_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        excess = self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
-        inside = torch.ones_like(mean[..., 0], dtype=torch.bool) if excess is None else excess < 0
-        excess = torch.zeros_like(mean[..., 0]) if excess is None else excess
+        every = torch.ones_like(mean[..., 0], dtype=torch.bool)
+        excess = self._excess(mean, every)
+        if excess is None:
+            excess = -torch.ones_like(mean[..., 0])
+        inside = excess < 0
         origin = self._mean(torch.zeros_like(mean))
         eta = self._dual(torch.where(inside[..., None], mean, origin))
         eta = torch.where((inside & eta.isfinite().all(-1))[..., None], eta, 0.0)
-        error = (self._mean(eta) - mean).abs()
-        residual = error.amax(-1)
+        reached = self._mean(eta)
+        error = (reached - mean).abs()
         spread, precision = mean.abs() + origin.abs(), torch.finfo(mean.dtype).eps
-        allowed = (
-            precision**0.5 if tolerance is None else tolerance
-        ) * spread + 256 * precision * spread.amax(-1, keepdim=True)
-        solved = torch.where((error <= allowed).all(-1), Status.CONVERGED.code, Status.STALLED.code)
-        code = torch.where(inside, solved, torch.where(excess > 0, Status.OUTSIDE.code, Status.BOUNDARY.code))
-        return Solution(
-            eta, code.to(torch.int8), residual, torch.zeros((), dtype=torch.int64), excess.clamp_min(0)
-        )
+        relative = precision**0.5 if tolerance is None else tolerance
+        close = (error <= relative * spread + 256 * precision * spread.amax(-1, keepdim=True)).all(-1)
+        if mean.shape[-1] == self.natural_parameter.shape[-1]:
+            close = close & (self._mean_error(reached, mean) <= max(relative, 256 * precision))
+        return _judged(eta, close, excess, error.amax(-1))
+
+
+def _judged(value: Value, close: Tensor, excess: Tensor, residual: Tensor) -> Solution[Value]:
+    """A closed form as a solution: solved where it came close, if the target is inside."""
+    code = torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
+    code = torch.where(excess == 0, Status.BOUNDARY.code, torch.where(excess > 0, Status.OUTSIDE.code, code))
+    steps = torch.zeros((), dtype=torch.int64)
+    return Solution(value, code.to(torch.int8), residual, steps, excess.clamp_min(0))

@@ -1,20 +1,23 @@
 r"""Derivatives of the log-normalizer, and the inverse of the mean map.
 
-The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton steps
+The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton
+steps
 
     η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
 
-If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary the residual still falls
-to zero, so a small residual proves nothing; but Newton's step then keeps its length instead of shrinking quadratically. A problem counts
-as solved only when the residual is within the tolerance *and* the step has shrunk. Outside, of points x_n with masses w_n,
+If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary
+the residual still falls to zero, so a small residual proves nothing; but Newton's step then keeps its length
+instead of shrinking quadratically. A problem counts as solved only when the residual is within the tolerance
+*and* the step has shrunk. Outside, of points x_n with masses w_n,
 
     F(η) = log Σ_n w_n e^{<x_n − m, η>} < min_n log w_n     proves     <x_n − m, η> < 0 for every n:
 
-η separates m from all points, and the search ends. Those that are not solved are handed to the measure, which knows its hull and says how
-far outside they are.
+η separates m from all points, and the search ends. Those that are not solved are handed to the measure, which
+says how far outside they are; or that they are on the boundary, if the last step is the normal of a
+hyperplane through m that no point is beyond. What is neither is said to have stalled.
 
-The solver itself is not differentiated. Two more Newton steps are taken from its answer in the open: the first carries the exact first
-derivatives (implicit function theorem), the second the exact second ones.
+The solver itself is not differentiated. Two more Newton steps are taken from its answer with derivatives: the
+first carries the exact first derivatives (implicit function theorem), the second the exact second ones.
 """
 
 from collections.abc import Callable
@@ -59,8 +62,7 @@ def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
 def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
     """C⁻¹ v for ``(..., D, D)`` and ``(..., D)``, or the least-norm answer where C is singular.
 
-    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1): where C is regular that is its own
-    rounding error.
+    Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1).
     """
     return _solve_factored(_factor(covariance), vector)
 
@@ -80,7 +82,8 @@ def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps
     """Invert the mean map of any measure. ``mean (..., D)`` already has the full batch shape."""
     leaves, spec = pytree.tree_flatten(measure)
     events = [event for _, event in measure._leaves()]
-    eta, code, residual, steps, distance = _Newton.apply(spec, events, tolerance, max_steps, mean, *leaves)
+    found = _Newton.apply(spec, events, tolerance, max_steps, mean, *leaves)  # type: ignore[no-untyped-call]
+    eta, code, residual, steps, distance = found
     if torch.is_grad_enabled() and any(_differentiable(tensor) for tensor in (mean, *leaves)):
         eta = polish(measure, mean, eta, code == Status.CONVERGED.code)
     return Solution(eta, code, residual, steps, distance)
@@ -92,12 +95,15 @@ def _differentiable(tensor: Tensor) -> bool:
 
 def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:
     """Two Newton steps that autograd can see, for the problems that were solved."""
+    given = eta.dtype
+    measure, mean = measure._centred(mean)
+    eta = eta.to(mean.dtype)
     eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     for _ in range(2):
         covariance = torch.where(solved[..., None, None], measure._covariance(eta), eye)
         step = solve_covariance(covariance, mean - measure._mean(eta))
         eta = torch.where(solved[..., None], eta + step, eta)
-    return eta
+    return eta.to(given)
 
 
 @torch.no_grad()
@@ -106,10 +112,12 @@ def newton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
-    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and more while each of them gains
-    a factor of eight. A measure of many points gives a rough one at first; where its steps gain less than a factor of four together, a
-    better one is asked for.
+    Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and
+    more while each of them gains a factor of eight. A measure of many points gives a rough one at first;
+    where its steps gain less than a factor of four together, a better one is asked for.
     """
+    given, target = measure, mean
+    measure, mean = measure._centred(mean)
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
     here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
@@ -118,55 +126,53 @@ def newton(
     if bool(frame.flat.any()):  # only all points together can tell that they are flat
         covariance = measure._covariance(here.eta)
         frame = Frame.of(covariance)
-    spread = frame.spread
+    spread = unit = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
-    unit, rounding = spread, torch.zeros_like(mean)
+    rounding, heading = torch.zeros_like(mean), torch.zeros_like(mean)
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
     floor = measure._least_log_mass()
-    if floor is not None and bool(
-        frame.flat.any()
-    ):  # a mean off the flat that all points lie in is told at once
+    if floor is not None and bool(frame.flat.any()):  # a mean off the flat that all points lie in
         eta, gain = frame.away(mean - here.mean)
-        far = (2 * (here.value - floor) + 16) / gain.clamp_min(precision)
-        eta = eta * far.unsqueeze(-1)
+        eta = eta * ((2 * (here.value - floor) + 16) / gain.clamp_min(precision)).unsqueeze(-1)
         stalled = stalled | _separated(mean, Point(eta, *measure._value_and_mean(eta)), floor)
-    # Near the end of a natural domain variances grow without bound: what they are at η = 0 is no measure for them any more.
+    # Near the end of a natural domain variances grow without bound, and those at η = 0 are no measure for
+    # them.
     grows = measure._diverges(here.eta) is not None and not bool(frame.flat.any())
+    nothing = 1e-4 if grows else min(1e-4, precision**0.5)
     steps = 0
     while steps < max_steps:
         if grows:
             frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
             rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, as the mean feels it
         local = frame.covariance(covariance)
-        # Where one point has all the weight there is no variance to go by: then a hundredth of the slope stands in (regularised Newton). It
-        # vanishes with the slope, so the last steps are Newton's own.
+        # Where one point has all the weight there is no variance to go by: then a hundredth of the slope
+        # stands in (regularised Newton). It vanishes with the slope, so the last steps are Newton's own.
         slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
         factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
-        before = (here.mean - mean).abs().amax(-1)
-        turn, last = 0, before
+        before = last = (here.mean - mean).abs().amax(-1)
+        turn = 0
         while True:
             move = _solve_factored(factor, frame.pull(measure._step_for(here.mean, mean)))
-            uphill = dot(frame.push(move), mean - here.mean) <= 0
-            if bool(uphill.any()):  # as another scale's step may be; Newton's own never is
-                move = torch.where(
-                    uphill[..., None], _solve_factored(factor, frame.pull(mean - here.mean)), move
-                )
-            small = move.abs().amax(-1) <= 1e-4 * (1 + frame.size(here.eta))
-            candidate = ~(done | stalled) & small & ((here.mean - mean).abs() <= allowed + rounding).all(-1)
-            if bool(candidate.any()):
-                # Rounding of the mean, divided by the least variance that is left, is how far η is uncertain: on the boundary, without end.
-                left = torch.linalg.eigvalsh(local)[..., 0]
-                certain = (
-                    64 * precision * (1 + ((mean.abs() / unit.clamp_min(1e-300)) * (unit > 0)).amax(-1))
-                    <= left
-                )
-                done, stalled = done | (candidate & certain), stalled | (candidate & ~certain)
+            uphill = dot(frame.push(move), mean - here.mean) <= 0  # a step on another scale may be
+            if bool(uphill.any()):
+                downhill = _solve_factored(factor, frame.pull(mean - here.mean))
+                move = torch.where(uphill[..., None], downhill, move)
+            small = move.abs().amax(-1) <= nothing * (1 + frame.size(here.eta))
+            near = small & ((here.mean - mean).abs() <= allowed + rounding).all(-1) & ~(done | stalled)
+            if bool(near.any()):
+                # Rounding of the mean over the least variance left is how far η is uncertain: at the
+                # boundary, any.
+                least = torch.linalg.eigvalsh(local)[..., 0]
+                noise = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() + mean.abs()
+                certain = 64 * precision * torch.where(unit > 0, noise / unit, 0.0).amax(-1) <= least
+                done, stalled = done | (near & certain), stalled | (near & ~certain)
             moving = ~(done | stalled) & move.isfinite().all(-1)
             now = (here.mean - mean).abs().amax(-1)
             if not bool(moving.any()) or (turn >= 2 and bool((moving & (now > last / 8)).any())):
                 break
             step = torch.where(moving[..., None], frame.push(move), 0.0)
+            heading = torch.where(moving[..., None], step, heading)
             here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
             turn, last, steps = turn + 1, now, steps + 1
             stalled = stalled | (moving & ~moved) if turn == 1 else stalled
@@ -176,15 +182,16 @@ def newton(
         level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
         covariance = measure._covariance_given(*here, level)
     residual = (here.mean - mean).abs().amax(-1)
-    code, distance = _classify(measure, mean, done, stalled, residual, spread)
-    return here.eta, code, residual, torch.tensor(steps, device=mean.device), distance
+    code, distance = _classify(given, target, done, stalled, (heading, here.eta), spread)
+    count = torch.tensor(steps, device=mean.device)
+    return here.eta.to(target.dtype), code, residual.to(target.dtype), count, distance
 
 
 class Frame(NamedTuple):
-    """Coordinates in which the untilted measure has covariance 1 in every direction that it extends in: z = Wᵀ t, η = W ζ.
+    """Coordinates in which the untilted measure has covariance 1 where it extends: z = Wᵀ t, η = W ζ.
 
-    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out for good: `flat` marks them,
-    `normal` holds them.
+    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out
+    for good: `flat` marks them, `normal` holds them.
     """
 
     spread: Tensor
@@ -204,10 +211,9 @@ class Frame(NamedTuple):
         return cls(spread, vectors * scale.unsqueeze(-2), vectors * flat.unsqueeze(-2), flat)
 
     def scaled(self, covariance: Tensor) -> "Frame":
-        """Coordinates in which each entry has variance 1 under another covariance, one without flat directions."""
-        return self._replace(
-            basis=torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt())
-        )
+        """Coordinates in which each entry has variance 1 under another covariance without flat directions."""
+        variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300)
+        return self._replace(basis=torch.diag_embed(variance.rsqrt()))
 
     def covariance(self, covariance: Tensor) -> Tensor:
         """WᵀCW, with 1 for the flat directions."""
@@ -222,7 +228,7 @@ class Frame(NamedTuple):
         return matvec(self.basis, move)
 
     def away(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        """The η along the flat directions that points towards a mean which is off by ``offset``, and <offset, η>."""
+        """The η along the flat directions that points to a mean off by ``offset``, and <offset, η>."""
         components = matvec(self.normal.mT, offset)
         return matvec(self.normal, components), dot(components, components)
 
@@ -234,9 +240,9 @@ class Frame(NamedTuple):
 def _line_search(
     measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int
 ) -> tuple[Point, Tensor]:
-    """Halve each problem's step until F falls by a tenth of what the slope promises (a quadratic falls by half); say which moved.
+    """Halve each problem's step until F falls by a tenth of what the slope promises; say which moved.
 
-    Points far out make G steep: a step that merely lowers F may land where one point has all the weight and no variance is left to go by.
+    Points far out make G steep: a step that merely lowers F may land where one point has all the weight.
     """
     before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
     slack = _rounding(mean, here)
@@ -250,11 +256,10 @@ def _line_search(
         if bool(accepted.all()):
             return there, accepted
         size = torch.where(accepted, size, size / 2)
-    chosen = (
-        torch.where(accepted[..., None] if new.ndim > accepted.ndim else accepted, new, old)
-        for new, old in zip(there, here, strict=True)
-    )
-    return Point(*chosen), accepted
+    old, new = here, there
+    wide = accepted[..., None]
+    eta, mean_now = torch.where(wide, new.eta, old.eta), torch.where(wide, new.mean, old.mean)
+    return Point(eta, torch.where(accepted, new.value, old.value), mean_now), accepted
 
 
 def _separated(mean: Tensor, here: Point, floor: Tensor | None) -> Tensor:
@@ -266,38 +271,38 @@ def _separated(mean: Tensor, here: Point, floor: Tensor | None) -> Tensor:
 
 def _rounding(mean: Tensor, here: Point) -> Tensor:
     """How far F(η) may be off by rounding."""
-    return 8 * torch.finfo(mean.dtype).eps * (here.value.abs() + dot(mean.abs(), here.eta.abs()))
+    return torch.finfo(mean.dtype).eps * (2 + 8 * (here.value.abs() + dot(mean.abs(), here.eta.abs())))
 
 
 def _classify(
-    measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, residual: Tensor, spread: Tensor
+    measure: "Measure",
+    mean: Tensor,
+    done: Tensor,
+    stalled: Tensor,
+    normals: tuple[Tensor, ...],
+    spread: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    """Codes and distances: BOUNDARY where one of the normals is that of a bounding hyperplane."""
     ended = torch.where(stalled, Status.STALLED.code, Status.MAX_STEPS.code)
     code = torch.where(done, Status.CONVERGED.code, ended).to(torch.int8)
-    distance = torch.zeros_like(residual)
+    distance = torch.zeros_like(mean[..., 0])
     if bool(done.all()):
         return code, distance
     excess = measure._excess(mean, ~done)
     if excess is None:
         return code, distance
-    precision = torch.finfo(mean.dtype).eps
-    slack = 64 * precision * (spread.amax(-1) + mean.abs().amax(-1))
+    size = spread.amax(-1) + mean.abs().amax(-1)
+    slack = (4 * torch.finfo(mean.dtype).eps + 64 * torch.finfo(torch.float64).eps) * size
     outside = ~done & (excess > slack)
-    # On the boundary the residual has fallen to nothing while η was still on its way; anything else is an honest failure to converge.
-    boundary = (
-        ~done
-        & ~outside
-        & (excess >= 0)
-        & (residual <= precision**0.5 * (spread.amax(-1) + mean.abs().amax(-1)))
-    )
-    code = torch.where(outside, Status.OUTSIDE.code, torch.where(boundary, Status.BOUNDARY.code, code)).to(
-        torch.int8
-    )
-    return code, torch.where(outside, excess, distance)
+    code = torch.where(outside, Status.OUTSIDE.code, code)
+    for normal in normals:
+        boundary = measure._bounds(mean, normal, ~done & ~outside)
+        code = torch.where(boundary & ~done & ~outside, Status.BOUNDARY.code, code)
+    return code.to(torch.int8), torch.where(outside, excess, distance).to(mean.dtype)
 
 
 class _Newton(torch.autograd.Function):
-    """`newton` as one opaque operation: no derivative of its own, and a batching rule for `torch.func.vmap`."""
+    """`newton` as one operation without a derivative, and with a batching rule for `torch.func.vmap`."""
 
     @staticmethod
     def forward(
@@ -319,16 +324,8 @@ class _Newton(torch.autograd.Function):
         return (None,) * 5
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Any,
-        spec: Any,
-        events: list[int],
-        tolerance: float | None,
-        max_steps: int,
-        mean: Tensor,
-        *leaves: Tensor,
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, spec: Any, events: list[int], *rest: Any) -> Any:
+        tolerance, max_steps, mean, *leaves = rest
         size, dims = info.batch_size, in_dims[4:]
         mean = mean.expand(size, *mean.shape) if dims[0] is None else mean.movedim(dims[0], 0)
         moved = []

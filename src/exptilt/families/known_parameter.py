@@ -11,10 +11,10 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import entries, finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
-from exptilt.families.checks import check_finite, check_values
 from exptilt.families.family import ExponentialFamily
 
 
@@ -70,7 +70,7 @@ class KnownParameter(ExponentialFamily):
             mean: ``(..., K)``.
             known: the parameter that the mean does not hold, as the constructor takes it.
         """
-        check_finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
+        finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         some = cls._some(known, mean, "from_mean")
         excess = some._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
         assert excess is not None
@@ -133,7 +133,7 @@ class KnownParameter(ExponentialFamily):
         if is_concrete(theta):
             valid = member._in_domain() & theta.isfinite().all(-1)
             wanted = "inside the natural domain, where the sum converges"
-            check_values(type(self).__name__, name, given.expand(*valid.shape, -1), valid, wanted)
+            entries(type(self).__name__, name, given.expand(*valid.shape, -1), valid, wanted)
         return member
 
     def _partition_at(self, theta: Tensor) -> Tensor:

@@ -3,23 +3,25 @@ r"""Maximum entropy under mean constraints.
     primal   min_x  log Σ_i e^{y_i} − <c, x>,   y = Ax + b
     dual     max_ν  <b, ν> − Σ_i ν_i log ν_i    such that  Σ_i ν_i = 1,  A'ν = c,  ν ≥ 0
 
-(THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the base measure e^b that
-satisfies the constraints is that base measure tilted, and the multipliers x are the tilt. So the work is `Empirical(A, b).natural(c)`:
-the rows of A are the points.
+(THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the
+base measure e^b that satisfies the constraints is that base measure tilted, and the multipliers x are the
+tilt. So the work is `Empirical(A, b).natural(c)`: the rows of A are the points.
 
-`conflicting` says which mean constraints contradict each other. A law ν on the points x_n with mean m exists unless some d has <d, x_n − m> < 0 for every n (Farkas). The constraints that such a d uses,
-d_j ≠ 0, cannot all be met: the d with the least Σ|d_j| is found by a linear program,
+`conflicting` says which mean constraints contradict each other. A law ν on the points x_n with mean m exists
+unless some d has <d, x_n − m> < 0 for every n (Farkas). The constraints that such a d uses, d_j ≠ 0, cannot
+all be met: the d with the least Σ|d_j| is found by a linear program,
 
     min Σ_j |d_j|     such that     <d, x_n − m> ≤ −1 for every n,
 
-and uses few. Then half of them are left out, the other half, quarters, and so on down to each by itself: where the rest still contradict
-each other, they were not needed. What remains is a set of which none can be left out.
+and uses few. Then half of them are left out, the other half, quarters, and so on down to each by itself:
+where the rest still contradict each other, they were not needed. What remains is a set of which none can be
+left out.
 
-Of many points few matter. Each program is solved over some of them, and those that its answer violates most are added until it violates
-none. If already the few cannot be separated from m, all of them cannot.
+Of many points few matter. Each program is solved over some of them, and those that its answer violates most
+are added until it violates none. If already the few cannot be separated from m, all of them cannot.
 
-A contradiction of size ε needs d of size 1/ε, which the program does not find much below ε = 1e-9. Then the distance of m from the hull
-decides instead, which is known to rounding.
+A contradiction of size ε needs d of size 1/ε, which the program does not find much below ε = 1e-9. Then the
+distance of m from the hull decides instead, which is known to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +32,12 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
+from exptilt._support.checks import entries, finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
-from exptilt.families.checks import check_finite, check_tensors, check_values
+from exptilt.families.checks import check_tensors
 from exptilt.families.members.empirical import Empirical
 from exptilt.families.numerics.hull import Array, distance_from_origin
 
@@ -51,8 +54,8 @@ class MaximumEntropy:
         primal: ``(...)``, log Σ e^{Ax+b} − <c,x>.
         dual: ``(...)``, <b,ν> + H(ν).
         gap: ``(...)``, primal − dual.
-        conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that contradict each other; empty
-            under `torch.func`, where nobody can look.
+        conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that
+            contradict each other; empty under `torch.func`, where nobody can look.
     """
 
     log_probability: Tensor
@@ -77,7 +80,7 @@ def maximum_entropy(
     tolerance: float | None = None,
     max_steps: int = 100,
 ) -> Solution[MaximumEntropy]:
-    """The law on n outcomes with the largest entropy relative to e^b under which column j of A has mean ``mean[j]``.
+    """The law on n outcomes of largest entropy relative to e^b under which the columns of A have these means.
 
     Args:
         A: ``(..., n, k)``, the k constraint functions at the n outcomes.
@@ -88,8 +91,9 @@ def maximum_entropy(
         max_steps: as for `Measure.natural`.
 
     Returns:
-        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or OUTSIDE where the constraints
-        force some probabilities to zero, or cannot be met; then `value.conflict` names them.
+        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or
+        OUTSIDE where the constraints force some probabilities to zero, or cannot be met; then
+        `value.conflict` names them.
 
     Example:
         >>> dice = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]
@@ -100,9 +104,8 @@ def maximum_entropy(
     _check(A, b, mean)
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
-        raise ArgumentError(
-            f"maximum_entropy: {len(labels)} names for {A.shape[-1]} constraints (columns of A)."
-        )
+        wanted = f"{A.shape[-1]} constraints (columns of A)"
+        raise ArgumentError(f"maximum_entropy: {len(labels)} names for {wanted}.")
     base = Empirical(A, b)
     wanted = A.new_zeros(A.shape[-1]) if mean is None else mean
     solution = base.natural(wanted, tolerance=tolerance, max_steps=max_steps)
@@ -120,32 +123,28 @@ def maximum_entropy(
 
 def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
     """Raise unless the arguments are what they should be, by the names they have here."""
+    caller = "maximum_entropy"
     if not isinstance(A, Tensor) or A.ndim < 2:
         got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else type(A).__name__
-        raise ArgumentError(f"maximum_entropy: A must be a tensor (..., outcomes, constraints); got {got}.")
-    if 0 in A.shape[-2:]:
-        raise ArgumentError(
-            f"maximum_entropy: A needs at least one outcome and one constraint; got shape {tuple(A.shape)}."
-        )
-    given = {"b": (b, 1), "mean": (mean, 1)}
-    check_tensors(
-        "maximum_entropy",
-        {"A": (A, 2), **{name: (x, axes) for name, (x, axes) in given.items() if x is not None}},
-    )
-    check_finite("maximum_entropy", A=A)
+        raise ArgumentError(f"{caller}: A must be a tensor (..., outcomes, constraints); got {got}.")
+    outcomes, constraints = A.shape[-2:]
+    if 0 in (outcomes, constraints):
+        got = tuple(A.shape)
+        raise ArgumentError(f"{caller}: A needs at least one outcome and one constraint; got shape {got}.")
+    fields = {"A": (A, 2)} | {name: (x, 1) for name, x in (("b", b), ("mean", mean)) if x is not None}
+    check_tensors(caller, fields)
+    finite(caller, A=A)
+    for name, x, size, which in (("mean", mean, constraints, "column"), ("b", b, outcomes, "row")):
+        if x is not None and x.shape[-1] != size:
+            got = tuple(x.shape)
+            raise ArgumentError(
+                f"{caller}: {name} must be (..., {size}), one per {which} of A; got shape {got}."
+            )
     if mean is not None:
-        if mean.shape[-1] != A.shape[-1]:
-            raise ArgumentError(
-                f"maximum_entropy: mean must be (..., {A.shape[-1]}), one per column of A; got shape {tuple(mean.shape)}."
-            )
-        check_finite("maximum_entropy", mean=mean)
+        finite(caller, mean=mean)
     if b is not None:
-        if b.shape[-1] != A.shape[-2]:
-            raise ArgumentError(
-                f"maximum_entropy: b must be (..., {A.shape[-2]}), one per row of A; got shape {tuple(b.shape)}."
-            )
-        check_values("maximum_entropy", "b", b, ~b.isnan() & (b < torch.inf), "a number below +inf")
-        check_values("maximum_entropy", "b", b, (b > -torch.inf).any(-1), "above −inf for some outcome")
+        entries(caller, "b", b, ~b.isnan() & (b < torch.inf), "a number below +inf")
+        entries(caller, "b", b, (b > -torch.inf).any(-1), "above −inf for some outcome")
 
 
 def _conflicts(
@@ -163,9 +162,10 @@ def _conflicts(
 
 
 def conflicting(points: Array, mean: Array) -> list[int]:
-    """Numbers of constraints (columns of ``points (N, k)``) that contradict each other; none if ``mean (k)`` is attainable.
+    """Numbers of constraints (columns of ``points (N, k)``) that contradict each other at ``mean (k)``.
 
-    Those that no outcome meets by itself are all named; only where there are none, a set of which none can be left out.
+    Those that no outcome meets by itself are all named; only where there are none, a set of which none can be
+    left out.
 
     Example:
         >>> square = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -187,7 +187,7 @@ def conflicting(points: Array, mean: Array) -> list[int]:
 
 
 def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) -> list[int]:
-    """A part of the columns of which none can be left out: `contradictory` gives those it needs among some, or none."""
+    """Columns of which none can be left out; `contradictory` gives those it needs among some, or none."""
     kept = contradictory(columns)
     block = len(kept)
     while block > 1:
@@ -199,7 +199,7 @@ def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) 
 
 
 def _separating(offset: Array, columns: list[int], few: set[int]) -> list[int]:
-    """Columns that the shortest separating d uses among these, or none if there is no d; adds the points that mattered to `few`."""
+    """Columns that the shortest separating d uses, if there is one; adds points that matter to `few`."""
     while True:
         rows = offset[np.ix_(sorted(few), columns)]
         program = linprog(

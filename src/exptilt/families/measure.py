@@ -2,14 +2,16 @@ r"""A measure h, tilted.
 
     G(η) = log ∫ h(x) e^{<t(x), η>} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
 
-`Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G and says what the tilted
-measure h(x) e^{<t(x),η>−G(η)} is; everything else follows here: mean, covariance, the inverse of the mean map, the Bregman divergence
-of G and its conjugate G*. A subclass that knows a closed form gives it in the hook of the same name with an underscore; the laws in
-`tests/laws` hold each against the derivative.
+`Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G
+and says what the tilted measure h(x) e^{<t(x),η>−G(η)} is; everything else follows here: mean, covariance,
+the inverse of the mean map, the Bregman divergence of G and its conjugate G*. A subclass that knows a closed
+form gives it in the hook of the same name with an underscore; the laws in `tests/laws` hold each against the
+derivative.
 
-The statistic t(x) that tilting pairs with η is x itself wherever x is a statistic of the family (Gaussian, Poisson, Wishart, ...). For the
-families on whose natural parameter x has no part (Beta, Dirichlet, NormalGamma, NormalInverseWishart) t is the whole sufficient
-statistic. η and t(x) are always vectors ``(..., D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
+The statistic t(x) that tilting pairs with η is x itself wherever x is a statistic of the family (Gaussian,
+Poisson, Wishart, ...). For the families on whose natural parameter x has no part (Beta, Dirichlet,
+NormalGamma, NormalInverseWishart) t is the whole sufficient statistic. η and t(x) are always vectors ``(...,
+D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
 """
 
 import dataclasses
@@ -21,13 +23,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
+from exptilt._support.checks import entries, finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.batch import Batched
-from exptilt.families.checks import check_finite, check_values
 from exptilt.families.estimate import Estimate
 from exptilt.families.event_moments import EventMoments
 
@@ -64,12 +66,13 @@ class Measure(Batched, EventMoments):
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
 
+    _differentiable_draws: ClassVar[bool] = False
+    """Whether `_sample` gives draws that carry their derivative in the parameters."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        home = cls.__module__.replace("exptilt.families.members.", "exptilt.families.")  # as in saved programs
-        pytree.register_pytree_node(
-            cls, _flatten, _unflattener(cls), serialized_type_name=f"{home}.{cls.__qualname__}"
-        )
+        name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
+        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
 
     # What a subclass gives.
 
@@ -104,6 +107,14 @@ class Measure(Batched, EventMoments):
 
     # What a subclass may give in closed form.
 
+    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
+        """Draws ``(count,) + batch + event`` for a mean over them, and the `score` of `Estimate.sampled`."""
+        x = self._sample((count,), generator)
+        if self._differentiable_draws:
+            return x, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
+        x = pytree.tree_map(torch.detach, x)
+        return x, self._log_prob(x)
+
     @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each tensor that makes up one x."""
@@ -111,7 +122,7 @@ class Measure(Batched, EventMoments):
 
     @property
     def base(self) -> Base:
-        """What densities are taken with respect to. Two measures have a KL divergence only where this is the same."""
+        """What densities are taken with respect to; a KL divergence needs two that are the same."""
         return Base.VOLUME
 
     def _support(self, x: Any) -> Tensor | None:
@@ -146,22 +157,27 @@ class Measure(Batched, EventMoments):
         return self._log_normalizer(eta), self._mean(eta)
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """The covariance where G(η) and the mean are known already; a rough one will do, the better the higher the level."""
+        """The covariance where G(η) and the mean are known; approximate, better at a higher level."""
         return self._covariance(eta)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
-        """How far ``mean (..., D)`` is outside the hull of the support of t: ``(...)``; 0 on its boundary, negative inside.
+        """How far ``mean (..., D)`` is outside the hull of t, if `where (...)`: ``(...)``, None for no hull.
 
-        Only needed where ``where (...)`` is true. None says that the hull is all of space. A measure whose dual map is found by Newton's
-        method need not tell inside from boundary and may say 0 for both.
+        Negative inside; but points say 0 for inside and boundary, which `_bounds` tells apart.
         """
         return None
 
-    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
-        """What a Newton step should add to a mean ``reached (..., D)``: the difference, or that on a scale where the map is straighter.
+    def _centred(self, mean: Tensor) -> tuple["Measure", Tensor]:
+        """A measure with the same η at another mean, which loses less to rounding; or these two."""
+        return self, mean
 
-        To first order, where the two means are close, it must be the difference.
-        """
+    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
+        """``(...)``: whether ``mean (..., D)`` is on the boundary of the hull; ``normal`` is a guess."""
+        excess = self._excess(mean, where)
+        return torch.zeros_like(where) if excess is None else excess == 0
+
+    def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
+        """What a Newton step should add to a mean ``reached (..., D)``: to first order the difference."""
         return wanted - reached
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
@@ -169,15 +185,11 @@ class Measure(Batched, EventMoments):
         return None
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """G* on the boundary of the hull, its limit from inside: ``(...)``; only used where ``mean (..., D)`` lies there.
-
-        ``reached (...)`` is <m,η> − G(η) at the η where Newton's method stopped. It climbs to the supremum, so it will do; a closed form
-        has no such η and gives its own.
-        """
+        """G* on the boundary of the hull; ``reached (...)`` is <m,η> − G(η) where Newton's method stopped."""
         return reached
 
     def _least_log_mass(self) -> Tensor | None:
-        """Log of the least mass of a point, ``(...)``, or None if there are points without mass: ends a search outside the hull."""
+        """Log of the least mass of a point, ``(...)``, or None if there are points without mass."""
         return None
 
     # What everyone gets.
@@ -185,8 +197,7 @@ class Measure(Batched, EventMoments):
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the leading axes, fields broadcast together."""
-        shapes = [leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()]
-        return common_shape(*shapes)
+        return common_shape(*[leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -208,9 +219,8 @@ class Measure(Batched, EventMoments):
             device: or by name.
             dtype: or by name.
         """
-        named: dict[str, Any] = {
-            name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
-        }
+        given = {"device": device, "dtype": dtype}
+        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return self.map(lambda leaf, _: leaf.to(*arguments, **named))
 
     def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
@@ -219,11 +229,9 @@ class Measure(Batched, EventMoments):
         Args:
             function: gets the tensor ``(..., event)`` and how many of its trailing axes are not batch.
         """
-        leaves, spec = pytree.tree_flatten(self)
-        events = [event for _, event in self._leaves()]
-        return pytree.tree_unflatten(
-            [function(leaf, event) for leaf, event in zip(leaves, events, strict=True)], spec
-        )
+        _, spec = pytree.tree_flatten(self)
+        changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
+        return changed
 
     def log_normalizer(self, eta: Tensor) -> Tensor:
         """G(η) = log ∫ h(x) e^{<t(x),η>}.
@@ -274,12 +282,12 @@ class Measure(Batched, EventMoments):
         return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
-        """The measure h(x) e^{<t(x),η>}, of the same class. Tilting composes: ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
+        """The measure h(x) e^{<t(x),η>}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
 
         Args:
             eta: ``(..., D)``, finite; its batch axes broadcast with those of the measure.
         """
-        check_finite(type(self).__name__, eta=self._checked(eta, "eta"))
+        finite(type(self).__name__, eta=self._checked(eta, "eta"))
         return self._tilt(eta)
 
     def natural(
@@ -287,24 +295,25 @@ class Measure(Batched, EventMoments):
     ) -> Solution[Tensor]:
         """The η whose tilted measure has this mean: the inverse of `mean`.
 
-        Differentiable twice in ``mean`` and in the fields of the measure. A mean on or outside the hull of the support is reported in
-        the status of its own problem, with its distance from the hull. The residual is the largest error of a coordinate of the mean.
+        Differentiable twice in ``mean`` and in the fields of the measure. A mean on the boundary of the hull
+        of the support or outside is reported in the status of its own problem, with its distance from the
+        hull; a problem that was not solved, and for which neither is certain, as stalled. The residual is the
+        largest error of a coordinate of the mean.
 
         Args:
             mean: ``(..., D)``, wanted mean of t.
-            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean); default by the dtype's precision.
+            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean);
+                default by the dtype's precision.
             max_steps: of Newton's method, where no closed form exists.
 
         Returns:
             A `Solution` whose value is ``(..., D)``.
         """
         mean = self._spread(mean, "mean")
-        check_finite(type(self).__name__, mean=mean)
+        finite(type(self).__name__, mean=mean)
         if max_steps < 1 or (tolerance is not None and not tolerance >= 0):
-            name = f"{type(self).__name__}.natural"
-            raise ArgumentError(
-                f"{name}: tolerance must be at least 0 and max_steps at least 1; got {tolerance} and {max_steps}."
-            )
+            wanted = "tolerance must be at least 0 and max_steps at least 1"
+            raise ArgumentError(f"{type(self).__name__}.natural: {wanted}; got {tolerance} and {max_steps}.")
         return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
@@ -314,14 +323,13 @@ class Measure(Batched, EventMoments):
             mean: ``(..., D)``.
 
         Returns:
-            ``(...)``, infinite outside the hull of the support. On its boundary the limit from inside: finite only where a face of the hull
-            has mass, as of points and counts.
+            ``(...)``, infinite outside the hull of the support. On its boundary the limit from inside: finite
+            only where a face of the hull has mass, as of points and counts.
         """
         solution = self.natural(mean)
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
-        value = torch.where(
-            solution.code == Status.BOUNDARY.code, self._boundary_conjugate(mean, value), value
-        )
+        limit = self._boundary_conjugate(mean, value)
+        value = torch.where(solution.code == Status.BOUNDARY.code, limit, value)
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
@@ -355,25 +363,22 @@ class Measure(Batched, EventMoments):
             x: an event, or a batch of them whose leading axes broadcast with those of the measure.
 
         Returns:
-            ``(...)``, −inf off the support. On a sphere or a simplex x may be off by rounding, up to the root of the dtype's precision.
+            ``(...)``, −inf off the support. On a sphere or a simplex x may be off by rounding, up to the root
+            of the dtype's precision.
         """
         x = self._event(x)
         inside = self._support(x)
         if inside is None:
             return self._log_prob(x)
         leaves, spec = pytree.tree_flatten(x)
-        for leaf, shape in zip(leaves, self.event_shapes, strict=True):
-            inside = inside | leaf.isnan().any(
-                -1 if len(shape) == 1 else (-2, -1)
-            )  # no number in, no number out
+        ranks = [len(shape) for shape in self.event_shapes]
+        for leaf, rank in zip(leaves, ranks, strict=True):  # no number in, no number out
+            inside = inside | leaf.isnan().any(-1 if rank == 1 else (-2, -1))
         safe = []  # where the density cannot be taken, some x at which it and its derivatives are finite
-        for leaf, shape in zip(leaves, self.event_shapes, strict=True):
-            anywhere = (
-                leaf.new_tensor(0.5)
-                if len(shape) == 1
-                else torch.eye(shape[-1], dtype=leaf.dtype, device=leaf.device)
-            )
-            safe.append(torch.where(inside[(..., *[None] * len(shape))], leaf, anywhere))
+        for leaf, rank in zip(leaves, ranks, strict=True):
+            eye = torch.eye(leaf.shape[-1], dtype=leaf.dtype, device=leaf.device)
+            anywhere = leaf.new_tensor(0.5) if rank == 1 else eye
+            safe.append(torch.where(inside[(..., *[None] * rank)], leaf, anywhere))
         return torch.where(inside, self._log_prob(pytree.tree_unflatten(safe, spec)), -torch.inf)
 
     def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
@@ -384,9 +389,8 @@ class Measure(Batched, EventMoments):
             generator: the source of randomness; torch's own if not given.
         """
         if not isinstance(shape, Sequence) or any(not isinstance(size, int) or size < 0 for size in shape):
-            raise ArgumentError(
-                f"{type(self).__name__}.sample: shape must be a sequence of sizes such as (100,); got {shape!r}."
-            )
+            wanted = "a sequence of sizes such as (100,)"
+            raise ArgumentError(f"{type(self).__name__}.sample: shape must be {wanted}; got {shape!r}.")
         return self._sample(tuple(shape), generator)
 
     def to_torch(self) -> distributions.Distribution:
@@ -406,16 +410,15 @@ class Measure(Batched, EventMoments):
         except AttributeError:
             same = False
         if not same:
-            raise ArgumentError(
-                f"{cls.__name__}.from_torch: got {' of '.join(_kind(other))}, which is not this family."
-            )
+            kind = " of ".join(_kind(other))
+            raise ArgumentError(f"{cls.__name__}.from_torch: got {kind}, which is not this family.")
         if member.batch_shape != other.batch_shape:
             got = f"batch {tuple(other.batch_shape)} and events {tuple(other.event_shape)}"
-            wanted = (
-                f"batch {tuple(member.batch_shape)} and events {', '.join(map(str, member.event_shapes))}"
-            )
+            events = ", ".join(map(str, member.event_shapes))
+            ours = f"batch {tuple(member.batch_shape)} and events {events}"
+            wanted = "Pass Independent(..., 1), reshaped if need be."
             raise ArgumentError(
-                f"{cls.__name__}.from_torch: got {got}, where this family has {wanted}. Pass Independent(..., 1), reshaped if need be."
+                f"{cls.__name__}.from_torch: got {got}, where this family has {ours}. {wanted}"
             )
         return member
 
@@ -428,18 +431,13 @@ class Measure(Batched, EventMoments):
         return vector.expand(*common_shape(self.batch_shape, vector.shape[:-1]), self.dimension)
 
     def _within(self, eta: Tensor, name: str) -> Tensor:
-        """As `_spread`, and inside the natural domain: an error outside, or NaN where values cannot be looked at."""
+        """As `_spread`; outside the natural domain an error, or NaN where values cannot be looked at."""
         eta = self._spread(eta, name)
         diverges = self._diverges(eta)
         if diverges is None:
             return eta
-        check_values(
-            type(self).__name__,
-            name,
-            eta,
-            ~diverges,
-            "inside the natural domain, where the integral converges",
-        )
+        wanted = "inside the natural domain, where the integral converges"
+        entries(type(self).__name__, name, eta, ~diverges, wanted)
         return eta if is_concrete(eta, diverges) else torch.where(diverges.unsqueeze(-1), torch.nan, eta)
 
     def _leaves(self) -> list[tuple[Tensor, int]]:
@@ -448,30 +446,28 @@ class Measure(Batched, EventMoments):
 
     def _event(self, x: Any) -> Any:
         """An x in the dtype of the measure, if each of its tensors ends in the shape of an event."""
-        leaves = pytree.tree_leaves(x)
-        got = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
-        wanted = self.event_shapes
+        leaves, wanted = pytree.tree_leaves(x), self.event_shapes
         good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
         if not good or any(
             leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
         ):
             shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
-            raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {', '.join(map(str, got))}.")
+            given = (
+                tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
+            )
+            got = ", ".join(map(str, given))
+            raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {got}.")
         return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
+        kind, shape = type(self).__name__, f"(..., {self.dimension})"
         if not isinstance(vector, Tensor):
-            raise ArgumentError(
-                f"{name} must be a tensor (..., {self.dimension}); got {type(vector).__name__}."
-            )
+            raise ArgumentError(f"{name} must be a tensor {shape}; got {type(vector).__name__}.")
         if vector.ndim == 0 or vector.shape[-1] != self.dimension:
-            raise ArgumentError(
-                f"{name} must be (..., {self.dimension}) for this {type(self).__name__}; got shape {tuple(vector.shape)}."
-            )
+            raise ArgumentError(f"{name} must be {shape} for this {kind}; got shape {tuple(vector.shape)}.")
         if vector.dtype != self.dtype:
-            raise ArgumentError(
-                f"{name} is {vector.dtype}, this {type(self).__name__} is {self.dtype}. Convert one with .to(dtype)."
-            )
+            convert = "Convert one with .to(dtype)."
+            raise ArgumentError(f"{name} is {vector.dtype}, this {kind} is {self.dtype}. {convert}")
         return vector
 
 

@@ -1,13 +1,15 @@
 r"""Brackets for divergences and entropies of mixtures that hold without sampling.
 
-For mixtures f = Σ_a π_a f_a and g = Σ_b ω_b g_b of an exponential family, two inequalities on E_{f_a}[log g] do all the work:
+For mixtures f = Σ_a π_a f_a and g = Σ_b ω_b g_b of an exponential family, two inequalities on E_{f_a}[log g]
+do all the work:
 
     variational   E_{f_a} log g  ≥  log Σ_b ω_b e^{−KL(f_a‖g_b)} − H(f_a)
     Jensen        E_{f_a} log g  ≤  log Σ_b ω_b ∫ f_a g_b
 
-(Hershey and Olsen 2007; Durrieu, Thiran and Kelly 2012). KL(f_a‖g_b) and, where the base measure is 1, ∫ f_a g_b =
-e^{A(θ_a+θ_b)−A(θ_a)−A(θ_b)} are closed. The upper bound on KL(f‖g) is the log-sum inequality over couplings of the components, tightened
-by alternating minimisation: every round is a bound, and none is worse than the one before.
+(Hershey and Olsen 2007; Durrieu, Thiran and Kelly 2012). KL(f_a‖g_b) and, where the base measure is 1, ∫ f_a
+g_b = e^{A(θ_a+θ_b)−A(θ_a)−A(θ_b)} are closed. The upper bound on KL(f‖g) is the log-sum inequality over
+couplings of the components, tightened by alternating minimisation: every round is a bound, and none is worse
+than the one before.
 """
 
 import torch
@@ -41,14 +43,15 @@ def log_lower(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) ->
 
 
 def log_upper(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> Tensor | None:
-    """Jensen's upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``; None where the overlaps are not known."""
+    """Jensen's upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``; None where overlaps are not known."""
     return torch.logsumexp(_weighted(log_weight, pairwise_overlap(f, g)), -1) if f.flat_base else None
 
 
 def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on the entropy of a mixture with normalised log-weights ``(..., K)``: ``(...)`` each."""
+    """Lower and upper bound on the entropy of a mixture, log-weights normalised: ``(...)`` each."""
     weight = log_weight.exp()
-    # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `log_lower` includes the right side.
+    # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `log_lower` includes the
+    # right side.
     within, high = _expect(weight, f.entropy()), log_upper(f, log_weight, f)
     lower = within if high is None else torch.maximum(within, -_expect(weight, high))
     return lower, -_expect(weight, log_lower(f, log_weight, f))
@@ -57,7 +60,7 @@ def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Te
 def kl_bounds(
     log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: ExponentialFamily, rounds: int = 30
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), log-weights normalised ``(..., A)`` and ``(..., B)``: ``(...)`` each."""
+    """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), log-weights normalised: ``(...)`` each."""
     upper = _coupling_bound(log_p, log_q, pairwise_kl(f, g), rounds)
     other = log_upper(f, log_q, g)
     if other is None:
@@ -66,7 +69,7 @@ def kl_bounds(
 
 
 def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: int) -> Tensor:
-    """Min over φ, ψ ≥ 0 with row sums π of φ and column sums ω of ψ of Σ_ab φ_ab (log φ_ab/ψ_ab + KL_ab), from the independent coupling."""
+    """Min over φ, ψ ≥ 0 with row sums π of φ and column sums ω of ψ of Σ_ab φ_ab (log φ_ab/ψ_ab + KL_ab)."""
     psi = log_p.unsqueeze(-1) + log_q.unsqueeze(-2)
     phi = psi
     for _ in range(rounds):
@@ -77,7 +80,7 @@ def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: in
 
 
 def _log_softmax(score: Tensor, dim: int) -> Tensor:
-    """As torch's; uniform where all are −inf: such a line has no weight and costs nothing, or lies at an infinite divergence."""
+    """As torch's; uniform where all are −inf: there is no weight, or an infinite divergence."""
     alive = (score > -torch.inf).any(dim, keepdim=True)
     return torch.log_softmax(torch.where(alive, score, 0.0), dim)
 

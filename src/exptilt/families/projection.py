@@ -2,9 +2,10 @@ r"""M-projection: the member of a family nearest to a measure.
 
     argmin_θ KL(p ‖ p_θ)   is the member with   E_θ[u] = E_p[u]
 
-so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are weighted averages of the
-components' mean parameters; for points it is the maximum-likelihood fit. Gaussian targets take mean and covariance, computed about the
-mean. A measure with mass where the family has none is at an infinite distance from every member, and has no projection.
+so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are
+weighted averages of the components' mean parameters; for points it is the maximum-likelihood fit. Gaussian
+targets take mean and covariance, computed about the mean. A measure with mass where the family has none is at
+an infinite distance from every member, and has no projection.
 """
 
 from typing import TypeVar
@@ -12,12 +13,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.families.checks import check_values
-from exptilt.families.divergence import as_gamma
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import Measure, make
+from exptilt.families.measure import Measure
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.members.empirical import Empirical
 from exptilt.families.members.exponential import Exponential
@@ -34,12 +34,14 @@ def project(measure: Measure, family: type[Family]) -> Family:
     """The member of `family` with the least KL(measure ‖ member).
 
     Args:
-        measure: a mixture of members of the family, points, a `FromDensity`, or (onto Gaussians) anything whose mean is that of x.
+        measure: a mixture of members of the family, points, a `FromDensity`, or (onto Gaussians) anything
+            whose mean is that of x.
         family: a class, such as `Gaussian` or `Gamma`.
 
     Returns:
-        A member with the batch of the measure. Where there is none, an `ArgumentError` says why (a point off the support; points on a line,
-        whose covariance no Gaussian has), or a `ConvergenceError` (equal points, which no Gamma comes nearest to).
+        A member with the batch of the measure. Where there is none, an `ArgumentError` says why (a point off
+        the support; points on a line, whose covariance no Gaussian has), or a `ConvergenceError` (equal
+        points, which no Gamma comes nearest to).
 
     Example:
         >>> from exptilt.families import GaussianMixture
@@ -77,22 +79,18 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
         return (weight * torch.where(weight > 0, mean, 0.0)).sum(-2)
     if mean is not None:
         return mean
-    kind = (
-        type(measure.components).__name__ + " mixture"
-        if isinstance(measure, AnyMixture)
-        else type(measure).__name__
-    )
-    raise ArgumentError(
-        f"project: the expected {family.__name__} statistic of a {kind} is not known. Sample it and project Empirical(draws)."
-    )
+    mixture = isinstance(measure, AnyMixture)
+    kind = f"{type(measure.components).__name__} mixture" if mixture else type(measure).__name__
+    known = f"the expected {family.__name__} statistic of a {kind} is not known"
+    raise ArgumentError(f"project: {known}. Sample it and project Empirical(draws).")
 
 
 def _mean_parameter(member: Measure, family: type[ExponentialFamily]) -> Tensor | None:
-    """E[u] of a member of the family, or of one that is contained in it or contains it; None if it is not known."""
+    """E[u] of a member of the family, or of one that contains it or is contained; None if not known."""
     if isinstance(member, family):
         return member.mean_parameter
     if isinstance(member, Exponential) and family is Gamma:
-        return as_gamma(member).mean_parameter
+        return member._as_gamma().mean_parameter
     if isinstance(member, Gamma) and family is Exponential:
         return member.mean()
     return None
@@ -101,24 +99,21 @@ def _mean_parameter(member: Measure, family: type[ExponentialFamily]) -> Tensor 
 def _statistic_of_points(measure: Empirical | FromDensity, family: type[ExponentialFamily]) -> Tensor:
     """Σ_n p_n u(x_n); an error if a point that counts is off the support."""
     points, weight = measure.points, torch.softmax(measure.log_weight, -1)
-    shapes = family._from_mean(family._typical_mean(points.new_zeros(family._statistic_size(1)))).event_shapes
-    if [len(shape) for shape in shapes] != [1]:
+    if family._event_ranks != (1,):
+        kind = type(measure).__name__
         raise ArgumentError(
-            f"project: {family.__name__} is no family of vectors, but the points of {type(measure).__name__} are vectors."
+            f"project: {family.__name__} is no family of vectors, but the points of {kind} are vectors."
         )
     inside = in_support(family, points)
     if inside is not None:
         # Quadrature may round a node onto the edge of the support: there its share is below rounding.
-        counts = (
-            measure.log_weight > -torch.inf
-            if isinstance(measure, Empirical)
-            else weight > torch.finfo(weight.dtype).eps
-        )
-        valid = inside | ~counts
+        share = weight > torch.finfo(weight.dtype).eps
+        alive = measure.log_weight > -torch.inf if isinstance(measure, Empirical) else share
+        valid = inside | ~alive
         wanted = (
             f"in the support of {family.__name__}, or else KL is infinite (log_weight −inf leaves it out)"
         )
-        check_values("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
+        entries("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
         points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
     return (weight.unsqueeze(-1) * family._statistic(points)).sum(-2)
 
@@ -127,26 +122,16 @@ def _check(name: str, measure: Measure, family: type[ExponentialFamily]) -> None
     if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
         raise ArgumentError(f"{name}: family must be an exponential family such as Gaussian; got {family!r}.")
     if not isinstance(measure, Measure):
-        raise ArgumentError(
-            f"{name}: measure must be a measure such as GaussianMixture or Empirical; got {type(measure).__name__}."
-        )
+        wanted = "a measure such as GaussianMixture or Empirical"
+        raise ArgumentError(f"{name}: measure must be {wanted}; got {type(measure).__name__}.")
 
 
 def _about_the_mean(measure: Measure, family: type[Family]) -> Family | None:
     """Gaussian targets, where the measure's t(x) is x."""
-    if not issubclass(family, Gaussian | DiagonalGaussian) or not _tilts_x(measure):
+    parts = measure.components if isinstance(measure, AnyMixture) else measure
+    if not issubclass(family, Gaussian | DiagonalGaussian) or not parts.identity_coordinate:
         return None
     mean, covariance = measure.mean(), measure.covariance()
     if issubclass(family, DiagonalGaussian):
-        return _valid(make(family, mean_vector=mean, variance=covariance.diagonal(dim1=-2, dim2=-1)))
-    return _valid(make(family, mean_vector=mean, covariance_matrix=covariance))
-
-
-def _tilts_x(measure: Measure) -> bool:
-    parts = measure.components if isinstance(measure, AnyMixture) else measure
-    return parts.identity_coordinate
-
-
-def _valid(member: Family) -> Family:
-    member.__post_init__()  # type: ignore[attr-defined]
-    return member
+        return family(mean, covariance.diagonal(dim1=-2, dim2=-1))
+    return family(mean, covariance)

@@ -6,14 +6,13 @@ Sufficient statistic u(x) = x, natural parameter θ = ℓ, the logits.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 from torch.nn.functional import softplus
 
 from exptilt._support.linalg import dot
-from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import deviance
@@ -35,10 +34,8 @@ class BernoulliProduct(ExponentialFamily):
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
     base = Base.COUNTING
-
-    def __post_init__(self) -> None:
-        check_tensors("BernoulliProduct", {"logit": (self.logit, 1)})
-        check_finite("BernoulliProduct", logit=self.logit)
+    _tilts_everywhere = True
+    _twin = (distributions.Bernoulli, {"logit": "logits"})
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -73,7 +70,6 @@ class BernoulliProduct(ExponentialFamily):
         return softplus(self.logit).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """Σ_d of the entropies of the coins."""
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
 
@@ -81,24 +77,12 @@ class BernoulliProduct(ExponentialFamily):
         return ((x == 0) | (x == 1)).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-probability of ``x (..., D)`` of zeros and ones."""
         return -dot(softplus(-self.logit), x) - dot(softplus(self.logit), 1 - x)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Zeros and ones, ``shape + batch + (D,)``."""
-        uniform = torch.rand(
-            (*shape, *self.logit.shape), dtype=self.dtype, device=self.device, generator=generator
-        )
+        size = (*shape, *self.logit.shape)
+        uniform = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
         return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
-
-    def _to_torch(self) -> distributions.Independent:
-        """The same as ``Independent(Bernoulli, 1)``."""
-        return distributions.Independent(distributions.Bernoulli(logits=self.logit), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(Bernoulli, 1)``."""
-        return cls(other.base_dist.logits)
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d D(p, p') + D(q, q'): of the ones and of the zeros."""
@@ -108,14 +92,10 @@ class BernoulliProduct(ExponentialFamily):
         return (ones + zeros).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """KL of coins with this mean from these: Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ), 0 log 0 = 0."""
+        """KL of coins with this mean from these, Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""
         p = mean.clamp(0, 1)
-        return (
-            softplus(self.logit) - self.logit * p - torch.special.entr(p) - torch.special.entr(1 - p)
-        ).sum(-1)
-
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None
+        entropy = torch.special.entr(p) + torch.special.entr(1 - p)
+        return (softplus(self.logit) - self.logit * p - entropy).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta

@@ -1,22 +1,32 @@
 r"""Independent Beta variables on (0, 1).
 
-Sufficient statistic u(x) = (log x, log(1 − x)), natural parameter θ = (α − 1, β − 1), A = Σ_d log B(α_d, β_d). x is no part of u, so
-tilting acts on all of u: η adds pseudo-counts.
+Sufficient statistic u(x) = (log x, log(1 − x)), natural parameter θ = (α − 1, β − 1), A = Σ_d log B(α_d,
+β_d). x is no part of u, so tilting acts on all of u: η adds pseudo-counts.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.members.dirichlet import dirichlet_entropy, dirichlet_kl
+from exptilt.families.members.dirichlet import dirichlet_entropy, dirichlet_kl, dirichlet_mean_error
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import shares
-from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, invert_dirichlet, remainder
+from exptilt.families.numerics.gamma_functions import (
+    HALF_LOG_2PI,
+    dirichlet_mean,
+    invert_dirichlet,
+    log_sum_exp,
+    remainder,
+)
+
+
+def _pairs(vector: Tensor) -> Tensor:
+    """``(..., 2D)`` as ``(..., D, 2)``: of ones and of zeros."""
+    return torch.stack(vector.chunk(2, -1), -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +45,11 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
-    _statistic_size = staticmethod(lambda d: 2 * d)
+    _differentiable_draws = True
     identity_coordinate = False
-
-    def __post_init__(self) -> None:
-        check_tensors("Beta", {"alpha": (self.alpha, 1), "beta": (self.beta, 1)})
-        check_same_dimension("Beta", alpha=self.alpha, beta=self.beta)
-        check_positive("Beta", alpha=self.alpha, beta=self.beta)
+    _positive = ("alpha", "beta")
+    _statistic_size = staticmethod(lambda d: 2 * d)
+    _twin = (distributions.Beta, {"alpha": "concentration1", "beta": "concentration0"})
 
     @property
     def dimension(self) -> int:
@@ -61,8 +69,11 @@ class Beta(ExponentialFamily):
     @property
     def mean_parameter(self) -> Tensor:
         """(E log x, E log(1 − x)), ``(..., 2D)``."""
-        total = torch.digamma(self.alpha + self.beta)
-        return torch.cat([torch.digamma(self.alpha) - total, torch.digamma(self.beta) - total], -1)
+        return torch.cat(dirichlet_mean(self._both()).unbind(-1), -1)
+
+    def _both(self) -> Tensor:
+        """(α, β), ``(..., D, 2)``."""
+        return torch.stack(torch.broadcast_tensors(self.alpha, self.beta), -1)
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
@@ -71,46 +82,41 @@ class Beta(ExponentialFamily):
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
-        alpha, beta = invert_dirichlet(torch.stack(mean.chunk(2, -1), -1)).unbind(-1)
+        alpha, beta = invert_dirichlet(_pairs(mean)).unbind(-1)
         return make(cls, alpha=alpha, beta=beta)
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """Largest log(e^{E log x} + e^{E log(1−x)}), which Jensen keeps below 0."""
-        first, second = mean.chunk(2, -1)
-        return torch.logaddexp(first, second).amax(-1)
+        return log_sum_exp(_pairs(mean)).amax(-1)
 
     @classmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:
         return torch.full_like(mean, -1.0)  # both parameters 1
 
+    @classmethod
+    def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
+        return dirichlet_mean_error(_pairs(reached), _pairs(mean)).amax(-1)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        member = self._from_mean(mean)
+        return torch.cat([member.alpha - self.alpha, member.beta - self.beta], -1)
+
     def _in_domain(self) -> Tensor:
         return ((self.alpha > 0) & (self.beta > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
-        return (
-            torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
-        ).sum(-1)
+        both = torch.lgamma(self.alpha) + torch.lgamma(self.beta)
+        return (both - torch.lgamma(self.alpha + self.beta)).sum(-1)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """(log x, log(1 − x)), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x.log(), torch.log1p(-x)], -1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Draws in (0, 1), ``shape + batch + (D,)``."""
-        size = (*shape, *self.batch_shape, self.alpha.shape[-1])
-        drawn = shares(torch.stack([self.alpha.expand(size), self.beta.expand(size)], -1), generator)[..., 0]
+        both = self._both()
+        drawn = shares(both.expand(*shape, *both.shape), generator)[..., 0]
         return drawn.clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
-
-    def _to_torch(self) -> distributions.Independent:
-        """The same as ``Independent(Beta, 1)``."""
-        return distributions.Independent(distributions.Beta(self.alpha, self.beta), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(Beta, 1)``."""
-        return cls(other.base_dist.concentration1, other.base_dist.concentration0)
 
     def _support(self, x: Tensor) -> Tensor:
         return ((x > 0) & (x < 1)).all(-1)
@@ -120,23 +126,13 @@ class Beta(ExponentialFamily):
         mean = self.alpha / total
         return mean, mean * (self.beta / total) / (total + 1)
 
-    def _both(self) -> Tensor:
-        """(α, β), ``(..., D, 2)``."""
-        return torch.stack(torch.broadcast_tensors(self.alpha, self.beta), -1)
-
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``, as a distance from the mean: −D(α, nx) − D(β, n(1−x)) with n = α + β, and Stirling's factors."""
+        """As a distance from the mean: −D(α, nx) − D(β, n(1−x)) with n = α + β, and Stirling's factors."""
         a, b = self.alpha, self.beta
-        total = a + b
-        gap, log_x, log_rest = total * x - a, x.log(), torch.log1p(-x)
-        away = deviance(a, gap, log_x + (total / a).log()) + deviance(b, -gap, log_rest + (total / b).log())
-        peak = (
-            (a.log() + b.log() - total.log()) / 2
-            - HALF_LOG_2PI
-            + remainder(total)
-            - remainder(a)
-            - remainder(b)
-        )
+        n = a + b
+        gap, log_x, log_rest = n * x - a, x.log(), torch.log1p(-x)
+        away = deviance(a, gap, log_x + (n / a).log()) + deviance(b, -gap, log_rest + (n / b).log())
+        peak = (a.log() + b.log() - n.log()) / 2 - HALF_LOG_2PI + remainder(n) - remainder(a) - remainder(b)
         return (peak - away - log_x - log_rest).sum(-1)
 
     def _entropy(self) -> Tensor:
@@ -148,9 +144,8 @@ class Beta(ExponentialFamily):
     def _covariance(self, eta: Tensor) -> Tensor:
         first, second = eta.chunk(2, -1)
         alpha, beta = self.alpha + first, self.beta + second
-        shared = torch.polygamma(1, alpha + beta)
-        top = torch.cat([torch.diag_embed(torch.polygamma(1, alpha) - shared), torch.diag_embed(-shared)], -1)
-        bottom = torch.cat(
-            [torch.diag_embed(-shared), torch.diag_embed(torch.polygamma(1, beta) - shared)], -1
+        shared = torch.diag_embed(-torch.polygamma(1, alpha + beta))
+        top = torch.cat([torch.diag_embed(torch.polygamma(1, alpha)) + shared, shared], -1)
+        return torch.cat(
+            [top, torch.cat([shared, torch.diag_embed(torch.polygamma(1, beta)) + shared], -1)], -2
         )
-        return torch.cat([top, bottom], -2)

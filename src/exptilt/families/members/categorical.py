@@ -2,21 +2,21 @@ r"""One of K outcomes, x a one-hot vector: softmax is its mean map.
 
     G(η) = log Σ_k e^{ℓ_k + η_k} − log Σ_k e^{ℓ_k},     ∇G(η) = softmax(ℓ + η)
 
-Sufficient statistic u(x) = x. Its entries sum to one, so natural parameters are known up to a shared constant; ours sum to zero when found
-from a mean.
+Sufficient statistic u(x) = x. Its entries sum to one, so natural parameters are known up to a shared
+constant; ours sum to zero when found from a mean.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
-from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.draws import categories
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,8 @@ class Categorical(ExponentialFamily):
     event_dims: ClassVar = {"logit": 1}
     base = Base.COUNTING
     minimal = False
-
-    def __post_init__(self) -> None:
-        check_tensors("Categorical", {"logit": (self.logit, 1)})
-        check_finite("Categorical", logit=self.logit)
+    _tilts_everywhere = True
+    _twin = (distributions.OneHotCategorical, {"logit": "logits"})
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -83,7 +81,6 @@ class Categorical(ExponentialFamily):
         return torch.logsumexp(self.logit, -1)
 
     def _entropy(self) -> Tensor:
-        """−Σ p log p, ``(...)``."""
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
 
@@ -91,28 +88,13 @@ class Categorical(ExponentialFamily):
         return ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-probability of one-hot ``x (..., K)``."""
         return dot(torch.log_softmax(self.logit, -1), x)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """One-hot draws, ``shape + batch + (K,)``."""
-        cumulative = torch.softmax(self.logit.double(), -1).cumsum(-1)
         size = (*shape, *self.batch_shape, 1)
-        uniform = (
-            torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
-            * cumulative[..., -1:]
-        )
-        index = (uniform >= cumulative).sum(-1).clamp_max(self.dimension - 1)
+        uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
+        index = categories(self.logit, uniform).squeeze(-1)
         return torch.nn.functional.one_hot(index, self.dimension).to(self.dtype)
-
-    def _to_torch(self) -> distributions.OneHotCategorical:
-        """The same as a `torch.distributions.OneHotCategorical`."""
-        return distributions.OneHotCategorical(logits=self.logit)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From a `OneHotCategorical` or `Categorical` of `torch.distributions`."""
-        return cls(other.logits)
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_k D(p_k, p'_k)."""
@@ -124,9 +106,6 @@ class Categorical(ExponentialFamily):
         """KL of the mean, as probabilities, from these: Σ_k m log m − m log p, 0 log 0 = 0."""
         p = mean.clamp(0, 1)
         return -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
-
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None
 
     def _covariance(self, eta: Tensor) -> Tensor:
         p = torch.softmax(self.logit + eta, -1)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
-from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import log_excess
@@ -36,13 +35,11 @@ class DiagonalGaussian(ExponentialFamily):
     mean_vector: Tensor
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
+    _differentiable_draws = True
+    _tilts_everywhere = True
+    _positive = ("variance",)
+    _labels: ClassVar = {"mean_vector": "mean"}
     _statistic_size = staticmethod(lambda d: 2 * d)
-
-    def __post_init__(self) -> None:
-        check_tensors("DiagonalGaussian", {"mean": (self.mean_vector, 1), "variance": (self.variance, 1)})
-        check_same_dimension("DiagonalGaussian", mean=self.mean_vector, variance=self.variance)
-        check_finite("DiagonalGaussian", mean=self.mean_vector)
-        check_positive("DiagonalGaussian", variance=self.variance)
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -83,34 +80,27 @@ class DiagonalGaussian(ExponentialFamily):
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """(x, x²), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x**2], -1)
 
     def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log N(x | μ, diag σ²): ``(..., D)`` to ``(...)``."""
-        return (
-            -((x - self.mean_vector) ** 2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
-        )
+        square = (x - self.mean_vector) ** 2 / self.variance
+        return -(square + (2 * math.pi * self.variance).log()).sum(-1) / 2
 
     def _entropy(self) -> Tensor:
-        """½ Σ log(2πe σ²)."""
         return ((2 * math.pi * math.e * self.variance).log().sum(-1) / 2).expand(self.batch_shape)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         noise = standard_normal(self.mean_vector, (*shape, *self.batch_shape, self.dimension), generator)
         return self.mean_vector + self.variance.sqrt() * noise
 
     def _to_torch(self) -> distributions.Independent:
-        """The same as ``Independent(Normal, 1)``."""
         return distributions.Independent(distributions.Normal(self.mean_vector, self.variance.sqrt()), 1)
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(Normal, 1)``."""
         return cls(other.base_dist.loc, other.base_dist.variance)
 
     def _kl(self, other: Self) -> Tensor:
@@ -120,19 +110,15 @@ class DiagonalGaussian(ExponentialFamily):
         return (excess + offset).sum(-1) / 2
 
     def _overlap(self, other: Self) -> Tensor:
-        """Log N(μ | μ', diag(σ² + σ'²))."""
-        return make(
-            type(self), mean_vector=other.mean_vector, variance=self.variance + other.variance
-        )._log_prob(self.mean_vector)
+        """log N(μ | μ', diag(σ² + σ'²))."""
+        variance = self.variance + other.variance
+        return make(type(self), mean_vector=other.mean_vector, variance=variance)._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return dot(self.mean_vector, eta) + dot(self.variance, eta**2) / 2
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self.mean_vector + self.variance * eta
-
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None
 
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.variance).expand(*eta.shape, self.dimension)

@@ -1,42 +1,60 @@
 r"""The Dirichlet distribution on the simplex.
 
-Sufficient statistic u(x) = log x, natural parameter θ = α − 1, A = Σ log Γ(α_k) − log Γ(Σ α_k), E[log x_k] = ψ(α_k) − ψ(Σ α). x is no
-part of u, so tilting acts on log x: η adds pseudo-counts. Densities are with respect to Lebesgue measure of the first K − 1 coordinates.
+Sufficient statistic u(x) = log x, natural parameter θ = α − 1, A = Σ log Γ(α_k) − log Γ(Σ α_k), E[log x_k] =
+ψ(α_k) − ψ(Σ α). x is no part of u, so tilting acts on log x: η adds pseudo-counts. Densities are with respect
+to Lebesgue measure of the first K − 1 coordinates.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
 from exptilt._support.errors import ArgumentError
-from exptilt.families.checks import check_positive, check_tensors
+from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import gamma_kl, not_negative
 from exptilt.families.numerics.draws import shares
-from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_dirichlet
+from exptilt.families.numerics.gamma_functions import (
+    dirichlet_mean,
+    gamma_entropy,
+    invert_dirichlet,
+    log_sum_exp,
+)
 
 
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
     r"""KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis.
 
-    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>: that of its gammas, at rates where their sums have the same mean, less that of the sums.
+    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>: that of its gammas, at rates where their sums have the same mean,
+    less that of the sums.
 
         Σ_k KL(Gamma(a_k, 1) ‖ Gamma(b_k, B/A)) − KL(Gamma(A, 1) ‖ Gamma(B, B/A)),     A = Σa,  B = Σb
     """
     total, others = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     change, log_rate = (others - total) / total, others.log() - total.log()
-    return not_negative(
-        gamma_kl(a, b, change, log_rate).sum(-1) - gamma_kl(total, others, change, log_rate).squeeze(-1)
-    )
+    sums = gamma_kl(total, others, change, log_rate).squeeze(-1)
+    return not_negative(gamma_kl(a, b, change, log_rate).sum(-1) - sums)
 
 
 def dirichlet_entropy(a: Tensor) -> Tensor:
-    """Entropy of Dirichlet(a) along the last axis: log B(a) + (A − K) ψ(A) − Σ_k (a_k − 1) ψ(a_k), by the entropies of its gammas."""
+    """Entropy of Dirichlet(a) along the last axis, log B(a) + (A − K) ψ(A) − Σ_k (a_k − 1) ψ(a_k)."""
     total = a.sum(-1)
     return gamma_entropy(a).sum(-1) - gamma_entropy(total) - (a.shape[-1] - 1) * torch.digamma(total)
+
+
+def dirichlet_mean_error(reached: Tensor, mean: Tensor) -> Tensor:
+    """The largest relative error of an entry of E log x and of −log Σ e^{E log x}, which says how large α is.
+
+    The latter may be off by the rounding of the mean; where that is a hundredth of it, α is not determined.
+    """
+    each = ((reached - mean) / mean).abs().amax(-1)
+    gap = -log_sum_exp(mean)
+    rounding = 4 * torch.finfo(mean.dtype).eps * dot(torch.softmax(mean, -1), mean.abs()) / gap
+    off = ((log_sum_exp(reached) + gap).abs() / gap - rounding).clamp_min(0)
+    return torch.where(rounding < 0.01, torch.maximum(each, off), torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +71,17 @@ class Dirichlet(ExponentialFamily):
 
     concentration: Tensor
     event_dims: ClassVar = {"concentration": 1}
-    _statistic_size = staticmethod(lambda d: d + 1)
-    identity_coordinate = False
     base = Base.SIMPLEX
+    _differentiable_draws = True
+    identity_coordinate = False
+    _positive = ("concentration",)
+    _statistic_size = staticmethod(lambda d: d + 1)
+    _twin = (distributions.Dirichlet, {"concentration": "concentration"})
 
-    def __post_init__(self) -> None:
-        check_tensors("Dirichlet", {"concentration": (self.concentration, 1)})
+    def _check(self) -> None:
         if self.concentration.shape[-1] < 2:
-            raise ArgumentError(
-                f"Dirichlet: concentration needs at least two entries; got shape {tuple(self.concentration.shape)}."
-            )
-        check_positive("Dirichlet", concentration=self.concentration)
+            got = tuple(self.concentration.shape)
+            raise ArgumentError(f"Dirichlet: concentration needs at least two entries; got shape {got}.")
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -73,7 +91,7 @@ class Dirichlet(ExponentialFamily):
     @property
     def mean_parameter(self) -> Tensor:
         """E log x, ``(..., K)``."""
-        return torch.digamma(self.concentration) - torch.digamma(self.concentration.sum(-1, keepdim=True))
+        return dirichlet_mean(self.concentration)
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
@@ -85,12 +103,19 @@ class Dirichlet(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """Log Σ e^{E log x}, which Jensen keeps below 0."""
-        return torch.logsumexp(mean, -1)
+        """log Σ e^{E log x}, which Jensen keeps below 0."""
+        return log_sum_exp(mean)
 
     @classmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:
         return make(cls, concentration=torch.ones_like(mean)).mean_parameter
+
+    @classmethod
+    def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
+        return dirichlet_mean_error(reached, mean)
+
+    def _dual(self, mean: Tensor) -> Tensor:
+        return invert_dirichlet(mean) - self.concentration
 
     def _in_domain(self) -> Tensor:
         return (self.concentration > 0).all(-1)
@@ -100,22 +125,11 @@ class Dirichlet(ExponentialFamily):
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """Log x, ``(..., K)``."""
         return x.log()
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Probability vectors, ``shape + batch + (K,)``."""
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
         return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
-
-    def _to_torch(self) -> distributions.Dirichlet:
-        """The same as a `torch.distributions.Dirichlet`."""
-        return distributions.Dirichlet(self.concentration)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From a `torch.distributions.Dirichlet`."""
-        return cls(other.concentration)
 
     def _support(self, x: Tensor) -> Tensor:
         return (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
@@ -133,6 +147,5 @@ class Dirichlet(ExponentialFamily):
 
     def _covariance(self, eta: Tensor) -> Tensor:
         alpha = self.concentration + eta
-        return (
-            torch.diag_embed(torch.polygamma(1, alpha)) - torch.polygamma(1, alpha.sum(-1))[..., None, None]
-        )
+        shared = torch.polygamma(1, alpha.sum(-1))[..., None, None]
+        return torch.diag_embed(torch.polygamma(1, alpha)) - shared

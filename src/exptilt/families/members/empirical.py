@@ -1,10 +1,10 @@
 r"""Points with weights: the measure that attention tilts.
 
-    h = Σ_n w_n δ(x − x_n),     G(η) = log Σ_n w_n e^{<x_n,η>},     ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n          (THEORY A1)
+    h = Σ_n w_n δ(x − x_n),   G(η) = log Σ_n w_n e^{<x_n,η>},   ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n
 
-One attention output is the mean of the keys tilted by the query. G and the mean are streamed over the points, for many η at once by
-`exptilt.tilting`, for one by `one_tilt`; the covariance is summed over blocks of points. Nothing of the size of the points is made besides
-the points.
+(THEORY A1). One attention output is the mean of the keys tilted by the query. G and the mean are streamed
+over the points by `exptilt.tilting`, the covariance is summed over blocks of points. Of many points no copy
+is made.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,53 +14,26 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape, dot
-from exptilt.families.checks import check_finite, check_log_weight, check_tensors
+from exptilt._support.transforms import is_concrete
+from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.measure import Measure, make
 from exptilt.families.numerics.hull import nearest_in_hull
-from exptilt.families.numerics.one_tilt import suits, tilt_once
 from exptilt.tilting import Tilted, fisher_vector_product
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.attend import run
 
+_COPY = 1 << 20  # numbers in a copy of the points that is small
 _BLOCK = 1 << 18  # entries of a temporary in the covariance: 2 MiB of float64, which a cache holds
 
 
-@dataclass(frozen=True, eq=False, init=False)
-class Empirical(Measure):
-    """A weighted cloud of points.
-
-    Args:
-        points: ``(..., N, D)``.
-        log_weight: ``(..., N)``, log w_n; −inf leaves a point out. Default 0, every point counts one; the mass need not be one.
-
-    Example:
-        >>> h = Empirical(torch.tensor([[0.0], [1.0]]))
-        >>> h.mean(torch.tensor([3.0]).log())
-        tensor([0.7500])
-    """
+class Points(Measure):
+    """What follows from ``points (..., N, D)`` and log-weights ``(..., N)``."""
 
     points: Tensor
     log_weight: Tensor
-    event_dims: ClassVar = {"points": 2, "log_weight": 1}
-
-    def __init__(self, points: Tensor, log_weight: Tensor | None = None) -> None:
-        if not isinstance(points, Tensor) or points.ndim < 2:
-            kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
-            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
-        object.__setattr__(self, "points", points)
-        object.__setattr__(
-            self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight
-        )
-        check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
-        if self.log_weight.shape[-1] != points.shape[-2]:
-            got = f"points {tuple(points.shape)}, log_weight {tuple(self.log_weight.shape)}"
-            raise ArgumentError(
-                f"Empirical: points are (..., N, D) and log_weight (..., N) with the same N; got {got}."
-            )
-        check_finite("Empirical", points=points)
-        check_log_weight("Empirical", self.log_weight)
 
     @property
     def dimension(self) -> int:
@@ -71,25 +44,6 @@ class Empirical(Measure):
     def log_probability(self) -> Tensor:
         """Normalised log-weights, ``(..., N)``."""
         return torch.log_softmax(self.log_weight, -1)
-
-    def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-mass of the points equal to ``x (..., D)``, −inf where there is none."""
-        found = []
-        for start, stop in self._blocks(max(1, x[..., 0].numel())):
-            equal = (x.unsqueeze(-2) == self.points[..., start:stop, :]).all(-1)
-            found.append(
-                torch.logsumexp(torch.where(equal, self.log_probability[..., start:stop], -torch.inf), -1)
-            )
-        return torch.logsumexp(torch.stack(found), 0)
-
-    def entropy(self) -> Tensor:
-        """−Σ p_n log p_n over the points; a point that is listed twice counts as two.
-
-        Returns:
-            ``(...)``, in nats.
-        """
-        p = self.log_probability
-        return -torch.where(p > -torch.inf, p.exp() * p.clamp_min(torch.finfo(p.dtype).min), 0.0).sum(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws among the points with replacement, ``shape + batch + (D,)``."""
@@ -114,9 +68,10 @@ class Empirical(Measure):
             yield start, min(count, start + length)
 
     def _streamed(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Query ``(..., 1, Q, D)``, key ``(..., 1, N, D)``, log-weight ``(..., 1, N)`` for `tilting`, and how to put rows back in place.
+        """Query, key and log-weight ``(..., 1, Q, D)``, ... for `tilting`, and how to put rows back in place.
 
-        What η has in front of the batch of the measure, and all of η where the measure has no batch, become the rows of one query.
+        What η has in front of the batch of the measure, and all of η where the measure has no batch, become
+        the rows of one query.
         """
         batch = self.batch_shape
         if batch.numel() == 1:
@@ -149,18 +104,9 @@ class Empirical(Measure):
         return back(_sweep(query, key, key[..., :0], weight).log_normalizer)
 
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        if suits(self.points, self.log_weight, eta):
-            value, mean, _ = self._once(eta)
-            return value.expand(eta.shape[:-1]), mean.expand(eta.shape)
         query, key, weight, back = self._streamed(eta)
         tilted = _sweep(query, key, key, weight)
         return back(tilted.log_normalizer), back(tilted.output)
-
-    def _once(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """G ``()``, mean ``(D,)`` and scores ``(N,)`` of one η."""
-        return tilt_once(
-            self.points.reshape(-1, self.dimension), self.log_weight.reshape(-1), eta.reshape(-1)
-        )
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._value_and_mean(eta)[1]
@@ -175,20 +121,22 @@ class Empirical(Measure):
                 + self.log_weight[..., start:stop]
                 - value.unsqueeze(-1)
             )
-            # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a negative diagonal.
+            # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a
+            # negative diagonal.
             offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
             total = total + offset.mT @ offset
         return total
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """Newton's method needs a covariance for its direction only; of many points, some drawn evenly from the tilted measure give it."""
+        """For the direction of Newton's steps some points, drawn evenly from the tilted measure, will do."""
         count = self.points.shape[-2]
         part = (
             max(4096, 256 * self.dimension) * 4**level
-        )  # right to an eighth in every direction, at the next level to a sixteenth
-        if 2 * part > count or not suits(self.points, self.log_weight, eta):
+        )  # right to an eighth, at the next level to a sixteenth
+        if 2 * part > count or eta.numel() > self.dimension or self.points[..., 0].numel() > count:
             return self._covariance(eta)
-        cumulative = torch.softmax(self._once(eta)[2], 0).cumsum(0)
+        score = self.points.reshape(count, -1) @ eta.reshape(-1) + self.log_weight.reshape(-1)
+        cumulative = torch.softmax(score, 0).cumsum(0)
         even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
         drawn = self.points.reshape(count, -1)[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
         offset = drawn - drawn.mean(0)
@@ -202,9 +150,39 @@ class Empirical(Measure):
             )
         )
 
-    def _tilt(self, eta: Tensor) -> Self:
-        score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
-        return make(type(self), points=self.points, log_weight=self.log_weight + score)
+    def _centred(self, mean: Tensor) -> tuple[Measure, Tensor]:
+        """The points less the wanted mean in float64 if such a copy is small, else less their own mean."""
+        each, all_of_them = self.points.numel(), mean[..., 0].numel() * self.points[..., 0, :].numel()
+        if all_of_them * self.points.shape[-2] <= _COPY:
+            middle = mean.double()
+        elif each <= 4 * _COPY or self._far_out():
+            middle = self.points.mean(-2).double()
+        else:
+            return self, mean
+        kind = torch.float64 if each <= 4 * _COPY else self.dtype
+        points = self.points.to(kind) - middle.to(kind).unsqueeze(-2)
+        centred = make(Empirical, points=points, log_weight=self.log_weight.to(kind))
+        return centred, mean.to(kind) - middle.to(kind)
+
+    def _far_out(self) -> bool:
+        """Whether the points are so far from the origin that products lose what tells them apart."""
+        if not is_concrete(self.points):
+            return False
+        some = self.points[..., :: max(1, self.points.shape[-2] // 1024), :]
+        return bool((some.mean(-2).abs() > 64 * some.std(-2, correction=0)).any())
+
+    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
+        """Whether no point is beyond the hyperplane through the mean, but for rounding, and some below."""
+        found = torch.zeros_like(where)
+        points = self.points.expand(*where.shape, *self.points.shape[-2:])
+        weight = self.log_weight.expand(*where.shape, self.log_weight.shape[-1])
+        for index in map(tuple, where.nonzero().tolist()):
+            x, m = points[index][weight[index] > -torch.inf].double(), mean[index].double()
+            d = normal[index].double()
+            rounding = 4 * torch.finfo(self.dtype).eps * ((x.abs() + m.abs()) @ d.abs())
+            height = (x - m) @ d
+            found[index] = (height <= rounding).all() & (height < -rounding).any()
+        return found
 
     def _least_log_mass(self) -> Tensor | None:
         return torch.where(self.log_weight > -torch.inf, self.log_weight, torch.inf).amin(-1)
@@ -218,6 +196,66 @@ class Empirical(Measure):
             nearest = nearest_in_hull(points[index][weight[index] > -torch.inf], target)
             distance[index] = dot(target - nearest, target - nearest).sqrt()
         return distance
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Empirical(Points):
+    """A weighted cloud of points.
+
+    Args:
+        points: ``(..., N, D)``.
+        log_weight: ``(..., N)``, log w_n; −inf leaves a point out. Default 0, every point counts one; the
+            mass need not be one.
+
+    Example:
+        >>> h = Empirical(torch.tensor([[0.0], [1.0]]))
+        >>> h.mean(torch.tensor([3.0]).log())
+        tensor([0.7500])
+    """
+
+    points: Tensor
+    log_weight: Tensor
+    event_dims: ClassVar = {"points": 2, "log_weight": 1}
+
+    def __init__(self, points: Tensor, log_weight: Tensor | None = None) -> None:
+        if not isinstance(points, Tensor) or points.ndim < 2:
+            kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
+            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
+        object.__setattr__(self, "points", points)
+        object.__setattr__(
+            self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight
+        )
+        check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
+        if self.log_weight.shape[-1] != points.shape[-2]:
+            got = f"points {tuple(points.shape)}, log_weight {tuple(self.log_weight.shape)}"
+            raise ArgumentError(
+                f"Empirical: points are (..., N, D) and log_weight (..., N) with the same N; got {got}."
+            )
+        finite("Empirical", points=points)
+        check_log_weight("Empirical", self.log_weight)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        """Log-mass of the points equal to ``x (..., D)``, −inf where there is none."""
+        found = []
+        for start, stop in self._blocks(max(1, x[..., 0].numel())):
+            equal = (x.unsqueeze(-2) == self.points[..., start:stop, :]).all(-1)
+            found.append(
+                torch.logsumexp(torch.where(equal, self.log_probability[..., start:stop], -torch.inf), -1)
+            )
+        return torch.logsumexp(torch.stack(found), 0)
+
+    def entropy(self) -> Tensor:
+        """−Σ p_n log p_n over the points; a point that is listed twice counts as two.
+
+        Returns:
+            ``(...)``, in nats.
+        """
+        p = self.log_probability
+        return -torch.where(p > -torch.inf, p.exp() * p.clamp_min(torch.finfo(p.dtype).min), 0.0).sum(-1)
+
+    def _tilt(self, eta: Tensor) -> Self:
+        score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
+        return make(type(self), points=self.points, log_weight=self.log_weight + score)
 
 
 def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> Tilted:

@@ -7,14 +7,15 @@ Sufficient statistic u(x) = x, natural parameter θ = −λ.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_tensors, check_values
+from exptilt._support.checks import entries
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
+from exptilt.families.members.gamma import Gamma
 from exptilt.families.numerics.deviance import log_excess
 from exptilt.families.numerics.hull import box_excess
 
@@ -33,10 +34,9 @@ class Exponential(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
-
-    def __post_init__(self) -> None:
-        check_tensors("Exponential", {"rate": (self.rate, 1)})
-        check_positive("Exponential", rate=self.rate)
+    _differentiable_draws = True
+    _positive = ("rate",)
+    _twin = (distributions.Exponential, {"rate": "rate"})
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -47,6 +47,10 @@ class Exponential(ExponentialFamily):
     def mean_parameter(self) -> Tensor:
         """1/λ, ``(..., D)``."""
         return 1 / self.rate
+
+    def _as_gamma(self) -> Gamma:
+        """The same law as a `Gamma`."""
+        return make(Gamma, shape=torch.ones_like(self.rate), rate=self.rate)
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
@@ -74,37 +78,23 @@ class Exponential(ExponentialFamily):
         return (x >= 0).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Waiting times, ``shape + batch + (D,)``, differentiable in the rate."""
-        uniform = torch.rand(
-            (*shape, *self.rate.shape), dtype=self.dtype, device=self.device, generator=generator
-        )
+        size = (*shape, *self.rate.shape)
+        uniform = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
         return -torch.log1p(-uniform) / self.rate
 
-    def _to_torch(self) -> distributions.Independent:
-        """The same as ``Independent(Exponential, 1)``."""
-        return distributions.Independent(distributions.Exponential(self.rate), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(Exponential, 1)``."""
-        return cls(other.base_dist.rate)
-
     def _log_normalizer(self, eta: Tensor) -> Tensor:
-        ratio = eta / self.rate
-        inside = ((ratio < 1) | ratio.isnan()).all(-1, keepdim=True)
-        return torch.where(inside, -torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf).sum(-1)
+        return self._as_gamma()._log_normalizer(eta)
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d r − 1 − log r with r = λ'/λ."""
         return log_excess(other.rate, self.rate).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """Σ_d 1 − log λ."""
         return (1 - self.rate.log()).sum(-1)
 
     def _tilt(self, eta: Tensor) -> Self:
         rate = self.rate - eta
-        check_values("Exponential", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
+        entries("Exponential", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
         return make(type(self), rate=rate)
 
     def _mean(self, eta: Tensor) -> Tensor:
@@ -114,8 +104,7 @@ class Exponential(ExponentialFamily):
         return torch.diag_embed((self.rate - eta) ** -2)
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
-        """Newton's step for 1/mean, which is straight in η: a step for the mean itself would leave the natural domain, or crawl in it."""
-        return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
+        return self._as_gamma()._step_for(reached, wanted)
 
     def _dual(self, mean: Tensor) -> Tensor:
         return self.rate - 1 / mean

@@ -2,41 +2,46 @@ r"""Any measure with a log-density: its log Laplace transform by quadrature or M
 
     G(η) = log ∫ h(x) e^{<x,η>} dx ≈ log Σ_i v_i h(x_i) e^{<x_i,η>}          (THEORY A6)
 
-In one or two dimensions the x_i come from the double-exponential rule: a change of variables x = φ(t) under which the integrand dies off
-at both ends whatever the domain (line, half-line, interval), then the trapezoidal rule in t, which converges exponentially. In any
-dimension they may be draws of a proposal q with v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting
-reweights them.
+In one or two dimensions the x_i come from the double-exponential rule: a change of variables x = φ(t) under
+which the integrand dies off at both ends whatever the domain (line, half-line, interval), then the
+trapezoidal rule in t, which converges exponentially. In any dimension they may be draws of a proposal q with
+v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting reweights them.
 
-How far G may be off is reported, never guessed at: `log_normalizer_error` is the standard error by the delta method (Monte Carlo), or the
-change of G when every second node is left out, and what lies beyond the last node of an axis if the integrand goes on falling as it does
-from the last but one (quadrature). Where it does not fall the integral may diverge, and where fewer than three nodes hold the mass it may
-be anything: the error is infinite.
+`log_normalizer_error` says how far G may be off. For Monte Carlo it is the standard error by the delta
+method. For quadrature it is the change of G when every second node is left out, the change when more nodes
+are put between, and what lies beyond the last node of an axis if the integrand goes on falling as it does
+from the last but one. It is infinite, that is not known, where the integrand does not fall, where fewer than
+three nodes hold the mass, and where the nodes put between find more than leaving nodes out did: a peak that
+the nodes miss. A peak much narrower than the distance of those nodes is invisible to any rule; pass `center`
+and `scale`, or bounds around it.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.measure import STATIC, Base, Measure, make
-from exptilt.families.members.empirical import Empirical
+from exptilt.families.members.empirical import Empirical, Points
 from exptilt.families.numerics.hull import box_excess, ended_on_boundary
 
 LogDensity = Callable[[Tensor], Tensor]
+_FINER = {1: 64, 2: 4}  # nodes of the check for each node of an axis, by dimension
 
 
 class Axis(NamedTuple):
-    """One axis of a quadrature grid: its domain, its scale, and the trapezoidal rule in t on [−reach, reach]."""
+    """One axis of a quadrature grid: its domain, its scale, and the nodes in t on [−reach, reach]."""
 
     lower: float
     upper: float
@@ -55,28 +60,32 @@ class Axis(NamedTuple):
         return torch.linspace(-self.reach, self.reach, self.nodes, dtype=torch.float64)
 
     def place(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """X = φ(t) and log φ'(t)."""
+        """x = φ(t) and log φ'(t)."""
         u, log_u = math.pi / 2 * torch.sinh(t), (math.pi / 2 * torch.cosh(t)).log()
+        log_scale = math.log(self.scale)
         if math.isinf(self.lower) and math.isinf(self.upper):
-            return self.center + self.scale * torch.sinh(u), math.log(self.scale) + torch.cosh(
-                u
-            ).log() + log_u
+            return self.center + self.scale * torch.sinh(u), log_scale + torch.cosh(u).log() + log_u
         if math.isinf(self.upper):
-            return self.lower + self.scale * u.exp(), math.log(self.scale) + u + log_u
+            return self.lower + self.scale * u.exp(), log_scale + u + log_u
         if math.isinf(self.lower):
-            return self.upper - self.scale * (-u).exp(), math.log(self.scale) - u + log_u
+            return self.upper - self.scale * (-u).exp(), log_scale - u + log_u
         width = self.upper - self.lower
-        x = torch.where(
-            t < 0, self.lower + width * torch.sigmoid(2 * u), self.upper - width * torch.sigmoid(-2 * u)
-        )
-        return x, math.log(2 * width) + torch.nn.functional.logsigmoid(
-            2 * u
-        ) + torch.nn.functional.logsigmoid(-2 * u) + log_u
+        below, above = self.lower + width * torch.sigmoid(2 * u), self.upper - width * torch.sigmoid(-2 * u)
+        slope = math.log(2 * width) + logsigmoid(2 * u) + logsigmoid(-2 * u) + log_u
+        return torch.where(t < 0, below, above), slope
+
+
+def _grid(axes: Sequence[Axis]) -> tuple[Tensor, Tensor]:
+    """Nodes ``(N, D)`` and the logarithms of their volumes ``(N,)``, the last axis running fastest."""
+    places = [axis.place(axis.places()) for axis in axes]
+    points = torch.cartesian_prod(*(x for x, _ in places)).reshape(-1, len(axes))
+    volumes = (v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True))
+    return points, torch.cartesian_prod(*volumes).reshape(-1, len(axes)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
-class FromDensity(Measure):
-    """A measure known by its log-density. Make one with `FromDensity.quadrature` or `FromDensity.monte_carlo`.
+class FromDensity(Points):
+    """A measure known by its log-density, made by `FromDensity.quadrature` or `FromDensity.monte_carlo`.
 
     Args:
         points: ``(N, D)``, nodes or draws.
@@ -120,19 +129,20 @@ class FromDensity(Measure):
             upper: where it ends.
             center: roughly where the mass is, for domains infinite at both ends; default 0.
             scale: roughly how wide it is, for infinite domains; default 1.
-            nodes: per dimension, odd numbers give the best error estimate; default 801 in one dimension, 257 in two.
+            nodes: per dimension, odd numbers give the best error estimate; default 801 in one dimension, 257
+                in two.
             dtype: of the result.
         """
         low, high = _numbers("lower", lower), _numbers("upper", upper)
         dimension = len(low)
         if (
-            dimension not in (1, 2)
+            dimension not in _FINER
             or len(high) != dimension
-            or any(not a < b for a, b in zip(low, high, strict=True))
+            or any(a >= b for a, b in zip(low, high, strict=True))
         ):
-            got = f"lower {low}, upper {high}"
             raise ArgumentError(
-                f"FromDensity.quadrature: lower < upper, one or two of each; got {got}. Beyond 2 dimensions use monte_carlo."
+                f"FromDensity.quadrature: lower < upper, one or two of each; got lower {low}, upper {high}. "
+                "Beyond 2 dimensions use monte_carlo."
             )
         middle = (0.0,) * dimension if center is None else _numbers("center", center)
         width = (1.0,) * dimension if scale is None else _numbers("scale", scale)
@@ -141,19 +151,14 @@ class FromDensity(Measure):
             raise ArgumentError(
                 f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}."
             )
-        count = (801 if dimension == 1 else 257) if nodes is None else nodes
-        _check_count("quadrature: nodes", count, 3)
+        default = 801 if dimension == 1 else 257
+        count = default if nodes is None else whole("FromDensity.quadrature", "nodes", nodes, least=3)
         axes = []
         for a, b, c, s in zip(low, high, middle, width, strict=True):
             reach = (3.8, 4.2, 3.4)[math.isinf(a) + math.isinf(b)]
-            axes.append(Axis(a, b, c, s, reach, int(count)))
-        places = [axis.place(axis.places()) for axis in axes]
-        grid = torch.meshgrid(*(x for x, _ in places), indexing="ij")
-        volume = torch.meshgrid(
-            *(v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True)), indexing="ij"
-        )
-        points = torch.stack([g.reshape(-1) for g in grid], -1)
-        log_weight = log_density(points) + torch.stack(volume).sum(0).reshape(-1)
+            axes.append(Axis(a, b, c, s, reach, count))
+        points, log_volume = _grid(axes)
+        log_weight = log_density(points) + log_volume
         return cls._checked_new(points.to(dtype), log_weight.to(dtype), log_density, tuple(axes))
 
     @classmethod
@@ -169,24 +174,21 @@ class FromDensity(Measure):
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
-            proposal: a measure of vectors of length D, without batch, whose tails are no lighter than the density's.
+            proposal: a measure of vectors of length D, without batch, whose tails are no lighter than the
+                density's.
             samples: how many draws of the proposal.
             generator: for those draws.
         """
-        if (
-            not isinstance(proposal, Measure)
-            or proposal.batch_shape
-            or [len(shape) for shape in proposal.event_shapes] != [1]
-        ):
-            got = (
-                f"batch {tuple(proposal.batch_shape)}"
-                if isinstance(proposal, Measure) and proposal.batch_shape
-                else type(proposal).__name__
-            )
+        got = None if isinstance(proposal, Measure) else type(proposal).__name__
+        if got is None and proposal.batch_shape:
+            got = f"batch {tuple(proposal.batch_shape)}"
+        if got is None and [len(shape) for shape in proposal.event_shapes] != [1]:
+            got = type(proposal).__name__
+        if got is not None:
             raise ArgumentError(
                 f"FromDensity.monte_carlo: proposal must be a measure of vectors without batch; got {got}."
             )
-        _check_count("monte_carlo: samples", samples, 2)
+        whole("FromDensity.monte_carlo", "samples", samples, least=2)
         points = proposal.sample((samples,), generator=generator)
         log_weight = log_density(points) - proposal.log_prob(points) - math.log(samples)
         return cls._checked_new(points, log_weight, log_density, (), proposal.base)
@@ -207,12 +209,12 @@ class FromDensity(Measure):
             bad = log_weight.isnan() | (log_weight == torch.inf)
             if bool(bad.any()):
                 got = f"{float(log_weight[bad][0])} at x = {points[bad][0].tolist()}"
-                raise ArgumentError(
-                    f"FromDensity: log_density must be a number below +inf, −inf where there is no mass; got {got}."
-                )
+                wanted = "a number below +inf, −inf where there is no mass"
+                raise ArgumentError(f"FromDensity: log_density must be {wanted}; got {got}.")
             if not bool((log_weight > -torch.inf).any()):
                 raise ArgumentError(
-                    "FromDensity: log_density is −inf at all nodes or draws: no mass was found. Move them to where it is."
+                    "FromDensity: log_density is −inf at all nodes or draws: no mass was found. "
+                    "Move them to where it is."
                 )
         return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes, base)
 
@@ -220,11 +222,6 @@ class FromDensity(Measure):
     def method(self) -> Literal["quadrature", "monte carlo"]:
         """How the integral is taken."""
         return "quadrature" if self.axes else "monte carlo"
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.points.shape[-1]
 
     @property
     def atoms(self) -> Empirical:
@@ -240,19 +237,33 @@ class FromDensity(Measure):
         Returns:
             ``(...)``, infinite where the integral may diverge or too few nodes hold the mass.
         """
-        score = (self._checked(eta, "eta").unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
+        eta = self._checked(eta, "eta")
+        score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
             return _delta_error(torch.softmax(score, -1), torch.zeros_like(score), 1.0)
         grid = score.unflatten(-1, tuple(axis.nodes for axis in self.axes))
         half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
-        coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
         total = torch.logsumexp(score, -1)
-        error = (total - coarse).abs()
-        for marginal in (
-            [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]
-        ):
+        coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
+        less, more = (total - coarse).abs(), (total - self._finer(eta + self.shift)).abs()
+        seen = more <= 8 * less + 64 * torch.finfo(self.dtype).eps * (1 + total.abs())
+        error = torch.where(seen, torch.maximum(less, more), torch.inf)
+        marginals = [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]
+        for marginal in marginals:
             error = error + _axis_error(marginal - total.unsqueeze(-1))
         return error
+
+    def _finer(self, shift: Tensor) -> Tensor:
+        """G of the untilted density at ``shift (..., D)``, with more nodes put between the nodes."""
+        times = _FINER[self.dimension]
+        axes = [axis._replace(nodes=times * (axis.nodes - 1) + 1) for axis in self.axes]
+        points, log_volume = (x.to(self.device) for x in _grid(axes))
+        log_weight = self.log_density(points).to(torch.float64) + log_volume
+        return (
+            make(Empirical, points=points, log_weight=log_weight)
+            ._log_normalizer(shift.double())
+            .to(self.dtype)
+        )
 
     def _support(self, x: Tensor) -> Tensor | None:
         if not self.axes:
@@ -279,7 +290,7 @@ class FromDensity(Measure):
         return Estimate(value, self.expectation_error(surprise, 1.0), -infinite, infinite, Kind.ESTIMATED)
 
     def expectation_error(self, values: Tensor, share: float) -> Tensor:
-        """How far Σ_i p_i values_i + share · G(0) may be off, p the normalised weights: as `log_normalizer_error`.
+        """How far Σ_i p_i values_i + share · G(0) may be off, p the normalised weights.
 
         Args:
             values: ``(..., N)``, at the points.
@@ -293,46 +304,36 @@ class FromDensity(Measure):
         return self.log_normalizer_error(torch.zeros_like(self.shift))
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """A node by weight, then uniformly within its cell in t (quadrature); resampled points (Monte Carlo)."""
+        """A node by weight, then uniformly within its cell in t; for Monte Carlo one of the points."""
         if not self.axes:
-            return self.atoms._sample(shape, generator)
-        cells = torch.stack(
-            torch.meshgrid(*(axis.places() for axis in self.axes), indexing="ij"), -1
-        ).reshape(-1, self.dimension)
-        drawn = make(Empirical, points=cells.to(self.device), log_weight=self.log_weight.double()).sample(
-            shape, generator=generator
-        )
+            return super()._sample(shape, generator)
+        cells = torch.cartesian_prod(*(axis.places() for axis in self.axes)).reshape(-1, self.dimension)
+        node = make(Empirical, points=cells.to(self.device), log_weight=self.log_weight.double())
+        drawn = node.sample(shape, generator=generator)
         jitter = torch.rand(drawn.shape, dtype=drawn.dtype, device=self.device, generator=generator) - 0.5
-        placed = [
-            axis.place(drawn[..., i] + axis.step * jitter[..., i])[0] for i, axis in enumerate(self.axes)
-        ]
+        places = (drawn[..., i] + axis.step * jitter[..., i] for i, axis in enumerate(self.axes))
+        placed = [axis.place(t)[0] for axis, t in zip(self.axes, places, strict=True)]
         return torch.stack(placed, -1).to(self.dtype)
 
-    def _log_normalizer(self, eta: Tensor) -> Tensor:
-        return self.atoms._log_normalizer(eta)
-
-    def _mean(self, eta: Tensor) -> Tensor:
-        return self.atoms._mean(eta)
-
-    def _covariance(self, eta: Tensor) -> Tensor:
-        return self.atoms._covariance(eta)
-
-    def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.atoms._value_and_mean(eta)
-
-    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        return self.atoms._covariance(eta)
-
     def _tilt(self, eta: Tensor) -> Self:
-        weight = self.atoms._tilt(eta).log_weight
-        return dataclasses.replace(self, log_weight=weight, shift=self.shift + eta)
+        score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2)
+        return dataclasses.replace(self, log_weight=self.log_weight + score, shift=self.shift + eta)
+
+    def _centred(self, mean: Tensor) -> tuple[Measure, Tensor]:
+        return self, mean
+
+    def _least_log_mass(self) -> Tensor | None:
+        return None
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         """A box is known exactly: on its boundary the search has no end, however far it came."""
         solution = super()._natural(mean, tolerance, max_steps)
-        return ended_on_boundary(
-            solution,
-            self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool)) if self.axes else None,
+        every = torch.ones_like(mean[..., 0], dtype=torch.bool)
+        return ended_on_boundary(solution, self._excess(mean, every) if self.axes else None)
+
+    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
+        return (
+            Measure._bounds(self, mean, normal, where) if self.axes else super()._bounds(mean, normal, where)
         )
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
@@ -341,7 +342,7 @@ class FromDensity(Measure):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         if not self.axes:
-            return self.atoms._excess(mean, where)
+            return super()._excess(mean, where)
         lower, upper = (mean.new_tensor([axis[end] for axis in self.axes]) for end in (0, 1))
         return box_excess(mean, lower, upper)
 
@@ -350,22 +351,15 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
-        raise ArgumentError(
-            f"FromDensity.quadrature: {name} must be a sequence of numbers, one per dimension; got {values!r}."
-        ) from None
-
-
-def _check_count(name: str, count: int, least: int) -> None:
-    if not isinstance(count, Integral):
-        raise ArgumentError(f"FromDensity.{name} must be an integer; got {count!r}.")
-    if count < least:
-        raise ArgumentError(f"FromDensity.{name} must be {least} or more; got {count}.")
+        wanted = "a sequence of numbers, one per dimension"
+        raise ArgumentError(f"FromDensity.quadrature: {name} must be {wanted}; got {values!r}.") from None
 
 
 def _axis_error(log_share: Tensor) -> Tensor:
-    """How far the log of a sum may be off for what one axis misses, by the log-shares ``(..., nodes)`` of its nodes: ``(...)``.
+    """How far the log of a sum may be off for what one axis misses, by its log-shares ``(..., nodes)``.
 
-    Beyond either end a share s that falls by the ratio r from node to node leaves s r / (1 − r). Below rounding a share is nothing.
+    Beyond either end a share s that falls by the ratio r from node to node leaves s r / (1 − r). Below
+    rounding a share is nothing.
     """
     precision = torch.finfo(log_share.dtype).eps
     beyond = torch.zeros_like(log_share[..., 0])
@@ -373,12 +367,13 @@ def _axis_error(log_share: Tensor) -> Tensor:
         ratio = (last - before).exp()
         rest = torch.where(ratio < 1, last.exp() * ratio / (1 - ratio), torch.inf)
         beyond = beyond + torch.where(last > math.log(precision), rest, 0.0)
-    # A Gaussian bump that two nodes hold may be off by a hundredth without a difference between every second node; for three it is 1e-6.
+    # A Gaussian bump that two nodes hold may be off by a hundredth with no difference between every second
+    # node.
     held = 1 / (2 * log_share).exp().sum(-1)
     return torch.where(held < 3, torch.inf, torch.log1p(beyond))
 
 
 def _delta_error(weight: Tensor, values: Tensor, share: float) -> Tensor:
-    """Standard error of Σ p_i v_i + share · log Σ w_i over independent draws with p = w/Σw: each adds p_i (v_i − Σ p v + share)."""
+    """Standard error of Σ p_i v_i + share · log Σ w_i over draws, p = w/Σw, by the delta method."""
     offset = torch.where(weight > 0, values - dot(weight, values).unsqueeze(-1) + share, 0.0)
     return (dot(weight**2, offset**2) - share**2 / weight.shape[-1]).clamp_min(0).sqrt()

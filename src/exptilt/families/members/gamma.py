@@ -2,17 +2,18 @@ r"""Independent Gamma variables.
 
     G(η) = −Σ_d a_d log(1 − η_d/b_d)   for η < b,     ∇G(η) = a / (b − η)
 
-Sufficient statistic u(x) = (x, log x), natural parameter θ = (−b, a − 1); tilting acts on x, so it changes the rate alone.
+Sufficient statistic u(x) = (x, log x), natural parameter θ = (−b, a − 1); tilting acts on x, so it changes
+the rate alone.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.checks import check_positive, check_same_dimension, check_tensors, check_values
+from exptilt._support.checks import entries
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
@@ -42,12 +43,10 @@ class Gamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
+    _differentiable_draws = True
+    _positive = ("shape", "rate")
     _statistic_size = staticmethod(lambda d: 2 * d)
-
-    def __post_init__(self) -> None:
-        check_tensors("Gamma", {"shape": (self.shape, 1), "rate": (self.rate, 1)})
-        check_same_dimension("Gamma", shape=self.shape, rate=self.rate)
-        check_positive("Gamma", shape=self.shape, rate=self.rate)
+    _twin = (distributions.Gamma, {"shape": "concentration", "rate": "rate"})
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -89,19 +88,17 @@ class Gamma(ExponentialFamily):
         return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """Σ_d a − log b + log Γ(a) + (1 − a) ψ(a)."""
         return (gamma_entropy(self.shape) - self.rate.log()).sum(-1)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """(x, log x), ``(..., D)`` to ``(..., 2D)``."""
         return torch.cat([x, x.log()], -1)
 
     def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``, as a distance from the mean: −D(a, bx) − log x + ½ log a/2π − R(a)."""
+        """As a distance from the mean: −D(a, bx) − log x + ½ log a/2π − R(a)."""
         a, log_x, log_a = self.shape, x.log(), self.shape.log()
         away = deviance(a, self.rate * x - a, log_x + (self.rate.log() - log_a))
         return (log_a / 2 - HALF_LOG_2PI - remainder(a) - away - log_x).sum(-1)
@@ -110,20 +107,9 @@ class Gamma(ExponentialFamily):
         return (x > 0).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        return (standard_gamma(a, generator) / self.rate).clamp_min(
-            torch.finfo(self.dtype).tiny
-        )  # a large rate could make it 0
-
-    def _to_torch(self) -> distributions.Independent:
-        """The same as ``Independent(Gamma, 1)``."""
-        return distributions.Independent(distributions.Gamma(self.shape, self.rate), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(Gamma, 1)``."""
-        return cls(other.base_dist.concentration, other.base_dist.rate)
+        drawn = standard_gamma(a, generator) / self.rate
+        return drawn.clamp_min(torch.finfo(self.dtype).tiny)  # a large rate could make it 0
 
     def _kl(self, other: Self) -> Tensor:
         change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
@@ -132,13 +118,12 @@ class Gamma(ExponentialFamily):
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate
         inside = ((ratio < 1) | ratio.isnan()).all(-1, keepdim=True)
-        return torch.where(
-            inside, -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0)), torch.inf
-        ).sum(-1)
+        value = -self.shape * torch.log1p(-torch.where(inside, ratio, 0.0))
+        return torch.where(inside, value, torch.inf).sum(-1)
 
     def _tilt(self, eta: Tensor) -> Self:
         rate = self.rate - eta
-        check_values("Gamma", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
+        entries(type(self).__name__, "eta", eta.expand(rate.shape), rate > 0, "below the rate")
         return make(type(self), shape=self.shape, rate=rate)
 
     def _mean(self, eta: Tensor) -> Tensor:
@@ -148,7 +133,7 @@ class Gamma(ExponentialFamily):
         return torch.diag_embed(self.shape / (self.rate - eta) ** 2)
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
-        """Newton's step for 1/mean, which is straight in η: a step for the mean itself would leave the natural domain, or crawl in it."""
+        """Newton's step for 1/mean, which is straight in η and stays in the natural domain."""
         return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
 
     def _dual(self, mean: Tensor) -> Tensor:

@@ -7,16 +7,16 @@ Sufficient statistic u(x) = (x, pack(x x')), natural parameter θ = (Σ⁻¹μ, 
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
-    check_covariance,
     dot,
     factorize,
+    indefiniteness,
+    inverse_from_cholesky,
     log_determinant,
     matvec,
     pack,
@@ -25,12 +25,15 @@ from exptilt._support.linalg import (
     solve_cholesky,
     unpack,
 )
-from exptilt.families.checks import check_finite, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import standard_normal
-from exptilt.families.numerics.small_inverse import definite, invert
+
+
+def whiten(factor: Tensor, vector: Tensor) -> Tensor:
+    """L⁻¹ v for a lower triangular L ``(..., D, D)`` and v ``(..., D)``."""
+    return torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +53,19 @@ class Gaussian(ExponentialFamily):
     mean_vector: Tensor
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
+    _differentiable_draws = True
+    _tilts_everywhere = True
+    _labels: ClassVar = {"mean_vector": "mean", "covariance_matrix": "covariance"}
+    _twin = (
+        distributions.MultivariateNormal,
+        {"mean_vector": "loc", "covariance_matrix": "covariance_matrix"},
+    )
     _statistic_size = staticmethod(lambda d: d + packed_size(d))
-
-    def __post_init__(self) -> None:
-        check_tensors("Gaussian", {"mean": (self.mean_vector, 1), "covariance": (self.covariance_matrix, 2)})
-        if self.covariance_matrix.shape[-2:] != self.mean_vector.shape[-1:] * 2:
-            got = f"mean {tuple(self.mean_vector.shape)}, covariance {tuple(self.covariance_matrix.shape)}"
-            raise ArgumentError(f"Gaussian: mean must be (..., D) and covariance (..., D, D); got {got}.")
-        check_finite("Gaussian", mean=self.mean_vector)
-        check_covariance(self.covariance_matrix, "covariance")
 
     @property
     def natural_parameter(self) -> Tensor:
         """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
-        precision = invert(self.covariance_matrix)
+        precision = inverse_from_cholesky(self._factor())
         first = matvec(precision, self.mean_vector)
         second = pack(precision) / -2
         return torch.cat([first, second.expand(*first.shape[:-1], second.shape[-1])], -1)
@@ -84,7 +86,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second = cls._split(theta)
-        covariance = invert(-2 * second)
+        covariance = inverse_from_cholesky(factorize(-2 * second))
         return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
 
     @classmethod
@@ -95,7 +97,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        return definite(second - m.unsqueeze(-1) * m.unsqueeze(-2))
+        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
     @classmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:
@@ -110,65 +112,44 @@ class Gaussian(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         factor = self._factor()
-        white = torch.linalg.solve_triangular(factor, self.mean_vector.unsqueeze(-1), upper=False).squeeze(-1)
+        white = whiten(factor, self.mean_vector)
         return (dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """(x, pack(x x')): ``(..., D)`` to ``(..., D + D(D+1)/2)``."""
         return torch.cat([x, pack(x.unsqueeze(-1) * x.unsqueeze(-2))], -1)
 
     def _coordinate(self, x: Tensor) -> Tensor:
         return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log N(x | μ, Σ): ``(..., D)`` to ``(...)``."""
         factor = self._factor()
-        white = torch.linalg.solve_triangular(
-            factor, (x - self.mean_vector).unsqueeze(-1), upper=False
-        ).squeeze(-1)
+        white = whiten(factor, x - self.mean_vector)
         return -(dot(white, white) + log_determinant(factor) + self.dimension * math.log(2 * math.pi)) / 2
 
     def _entropy(self) -> Tensor:
-        """½ log det(2πe Σ)."""
         value = (log_determinant(self._factor()) + self.dimension * (1 + math.log(2 * math.pi))) / 2
         return value.expand(self.batch_shape)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Draws ``shape + batch + (D,)``, differentiable in both parameters."""
         size = (*shape, *self.batch_shape, self.dimension)
         noise = standard_normal(self.mean_vector, size, generator)
         return self.mean_vector + matvec(self._factor(), noise)
-
-    def _to_torch(self) -> distributions.MultivariateNormal:
-        """The same as a `torch.distributions.MultivariateNormal`."""
-        return distributions.MultivariateNormal(self.mean_vector, self.covariance_matrix)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From a `torch.distributions.MultivariateNormal`."""
-        return cls(other.loc, other.covariance_matrix)
 
     def _kl(self, other: Self) -> Tensor:
         """½ (tr(Σ'⁻¹Σ) − D − log|Σ|/|Σ'| + δ'Σ'⁻¹δ), from the Cholesky factors."""
         factor = other._factor()
         white = torch.linalg.solve_triangular(factor, self._factor(), upper=False)
         diagonal = white.diagonal(dim1=-2, dim2=-1)
-        excess = deviance(torch.ones_like(diagonal), (diagonal - 1) * (diagonal + 1), 2 * diagonal.log()).sum(
-            -1
-        )
-        excess = excess + (white.tril(-1) ** 2).sum((-2, -1))
-        offset = (other.mean_vector - self.mean_vector).unsqueeze(-1)
-        whitened = torch.linalg.solve_triangular(factor, offset, upper=False).squeeze(-1)
-        return (excess + dot(whitened, whitened)) / 2
+        gap = (diagonal - 1) * (diagonal + 1)
+        excess = deviance(torch.ones_like(diagonal), gap, 2 * diagonal.log()).sum(-1)
+        offset = whiten(factor, other.mean_vector - self.mean_vector)
+        return (excess + (white.tril(-1) ** 2).sum((-2, -1)) + dot(offset, offset)) / 2
 
     def _overlap(self, other: Self) -> Tensor:
-        """Log N(μ | μ', Σ + Σ')."""
-        total = make(
-            type(self),
-            mean_vector=other.mean_vector,
-            covariance_matrix=self.covariance_matrix + other.covariance_matrix,
-        )
+        """log N(μ | μ', Σ + Σ')."""
+        both = self.covariance_matrix + other.covariance_matrix
+        total = make(type(self), mean_vector=other.mean_vector, covariance_matrix=both)
         return total._log_prob(self.mean_vector)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
@@ -176,9 +157,6 @@ class Gaussian(ExponentialFamily):
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self.mean_vector + matvec(self.covariance_matrix, eta)
-
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None
 
     def _covariance(self, eta: Tensor) -> Tensor:
         return self.covariance_matrix.expand(*eta.shape, self.dimension)

@@ -1,19 +1,21 @@
 r"""Mixtures of Gaussians.
 
-    G(η) = log Σ_n π_n e^{<μ_n,η> + ½η'Σ_nη},     ∇G(η) = Σ_n w_n (μ_n + Σ_nη),   w_n ∝ π_n e^{<μ_n,η> + ½η'Σ_nη}          (THEORY A5)
+    G(η) = log Σ_n π_n e^{<μ_n,η> + ½η'Σ_nη},     ∇G(η) = Σ_n w_n (μ_n + Σ_nη)          (THEORY A5)
 
-With one Σ for all, the quadratic cancels from the weights and ∇G(η) = Ση + Σ_n w_n μ_n: attention over the means plus a linear skip.
+with w_n ∝ π_n e^{<μ_n,η> + ½η'Σ_nη}. With one Σ for all, the quadratic cancels from the weights and ∇G(η) =
+Ση + Σ_n w_n μ_n: attention over the means plus a linear skip.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
+from exptilt._support.checks import finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import check_covariance
-from exptilt.families.checks import check_finite, check_log_weight, check_tensors
+from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.measure import make
 from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.mixture import AnyMixture
@@ -26,7 +28,8 @@ class GaussianMixture(AnyMixture):
     Args:
         log_weight: ``(..., K)``, log π_n up to a constant; −inf leaves a component out.
         mean_vector: ``(..., K, D)``.
-        covariance_matrix: ``(..., K, D, D)``, one per component, or ``(..., 1, D, D)`` or just ``(D, D)``, shared by all.
+        covariance_matrix: ``(..., K, D, D)``, one per component, or ``(..., 1, D, D)`` or just ``(D, D)``,
+            shared by all.
 
     Example:
         >>> h = GaussianMixture(torch.zeros(2), torch.tensor([[-1.0], [1.0]]), torch.tensor([[2.0]]))
@@ -52,9 +55,9 @@ class GaussianMixture(AnyMixture):
         good = self.log_weight.shape[-1] == count and self.covariance_matrix.shape[-3] in (1, count)
         if not good or self.covariance_matrix.shape[-2:] != (dimension, dimension):
             got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in fields.items())
-            wanted = "log_weight (..., K), mean (..., K, D), covariance (..., K, D, D) or shared (..., 1, D, D) or (D, D)"
+            wanted = "log_weight (..., K), mean (..., K, D), covariance (..., K, D, D) or one (D, D) for all"
             raise ArgumentError(f"GaussianMixture: pass {wanted}; got {got}.")
-        check_finite("GaussianMixture", mean=self.mean_vector)
+        finite("GaussianMixture", mean=self.mean_vector)
         check_covariance(self.covariance_matrix, "covariance")
         check_log_weight("GaussianMixture", self.log_weight)
 
@@ -70,26 +73,10 @@ class GaussianMixture(AnyMixture):
 
     def _tilt(self, eta: Tensor) -> Self:
         mean = self.components._mean(self._each(eta))
-        return make(
-            type(self),
-            log_weight=self._scores(eta),
-            mean_vector=mean,
-            covariance_matrix=self.covariance_matrix,
-        )
-
-    def _to_torch(self) -> distributions.MixtureSameFamily:
-        """The same as a `torch.distributions.MixtureSameFamily`."""
-        batch = (*self.batch_shape, self.log_weight.shape[-1])
-        covariance = self.covariance_matrix.expand(*batch, self.dimension, self.dimension)
-        normals = distributions.MultivariateNormal(
-            self.mean_vector.expand(*batch, self.dimension), covariance
-        )
-        return distributions.MixtureSameFamily(
-            distributions.Categorical(logits=self.log_weight.expand(batch)), normals
-        )
+        fields = {"mean_vector": mean, "covariance_matrix": self.covariance_matrix}
+        return make(type(self), log_weight=self._scores(eta), **fields)
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        """From a `MixtureSameFamily` of `MultivariateNormal`."""
         normals = other.component_distribution
         return cls(torch.as_tensor(other.mixture_distribution.logits), normals.loc, normals.covariance_matrix)

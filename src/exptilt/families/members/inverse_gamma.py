@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.change_of_variable import ChangeOfVariable
-from exptilt.families.checks import check_positive, check_same_dimension, check_tensors
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
 
@@ -34,13 +33,9 @@ class InverseGamma(ChangeOfVariable):
     shape: Tensor
     scale: Tensor
     event_dims: ClassVar = {"shape": 1, "scale": 1}
+    _positive = ("shape", "scale")
     of = Gamma
     jacobian = (0.0, 2.0)
-
-    def __post_init__(self) -> None:
-        check_tensors("InverseGamma", {"shape": (self.shape, 1), "scale": (self.scale, 1)})
-        check_same_dimension("InverseGamma", shape=self.shape, scale=self.scale)
-        check_positive("InverseGamma", shape=self.shape, scale=self.scale)
 
     def _image(self) -> Gamma:
         return make(Gamma, shape=self.shape, rate=self.scale)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt.families.change_of_variable import ChangeOfVariable
-from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.measure import make
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 
@@ -33,14 +32,9 @@ class LogNormal(ChangeOfVariable):
     log_mean: Tensor
     log_variance: Tensor
     event_dims: ClassVar = {"log_mean": 1, "log_variance": 1}
+    _positive = ("log_variance",)
     of = DiagonalGaussian
     jacobian = (-1.0, 0.0)
-
-    def __post_init__(self) -> None:
-        check_tensors("LogNormal", {"log_mean": (self.log_mean, 1), "log_variance": (self.log_variance, 1)})
-        check_same_dimension("LogNormal", log_mean=self.log_mean, log_variance=self.log_variance)
-        check_finite("LogNormal", log_mean=self.log_mean)
-        check_positive("LogNormal", log_variance=self.log_variance)
 
     def _image(self) -> DiagonalGaussian:
         return make(DiagonalGaussian, mean_vector=self.log_mean, variance=self.log_variance)

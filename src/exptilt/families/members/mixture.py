@@ -2,11 +2,13 @@ r"""Mixtures.
 
     h = Σ_k w_k p_k,     G(η) = log Σ_k w_k e^{G_k(η)},     ∇G(η) = Σ_k w̃_k ∇G_k(η),   w̃_k ∝ w_k e^{G_k(η)}
 
-Tilting a mixture tilts every component and moves weight to those with much mass where e^{<t,η>} is large (THEORY A5). `AnyMixture` says
-so once for all; `Mixture` holds components of any exponential family, `GaussianMixture` means and covariances.
+Tilting a mixture tilts every component and moves weight to those with much mass where e^{<t,η>} is large
+(THEORY A5). `AnyMixture` has what all mixtures share; `Mixture` holds components of any exponential family,
+`GaussianMixture` means and covariances.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -18,9 +20,10 @@ from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight, check_tensors
-from exptilt.families.estimate import Estimate
+from exptilt.families.estimate import Estimate, samples_wanted
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, Measure, make
+from exptilt.families.numerics.draws import categories
 from exptilt.families.numerics.hull import ended_on_boundary
 
 
@@ -78,36 +81,41 @@ class AnyMixture(Measure):
             ``(..., K)``.
         """
         leaves, spec = pytree.tree_flatten(self._event(x))
-        spread = [
-            leaf.unsqueeze(leaf.ndim - len(shape))
-            for leaf, shape in zip(leaves, self.event_shapes, strict=True)
-        ]
+        ranks = map(len, self.event_shapes)
+        spread = [leaf.unsqueeze(leaf.ndim - rank) for leaf, rank in zip(leaves, ranks, strict=True)]
         return self.components.log_prob(pytree.tree_unflatten(spread, spec))
 
     def _log_prob(self, x: Any) -> Tensor:
-        """Log-density of the normalised mixture at x."""
         return torch.logsumexp(self.log_probability + self.component_log_prob(x), -1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
         """Draws ``shape + batch + event``: a component by weight, then one draw of it."""
         draws = self._own_components()._sample(shape, generator)
-        batch = (*shape, *self.batch_shape)
-        cumulative = torch.softmax(self.log_weight.detach().double(), -1).cumsum(-1)
-        uniform = (
-            torch.rand((*batch, 1), dtype=torch.float64, device=self.device, generator=generator)
-            * cumulative[..., -1:]
-        )
-        index = (uniform >= cumulative).sum(-1).clamp_max(self.log_weight.shape[-1] - 1)
+        size = (*shape, *self.batch_shape, 1)
+        uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
+        return pytree.tree_map(self._chosen(uniform), draws)
+
+    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
+        """Each component has its share of the draws, but for rounding."""
+        draws, score = self._own_components()._sample_scored(count, generator)
+        size = (count, *self.batch_shape, 1)
+        uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
+        first = torch.arange(count, dtype=torch.float64, device=self.device)
+        pick = self._chosen((uniform + first.reshape(count, *[1] * (len(size) - 1))) / count)
+        return pytree.tree_map(pick, draws), pick(score + self.log_probability)
+
+    def _chosen(self, uniform: Tensor) -> Callable[[Tensor], Tensor]:
+        """Takes of ``(S..., K, event)`` the component that each of ``uniform (S..., 1)`` stands for."""
+        index = categories(self.log_weight, uniform)
 
         def pick(leaf: Tensor) -> Tensor:
-            event = leaf.shape[len(batch) + 1 :]
-            chosen = index.reshape(*batch, *[1] * (len(event) + 1))
-            return torch.take_along_dim(leaf, chosen, len(batch)).squeeze(len(batch))
+            chosen = index.reshape(*index.shape, *[1] * (leaf.ndim - index.ndim))
+            return torch.take_along_dim(leaf, chosen, index.ndim - 1).squeeze(index.ndim - 1)
 
-        return pytree.tree_map(pick, draws)
+        return pick
 
     def entropy(self, samples: int = 4096, *, generator: torch.Generator | None = None) -> Estimate:
-        """−E log p: no closed form, so a sample mean with its standard error and a bracket that holds for certain.
+        """−E log p: a sample mean with its standard error, and a bracket that holds for certain.
 
         Args:
             samples: how many draws are taken; 0 gives the bracket alone.
@@ -117,21 +125,24 @@ class AnyMixture(Measure):
             An `Estimate` of shape ``(...)``, in nats.
         """
         lower, upper = mixture_bounds.entropy_bounds(self.log_probability, self.components)
-        if samples == 0:
+        if samples_wanted("entropy", samples) == 0:
             return Estimate.bounded(lower, upper)
-        if samples < 2:
-            raise ArgumentError(f"entropy: samples must be 0 (bounds alone) or at least 2; got {samples}.")
-        return Estimate.sampled(-self.log_prob(self.sample((samples,), generator=generator)), lower, upper)
+        x, score = self._sample_scored(samples, generator)
+        return Estimate.sampled(-self.log_prob(x), lower, upper, score)
+
+    def _to_torch(self) -> distributions.MixtureSameFamily:
+        weight = distributions.Categorical(logits=self.log_weight.expand(*self.batch_shape, -1))
+        return distributions.MixtureSameFamily(weight, self._own_components().to_torch())
 
     def _own_components(self) -> ExponentialFamily:
-        """The components with the whole batch ``(..., K)``: none is shared by two mixtures, so none of their draws is."""
+        """The components with the whole batch ``(..., K)``, so that no two mixtures share a draw."""
         parts, batch = self.components, (*self.batch_shape, self.log_weight.shape[-1])
         if tuple(parts.batch_shape) == batch:
             return parts
         return parts.map(lambda leaf, event: leaf.expand(*batch, *leaf.shape[leaf.ndim - event :]))
 
     def _each(self, eta: Tensor) -> Tensor:
-        """η for every component, ``(..., K, D)`` or ``(..., 1, D)``: 0 for those without weight, whose integrals need not converge."""
+        """η for every component, ``(..., K, D)`` or ``(..., 1, D)``; 0 for those without weight."""
         present = self.log_weight > -torch.inf
         if is_concrete(present) and bool(present.all()):
             return eta.unsqueeze(-2)
@@ -167,18 +178,14 @@ class AnyMixture(Measure):
         return self.components._step_for(reached, wanted)
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        """The components know their hull exactly: on its boundary the search has no end, however far it came."""
+        """The components know their hull exactly, and so its boundary."""
         solution = super()._natural(mean, tolerance, max_steps)
-        return ended_on_boundary(
-            solution, self._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
-        )
+        every = torch.ones_like(mean[..., 0], dtype=torch.bool)
+        return ended_on_boundary(solution, self._excess(mean, every))
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        excess = (
-            None
-            if self.base is Base.COUNTING
-            else self._excess(mean, torch.ones_like(reached, dtype=torch.bool))
-        )
+        every = torch.ones_like(reached, dtype=torch.bool)
+        excess = None if self.base is Base.COUNTING else self._excess(mean, every)
         return reached if excess is None else torch.where(excess >= 0, torch.inf, reached)
 
 
@@ -202,8 +209,9 @@ class Mixture(AnyMixture):
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, ExponentialFamily):
+            got = type(self.family).__name__
             raise ArgumentError(
-                f"Mixture: family must be an ExponentialFamily with batch (..., K); got {type(self.family).__name__}."
+                f"Mixture: family must be an ExponentialFamily with batch (..., K); got {got}."
             )
         # A field that all components share gets an axis for them, so that it is never mistaken for batch.
         shared = self.family.map(lambda leaf, event: leaf if leaf.ndim > event else leaf.unsqueeze(0))
@@ -235,14 +243,8 @@ class Mixture(AnyMixture):
     def _tilt(self, eta: Tensor) -> Self:
         return make(type(self), log_weight=self._scores(eta), family=self.family._tilt(self._each(eta)))
 
-    def _to_torch(self) -> distributions.MixtureSameFamily:
-        """The same as a `torch.distributions.MixtureSameFamily`, where the components exist there."""
-        weight = distributions.Categorical(logits=self.log_weight.expand(*self.batch_shape, -1))
-        return distributions.MixtureSameFamily(weight, self._own_components().to_torch())
-
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        """From a `MixtureSameFamily` whose components are of a family that is known here."""
         direct = ExponentialFamily.__subclasses__()
         for family in [*direct, *(cls for base in direct for cls in base.__subclasses__())]:
             try:
@@ -250,6 +252,5 @@ class Mixture(AnyMixture):
             except ArgumentError:
                 continue
             return cls(torch.as_tensor(other.mixture_distribution.logits), parts)
-        raise ArgumentError(
-            f"Mixture.from_torch: no family here is a {type(other.component_distribution).__name__}."
-        )
+        kind = type(other.component_distribution).__name__
+        raise ArgumentError(f"Mixture.from_torch: no family here is a {kind}.")

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
+from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.families.checks import check_finite, check_tensors, check_values
 from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Base, make
 from exptilt.families.members.categorical import Categorical
@@ -43,11 +43,9 @@ class Multinomial(KnownParameter):
     base = Base.COUNTING
     minimal = False
 
-    def __post_init__(self) -> None:
-        check_tensors("Multinomial", {"logit": (self.logit, 1), "total": (self.total, 0)})
-        check_finite("Multinomial", logit=self.logit)
+    def _check(self) -> None:
         whole = (self.total >= 1) & (self.total == self.total.floor()) & self.total.isfinite()
-        check_values("Multinomial", "total", self.total, whole, "a whole number of at least 1")
+        entries("Multinomial", "total", self.total, whole, "a whole number of at least 1")
 
     @property
     def natural_parameter(self) -> Tensor:

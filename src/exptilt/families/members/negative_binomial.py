@@ -17,7 +17,6 @@ from torch.nn.functional import softplus
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import deviance
@@ -43,13 +42,8 @@ class NegativeBinomial(KnownParameter):
     failures: Tensor
     logit: Tensor
     event_dims: ClassVar = {"failures": 1, "logit": 1}
+    _positive = ("failures",)
     base = Base.COUNTING
-
-    def __post_init__(self) -> None:
-        check_tensors("NegativeBinomial", {"failures": (self.failures, 1), "logit": (self.logit, 1)})
-        check_same_dimension("NegativeBinomial", failures=self.failures, logit=self.logit)
-        check_positive("NegativeBinomial", failures=self.failures)
-        check_finite("NegativeBinomial", logit=self.logit)
 
     @property
     def natural_parameter(self) -> Tensor:

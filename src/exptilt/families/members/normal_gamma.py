@@ -1,8 +1,9 @@
-r"""The normal-gamma distribution of a mean and a precision, coordinate by coordinate: the conjugate prior of `DiagonalGaussian`.
+r"""The normal-gamma distribution of means and precisions: the conjugate prior of `DiagonalGaussian`.
 
     τ ~ Gamma(a, b),     μ | τ ~ N(m, 1/(κτ))
 
-Sufficient statistic u(μ, τ) = (τμ, τ, τμ², log τ), natural parameter θ = (κm, −b − ½κm², −½κ, a − ½). Tilting acts on all of u.
+Coordinate by coordinate. Sufficient statistic u(μ, τ) = (τμ, τ, τμ², log τ), natural parameter θ = (κm, −b −
+½κm², −½κ, a − ½). Tilting acts on all of u.
 """
 
 import math
@@ -12,7 +13,6 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from exptilt.families.checks import check_finite, check_positive, check_same_dimension, check_tensors
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
@@ -44,16 +44,11 @@ class NormalGamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"location": 1, "count": 1, "shape": 1, "rate": 1}
+    _differentiable_draws = True
+    identity_coordinate = False
+    _positive = ("count", "shape", "rate")
     _statistic_size = staticmethod(lambda d: 4 * d)
     _event_ranks = (1, 1)
-    identity_coordinate = False
-
-    def __post_init__(self) -> None:
-        fields = {"location": self.location, "count": self.count, "shape": self.shape, "rate": self.rate}
-        check_tensors("NormalGamma", {name: (tensor, 1) for name, tensor in fields.items()})
-        check_same_dimension("NormalGamma", **fields)
-        check_finite("NormalGamma", location=self.location)
-        check_positive("NormalGamma", count=self.count, shape=self.shape, rate=self.rate)
 
     @property
     def dimension(self) -> int:
@@ -69,43 +64,32 @@ class NormalGamma(ExponentialFamily):
     def natural_parameter(self) -> Tensor:
         """(κm, −b − ½κm², −½κ, a − ½), ``(..., 4D)``."""
         m, k = self.location, self.count
-        return torch.cat(
-            torch.broadcast_tensors(k * m, -self.rate - k * m**2 / 2, -k / 2, self.shape - 0.5), -1
-        )
+        parts = torch.broadcast_tensors(k * m, -self.rate - k * m**2 / 2, -k / 2, self.shape - 0.5)
+        return torch.cat(parts, -1)
 
     @property
     def mean_parameter(self) -> Tensor:
         """(E τμ, E τ, E τμ², E log τ), ``(..., 4D)``."""
         m, precision = self.location, self.shape / self.rate
         log_precision = torch.digamma(self.shape) - self.rate.log()
-        return torch.cat(
-            torch.broadcast_tensors(
-                m * precision, precision, 1 / self.count + m**2 * precision, log_precision
-            ),
-            -1,
-        )
+        square = 1 / self.count + m**2 * precision
+        return torch.cat(torch.broadcast_tensors(m * precision, precision, square, log_precision), -1)
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second, third, fourth = theta.chunk(4, -1)
         count = -2 * third
         location = first / count
-        return make(
-            cls, location=location, count=count, shape=fourth + 0.5, rate=-second - first * location / 2
-        )
+        rate = -second - first * location / 2
+        return make(cls, location=location, count=count, shape=fourth + 0.5, rate=rate)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         weighted, precision, square, log_precision = mean.chunk(4, -1)
         shape = invert_digamma_gap(precision.log() - log_precision)
         location = weighted / precision
-        return make(
-            cls,
-            location=location,
-            count=1 / (square - weighted * location),
-            shape=shape,
-            rate=shape / precision,
-        )
+        count = 1 / (square - weighted * location)
+        return make(cls, location=location, count=count, shape=shape, rate=shape / precision)
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
@@ -124,14 +108,11 @@ class NormalGamma(ExponentialFamily):
         return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
-        value = (
-            torch.lgamma(self.shape) - self.shape * self.rate.log() - (self.count / (2 * math.pi)).log() / 2
-        )
-        return value.sum(-1).expand(self.batch_shape)
+        spread = (self.count / (2 * math.pi)).log().sum(-1) / 2
+        return (self._precision()._log_partition() - spread).expand(self.batch_shape)
 
     @classmethod
     def _statistic(cls, x: MeanPrecision) -> Tensor:
-        """(τμ, τ, τμ², log τ) of ``x = (mean (..., D), precision (..., D))``: ``(..., 4D)``."""
         mean, precision = x
         return torch.cat([precision * mean, precision, precision * mean**2, precision.log()], -1)
 
@@ -140,24 +121,19 @@ class NormalGamma(ExponentialFamily):
         return make(Gamma, shape=self.shape, rate=self.rate)
 
     def _log_prob(self, x: MeanPrecision) -> Tensor:
-        """Log-density of τ and of μ given τ, about the location: ``(..., D)`` twice to ``(...)``."""
         mean, precision = x
-        each = (
-            precision.log()
-            + (self.count / (2 * math.pi)).log()
-            - self.count * precision * (mean - self.location) ** 2
-        )
+        square = self.count * precision * (mean - self.location) ** 2
+        each = precision.log() + (self.count / (2 * math.pi)).log() - square
         return self._precision()._log_prob(precision) + each.sum(-1) / 2
 
     def _entropy(self) -> Tensor:
         """Entropy of τ, and the expected one of μ given τ: ½ (log 2πe/κ − E log τ)."""
-        spread = (
-            math.log(2 * math.pi * math.e) - self.count.log() - torch.digamma(self.shape) + self.rate.log()
-        )
+        log_precision = torch.digamma(self.shape) - self.rate.log()
+        spread = math.log(2 * math.pi * math.e) - self.count.log() - log_precision
         return (self._precision()._entropy() + spread.sum(-1) / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL of τ, and the expected one of μ given τ: ½ (r − 1 − log r) + ½ κ' E τ (m − m')² with r = κ'/κ."""
+        """KL of τ, and the expected one of μ given τ: ½ (r − 1 − log r) + ½ κ' E τ (m − m')², r = κ'/κ."""
         excess = log_excess(other.count, self.count)
         offset = other.count * (self.shape / self.rate) * (self.location - other.location) ** 2
         return self._precision()._kl(other._precision()) + (excess + offset).sum(-1) / 2
@@ -177,10 +153,8 @@ class NormalGamma(ExponentialFamily):
         return (mean.isfinite() & (precision > 0)).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
-        """Pairs of means and precisions, each ``shape + batch + (D,)``."""
         size = (*shape, *self.batch_shape, self.location.shape[-1])
-        precision = (standard_gamma(self.shape.expand(size), generator) / self.rate).clamp_min(
-            torch.finfo(self.dtype).tiny
-        )
+        precision = standard_gamma(self.shape.expand(size), generator) / self.rate
+        precision = precision.clamp_min(torch.finfo(self.dtype).tiny)
         noise = standard_normal(self.location, size, generator)
         return MeanPrecision(self.location + noise / (self.count.sqrt() * precision.sqrt()), precision)

@@ -2,8 +2,9 @@ r"""The normal-inverse-Wishart distribution of a mean and a covariance: the conj
 
     Σ ~ InverseWishart(Ψ, ν),     μ | Σ ~ N(m, Σ/κ)
 
-Sufficient statistic u(μ, Σ) = (Σ⁻¹μ, pack(Σ⁻¹), μ'Σ⁻¹μ, log|Σ|), natural parameter θ = (κm, −½ pack(Ψ + κmm'), −½κ, −½(ν + D + 2)).
-Tilting acts on all of u. Densities are with respect to Lebesgue measure of μ and of the lower triangle of Σ.
+Sufficient statistic u(μ, Σ) = (Σ⁻¹μ, pack(Σ⁻¹), μ'Σ⁻¹μ, log|Σ|), natural parameter θ = (κm, −½ pack(Ψ +
+κmm'), −½κ, −½(ν + D + 2)). Tilting acts on all of u. Densities are with respect to Lebesgue measure of μ and
+of the lower triangle of Σ.
 """
 
 import math
@@ -13,9 +14,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
-    check_covariance,
     common_shape,
     dot,
     factorize,
@@ -31,17 +30,17 @@ from exptilt._support.linalg import (
     symmetric,
     unpack,
 )
-from exptilt.families.checks import check_finite, check_positive, check_tensors, check_values
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.members.wishart import bartlett, wishart_entropy, wishart_kl
+from exptilt.families.members.gaussian import whiten
+from exptilt.families.members.wishart import bartlett, check_degrees, wishart_entropy, wishart_kl
 from exptilt.families.numerics.deviance import log_excess
 from exptilt.families.numerics.draws import standard_normal
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
 
 
 class MeanCovariance(NamedTuple):
-    """What a `NormalInverseWishart` is a distribution of: ``mean (..., D)`` and ``covariance (..., D, D)``."""
+    """An event of a `NormalInverseWishart`: ``mean (..., D)`` and ``covariance (..., D, D)``."""
 
     mean: Tensor
     covariance: Tensor
@@ -63,33 +62,14 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
+    _differentiable_draws = True
+    identity_coordinate = False
+    _positive = ("count",)
     _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     _event_ranks = (1, 2)
-    identity_coordinate = False
 
-    def __post_init__(self) -> None:
-        fields = {
-            "location": self.location,
-            "count": self.count,
-            "degrees": self.degrees,
-            "scale": self.scale,
-        }
-        check_tensors(
-            "NormalInverseWishart", {name: (tensor, self.event_dims[name]) for name, tensor in fields.items()}
-        )
-        if self.scale.shape[-2:] != self.location.shape[-1:] * 2:
-            got = f"location {tuple(self.location.shape)}, scale {tuple(self.scale.shape)}"
-            raise ArgumentError(
-                f"NormalInverseWishart: location must be (..., D) and scale (..., D, D); got {got}."
-            )
-        check_finite("NormalInverseWishart", location=self.location)
-        check_positive("NormalInverseWishart", count=self.count)
-        check_covariance(self.scale, "scale")
-        least = self.scale.shape[-1] - 1
-        valid = (self.degrees > least) & self.degrees.isfinite()
-        check_values(
-            "NormalInverseWishart", "degrees", self.degrees, valid, f"finite and above D − 1 = {least}"
-        )
+    def _check(self) -> None:
+        check_degrees(type(self).__name__, self.degrees, self.scale.shape[-1])
 
     @property
     def size(self) -> int:
@@ -120,12 +100,12 @@ class NormalInverseWishart(ExponentialFamily):
         precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
         weighted = matvec(precision, self.location)
         square = self.size / self.count + dot(self.location, weighted)
-        log_size = (
-            log_determinant(factor)
-            - self.size * math.log(2)
-            - multivariate_digamma(self.degrees / 2, self.size)
-        )
-        return self._join(weighted, pack(precision), square, log_size)
+        return self._join(weighted, pack(precision), square, self._log_size(factor))
+
+    def _log_size(self, factor: Tensor) -> Tensor:
+        """E log|Σ|, from the Cholesky factor of Ψ."""
+        shift = self.size * math.log(2) + multivariate_digamma(self.degrees / 2, self.size)
+        return log_determinant(factor) - shift
 
     @staticmethod
     def _join(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
@@ -145,9 +125,8 @@ class NormalInverseWishart(ExponentialFamily):
         count = -2 * third
         m = first / count.unsqueeze(-1)
         scale = -2 * second - first.unsqueeze(-1) * m.unsqueeze(-2)
-        return make(
-            cls, location=m, count=count, degrees=-2 * fourth - m.shape[-1] - 2, scale=(scale + scale.mT) / 2
-        )
+        degrees = -2 * fourth - m.shape[-1] - 2
+        return make(cls, location=m, count=count, degrees=degrees, scale=(scale + scale.mT) / 2)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
@@ -161,7 +140,7 @@ class NormalInverseWishart(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """Largest violation of E Σ⁻¹ ≻ 0, of E μ'Σ⁻¹μ above its least value, and of E log|Σ| > −log|E Σ⁻¹|."""
+        """Largest violation of E Σ⁻¹ ≻ 0, of the least E μ'Σ⁻¹μ, and of E log|Σ| > −log|E Σ⁻¹|."""
         weighted, precision, square, log_size = cls._split(mean.nan_to_num())
         eigenvalues, vectors = torch.linalg.eigh(precision)
         safe = eigenvalues.clamp_min(torch.finfo(mean.dtype).tiny)
@@ -181,14 +160,12 @@ class NormalInverseWishart(ExponentialFamily):
 
     def _log_partition(self) -> Tensor:
         half, size = self.degrees / 2, self.size
-        wishart = half * (
-            size * math.log(2) - log_determinant(factorize(self.scale))
-        ) + multivariate_log_gamma(half, size)
+        log_scale = size * math.log(2) - log_determinant(factorize(self.scale))
+        wishart = half * log_scale + multivariate_log_gamma(half, size)
         return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
 
     @classmethod
     def _statistic(cls, x: MeanCovariance) -> Tensor:
-        """U of ``x = (mean (..., D), covariance (..., D, D))``."""
         mean, covariance = x
         factor = factorize(covariance)
         precision = inverse_from_cholesky(factor)
@@ -196,12 +173,9 @@ class NormalInverseWishart(ExponentialFamily):
         return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
 
     def _log_prob(self, x: MeanCovariance) -> Tensor:
-        """Log-density of Σ and of μ given Σ, about the location: ``(..., D)`` and ``(..., D, D)`` to ``(...)``."""
         mean, covariance = x
         factor = factorize(covariance)
-        white = torch.linalg.solve_triangular(
-            factor, (mean - self.location).unsqueeze(-1), upper=False
-        ).squeeze(-1)
+        white = whiten(factor, mean - self.location)
         half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
         trace = (half**2).sum((-2, -1)) + self.count * dot(white, white)
         return -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
@@ -211,28 +185,19 @@ class NormalInverseWishart(ExponentialFamily):
         return factorize(inverse_from_cholesky(factorize(self.scale)))
 
     def _entropy(self) -> Tensor:
-        """Entropy of Σ⁻¹, carried over to Σ by E (D+1) log|Σ|, and the expected one of μ given Σ: ½ (D log 2πe/κ + E log|Σ|)."""
-        factor, size = factorize(self.scale), self.size
-        log_size = log_determinant(factor) - size * math.log(2) - multivariate_digamma(self.degrees / 2, size)
+        """That of Σ⁻¹ plus E (D+1) log|Σ|, and that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""
+        size, log_size = self.size, self._log_size(factorize(self.scale))
         precision = wishart_entropy(self.degrees, self._precision_factor())
         spread = size * (math.log(2 * math.pi * math.e) - self.count.log())
         return (precision + (size + 1.5) * log_size + spread / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL of Σ⁻¹, and the expected one of μ given Σ: ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m') with r = κ'/κ."""
-        precision = wishart_kl(
-            self.degrees, self._precision_factor(), other.degrees, other._precision_factor()
-        )
-        offset = (self.location - other.location).unsqueeze(-1)
-        white = torch.linalg.solve_triangular(factorize(self.scale), offset, upper=False).squeeze(-1)
-        return (
-            precision
-            + (
-                self.size * log_excess(other.count, self.count)
-                + other.count * self.degrees * dot(white, white)
-            )
-            / 2
-        )
+        """KL of Σ⁻¹, and that of μ given Σ: ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m'), r = κ'/κ."""
+        first, second = self._precision_factor(), other._precision_factor()
+        white = whiten(factorize(self.scale), self.location - other.location)
+        counts = self.size * log_excess(other.count, self.count)
+        offset = other.count * self.degrees * dot(white, white)
+        return wishart_kl(self.degrees, first, other.degrees, second) + (counts + offset) / 2
 
     def _event_moments(self) -> tuple[MeanCovariance, MeanCovariance]:
         """With k = ν − D: E Σ = Ψ/(k − 1) if k > 1, a mean of μ if k > 0, a finite variance of Σ if k > 3."""
@@ -253,7 +218,6 @@ class NormalInverseWishart(ExponentialFamily):
         return mean.isfinite().all(-1) & symmetric(covariance) & positive_definite(covariance)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
-        """Pairs of means ``shape + batch + (D,)`` and covariances ``shape + batch + (D, D)``."""
         # Σ⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so Σ = B B' with B = L A⁻ᵀ.
         triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)

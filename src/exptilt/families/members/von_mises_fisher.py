@@ -4,8 +4,9 @@ r"""The von Mises–Fisher distribution: the uniform measure on the sphere S^{D�
 
     E[x] = ρ(κ²) θ,   ρ = I_{D/2}(κ) / (κ I_ν(κ));      Cov[x] = ρ I + ρ (ρ⁺ − ρ) θθ'
 
-with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing special. Densities are with
-respect to surface area. This is the law of keys of equal length: layer normalisation puts them on a sphere.
+with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing
+special. Densities are with respect to surface area. This is the law of keys of equal length: layer
+normalisation puts them on a sphere.
 """
 
 import math
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
-from exptilt.families.checks import check_finite, check_tensors
+from exptilt._support.transforms import in_transform
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.bessel import Bessel, bessel, log_bessel
 from exptilt.families.numerics.deviance import not_negative
-from exptilt.families.numerics.draws import functorch_active, standard_normal
+from exptilt.families.numerics.draws import standard_normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +42,13 @@ class VonMisesFisher(ExponentialFamily):
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
     base = Base.SPHERE
+    _tilts_everywhere = True
     _statistic_size = staticmethod(lambda d: d + 1)
 
-    def __post_init__(self) -> None:
-        check_tensors("VonMisesFisher", {"vector": (self.vector, 1)})
+    def _check(self) -> None:
         if self.vector.shape[-1] < 2:
-            raise ArgumentError(
-                f"VonMisesFisher: vector must have at least 2 entries; got shape {tuple(self.vector.shape)}."
-            )
-        check_finite("VonMisesFisher", vector=self.vector)
+            got = tuple(self.vector.shape)
+            raise ArgumentError(f"VonMisesFisher: vector must have at least 2 entries; got shape {got}.")
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -72,7 +71,7 @@ class VonMisesFisher(ExponentialFamily):
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
-        """Newton on log κ of the length alone, where log r/(1−r²) is almost a straight line; then in the open on the vector."""
+        """Newton on log κ of the length alone, then two steps on the vector, which carry derivatives."""
         theta = _start(mean.detach())
         for _ in range(2):
             _, ratio, above = log_bessel(mean.shape[-1] / 2 - 1, dot(theta, theta))
@@ -109,7 +108,7 @@ class VonMisesFisher(ExponentialFamily):
         return (found.value + found.product + self.dimension / 2 * math.log(2 * math.pi)).to(self.dtype)
 
     def _kl(self, other: Self) -> Tensor:
-        """A(θ') − A(θ) − ρ<θ, δ> with δ = θ' − θ; of the large parts, c' − c = <δ, θ + θ'> / (root + root')."""
+        """A(θ') − A(θ) − ρ<θ, δ>, δ = θ' − θ; of the large parts, c' − c = <δ, θ + θ'> / (root + root')."""
         mine, others = self._bessel(), other._bessel()
         theta, delta = self.vector.double(), other.vector.double() - self.vector.double()
         both = mine.root + others.root
@@ -120,15 +119,12 @@ class VonMisesFisher(ExponentialFamily):
         return (torch.linalg.vector_norm(x, dim=-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Unit vectors ``shape + batch + (D,)``; they carry no derivative."""
         # Around the first axis, then reflected so that this axis comes to lie along θ: x = y − 2 <r,y> r.
         theta = self.vector.detach()
         kappa = self.concentration.detach()
         unit = theta / kappa.clamp_min(torch.finfo(self.dtype).tiny).unsqueeze(-1)
         side = torch.where(unit[..., :1] < 0, -1.0, 1.0)
-        axis = torch.cat(
-            [unit[..., :1] + side, unit[..., 1:]], -1
-        )  # both terms have the same sign: nothing cancels
+        axis = torch.cat([unit[..., :1] + side, unit[..., 1:]], -1)  # terms of the same sign: nothing cancels
         axis = axis / torch.linalg.vector_norm(axis, dim=-1, keepdim=True)
         size = (*shape, *kappa.shape)
         fall = _falls(kappa, self.dimension, size, generator).unsqueeze(-1)
@@ -140,17 +136,13 @@ class VonMisesFisher(ExponentialFamily):
         y = torch.cat([(fall - 1) * side, across * noise], -1)
         return torch.addcmul(y, dot(y, axis).unsqueeze(-1), axis, value=-2)
 
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None
-
     def _covariance(self, eta: Tensor) -> Tensor:
         theta = (self.vector + eta).double()
         _, ratio, above = log_bessel(self.dimension / 2 - 1, dot(theta, theta))
         eye = torch.eye(self.dimension, dtype=theta.dtype, device=self.device)
         outer = theta.unsqueeze(-1) * theta.unsqueeze(-2)
-        return (ratio[..., None, None] * eye + (ratio * (above - ratio))[..., None, None] * outer).to(
-            self.dtype
-        )
+        bend = (ratio * (above - ratio))[..., None, None]
+        return (ratio[..., None, None] * eye + bend * outer).to(self.dtype)
 
 
 def _start(mean: Tensor) -> Tensor:
@@ -174,10 +166,10 @@ _ROUNDS = 40  # at most 0.342 of the proposals are refused (D = 2, κ → ∞): 
 
 
 def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """1 − <x, direction> for draws of this size: the small number at large κ, so that none of its digits are lost.
+    """1 − <x, direction> for draws of this size, a small number at large κ.
 
-    In three dimensions by inverting the distribution function. Else by Wood's rejection method (1994), again for those that were refused
-    until none is left. Under `torch.func` nobody can see which those are: there everyone takes all rounds.
+    In three dimensions by inverting the distribution function. Else by Wood's rejection method (1994), again
+    for those that were refused until none is left; all rounds are taken for all of them under `torch.func`.
     """
 
     def uniform(shape: Sequence[int]) -> Tensor:
@@ -198,7 +190,7 @@ def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torc
     b = d / (torch.hypot(2 * kappa, torch.full_like(kappa, d)) + 2 * kappa)
     k, b = kappa.expand(size).reshape(-1), b.expand(size).reshape(-1)
     fall, refused = propose(k, b)
-    if functorch_active() or kappa.is_meta:
+    if in_transform() or kappa.is_meta:
         for _ in range(_ROUNDS):
             another, still = propose(k, b)
             fall, refused = torch.where(refused, another, fall), refused & still
@@ -211,7 +203,7 @@ def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torc
 
 
 def _symmetric_beta(d: int, u: Tensor, v: Tensor) -> Tensor:
-    """Beta(d/2, d/2) from two uniforms (Ulrich 1984): half of 1 + cos(2πv) √(1 − u^{2/(d−1)}), the shadow of a point on a sphere."""
+    """Beta(d/2, d/2) from two uniforms (Ulrich 1984): half of 1 + cos(2πv) √(1 − u^{2/(d−1)})."""
     if d == 1:
         return (1 + (2 * math.pi * v).cos()) / 2
     return (1 + (2 * math.pi * v).cos() * (-torch.expm1(u.log() * (2 / (d - 1)))).sqrt()) / 2

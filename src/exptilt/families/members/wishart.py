@@ -2,20 +2,20 @@ r"""The Wishart distribution of positive definite matrices.
 
     p(X) ∝ |X|^{(ν−D−1)/2} e^{−½ tr(V⁻¹X)},     E[X] = νV,     E[log|X|] = ψ_D(ν/2) + D log 2 + log|V|
 
-Sufficient statistic u(X) = (pack(X), log|X|), natural parameter θ = (−½ pack(V⁻¹), (ν−D−1)/2). Tilting acts on X, so it changes the scale
-V alone. Densities are with respect to Lebesgue measure of the lower triangle.
+Sufficient statistic u(X) = (pack(X), log|X|), natural parameter θ = (−½ pack(V⁻¹), (ν−D−1)/2). Tilting acts
+on X, so it changes the scale V alone. Densities are with respect to Lebesgue measure of the lower triangle.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
 
+from exptilt._support.checks import entries
 from exptilt._support.linalg import (
-    check_covariance,
     common_shape,
     factorize,
     indefiniteness,
@@ -29,7 +29,6 @@ from exptilt._support.linalg import (
     symmetric,
     unpack,
 )
-from exptilt.families.checks import check_tensors, check_values
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
@@ -50,7 +49,7 @@ def bartlett(
 
 
 def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_factor: Tensor) -> Tensor:
-    r"""KL of Wishart(ν, LL') from Wishart(ν', L'L'') by Bartlett's decomposition, ``(...)`` and ``(..., D, D)`` twice to ``(...)``.
+    r"""KL of Wishart(ν, LL') from Wishart(ν', L'L'') by Bartlett's decomposition.
 
     With W = L'⁻¹L, s_i = W_ii² and a_i = (ν − i)/2, every term at least 0:
 
@@ -66,7 +65,7 @@ def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_fac
 
 
 def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
-    r"""Entropy of Wishart(ν, LL'), ``(...)`` and ``(..., D, D)`` to ``(...)``.
+    r"""Entropy of Wishart(ν, LL').
 
     With a_i = (ν − i)/2 and H the entropy of Gamma(a_i, 1):
 
@@ -78,6 +77,12 @@ def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
     each = gamma_entropy(a) + (size - 1 - index) / 2 * torch.digamma(a)
     constant = size * (size + 1) / 2 * math.log(2) + size * (size - 1) / 4 * math.log(math.pi * math.e)
     return (size + 1) / 2 * log_determinant(factor) + each.sum(-1) + constant
+
+
+def check_degrees(family: str, degrees: Tensor, size: int) -> None:
+    """Raise unless every ν is finite and above D − 1."""
+    valid = (degrees > size - 1) & degrees.isfinite()
+    entries(family, "degrees", degrees, valid, f"finite and above D − 1 = {size - 1}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,21 +103,14 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
+    _differentiable_draws = True
+    identity_coordinate = False
+    _twin = (distributions.Wishart, {"degrees": "df", "scale": "covariance_matrix"})
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
-    identity_coordinate = False
 
-    def __post_init__(self) -> None:
-        check_tensors("Wishart", {"degrees": (self.degrees, 0), "scale": (self.scale, 2)})
-        check_covariance(self.scale, "scale")
-        least = self.scale.shape[-1] - 1
-        check_values(
-            "Wishart",
-            "degrees",
-            self.degrees,
-            (self.degrees > least) & self.degrees.isfinite(),
-            f"finite and above D − 1 = {least}",
-        )
+    def _check(self) -> None:
+        check_degrees(type(self).__name__, self.degrees, self.scale.shape[-1])
 
     @property
     def size(self) -> int:
@@ -138,11 +136,8 @@ class Wishart(ExponentialFamily):
     @property
     def mean_parameter(self) -> Tensor:
         """(pack(νV), E log|X|)."""
-        second = (
-            multivariate_digamma(self.degrees / 2, self.size)
-            + self.size * math.log(2)
-            + log_determinant(factorize(self.scale))
-        )
+        log_scale = self.size * math.log(2) + log_determinant(factorize(self.scale))
+        second = multivariate_digamma(self.degrees / 2, self.size) + log_scale
         return self._join(pack(self.degrees[..., None, None] * self.scale), second)
 
     @staticmethod
@@ -180,28 +175,22 @@ class Wishart(ExponentialFamily):
         return (self.degrees > self.size - 1) & positive_definite(self.scale)
 
     def _log_partition(self) -> Tensor:
-        half = self.degrees / 2
-        return half * (
-            self.size * math.log(2) + log_determinant(factorize(self.scale))
-        ) + multivariate_log_gamma(half, self.size)
+        half, log_scale = self.degrees / 2, self.size * math.log(2) + log_determinant(factorize(self.scale))
+        return half * log_scale + multivariate_log_gamma(half, self.size)
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
-        """(pack(X), log|X|): ``(..., D, D)`` to ``(..., D(D+1)/2 + 1)``."""
         return torch.cat([pack(x), log_determinant(factorize(x)).unsqueeze(-1)], -1)
 
     def _support(self, x: Tensor) -> Tensor:
         return symmetric(x) & positive_definite(x)
 
     def _coordinate(self, x: Tensor) -> Tensor:
-        """pack(X)."""
         return pack(x)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Positive definite matrices ``shape + batch + (D, D)`` by Bartlett's decomposition."""
-        factor = factorize(self.scale) @ bartlett(
-            self.degrees.expand(self.batch_shape), self.size, shape, generator
-        )
+        triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        factor = factorize(self.scale) @ triangle
         return factor @ factor.mT
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
@@ -209,15 +198,6 @@ class Wishart(ExponentialFamily):
         degrees, diagonal = self.degrees[..., None, None], self.scale.diagonal(dim1=-2, dim2=-1)
         products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
         return degrees * self.scale, degrees * (self.scale**2 + products)
-
-    def _to_torch(self) -> distributions.Wishart:
-        """The same as a `torch.distributions.Wishart`."""
-        return distributions.Wishart(self.degrees, covariance_matrix=self.scale)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From a `torch.distributions.Wishart`."""
-        return cls(other.df, other.covariance_matrix)
 
     def _entropy(self) -> Tensor:
         return wishart_entropy(self.degrees, factorize(self.scale))
@@ -227,9 +207,8 @@ class Wishart(ExponentialFamily):
 
     def _dual(self, mean: Tensor) -> Tensor:
         wanted = unpack(mean) / self.degrees[..., None, None]
-        return (
-            pack(inverse_from_cholesky(factorize(self.scale)) - inverse_from_cholesky(factorize(wanted))) / 2
-        )
+        now, then = (inverse_from_cholesky(factorize(x)) for x in (self.scale, wanted))
+        return pack(now - then) / 2
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return indefiniteness(unpack(mean))

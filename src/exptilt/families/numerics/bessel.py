@@ -2,14 +2,15 @@ r"""Modified Bessel functions of any order and argument, in logarithms, smooth a
 
 With s = κ² and F_ν(s) = log(I_ν(κ) κ^{−ν}), an entire function of s,
 
-    ρ_ν := I_{ν+1}(κ) / (κ I_ν(κ)) = 2 F_ν'(s),     ρ_{ν−1} = 1 / (2ν + s ρ_ν),     F_{ν−1} = F_ν − log ρ_{ν−1}.
+    ρ_ν := I_{ν+1}(κ) / (κ I_ν(κ)) = 2 F_ν'(s),   ρ_{ν−1} = 1 / (2ν + s ρ_ν),   F_{ν−1} = F_ν − log ρ_{ν−1}.
 
-The recurrence is stable downwards. It is started at an order of at least 32, where Debye's uniform expansion (DLMF 10.41.3)
+The recurrence is stable downwards. It is started at an order of at least 32, where Debye's uniform expansion
+(DLMF 10.41.3)
 
     F_ν = ν (w − log(ν(1 + w))) − ½ log(2πν) − ½ log w + log Σ_k u_k(1/w) ν^{−k},     w = √(1 + s/ν²)
 
-is right to the last bit of float64 for every s ≥ 0. No case distinction on the data, so it batches, compiles and differentiates to any
-order.
+is right to the last bit of float64 for every s ≥ 0. No case distinction on the data, so it batches, compiles
+and differentiates to any order.
 """
 
 import math
@@ -24,7 +25,7 @@ _TERMS = 12  # of Debye's expansion: the first one left out is below 1e-17 at or
 
 
 def _debye_polynomials() -> list[list[float]]:
-    """u_0, u_1, ...: coefficients by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k, in exact fractions."""
+    """u_0, u_1, ...: coefficients by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k in fractions."""
     polynomials = [[Fraction(1)]]
     for _ in range(_TERMS):
         last = polynomials[-1]
@@ -59,7 +60,7 @@ def _horner(coefficients: list[float], p: Tensor) -> Tensor:
 
 
 class Bessel(NamedTuple):
-    """ρ_ν and ρ_{ν+1}; F_ν and sρ_ν by the part that they share at large s, c = root − n, root = √(s + n²), n fixed: F − c and c − sρ."""
+    """ρ_ν and ρ_{ν+1}; with c = root − n, root = √(s + n²), n fixed: c, F − c and c − sρ."""
 
     ratio: Tensor
     above: Tensor

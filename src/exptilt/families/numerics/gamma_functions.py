@@ -1,225 +1,130 @@
-r"""log Γ and its derivative ψ less their large parts: what is left of both in one pass.
+r"""log Γ and ψ less their large parts, differences of ψ, and the inverses that the families need.
 
     R(a) = log Γ(a) − [(a − ½) log a − a + ½ log 2π],     r(a) = −R'(a) = log a − 1/(2a) − ψ(a)
 
-Entropies and divergences of the Gamma family and its kin are differences of log Γ. At large a the brackets cancel on paper, not in floats;
-R(a) ≈ 1/(12a) is what remains. With
+Entropies and divergences of the Gamma family and its kin are differences of log Γ. At large a the brackets
+cancel on paper, not in floats; R(a) ≈ 1/(12a) is what remains. Below 8 both are differences of torch's
+functions, from 8 on Stirling's series
 
-    log Γ(a) = log Γ(z) − log p,     ψ(a) = ψ(z) − p'/p,     z = a + 8,   p = a (a + 1) ⋯ (a + 7)        for a < 8, else z = a
+    R(a) = Σ_k B_2k / (2k(2k−1) a^{2k−1}),     r(a) = Σ_k B_2k / (2k a^{2k}).
 
-and at z ≥ 8 Stirling's series
-
-    R(z) = Σ_k B_2k / (2k(2k−1) z^{2k−1}),     r(z) = Σ_k B_2k / (2k z^{2k}),
-
-of which ten terms are right to the last bit of float64. The two share the product, the series' powers and the logarithms, and a loop over
-them with no branches and no library calls becomes vector code: a fraction of the time that torch takes for log Γ and ψ. Largest error,
-relative to 1 + |value|: 1e-14 for R (the logarithms cancel below 8), 4e-15 for r.
-
-Inverting the digamma function and its relatives.
-
-Three equations stand between expected logarithms and the parameters of the Gamma, Wishart and Dirichlet families:
+Three equations stand between expected logarithms and the parameters of Gamma, Wishart and Dirichlet laws:
 
     log a − ψ(a) = s                        Gamma, with s = log E[x] − E[log x]
     D log(ν/2) − ψ_D(ν/2) = s               Wishart and its kin
-    ψ(α_k) − ψ(Σ_j α_j) = m_k               Dirichlet, Beta
+    ψ(Σ_j α_j) − ψ(α_k) = s_k               Dirichlet, Beta
 
-Each is solved by Newton's method on a scale where the left side is almost a straight line at both ends (in the logarithm of the
-parameter, the logarithm of the left side), so a fixed small number of steps reaches full precision from anywhere: no loop that depends on
-data, hence nothing in the way of `vmap`, `torch.compile` or automatic differentiation. Derivatives flow through the last Newton steps,
-where they are exact.
+Each is solved by Newton's method on a scale where the left side is almost a straight line at both ends (in
+the logarithm of the parameter, the logarithm of the left side). No loop depends on data where values cannot
+be looked at, and derivatives flow through the last Newton steps, where they are exact.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from exptilt._support.elementary import STRICT, bits_of_float64, float64_from_bits
-from exptilt._support.kernels import kernel, run_chunks
 from exptilt._support.linalg import multivariate_digamma
-from exptilt._support.transforms import has_tangent, is_concrete
+from exptilt._support.transforms import is_concrete
 
-Array = np.ndarray[Any, Any]
-_MANY = 16384  # entries from which the kernel is used: a millisecond of torch's time
-_UNIT = 8192  # entries that one thread takes at least
-
-_BERNOULLI = (
-    1 / 6,
-    -1 / 30,
-    1 / 42,
-    -1 / 30,
-    5 / 66,
-    -691 / 2730,
-    7 / 6,
-    -3617 / 510,
-    43867 / 798,
-    -174611 / 330,
-)
+HALF_LOG_2PI = math.log(2 * math.pi) / 2
+_NUMERATORS = (1, -1, 1, -1, 5, -691, 7, -3617, 43867, -174611)
+_DENOMINATORS = (6, 30, 42, 30, 66, 2730, 6, 510, 798, 330)
+_BERNOULLI = tuple(n / d for n, d in zip(_NUMERATORS, _DENOMINATORS, strict=True))
 _STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1))
 _SLOPE = tuple(b / (2 * k) for k, b in enumerate(_BERNOULLI, 1))
-HALF_LOG_2PI = math.log(2 * math.pi) / 2
-# √½ as bits: a float less this, and more 1, has the exponent of its power of two and the fraction of a number in [√½, √2).
-_ROOT_HALF, _ONE, _FRACTION, _EXPONENT = (
-    0x3FE6A09E667F3BCD,
-    0x3FF0000000000000,
-    0x000FFFFFFFFFFFFF,
-    0x7FF0000000000000,
-)
-_TWO_52 = 0x4330000000000000  # 2^52 as bits: an integer in the low bits of it is added to it
-_LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
 
-@njit(fastmath=STRICT, error_model="numpy")
-def _log(x: float) -> float:
-    """Log x of a positive normal number, within one unit in the last place: the method and coefficients of fdlibm's e_log.c."""
-    bits = bits_of_float64(x) + (_ONE - _ROOT_HALF)  # type: ignore[call-arg]
-    n = float64_from_bits(((bits & _EXPONENT) >> 52) | _TWO_52) - (2.0**52 + 1023.0)
-    f = float64_from_bits((bits & _FRACTION) + _ROOT_HALF) - 1.0
-    s = f / (2.0 + f)
-    z = s * s
-    w = z * z
-    odd = z * (
-        6.666666666666735130e-01
-        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
-    )
-    even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
-    half = 0.5 * f * f
-    return n * _LOG2_HIGH - ((half - (s * (half + (odd + even)) + n * _LOG2_LOW)) - f)
-
-
-@njit(fastmath=STRICT, error_model="numpy")
-def log_of_ratio(x: float, y: float) -> float:
-    """Log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large or too small."""
-    one: int = bits_of_float64(x)  # type: ignore[call-arg]
-    two: int = bits_of_float64(y)
-    n = float64_from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - float64_from_bits(
-        ((two & _EXPONENT) >> 52) | _TWO_52
-    )
-    quotient = float64_from_bits((one & _FRACTION) | _ONE) / float64_from_bits((two & _FRACTION) | _ONE)
-    return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
-
-
-@njit(
-    inline="always", fastmath=STRICT, error_model="numpy"
-)  # as text: a call that gives back two numbers would not become vector code
-def both_remainders(x: float) -> tuple[float, float]:
-    """R and r of one number."""
-    p, slope = 1.0, 0.0  # without the factor a, which may be tiny
-    for k in range(1, 8):
-        slope = slope * (x + k) + p
-        p = p * (x + k)
-    small = x < 8.0
-    z = x + 8.0 if small else x
-    r = 1.0 / z
-    q = r * r
-    first, second = _STIRLING[9], _SLOPE[9]
-    for k in range(8, -1, -1):
-        first = first * q + _STIRLING[k]
-        second = second * q + _SLOPE[k]
-    safe = x if small else 1.0
-    log_z, log_x = _log(z), _log(safe)
-    more = ((x - 0.5) * (log_z - log_x) - log_x) - (8.0 + _log(p * q * q * q * q if small else 1.0))
-    steeper = (log_x - log_z) + (0.5 * r + 0.5 / safe) + slope / p
-    return first * r + (more if small else 0.0), second * q + (steeper if small else 0.0)
-
-
-@kernel("the kernels of log-gamma", fastmath=STRICT)
-def _sweep(a: Array, remainder: Array, slope_remainder: Array) -> None:
-    for i in range(a.size):
-        remainder[i], slope_remainder[i] = both_remainders(a[i])
-
-
-def remainders(a: Tensor) -> tuple[Tensor, Tensor]:
-    """(R(a), r(a)) at positive, finite a, entry by entry.
-
-    Example:
-        >>> remainders(torch.tensor(1.0))  # 1 − ½ log 2π, 0.5772 − ½
-        (tensor(0.0811), tensor(0.0772))
-    """
-    if suits(a):
-        first, second = run(_sweep, 2, a)
-        return first, second
-    q, small = a.clamp_min(8.0) ** -2, a.clamp_max(8.0)
-    return remainder(a), torch.where(
-        a < 8, small.log() - 0.5 / small - torch.digamma(small), q * _horner(_SLOPE, q)
-    )
-
-
-def remainder(a: Tensor) -> Tensor:
-    """R(a) at positive, finite a, entry by entry."""
-    if suits(a):
-        return run(_sweep, 2, a)[0]
-    r, small = 1 / a.clamp_min(8.0), a.clamp_max(8.0)
-    direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + HALF_LOG_2PI)
-    return torch.where(a < 8, direct, r * _horner(_STIRLING, r * r))
-
-
-def gamma_entropy(a: Tensor) -> Tensor:
-    """Entropy of Gamma(a, 1), a + log Γ(a) + (1 − a) ψ(a), entry by entry, without its cancellation at large a."""
-    first, second = remainders(a)
-    return a.log() / 2 + HALF_LOG_2PI + first + (a - 1) * (0.5 / a + second)
-
-
-def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+def horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    """Σ_k c_k x^k."""
     value = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
         value = (value + coefficient) * x
     return value + coefficients[0]
 
 
-def suits(*tensors: Tensor) -> bool:
-    """Whether a kernel is used: many entries, in main memory, and nobody wants derivatives. Else torch, which has them."""
-    if max(tensor.numel() for tensor in tensors) < _MANY or not is_concrete(*tensors):
-        return False
-    if any(tensor.device.type != "cpu" or has_tangent(tensor) for tensor in tensors):
-        return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+def remainder(a: Tensor) -> Tensor:
+    """R(a) at positive, finite a, entry by entry."""
+    r, small = 1 / a.clamp_min(8.0), a.clamp_max(8.0)
+    direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + HALF_LOG_2PI)
+    return torch.where(a < 8, direct, r * horner(_STIRLING, r * r))
 
 
-def run(sweep: Callable[..., None], outputs: int, *inputs: Tensor) -> Tensor:
-    """``sweep(*inputs, *outputs)`` entry by entry on all threads: ``(outputs, ...)`` in the dtype of the inputs, which broadcast."""
-    wide = inputs if all(x.shape == inputs[0].shape for x in inputs) else torch.broadcast_tensors(*inputs)
-    flat = [tensor.detach().double().reshape(-1).numpy() for tensor in wide]
-    values = np.empty((outputs, flat[0].size))
-
-    def work(start: int, stop: int) -> None:
-        piece = slice(start * _UNIT, stop * _UNIT)
-        sweep(*(array[piece] for array in flat), *values[:, piece])
-
-    work(0, 0)  # compiled or loaded before several threads ask for it
-    run_chunks(work, -(-flat[0].size // _UNIT))
-    return torch.from_numpy(values).to(wide[0].dtype).reshape(outputs, *wide[0].shape)
+def remainder_slope(a: Tensor) -> Tensor:
+    """r(a) at positive, finite a, entry by entry."""
+    q, small = a.clamp_min(8.0) ** -2, a.clamp_max(8.0)
+    return torch.where(a < 8, small.log() - 0.5 / small - torch.digamma(small), q * horner(_SLOPE, q))
 
 
-def _trigamma(a: Tensor) -> Tensor:
-    return torch.polygamma(1, a)
+def gamma_entropy(a: Tensor) -> Tensor:
+    """Entropy of Gamma(a, 1), a + log Γ(a) + (1 − a) ψ(a), entry by entry; no cancellation at large a."""
+    return a.log() / 2 + HALF_LOG_2PI + remainder(a) + (a - 1) * (0.5 / a + remainder_slope(a))
+
+
+def trigamma(a: Tensor) -> Tensor:
+    """ψ'(a), to all digits (torch's polygamma has nine)."""
+    total = 1 / (a * a)
+    for i in range(1, 8):
+        total = total + (a + i) ** -2
+    u = 1 / (a + 8)
+    return total + u * (1 + u / 2 + u * u * horner(_BERNOULLI, u * u))
 
 
 def digamma_gap(a: Tensor) -> Tensor:
-    """Log a − ψ(a) > 0, without the cancellation at large a (asymptotic series, error below 1e-17 from a = 16 on)."""
-    large = a.clamp_min(16.0)
-    r = 1 / large**2
-    # B_{2k} / (2k): 1/12, −1/120, 1/252, −1/240, 1/132, −691/32760
-    series = 1 / (2 * large) + r * (
-        1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * (691 / 32760)))))
-    )
-    small = a.clamp_max(16.0)
-    return torch.where(a > 16, series, small.log() - torch.digamma(small))
+    """log a − ψ(a) > 0, without the cancellation at large a."""
+    return 0.5 / a + remainder_slope(a)
 
 
-def _trigamma_gap(a: Tensor) -> Tensor:
-    """A ψ'(a) − 1 > 0, minus the logarithmic derivative of `digamma_gap`, by the same division of cases."""
-    large = a.clamp_min(16.0)
-    r = 1 / large**2
-    series = 1 / (2 * large) + r * (
-        1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730)))))
+def trigamma_gap(a: Tensor) -> Tensor:
+    """a ψ'(a) − 1 > 0, minus the logarithmic derivative of `digamma_gap`; no cancellation at large a."""
+    large, small = a.clamp_min(8.0), a.clamp_max(8.0)
+    q = large**-2
+    return torch.where(
+        a < 8, (1 - small) / small + small * trigamma(small + 1), 0.5 / large + q * horner(_BERNOULLI, q)
     )
-    small = a.clamp_max(16.0)
-    return torch.where(a > 16, series, small * _trigamma(small) - 1)
+
+
+def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
+    r"""ψ(a + b) − ψ(a) of positive a and b, to all digits however small b is.
+
+    With c = a + b, u = 1/(a + 8), v = 1/(c + 8), and Stirling's series from there on; each term has the
+    factor b:
+
+        Σ_{i<8} b / ((a+i)(c+i)) + log(1 + bu) + buv/2 + Σ_k B_2k/(2k) (u^{2k} − v^{2k})
+
+    Example:
+        >>> digamma_rise(torch.tensor(1.0), torch.tensor(1e-20))  # b π²/6
+        tensor(1.6449e-20)
+    """
+    c = a + b
+    rise = 1 / (a * c)
+    for i in range(1, 8):
+        rise = rise + 1 / ((a + i) * (c + i))
+    u, v = 1 / (a + 8), 1 / (c + 8)
+    q, p = u * u, v * v
+    shared, power, series = torch.ones_like(q), p, torch.full_like(q, _SLOPE[0])
+    for slope in _SLOPE[1:]:  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
+        shared = shared * q + power
+        power = power * p
+        series = series + slope * shared
+    return b * (rise + u * v * (0.5 + (u + v) * series)) + torch.log1p(b * u)
+
+
+def trigamma_fall(a: Tensor, b: Tensor) -> Tensor:
+    """ψ'(a) − ψ'(a + b) of positive a and b, as `digamma_rise`."""
+    c = a + b
+    fall = torch.zeros_like(c)
+    for i in range(8):
+        product = (a + i) * (c + i)
+        fall = fall + (a + c + 2 * i) / product / product
+    u, v = 1 / (a + 8), 1 / (c + 8)
+    q, p = u * u, v * v
+    shared, power, series = torch.zeros_like(q), torch.ones_like(q), 1 + (u + v) / 2
+    for bernoulli in _BERNOULLI:
+        shared = shared * q + power
+        power = power * p
+        series = series + bernoulli * ((u + v) * u * shared + power)
+    return b * (fall + u * v * series)
 
 
 def invert_digamma_gap(s: Tensor) -> Tensor:
@@ -232,16 +137,15 @@ def invert_digamma_gap(s: Tensor) -> Tensor:
     a = (3 - s + ((s - 3) ** 2 + 24 * s).sqrt()) / (12 * s)  # Minka (2002), within 1.5 %
     for _ in range(4):
         gap = digamma_gap(a)
-        a = a * torch.exp(gap * (gap / s).log() / _trigamma_gap(a))
+        a = a * torch.exp(gap * (gap / s).log() / trigamma_gap(a))
     return a
 
 
 def multivariate_gap(degrees: Tensor, dimension: int) -> Tensor:
     """D log(ν/2) − ψ_D(ν/2) > 0 for ν > D − 1."""
     half = degrees / 2
-    return dimension * digamma_gap(half) + (
-        dimension * torch.digamma(half) - multivariate_digamma(half, dimension)
-    )
+    rest = dimension * torch.digamma(half) - multivariate_digamma(half, dimension)
+    return dimension * digamma_gap(half) + rest
 
 
 def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
@@ -252,66 +156,115 @@ def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
     for _ in range(8):
         half = (free + d - 1) / 2
         gap = multivariate_gap(2 * half, d)
-        slope = d / half / 2 - _trigamma(half.unsqueeze(-1) - halves).sum(-1) / 2
+        slope = d / half / 2 - trigamma(half.unsqueeze(-1) - halves).sum(-1) / 2
         free = free * torch.exp(((s / gap).log() * gap / (slope * free)).clamp(-8, 8))
     return free + d - 1
 
 
 def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
-    """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C); two rounds give four digits or more, four all of them."""
-    a = torch.where(
-        y >= -2.22, y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300)
-    )
+    """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C)."""
+    above, below = y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300)
+    a = torch.where(y >= -2.22, above, below)
     for _ in range(rounds):
-        a = a - (torch.digamma(a) - y) / _trigamma(a)
+        a = a - (torch.digamma(a) - y) / trigamma(a)
     return a
 
 
-def invert_dirichlet(mean: Tensor) -> Tensor:
-    """The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
+def rest_of_sum(x: Tensor) -> Tensor:
+    """For each entry the sum of all others along the last axis, not as a difference from the whole."""
+    if x.shape[-1] == 2:
+        return x.flip(-1)
+    before = torch.nn.functional.pad(x, (1, 0))[..., :-1].cumsum(-1)
+    after = torch.nn.functional.pad(x, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1)
+    return before + after
 
-    First for the total τ alone. With α_k = ψ⁻¹(m_k + ψ(τ)), R = Σα/τ falls from K to S = Σ e^{m} as τ grows,
-    and log (R − S)/(K − R) is nearly −log τ + const at both ends: Newton's steps on that, kept between the
-    totals known to be too small and too large. Then Newton on all entries, whose Hessian is a diagonal minus
-    a rank-one matrix; and once more on each entry with Σα held, since where entries differ by many orders of
-    magnitude the rank-one part is a difference of nearly equal numbers. Lower precisions are solved in
-    float64: near the boundary S = 1 they have no digits to spare.
+
+def dirichlet_mean(alpha: Tensor) -> Tensor:
+    """ψ(α_k) − ψ(Σα) along the last axis, to all digits also where one entry is nearly all of the sum."""
+    return -digamma_rise(alpha, rest_of_sum(alpha))
+
+
+def log_sum_exp(mean: Tensor) -> Tensor:
+    """log Σ e^{m_k} along the last axis, to all digits also where it is close to 0."""
+    top, index = mean.max(-1, keepdim=True)
+    largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, index, True)
+    rest = torch.expm1(top.squeeze(-1)) + torch.where(largest, -torch.inf, mean).exp().sum(-1)
+    return torch.where(rest > -0.5, torch.log1p(rest.clamp_min(-0.5)), torch.logsumexp(mean, -1))
+
+
+def invert_dirichlet(mean: Tensor) -> Tensor:
+    r"""The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
+
+    Let * be the entry with the largest m, which may be all of τ = Σα but for a small rest R, the sum of the
+    others. At a given τ the others are ψ⁻¹(ψ(τ) + m_k), while * has the rest R* with ψ(τ) − ψ(τ − R*) = −m_*.
+    As τ grows, R/R* falls from ∞ to Q = (S − e^{m_*}) / (1 − e^{m_*}) < 1, S = Σ e^{m_k}, and log(R/R* − Q)
+    is nearly −log τ + const at both ends: Newton's steps on that until R = R*, kept between the totals known
+    to be too small and too large. Then Newton on all entries, whose Hessian is a diagonal minus a rank-one
+    matrix. No step subtracts what is nearly equal, so that α has the digits which m determines. Float32 is
+    solved in float64.
     """
     given, mean = mean.dtype, mean.double()
-    count = mean.shape[-1]
-    s = mean.exp().sum(-1)
-    left = -torch.expm1(torch.logsumexp(mean, -1))  # 1 − S, to all digits
-    target = (left / (count - 1)).log()
-    total = (count - s) / (2 * left)
-    low, high = torch.full_like(total, 1e-30), torch.full_like(total, 1e30)
+    largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, mean.argmax(-1, keepdim=True), True)
+    alpha = _dirichlet_start(mean.detach(), largest)
+    for _ in range(3):
+        alpha = _dirichlet_step(alpha, mean, largest)
+    return alpha.to(given)
+
+
+def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:
+    """α to three digits or more, by its total."""
+    s = -torch.where(largest, mean, 0.0).sum(-1)
+    share = -torch.expm1(-s)
+    left = -torch.expm1(log_sum_exp(mean))  # 1 − S
+    limit, target = torch.where(largest, 0.0, mean.exp()).sum(-1) / share, (left / share).log()
+    total = mean.shape[-1] / (2 * left)
+    low, high = torch.full_like(total, 1e-300), torch.full_like(total, 1e300)
     settled = torch.zeros_like(total, dtype=torch.bool)
     for _ in range(60 if is_concrete(total) else 12):
-        alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1), 3)
-        ratio = alpha.sum(-1) / total
-        slope = (_trigamma(total).unsqueeze(-1) / _trigamma(alpha)).sum(-1) - ratio
-        offset = target - ((ratio - s).clamp_min(1e-300) / (count - ratio).clamp_min(1e-300)).log()
-        change = offset / (slope / (ratio - s) + slope / (count - ratio))
-        low, high = torch.where(ratio > 1, total, low), torch.where(ratio > 1, high, total)
+        alpha, slopes = _others(mean, total)
+        rest = torch.where(largest, 0.0, alpha).sum(-1)
+        wanted, _, wanted_slope = _rest_for(total, s)
+        ratio = rest / wanted
+        low = torch.where(ratio > 1, total / 2, low)  # rounding may decide which side of the root this is
+        high = torch.where(ratio > 1, high, 2 * total)
+        steep = torch.where(largest, 0.0, slopes).sum(-1) / rest - wanted_slope / wanted
+        change = (target - (ratio - limit).log()) * (ratio - limit) / (total * ratio * steep)
         new = total * change.clamp(-16, 16).exp()
-        new = torch.where((new > low) & (new < high), new, low.sqrt() * high.sqrt())
-        # A total that has settled stays: at the root rounding chooses the side, and the next step may leave
-        # the bracket.
+        new = torch.where((new >= low) & (new <= high), new, low.sqrt() * high.sqrt())  # also where it is NaN
         new = torch.where(settled, total, new)
         settled = settled | ((new - total).abs() < 1e-3 * total)
         total = new
         if is_concrete(settled) and bool(settled.all()):
-            break  # close enough for the steps below; where values cannot be looked at, all rounds are taken
+            break
+    return torch.where(largest, _rest_for(total, s)[1].unsqueeze(-1), _others(mean, total)[0])
+
+
+def _others(mean: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """The α with ψ(α_k) = ψ(τ) + m_k, and their derivatives in τ."""
     alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
+    return alpha, trigamma(total).unsqueeze(-1) / trigamma(alpha)
+
+
+def _rest_for(total: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The r with ψ(τ) − ψ(τ − r) = s, then τ − r, and the derivative of r in τ; entry by entry.
+
+    Newton's steps for a convex function from beyond the root: log(τ/x) and 1/x − 1/τ are at most ψ(τ) − ψ(x).
+    """
+    r = torch.minimum(-total * torch.expm1(-s), total * (s * total / (1 + s * total)))
+    x = torch.maximum(total * torch.exp(-s), total / (1 + s * total))
     for _ in range(3):
-        alpha = _dirichlet_step(alpha, mean)
-    wanted = mean + torch.digamma(alpha.sum(-1, keepdim=True))
-    return (alpha - (torch.digamma(alpha) - wanted) / _trigamma(alpha)).to(given)
+        step = (digamma_rise(x, r) - s) / trigamma(x)
+        x, r = x + step, r - step
+    return r, x, trigamma_fall(x, r) / trigamma(x)
 
 
-def _dirichlet_step(alpha: Tensor, mean: Tensor) -> Tensor:
-    total = alpha.sum(-1, keepdim=True)
-    slope = torch.digamma(alpha) - torch.digamma(total) - mean
-    q = _trigamma(alpha)
-    shared = (slope / q).sum(-1, keepdim=True) / ((1 / q).sum(-1, keepdim=True) - 1 / _trigamma(total))
-    new = torch.maximum(alpha - (slope - shared) / q, alpha / 4)
+def _dirichlet_step(alpha: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
+    """One step of Newton's method for all entries."""
+    rest = rest_of_sum(alpha)
+    error = -digamma_rise(alpha, rest) - mean
+    q, whole = trigamma(alpha), trigamma(alpha.sum(-1, keepdim=True))
+    # Σ_k 1/q_k − 1/ψ'(τ), in which 1/q_* and 1/ψ'(τ) are one difference
+    spare = torch.where(largest, -trigamma_fall(alpha, rest) / (q * whole), 1 / q).sum(-1, keepdim=True)
+    shared = (error / q).sum(-1, keepdim=True) / spare
+    new = torch.maximum(alpha - (error - shared) / q, alpha / 4)
     return torch.where(new.isfinite(), new, alpha)

@@ -1,12 +1,12 @@
 r"""How far a point is outside of a convex hull.
 
-For a box or an orthant that is arithmetic. For the hull of finitely many points it is Wolfe's minimum-norm-point algorithm (1976): keep a
-small affinely independent set of points, go to the nearest point of its affine hull, drop points whose weight would turn negative, add
-the point that lies farthest towards the target. It ends after finitely many rounds with the nearest point z of the hull, and m − z is the
-normal of a hyperplane that separates m from every point: the certificate that no tilt has mean m.
+For a box or an orthant that is arithmetic. For the hull of finitely many points it is Wolfe's
+minimum-norm-point algorithm (1976): keep a small affinely independent set of points, go to the nearest point
+of its affine hull, drop points whose weight would turn negative, add the point that lies farthest towards the
+target. It ends after finitely many rounds with the nearest point z of the hull, and m − z is the normal of a
+hyperplane that separates m from every point: the certificate that no tilt has mean m.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,30 +14,19 @@ import torch
 from torch import Tensor
 
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import is_concrete
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
     """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
-    above = mean if isinstance(lower, float) and lower == 0 else mean - lower
-    depth = _least(
-        above if isinstance(upper, float) and upper == math.inf else torch.minimum(above, upper - mean)
-    )
-    if depth.numel() and is_concrete(depth) and bool(depth.amin() > 0):
-        return -depth
-    outside = ((lower - mean).clamp_min(0) ** 2 + (mean - upper).clamp_min(0) ** 2).sum(-1).sqrt()
-    return torch.where(outside > 0, outside, -depth.clamp_min(0))
-
-
-def _least(x: Tensor) -> Tensor:
-    """Over the last axis, which is often one entry long; torch would still look for the least of it."""
-    return x.squeeze(-1) if x.shape[-1] == 1 else x.amin(-1)
+    below, above = lower - mean, mean - upper
+    outside = (below.clamp_min(0) ** 2 + above.clamp_min(0) ** 2).sum(-1).sqrt()
+    return torch.where(outside > 0, outside, torch.maximum(below, above).amax(-1).clamp_max(0))
 
 
 def ended_on_boundary(solution: Solution[Tensor], excess: Tensor | None) -> Solution[Tensor]:
-    """The solution, which on the boundary of the hull is none however far the search came: ``excess (...)`` is exactly 0 there."""
+    """The solution, said to be on the boundary where ``excess (...)`` is exactly 0."""
     if excess is None:
         return solution
     return replace(
@@ -90,7 +79,7 @@ def _wolfe(cloud: Array, max_rounds: int) -> Array:
 
 
 def _corral(cloud: Array, active: list[int], weight: Array) -> tuple[list[int], Array]:
-    """Move to the nearest point of the affine hull of the active set, dropping points until it lies within their hull."""
+    """The nearest point of the affine hull of the active set, less points until it is within their hull."""
     while True:
         wanted = _affine_weights(cloud[active])
         if (wanted > 1e-14).all() or len(active) == 1:
