@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its pedigree. `float` gives the value; +, −, × and ÷ work with numbers and other estimates.
+    """A value with its pedigree; `float` gives the value, and +, −, ×, ÷ take numbers and other estimates.
 
     Standard errors propagate to first order as those of *independent* estimates, so an estimate should not
     meet itself (``e - e`` has a standard error). The bracket is interval arithmetic and holds either way. A

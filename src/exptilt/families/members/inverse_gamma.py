@@ -53,7 +53,7 @@ class InverseGamma(ChangeOfVariable):
         return 1 / y
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
-        """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and 2, and no variance without a mean."""
+        """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and up to 2."""
         a, b = torch.broadcast_tensors(self.shape, self.scale)
         mean = torch.where(a > 1, b / (a - 1), torch.inf)
         variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)

@@ -56,7 +56,7 @@ class AnyMixture(Measure):
         return self.components._coordinate(x)
 
     def _event_moments(self) -> tuple[Any, Any]:
-        """Averages over the components, and the variance of their means besides; for those that have weight."""
+        """Averages over components that have weight, and the variance of their means besides."""
         moments = self._own_components()._event_moments()
         leaves, spec = pytree.tree_flatten(moments[0])
         found: tuple[list[Tensor], list[Tensor]] = ([], [])
