@@ -295,3 +295,23 @@ def test_a_saturated_softcap_is_clipped_by_what_is_known():
             if not xt.lens.clip_qk_(model, look(model, inputs), 0.25):
                 break
     assert look(model, inputs).by_head("score_max").max() <= 0.25 * (1 + 1e-5)
+
+
+def test_a_record_is_used_once():
+    """In a loop that clips after every step, a reading counts until the next one, not every step again."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(16, 4, batch_first=True)
+    x = 30 * torch.randn(2, 10, 16)
+    given = {"query": x, "key": x, "value": x, "need_weights": False}
+    monitor = xt.lens.TrainingMonitor(layer, every=10, log=lambda step, readings: None, max_logit=None)
+    changed = []
+    for _ in range(20):
+        with torch.no_grad(), monitor.step():
+            layer(**given)
+        changed.append(len(xt.lens.clip_qk_(layer, monitor.record, 5.0)))
+    assert changed[0] == 4
+    assert sum(changed[1:10]) == 0
+    fresh = look(layer, given)
+    assert fresh.by_head("score_max").max() == pytest.approx(5.0, rel=1e-3)
+    assert xt.lens.clip_qk_(layer, fresh, 50.0) == []  # nothing passed: the record is still good
+    assert len(xt.lens.clip_qk_(layer, fresh, 2.0)) == 4

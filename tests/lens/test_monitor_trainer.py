@@ -125,3 +125,14 @@ def test_all_events_are_answered():
     for name in events:
         if name not in ("on_step_begin", "on_step_end"):
             assert getattr(monitor, name)(None, None, None, model=None) is None
+
+
+def test_a_rotary_model_in_bfloat16(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=16))
+    got = []
+    monitor = xt.lens.TrainingMonitor(model, every=2, log=lambda step, readings: got.append((step, readings)))
+    train(tmp_path, model, monitor, bf16=True)
+    assert [step for step, _ in got] == [0, 2, 4]
+    assert all(reading.finite for _, readings in got for reading in readings)

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+import exptilt as xt
 from exptilt._support.errors import ArgumentError
 from exptilt.lens import Study, study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
+from exptilt.lens.studying.results import RENAMED
 from exptilt.lens.studying.store import Store, fingerprint
 from exptilt.lens.studying.texts import cut
+from exptilt.lens.training.readings import read_heads
 from oracles.transformers_by_hand import tiny
 
 module = importlib.import_module("exptilt.lens.studying.study")  # the name in the package is the function
@@ -162,7 +165,7 @@ def test_interrupted_study_resumes(gpt2, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "measure_unit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         study(gpt2, Letters(), TEXTS, chunk=40, store=tmp_path)
-    assert not list(tmp_path.glob(".unfinished*"))
+    assert not list(tmp_path.glob(".*draft"))
     count = []
     monkeypatch.setattr(module, "measure_unit", lambda *args: count.append(1) or real(*args))
     whole = study(gpt2, Letters(), TEXTS, chunk=40, store=tmp_path)
@@ -451,3 +454,51 @@ def test_where_a_question_does_not_apply():
     assert np.isnan(both.heads["link_symmetry"].value[cross]).all()
     assert any("same text" in note for note in both.notes)
     json.loads(both.to_json())
+
+
+def test_one_definition_of_every_statistic(gpt2):
+    """What a record and a study call by the same name is the same number, here of one text."""
+    taken = cut(Letters(), TEXTS[:1], length=64, max_tokens=None, vocabulary=60)
+    with torch.no_grad(), xt.lens.watch(gpt2, key_mass=True) as seen:
+        gpt2(input_ids=taken.chunks[0].ids[None])
+    found = study(gpt2, Letters(), TEXTS[:1], chunk=64)
+    assert found.text_facts["chunks"] == 1
+    with pytest.warns(DeprecationWarning, match="key_mass_simpson"):
+        shared = set(HEADS) & set(seen.record.to_frame().columns)
+    assert {"entropy", "relative_entropy", "effective_keys", "score_max", "key_mass_divergence"} < shared
+    for name in shared:
+        np.testing.assert_allclose(
+            seen.record.by_head(name), found.heads[name].value, rtol=1e-5, err_msg=name
+        )
+    readings = {(r.layer, r.head): r for r in read_heads(seen.record, {})}
+    for name in ("entropy", "score_max", "log_normalizer"):
+        for (layer, head), reading in readings.items():
+            assert getattr(reading, name) == pytest.approx(found.heads[name].value[layer, head], rel=1e-5)
+
+
+def test_old_names_warn(gpt2, found):
+    with pytest.warns(DeprecationWarning, match="now called key_mass_divergence"):
+        assert found.heads["key_mass_concentration"] is found.heads["key_mass_divergence"]
+    with pytest.warns(DeprecationWarning, match="now called first_key_mass_given_choice"):
+        old = found.training.heads["first_key_mass"]
+    assert old is found.training.heads["first_key_mass_given_choice"]
+    with pytest.raises(KeyError):
+        found.heads["no such measure"]
+    with torch.no_grad(), xt.lens.watch(gpt2, key_mass=True) as seen:
+        gpt2(input_ids=torch.arange(1, 9)[None])
+    with pytest.warns(DeprecationWarning, match="now called key_mass_simpson"):
+        old = seen.record.by_head("key_mass_concentration")
+    np.testing.assert_array_equal(old, seen.record.by_head("key_mass_simpson"))
+
+
+def test_a_study_of_an_earlier_release_is_read(found):
+    data = json.loads(found.to_json())
+    for old, new in RENAMED.items():
+        data["heads"][old] = data["heads"].pop(new)
+        data["training"]["heads"][old] = data["training"]["heads"].pop(new)
+    again = Study.from_json(json.dumps(data))
+    assert set(again.heads) == set(HEADS)
+    np.testing.assert_array_equal(
+        again.heads["key_mass_divergence"].value, found.heads["key_mass_divergence"].value
+    )
+    assert set(RENAMED.values()) <= set(again.training.heads)

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from exptilt.attention import attend
-from exptilt.lens.heads.key_mass import mass, strip
-from exptilt.lens.heads.per_text import head_statistics
-from exptilt.lens.heads.scores import Scores
+from exptilt.lens.heads.scores import Scores, problem
+from exptilt.lens.heads.statistics import first_key, text_statistics
+from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.canonical_link import definiteness, link_r2, symmetry
-from exptilt.lens.questions.hidden_states import cloud, growth, holm
+from exptilt.lens.questions.depth import growth
+from exptilt.lens.questions.hidden_states import cloud, holm
 from exptilt.lens.questions.local_gaussian import gaussian_fit
 from exptilt.lens.studying import histograms
 from exptilt.lens.studying.summary import average
@@ -66,21 +67,40 @@ def dense(query, key, opts, item):
 def test_sums_over_blocks(case, monkeypatch):
     monkeypatch.setattr("exptilt.lens.heads.scores.BLOCK", 4 * 12 * 2)  # two rows at a time
     query, key, opts, item = draw(2, 4, 9, 5), draw(2, 2, 12, 5, seed=1), options(case), 1
-    G = attend(query, key, key, **opts).log_normalizer[item]
+    tilted = attend(query, key, key, **opts)
+    G = tilted.log_normalizer[item]
     scores = Scores.of(query, key, opts, item)
-    m = mass(scores, G)
+    m = text_statistics(query, key, opts, tilted, item)
     _, w, p, total = dense(query, key, opts, item)
-    np.testing.assert_allclose(m.key, p.sum(1), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(m.first, p[..., 0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(m.drawn, p.sum(1), rtol=1e-9, atol=1e-12)
     seen = w > -np.inf
-    np.testing.assert_array_equal(m.visible, seen.sum(-1))
-    np.testing.assert_array_equal(m.seen_by, seen.sum(1))
-    np.testing.assert_array_equal(m.sees_first, seen[..., 0])
-    np.testing.assert_allclose(m.log_measure, np.log(total), rtol=1e-9)
-    np.testing.assert_allclose(m.even, (seen / np.maximum(seen.sum(-1, keepdims=True), 1)).sum(1), rtol=1e-9)
+    visible = Visibility.of(query, key, opts)
+    np.testing.assert_array_equal(visible.visible.expand(2, 4, 9)[item], seen.sum(-1))
+    np.testing.assert_array_equal(m.seen_by.expand(4, 12), seen.sum(1))
+    first = first_key(query, key, opts, visible, tilted.log_normalizer)
+    np.testing.assert_allclose(first.mass[item], p[..., 0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(first.seen[item], seen[..., 0])
+    even = (seen / np.maximum(seen.sum(-1, keepdims=True), 1)).sum(1)
+    np.testing.assert_allclose(m.even.expand(4, 12), even, rtol=1e-9, atol=1e-12)
     keys = key[item].repeat_interleave(2, 0).numpy()
     np.testing.assert_allclose(m.mean_key, p @ keys, rtol=1e-8, atol=1e-11)
-    np.testing.assert_allclose(strip(scores, G, 4), p[:, :4, :4], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scores.strip(G, 4), p[:, :4, :4], rtol=1e-9, atol=1e-12)
+    live = seen.any(-1)
+    choice = seen[..., 0] & (seen.sum(-1) + ("sink" in opts) > 1)
+    for h in range(4):
+        z = np.exp(G[h].numpy()[live[h]]) / total[h][live[h]]
+        shares, wanted = p[h].sum(0) / p[h].sum(), even[h] / even[h].sum()
+        there = shares > 0
+        expected = {
+            "log_normalizer_variation": np.log(z).std(ddof=1),
+            "normalizer_cv": z.std(ddof=1) / z.mean(),
+            "first_key_mass_given_choice": p[h, choice[h], 0].mean(),
+            "first_key_mass": p[h, live[h], 0].mean(),
+            "key_mass_divergence": (shares[there] * np.log(shares[there] / wanted[there])).sum(),
+            "key_mass_simpson": (shares**2).sum(),
+        }
+        for name, value in expected.items():
+            np.testing.assert_allclose(float(m.by_name[name][h]), value, rtol=1e-8, err_msg=name)
 
     fit = gaussian_fit(scores, G, m.mean_key)
     for h in range(4):
@@ -107,12 +127,18 @@ def test_sums_over_blocks(case, monkeypatch):
 def test_softcap_reaches_the_mass():
     query, key = 9 * draw(1, 2, 6, 4), draw(1, 1, 7, 4, seed=1)
     found = attend(query, key, key, softcap=2.0, causal=True, key_mass=True)
-    m = mass(Scores.of(query, key, {"softcap": 2.0, "causal": True}), found.log_normalizer[0])
-    torch.testing.assert_close(m.key, found.key_mass[0])
+    rule, inputs = problem(query, key, {"softcap": 2.0, "causal": True})
+    p = torch.exp(rule.column(inputs, torch.tensor([3])) - found.log_normalizer)
+    torch.testing.assert_close(p.sum(-1)[0], found.key_mass[0, :, 3])
+    blocks = Scores.of(query, key, {"softcap": 2.0, "causal": True}).blocks(rows=4)
+    sums = sum(
+        torch.exp(b.score + b.log_weight - found.log_normalizer[0, :, b.rows, None]).sum(1) for b in blocks
+    )
+    torch.testing.assert_close(sums, found.key_mass[0])
 
 
 def test_unknown_option_is_refused():
-    with pytest.raises(ValueError, match="temperature"):
+    with pytest.raises(TypeError, match="temperature"):
         Scores.of(draw(1, 1, 2, 2), draw(1, 1, 2, 2), {"temperature": 2.0})
 
 
@@ -121,9 +147,7 @@ def test_constant_normalizer_has_no_variation():
     key = torch.nn.functional.normalize(draw(1, 1, 4000, 3), dim=-1)
     query = torch.nn.functional.normalize(draw(1, 1, 50, 3, seed=1), dim=-1)
     found = attend(query, key, key, scale=1.0)
-    statistics = head_statistics(
-        found, mass(Scores.of(query, key, {"scale": 1.0}), found.log_normalizer[0]), sink=False
-    )
+    statistics = text_statistics(query, key, {"scale": 1.0}, found).by_name
     assert statistics["log_normalizer_variation"] < 0.02
     assert abs(statistics["normalizer_cv"] / statistics["log_normalizer_variation"] - 1) < 0.02
     np.testing.assert_allclose(
@@ -138,17 +162,14 @@ def test_gaussian_keys_are_predicted():
     query = 0.3 * draw(1, 1, 40, 4, seed=1)
     found = attend(query, key, key, scale=1.0)
     scores = Scores.of(query, key, {"scale": 1.0})
-    m = mass(scores, found.log_normalizer[0])
-    fit = gaussian_fit(scores, found.log_normalizer[0], m.mean_key)
+    fit = gaussian_fit(scores, found.log_normalizer[0], found.output[0])
     assert fit.r2 > 0.995
     assert fit.output_error < 0.12
-    assert link_r2(scores.query, m.mean_key) > 0.9
+    assert link_r2(scores.inputs.query, found.output[0]) > 0.9
     two = torch.where(draw(1, 1, 60000, 4) > 0, 4.0, -4.0).double()  # corners of a cube are not Gaussian
     scores = Scores.of(4 * query, two, {"scale": 1.0})
     found = attend(4 * query, two, two, scale=1.0)
-    assert (
-        gaussian_fit(scores, found.log_normalizer[0], mass(scores, found.log_normalizer[0]).mean_key).r2 < 0
-    )
+    assert gaussian_fit(scores, found.log_normalizer[0], found.output[0]).r2 < 0
 
 
 def test_local_gaussian_sees_clusters():
@@ -157,9 +178,8 @@ def test_local_gaussian_sees_clusters():
     query = draw(1, 1, 60, 3, seed=2)
     found = attend(query, key, key, scale=1.0)
     scores = Scores.of(query, key, {"scale": 1.0})
-    place = mass(scores, found.log_normalizer[0]).mean_key
     everywhere, nearby = (
-        gaussian_fit(scores, found.log_normalizer[0], place, neighbours=k) for k in (None, 16)
+        gaussian_fit(scores, found.log_normalizer[0], found.output[0], neighbours=k) for k in (None, 16)
     )
     assert everywhere.r2 < 0.5
     assert nearby.r2 > 0.99

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.lens.questions.weights import measure_weights
+from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying.one_text import Options, measure_unit
 from exptilt.lens.studying.texts import Chunk
 from oracles.transformers_by_hand import by_hand, tiny
@@ -100,8 +100,8 @@ def test_mass(measured, kind):
         p, q = layer.probability[head].sum(0).numpy() / TOKENS, even / TOKENS
         return (p * np.log(p / q)).sum()
 
-    check(measured, kind, "first_key_mass", first)
-    check(measured, kind, "key_mass_concentration", concentration)
+    check(measured, kind, "first_key_mass_given_choice", first)
+    check(measured, kind, "key_mass_divergence", concentration)
     _, ids, unit, _, layers = measured[kind]
     token = int(unit["token_ids"][3])
     places = [j for j in range(1, TOKENS) if int(ids[j]) == token]

@@ -43,11 +43,10 @@ def test_a_rule_says_what_its_cells_say(name):
     """What `attend` is told, cell by cell against the dense mask."""
     padding = torch.tensor([[False, True, True, True, True, True], [True] * 6])
     for q_offset, kv_offset, Q, K in ((0, 0, 6, 6), (3, 0, 3, 6), (5, 2, 1, 4), (2, 0, 2, 6)):
-        mask = make_mask(2, Q, K, q_offset, kv_offset, RULES[name][0], padding)
-        dense = m.sdpa_mask(
-            batch_size=2, q_length=Q, kv_length=K, q_offset=q_offset, kv_offset=kv_offset, mask_function=RULES[name][0],
-            attention_mask=padding, allow_is_causal_skip=False,
-        )  # fmt: skip
+        asked = {"batch_size": 2, "q_length": Q, "kv_length": K, "q_offset": q_offset, "kv_offset": kv_offset}
+        asked |= {"mask_function": RULES[name][0], "attention_mask": padding}
+        mask = make_mask(**asked)
+        dense = m.sdpa_mask(**asked, allow_is_causal_skip=False)
         assert mask.shape == dense.shape
         assert mask.dtype == torch.bool
         assert torch.equal(mask & True, dense)
@@ -57,7 +56,9 @@ def test_a_rule_says_what_its_cells_say(name):
 
 def test_a_rule_mask_is_light():
     """A million positions: the dense mask would be a terabyte."""
-    mask = make_mask(1, 10**6, 10**6, 0, 0, m.causal_mask_function, torch.ones(1, 10**6, dtype=torch.bool))
+    mask = make_mask(
+        batch_size=1, q_length=10**6, kv_length=10**6, attention_mask=torch.ones(1, 10**6, dtype=torch.bool)
+    )
     assert mask.shape == (1, 1, 10**6, 10**6)
     assert mask.padding is None
     assert "causal=True" in repr(mask)

@@ -12,9 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.watching.call import Request
 from exptilt.lens.watching.dropout import dropped
 from exptilt.lens.watching.masks import RuleMask
-from exptilt.lens.watching.transformers_hook import _without_mask
 from oracles import tiny_models as models
 
 
@@ -274,7 +274,10 @@ def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
     model = nn.Sequential(OwnAttention(), Eager())
     model[1].proper = True
     with (
-        pytest.warns(ExptiltWarning, match="without 1 modules that attend in a way of their own: '0'"),
+        pytest.warns(
+            ExptiltWarning,
+            match="without 1 modules that compute attention without a function that watch can intercept: '0'",
+        ),
         xt.lens.watch(model) as seen,
     ):
         model(x)
@@ -406,8 +409,10 @@ def test_dropout_of_a_query_that_sees_nothing(sink):
 def test_causal_without_a_mask_is_torch_s(Q, K):
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 2, Q, 3), torch.randn(1, 2, K, 3), torch.randn(1, 2, K, 3)
-    options = {"scale": 0.7}
-    k, v, _, sight = _without_mask(None, query, key, value, None, "self", True, options)
+    request = Request(None, "self", query, key, value, {"scale": 0.7})
+    request.see_from_the_start()
+    request.look()
     wanted = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.7)
-    torch.testing.assert_close(xt.attend(query, k, v, **options).output, wanted)
-    assert sight.visible[0, 0].tolist() == [min(i + 1, K) for i in range(Q)]
+    found = xt.attend(request.query, request.key, request.value, **request.options)
+    torch.testing.assert_close(found.output, wanted)
+    assert request.visible.visible[0, 0].tolist() == [min(i + 1, K) for i in range(Q)]

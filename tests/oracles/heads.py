@@ -6,7 +6,7 @@ import torch
 
 COLUMNS = (
     "queries", "visible_keys", "entropy", "relative_entropy", "effective_keys", "log_normalizer", "log_normalizer_std", "score_mean",
-    "score_variance", "score_max", "first_key_mass", "key_mass_concentration",
+    "score_variance", "score_max", "first_key_mass", "key_mass_simpson", "key_mass_divergence",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def statistics(s, weights, real_query, real_key, sink=None):
         first = int(real_key[n].int().argmax())
         for h in range(H):
             rows = {name: [] for name in names}
-            mass = torch.zeros(K, dtype=torch.float64)
+            mass, even = torch.zeros(2, K, dtype=torch.float64)
             for i in range(Q):
                 seen = (s[n, h, i] > -torch.inf).nonzero().ravel().tolist()
                 if not real_query[n, i] or not seen:
@@ -54,6 +54,7 @@ def statistics(s, weights, real_query, real_key, sink=None):
                 rows["visible_keys"].append(len(seen))
                 for j, probability in zip(seen, p, strict=True):
                     mass[j] += probability
+                    even[j] += 1 / len(seen)
                 if sink is not None:
                     p, x = [*p, 1 - sum(p)], [*x, float(sink[h])]
                 entropy = -sum(a * math.log(a) for a in p if a > 0)
@@ -77,5 +78,8 @@ def statistics(s, weights, real_query, real_key, sink=None):
             G = rows["log_normalizer"]
             centre = sum(G) / count
             result["log_normalizer_std"][n, h] = math.sqrt(sum((g - centre) ** 2 for g in G) / count)
-            result["key_mass_concentration"][n, h] = float((mass**2).sum() / mass.sum() ** 2)
+            result["key_mass_simpson"][n, h] = float((mass**2).sum() / mass.sum() ** 2)
+            shares, wanted = mass / mass.sum(), even / even.sum()
+            terms = [float(a) * math.log(float(a / b)) for a, b in zip(shares, wanted, strict=True) if a > 0]
+            result["key_mass_divergence"][n, h] = sum(terms)
     return result

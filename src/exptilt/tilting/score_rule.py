@@ -3,9 +3,9 @@ r"""The score rule: what a score is, and who sees whom.
     s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
 
 Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
-window of w those with i' − j >= w, and without causality also those with j − i' >= w; a mask hides what it
-says. Everything in this package that needs scores in torch asks here; the compiled kernels have the same rule
-in ``backends/numba/score_row.py`` and ``backends/triton.py``.
+window of w those with i' − j >= w, and without causality also those with j − i' >= w; a mask what it says.
+Everything in this package that needs scores in torch asks here; the compiled kernels have the same rule in
+``backends/numba/score_row.py`` and ``backends/triton.py``.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ from exptilt.tilting.problem import Inputs, per_query_head, wide_dtype
 
 
 class Scores(NamedTuple):
-    """Scores (..., Hq, Q, columns), −inf where hidden; the softcap's slope and bend d²s/dz², or None."""
+    """Scores (..., Hq, Q, columns) of some keys, −inf where hidden.
+
+    Slope ds/dz and bend d²s/dz² are the softcap's, None without one.
+    """
 
     scores: Tensor
     slope: Tensor | None
@@ -46,34 +49,77 @@ class ScoreRule:
         """The four, in order."""
         return self.scale, self.causal, self.window, self.softcap
 
-    def visible(
-        self, length_q: int, length_k: int, start: int, stop: int, device: torch.device
-    ) -> Tensor | None:
-        """(Q, stop − start) booleans: the keys that causality and window leave each query; None if all."""
+    def sees(self, own: Tensor, key: Tensor) -> Tensor | None:
+        """Whether a query that stands at key `own` may see `key`, by causality and window; None if all."""
         if not self.causal and self.window is None:
             return None
-        own = torch.arange(length_q, device=device)[:, None] + (length_k - length_q)
-        j = torch.arange(start, stop, device=device)[None, :]
-        seen = torch.ones(length_q, stop - start, dtype=torch.bool, device=device)
-        if self.causal:
-            seen = seen & (j <= own)
+        seen = key <= own if self.causal else torch.ones_like(own, dtype=torch.bool)
         if self.window is not None:
-            seen = seen & (own - j < self.window)
+            seen = seen & (own - key < self.window)
             if not self.causal:
-                seen = seen & (j - own < self.window)
+                seen = seen & (key - own < self.window)
         return seen
 
-    def count(self, length_q: int, length_k: int, device: torch.device | None = None) -> Tensor:
-        """(Q,): how many keys each query may see by causality and window."""
+    def visible(
+        self,
+        length_q: int,
+        length_k: int,
+        start: int,
+        stop: int,
+        device: torch.device,
+        rows: slice | None = None,
+    ) -> Tensor | None:
+        """(rows, stop − start) booleans, which of the keys start..stop each query may see; None if all.
+
+        Only causality and window count here, not a mask.
+        """
+        if not self.causal and self.window is None:
+            return None
+        own = torch.arange(length_q, device=device) + (length_k - length_q)
+        own = own if rows is None else own[rows]
+        return self.sees(own[:, None], torch.arange(start, stop, device=device)[None, :])
+
+    def interval(self, length_q: int, length_k: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+        """Two (Q,): the first key each query may see by causality and window, and the one after the last."""
         own = torch.arange(length_q, device=device) + (length_k - length_q)
         first, last = torch.zeros_like(own), torch.full_like(own, length_k)
         if self.causal:
-            last = torch.minimum(last, own + 1)
+            last = (own + 1).clamp(0, length_k)
         if self.window is not None:
-            first = torch.maximum(first, own - self.window + 1)
+            first = (own - self.window + 1).clamp(0, length_k)
             if not self.causal:
-                last = torch.minimum(last, own + self.window)
-        return (last - first).clamp(min=0)
+                last = (own + self.window).clamp(0, length_k)
+        return first, torch.maximum(first, last)
+
+    def count(
+        self, length_q: int, length_k: int, device: torch.device | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """(Q,), or (..., Q) for a mask (..., Q or 1, K or 1): how many keys each query sees.
+
+        A mask that is the same for all queries is counted by prefix sums, in O(n).
+        """
+        first, last = self.interval(length_q, length_k, device if mask is None else mask.device)
+        if mask is None:
+            return last - first
+        mask = mask.expand(*mask.shape[:-1], length_k)
+        if mask.shape[-2] == 1:
+            before = torch.nn.functional.pad(mask[..., 0, :].cumsum(-1), (1, 0))
+            return before[..., last] - before[..., first]
+        seen = self.visible(length_q, length_k, 0, length_k, mask.device)
+        return (mask if seen is None else mask & seen).sum(-1)
+
+    def drawn(self, weight: Tensor, length_k: int, mask: Tensor | None = None) -> Tensor:
+        """(..., K): Σ_i w_i over the queries i that see key j, for weights (..., Q), mask as in `count`."""
+        length_q = weight.shape[-1]
+        if mask is not None and mask.shape[-2] > 1:
+            seen = self.visible(length_q, length_k, 0, length_k, weight.device)
+            mask = mask.expand(*mask.shape[:-1], length_k)
+            seen = mask if seen is None else mask & seen
+            return (weight.unsqueeze(-2) @ seen.to(weight.dtype)).squeeze(-2)
+        edges = weight.new_zeros(*weight.shape[:-1], length_k + 1)
+        first, last = self.interval(length_q, length_k, weight.device)
+        sums = edges.index_add(-1, first, weight).index_add(-1, last, weight, alpha=-1).cumsum(-1)[..., :-1]
+        return sums if mask is None else torch.where(mask[..., 0, :], sums, 0.0)
 
     def soften(self, z: Tensor) -> Scores:
         """softcap(z), with slope and bend."""
@@ -83,25 +129,52 @@ class ScoreRule:
         slope = 1 - t.square()
         return Scores(self.softcap * t, slope, (-2 / self.softcap) * t * slope)
 
-    def block(self, t: Inputs, z: Tensor, start: int, stop: int) -> Scores:
-        """Scores of keys start..stop from z = scale <q,k> (..., Hq, Q, stop − start)."""
+    def block(self, t: Inputs, z: Tensor, start: int, stop: int, rows: slice | None = None) -> Scores:
+        """Scores of keys start..stop from z = scale <q,k> (..., Hq, rows, stop − start); None is all rows."""
         s, slope, bend = self.soften(z)
-        s = s + columns(t.bias, start, stop) + weights(t.log_weight, z.shape[-3], start, stop)
-        seen = self.visible(z.shape[-2], t.key.shape[-2], start, stop, z.device)
+        s = s + columns(t.bias, start, stop, rows) + weights(t.log_weight, z.shape[-3], start, stop)
+        seen = self.visible(t.query.shape[-2], t.key.shape[-2], start, stop, z.device, rows)
         if seen is not None:
             s = s.masked_fill(~seen, -torch.inf)
         if t.mask is not None:
-            s = s.masked_fill(~columns(t.mask, start, stop), -torch.inf)
+            s = s.masked_fill(~columns(t.mask, start, stop, rows), -torch.inf)
         return Scores(s, slope, bend)
+
+    def column(self, t: Inputs, index: Tensor | None = None) -> Tensor:
+        """(..., Hq, Q): the scores of one key, the first or that of index (...), −inf where hidden."""
+
+        def pick(x: Tensor, axis: int) -> Tensor:
+            """The key's part of x, along an axis counted from the end; one part may stand for all keys."""
+            if index is None or x.shape[axis] == 1:
+                return x.select(axis, 0)
+            at = index.reshape(*index.shape, *(1,) * (x.dim() - index.dim()))
+            return torch.take_along_dim(x, at, axis).squeeze(axis)
+
+        heads, length_q = t.query.shape[-3:-1]
+        wide = wide_dtype(t.query.dtype)
+        key = per_query_head(pick(t.key, -2).to(wide), heads, -2)
+        s = self.soften(self.scale * (t.query.to(wide) @ key.unsqueeze(-1)).squeeze(-1)).scores
+        if t.bias is not None:
+            s = s + pick(t.bias, -1)
+        if t.log_weight is not None:
+            s = s + per_query_head(pick(t.log_weight, -1), heads, -1).unsqueeze(-1)
+        own = torch.arange(length_q, device=s.device) + (t.key.shape[-2] - length_q)
+        seen = self.sees(own, own.new_zeros(()) if index is None else index[..., None, None])
+        if seen is not None:
+            s = s.masked_fill(~seen, -torch.inf)
+        return s if t.mask is None else s.masked_fill(~pick(t.mask, -1), -torch.inf)
 
     def at_key(self, t: Inputs, best: Tensor) -> "AtKey":
         """One key for each query, best (..., Hq, Q): how its score depends on the inputs."""
         return AtKey(self, t, best)
 
 
-def columns(x: Tensor | None, start: int, stop: int) -> Any:
-    """The part of a bias or mask for keys start..stop, which may share one column; 0 if there is none."""
-    return 0.0 if x is None else x[..., start:stop] if x.shape[-1] > 1 else x
+def columns(x: Tensor | None, start: int, stop: int, rows: slice | None = None) -> Any:
+    """The part of a bias or mask for keys start..stop and some queries, or the one for all; 0 for None."""
+    if x is None:
+        return 0.0
+    x = x if rows is None or x.shape[-2] == 1 else x[..., rows, :]
+    return x if x.shape[-1] == 1 else x[..., start:stop]
 
 
 def weights(x: Tensor | None, heads: int, start: int, stop: int) -> Any:
@@ -110,7 +183,7 @@ def weights(x: Tensor | None, heads: int, start: int, stop: int) -> Any:
 
 
 class AtKey:
-    """The score of one key for each query: where its parts are in the inputs, and its slope. Memory O(n)."""
+    """The score of one key for each query: how to pick what it is made of, and its slope. Memory O(n)."""
 
     def __init__(self, rule: ScoreRule, t: Inputs, best: Tensor):
         self.shape = best.shape
@@ -136,7 +209,7 @@ class AtKey:
             self.slope = rule.scale * (1 - torch.tanh(z / rule.softcap).square())
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
-        """Index of the batch item, the head and the key in a tensor (..., heads or a divisor, K, ...)."""
+        """Index of batch item, head and key in a tensor (..., heads or a divisor of them, K, ...)."""
         lead = [
             at if size > 1 else torch.zeros_like(at)
             for at, size in zip(self.places[:-3], shape[:-1], strict=True)

@@ -1,96 +1,43 @@
 r"""How much attention keys draw, and how much an even-handed query would give them.
 
-    mass_j = Σ_i p_ij,     even_j = Σ_i 1/n_i over the queries i that see key j,     n_i = number of keys query i sees
+    m_j = Σ_i p_ij,   even_j = Σ_i 1/n_i over the queries i that see key j,   n_i = number of keys i sees
 
-Under a causal mask early keys are seen by more queries, and by queries that see little else, so that even attention piles mass on
-them; concentration is therefore measured against `even`, not against a flat line.
+Under a causal mask early keys are seen by more queries, and by queries that see little else, so that even
+attention piles mass on them. Two numbers say how unevenly keys draw attention:
+
+    simpson      Σ_j m_j² / (Σ_j m_j)²    its inverse is the number of keys that share attention
+    divergence   Σ_j p_j log(p_j / q_j)   of the shares p of m from the shares q of even: 0 for even attention
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from exptilt.lens.heads.scores import Scores
+from exptilt.attention import attend
+from exptilt.lens.heads.visibility import Visibility
+from exptilt.tilting.problem import wide_dtype
 
 
-@dataclass(frozen=True)
-class Mass:
-    """Sums over the attention matrix of one sequence, by row and by column.
-
-    Attributes:
-        visible: ``(head, query)``, number of keys each query sees; a learned sink is not counted.
-        log_measure: ``(head, query)``, log Σ_j h_ij, a sink's weight included; log of `visible` where no key is weighted.
-        first: ``(head, query)``, attention on the first key; 0 where it is hidden.
-        sees_first: ``(head, query)`` booleans.
-        key: ``(head, key)``, attention each key draws, summed over queries.
-        even: ``(head, key)``, what it would draw from queries that attend evenly.
-        seen_by: ``(head, key)``, number of queries that see it.
-        mean_key: ``(head, query, D)``, ∇G: the keys averaged under attention (a sink counts as a key at the origin).
-    """
-
-    visible: Tensor
-    log_measure: Tensor
-    first: Tensor
-    sees_first: Tensor
-    key: Tensor
-    even: Tensor
-    seen_by: Tensor
-    mean_key: Tensor
-
-    def concentration(self) -> Tensor:
-        """``(head,)``: KL divergence, in nats, of the keys' shares of attention from their shares under even attention."""
-        p = self.key.double() / self.key.double().sum(-1, keepdim=True)
-        q = self.even.double() / self.even.double().sum(-1, keepdim=True)
-        return torch.where(p > 0, p * (p.clamp_min(1e-300) / q).log(), 0.0).sum(-1)
+def key_mass(
+    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, check: bool | None = None
+) -> Tensor:
+    """The attention each key draws from real queries, ``(batch, Hq, K)``; options of `attend`."""
+    bias = options.get("bias")
+    if visible.real_query is not None:
+        absent = torch.where(visible.real_query, 0.0, -torch.inf)[:, None, :, None]
+        bias = absent.to(wide_dtype(query.dtype)) if bias is None else bias + absent.to(bias.dtype)
+    mass = attend(query, key, key[..., :0], **{**options, "bias": bias}, key_mass=True, check=check).key_mass
+    assert mass is not None
+    return mass
 
 
-def mass(scores: Scores, log_normalizer: Tensor) -> Mass:
-    """Count and weigh, block by block.
-
-    Args:
-        scores: of one sequence.
-        log_normalizer: ``(head, query)``, G.
-    """
-    heads, Q, _ = scores.query.shape
-    K = scores.key.shape[1]
-    new = scores.query.new_zeros
-    visible, measure, first = new(heads, Q), new(heads, Q), new(heads, Q)
-    sees_first = torch.zeros(heads, Q, dtype=torch.bool, device=scores.query.device)
-    drawn, even, seen_by = new(heads, K), new(heads, K), new(heads, K)
-    mean_key = torch.zeros_like(scores.query)
-    G = torch.where(log_normalizer == -torch.inf, 0.0, log_normalizer).to(scores.query.dtype)
-    for rows, score, weight in scores.blocks():
-        seen = (weight > -torch.inf).to(score.dtype)
-        count = seen.sum(-1)
-        p = torch.exp(score + weight - G[:, rows, None])
-        visible[:, rows] = count
-        measure[:, rows] = torch.logsumexp(weight, -1)
-        first[:, rows], sees_first[:, rows] = p[..., 0], seen[..., 0].bool()
-        mean_key[:, rows] = p @ scores.key
-        drawn += p.sum(1)
-        even += (seen / count.clamp_min(1)[..., None]).sum(1)
-        seen_by += seen.sum(1)
-    if scores.sink is not None:
-        measure = torch.logaddexp(measure, scores.sink[:, None])
-    return Mass(visible, measure, first, sees_first, drawn, even, seen_by, mean_key)
+def simpson(mass: Tensor) -> Tensor:
+    """Simpson's index Σ m² / (Σ m)² of mass ``(..., key)``."""
+    return mass.square().sum(-1) / mass.sum(-1).square()
 
 
-def strip(scores: Scores, log_normalizer: Tensor, length: int) -> Tensor:
-    """Attention among the first tokens of a sequence.
-
-    Args:
-        scores: of one sequence.
-        log_normalizer: ``(head, query)``, G over all keys, so that rows need not sum to 1 where later keys are seen too.
-        length: how many tokens.
-
-    Returns:
-        ``(head, length, length)``.
-    """
-    found = []
-    for rows, score, weight in scores.blocks(rows=16):
-        if rows.start >= length:
-            break
-        p = torch.exp(score + weight - log_normalizer[:, rows, None].to(score.dtype))
-        found.append(p[..., :length])
-    return torch.cat(found, 1)[:, :length]
+def divergence(mass: Tensor, even: Tensor) -> Tensor:
+    """KL divergence, in nats, of the shares of mass ``(..., key)`` from the shares under even attention."""
+    p, q = (x.double() / x.double().sum(-1, keepdim=True) for x in (mass, even))
+    return torch.where(p > 0, p * (p.clamp_min(1e-300) / q).log(), 0.0).sum(-1)

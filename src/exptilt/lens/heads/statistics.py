@@ -1,111 +1,78 @@
-r"""From the statistics of every query to those of a head: one small tensor a call.
+r"""The statistics of a head: one definition of each, for a watch's record, a study, a monitor and a page.
 
-Over the queries i of a head that count (real ones, that see a key):
+Over the queries i of a head that count (real ones that see a key):
 
-    entropy            mean of H_i                          effective_keys     mean of e^{H_i}
+    entropy            mean of H_i                    effective_keys   mean of e^{H_i}
     relative_entropy   mean of H_i / log(outcomes of i), over queries with more than one outcome
-    log_normalizer     mean of G_i, and its variance        score_mean, score_variance   means over queries
-    score_max          the largest                          first_key_mass     mean of e^{s_{i1} − G_i}, s_{i1} the first real key's score
-    key_mass_concentration     Σ_j m_j² / (Σ_j m_j)², m_j the attention that key j gets from all queries
+    log_normalizer     mean of G_i, and its variance  score_mean, score_variance   means over queries
+    score_max          the largest                    visible_keys     mean of n_i, the keys query i sees
+    first_key_mass     mean of p_i1 = e^{s_i1 − G_i}, s_i1 the score of the first real key
+    key_mass_simpson, key_mass_divergence             see `heads.key_mass`
 
-The first key's mass needs one score a query, so O(n) work; the mass of all keys is a second sweep over them and made only if asked for.
+and of one text, in a study, also
+
+    first_key_mass_given_choice   mean of p_i1 over queries that see the first key and have another outcome
+    log_normalizer_variation      standard deviation of G_i − log Σ_j h_ij, h the keys' weights (1, or e^bias)
+    normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
+
+Z grows with the number of keys a query sees, so its constancy is asked of Z per key. For small variation the
+standard deviation of log Z *is* the coefficient of variation of Z, and unlike it stays meaningful when one
+query in a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work;
+the mass of all keys is a second sweep over them.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from exptilt._support.transforms import pytree
 from exptilt.attention import attend
-from exptilt.lens.heads.visibility import Sight
-from exptilt.tilting import Tilted
+from exptilt.lens.heads.key_mass import divergence, simpson
+from exptilt.lens.heads.scores import problem
+from exptilt.lens.heads.visibility import Visibility
+from exptilt.tilting import Tilted, log_normalizer
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
 FIELDS = (
-    "queries", "relative_queries", "visible_keys", "entropy", "relative_entropy", "effective_keys", "log_normalizer",
-    "log_normalizer_variance", "score_mean", "score_variance", "score_max", "first_key_mass", "key_mass_concentration",
-)  # fmt: skip
+    *("queries", "relative_queries", "visible_keys", "entropy", "relative_entropy", "effective_keys"),
+    *("log_normalizer", "log_normalizer_variance", "score_mean", "score_variance", "score_max"),
+    *("first_key_mass", "key_mass_simpson", "key_mass_divergence"),
+)
 
 
-def first_key_mass(
-    query: Tensor, key: Tensor, options: dict[str, Any], first: Tensor | None, G: Tensor
-) -> Tensor:
-    """(N, Hq, Q): the attention that each query gives to the first real key.
+class FirstKey(NamedTuple):
+    """The first real key, ``(batch, Hq, Q)`` each: the attention a query gives it, and whether it sees it."""
 
-    Args:
-        query: ``(N, Hq, Q, D)``.
-        key: ``(N, Hkv, K, D)``.
-        options: as in `AttentionCall`.
-        first: ``(N,)`` place of the first real key, None for 0.
-        G: ``(N, Hq, Q)``, the log-normalizers.
-    """
-    N, Hq, Q, _ = query.shape
-    Hkv, K = key.shape[1:3]
-    if K == 0:
-        return torch.zeros_like(G)
-    at = torch.zeros(1, dtype=torch.int64, device=key.device) if first is None else first
-    rows = torch.arange(at.shape[0], device=key.device)
-
-    def column(x: Tensor) -> Tensor:
-        """(N or 1, heads or 1, Q or 1): the part of a bias or mask that belongs to the first key."""
-        if x.shape[-1] == 1 and K > 1:
-            return x[..., 0]
-        return x[..., 0] if first is None else x.expand(N, *x.shape[1:])[rows, :, :, at]
-
-    k = (key[:, :, 0] if first is None else key[rows, :, at]).to(G.dtype)
-    s = options["scale"] * (query.to(G.dtype) @ k.repeat_interleave(Hq // Hkv, 1)[..., None])[..., 0]
-    if options.get("softcap") is not None:
-        s = options["softcap"] * torch.tanh(s / options["softcap"])
-    if options.get("bias") is not None:
-        s = s + column(options["bias"])
-    p = torch.exp((s - G).clamp(max=0))
-    own = torch.arange(Q, device=key.device) + (K - Q) - at[:, None, None]  # how far back the first key is
-    hidden = torch.isneginf(G)
-    if options.get("causal"):
-        hidden = hidden | (own < 0)
-    if options.get("window") is not None:
-        hidden = hidden | (own >= options["window"])
-        if not options.get("causal"):
-            hidden = hidden | (own <= -options["window"])
-    if options.get("mask") is not None:
-        hidden = hidden | ~column(options["mask"])
-    return p.masked_fill(hidden, 0.0)
+    mass: Tensor
+    seen: Tensor
 
 
-def mass_of_keys(
-    query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight, check: bool | None = None
-) -> Tensor:
-    """(N, Hq, K): the attention each key gets from the queries that are real."""
-    bias = options.get("bias")
-    if sight.real_query is not None:
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        absent = torch.zeros(sight.real_query.shape, dtype=wide, device=query.device).masked_fill(
-            ~sight.real_query, -torch.inf
-        )
-        bias = absent[:, None, :, None] if bias is None else bias + absent[:, None, :, None].to(bias.dtype)
-    mass = attend(query, key, key[..., :0], **{**options, "bias": bias}, key_mass=True, check=check).key_mass
-    assert mass is not None
-    return mass
+def first_key(
+    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, G: Tensor
+) -> FirstKey:
+    """What each query gives the first real key, from the arguments of `attend` and G ``(batch, Hq, Q)``."""
+    if key.shape[2] == 0:
+        return FirstKey(torch.zeros_like(G), torch.zeros_like(G, dtype=torch.bool))
+    rule, t = problem(query, key, options)
+    s = rule.column(t, visible.first)
+    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), ~torch.isneginf(s))
 
 
 def summarise(
-    tilted: Tilted, first_mass: Tensor, key_mass: Tensor | None, sight: Sight, sink: bool
+    tilted: Tilted, first_mass: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
 ) -> Tensor:
-    """(fields, N, Hq): `FIELDS` of each head and batch item.
+    """The statistics `FIELDS` of each head and batch item, ``(fields, batch, Hq)``.
 
-    Args:
-        tilted: statistics of the call.
-        first_mass: ``(N, Hq, Q)``.
-        key_mass: ``(N, Hq, K)`` or None.
-        sight: of the call.
-        sink: whether there is one more outcome.
+    From what `attend` gave, the attention on the first real key ``(batch, Hq, Q)``, that on all keys
+    ``(batch, Hq, K)`` (its statistics are NaN for None), and whether a sink is one more outcome.
     """
     G, H, top = tilted.log_normalizer, tilted.entropy, tilted.score_max
     N, heads, Q = G.shape
-    counted = sight.counted
-    inverse, relative_queries = sight.relative(sink)
-    visible = sight.visible.to(G.dtype).expand_as(G)
-    rows = torch.stack([visible, H, H.exp(), G, tilted.score_mean, tilted.score_variance, first_mass])
+    counted = visible.counted
+    inverse, relative_queries = visible.inverse_log(sink)
+    seen = visible.visible.to(G.dtype).expand_as(G)
+    rows = torch.stack([seen, H, H.exp(), G, tilted.score_mean, tilted.score_variance, first_mass])
     if counted is None:
         number = G.new_full((N, heads), Q)
         means = rows.mean(-1)
@@ -115,28 +82,78 @@ def summarise(
         means = rows.masked_fill(~counted, 0.0).sum(-1) / number
         spread = (G - means[3][..., None]).square().masked_fill(~counted, 0.0).sum(-1) / number
         top = top.masked_fill(~counted, -torch.inf)
-    relative = (H * inverse.to(H.dtype)).sum(-1) / relative_queries
-    highest = top.amax(-1) if Q else top.new_full((N, heads), -torch.inf)
-    if key_mass is None:
-        concentration = torch.full_like(number, torch.nan)
+    unknown = torch.full_like(number, torch.nan)
+    seen, entropy, effective, normalizer, score_mean, variance, first = means
+    found = {
+        "queries": number,
+        "relative_queries": relative_queries.to(G.dtype).expand(N, heads),
+        "visible_keys": seen,
+        "entropy": entropy,
+        "relative_entropy": (H * inverse.to(H.dtype)).sum(-1) / relative_queries,
+        "effective_keys": effective,
+        "log_normalizer": normalizer,
+        "log_normalizer_variance": spread,
+        "score_mean": score_mean,
+        "score_variance": variance,
+        "score_max": top.amax(-1) if Q else top.new_full((N, heads), -torch.inf),
+        "first_key_mass": first,
+        "key_mass_simpson": unknown if mass is None else simpson(mass),
+        "key_mass_divergence": unknown if mass is None else divergence(mass, visible.even()[0]).to(G.dtype),
+    }
+    return torch.stack([found[name] for name in FIELDS])
+
+
+class TextStatistics(NamedTuple):
+    """What the heads of one layer did on one text."""
+
+    by_name: dict[str, Tensor]  # (head,) in float64; NaN where no query can tell
+    mean_key: Tensor  # (head, query, D), ∇G: keys averaged under attention (a sink is a key at the origin)
+    drawn: Tensor  # (head, key), attention each key draws, summed over queries
+    even: Tensor  # (head or 1, key), what it would draw from queries that attend evenly
+    seen_by: Tensor  # (head or 1, key), number of queries that see it
+
+
+def text_statistics(
+    query: Tensor, key: Tensor, options: dict[str, Any], tilted: Tilted, item: int = 0
+) -> TextStatistics:
+    """The statistics of one text, none of it padding, from the arguments of `attend` and what it gave."""
+    visible = Visibility.of(query, key, options)
+    sink = options.get("sink") is not None
+    again = attend(query, key, key, **options, key_mass=True)
+    assert again.key_mass is not None
+    wide: Tilted = pytree.tree_map(lambda x: x.detach().double(), tilted)
+    G = wide.log_normalizer
+    first = first_key(query, key, options, visible, tilted.log_normalizer)
+    values = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
+    found = dict(zip(FIELDS, values[:, item], strict=True))
+    found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
+    live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
+    found["first_key_mass_given_choice"] = _mean(first.mass.double(), first.seen & (outcomes > 1))[item]
+    if any(options.get(name) is not None for name in ("bias", "log_weight", "sink")):
+        log_measure = log_normalizer(torch.zeros_like(query), key, **options)  # a query of 0 tilts nothing
     else:
-        concentration = key_mass.square().sum(-1) / key_mass.sum(-1).square()
-    spread_relative = relative_queries.to(G.dtype).expand(N, heads)
-    seen, entropy, effective, log_normalizer, mean, variance, first = means
-    return torch.stack(
-        [
-            number,
-            spread_relative,
-            seen,
-            entropy,
-            relative,
-            effective,
-            log_normalizer,
-            spread,
-            mean,
-            variance,
-            highest,
-            first,
-            concentration,
-        ]
-    )
+        log_measure = visible.visible.double().log()
+    per_key = G - log_measure.double()
+    found["log_normalizer_variation"] = _deviation(per_key, live)[item]
+    found["normalizer_cv"] = _variation(per_key, live)[item]
+    even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
+    return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
+
+
+def _mean(x: Tensor, use: Tensor) -> Tensor:
+    """Mean over the last axis, of the entries in use."""
+    return torch.where(use, x, 0.0).sum(-1) / use.sum(-1)
+
+
+def _deviation(x: Tensor, use: Tensor) -> Tensor:
+    """Standard deviation over the last axis, of the entries in use; NaN for fewer than two."""
+    off = torch.where(use, x - _mean(x, use)[..., None], 0.0)
+    count = use.sum(-1)
+    return (off.square().sum(-1) / (count - 1)).sqrt().masked_fill(count < 2, torch.nan)
+
+
+def _variation(log_x: Tensor, use: Tensor) -> Tensor:
+    """Standard deviation of x over its mean, from log x: shifted by its maximum, so nothing overflows."""
+    shifted = torch.where(use, log_x, -torch.inf)
+    x = torch.exp(shifted - shifted.amax(-1, keepdim=True))
+    return _deviation(x, use) / _mean(x, use)

@@ -1,7 +1,7 @@
-r"""Who sees whom: the part of a call that says which queries and keys are real, and how many keys each query sees.
+r"""Which queries and keys are real, and how many keys each query sees.
 
-With causality and a window the keys that query i sees are an interval lo_i ≤ j < hi_i; with padding, the number of real keys in it is a
-difference of two prefix sums. So counting costs O(n). Only a dense mask is counted cell by cell.
+Padding is known to whoever made the call; who sees whom is asked of `ScoreRule`, which counts in O(n) unless
+a mask has an axis of queries.
 """
 
 from dataclasses import dataclass, field
@@ -10,89 +10,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exptilt.tilting.score_rule import ScoreRule
+
 
 @dataclass
-class Sight:
-    """What is real and what is seen.
+class Visibility:
+    """What is real and what is seen in one attention call; None stands for "all"."""
 
-    Attributes:
-        real_query: ``(batch, Q)`` booleans, or None if all are.
-        real_key: ``(batch, K)`` booleans, or None if all are.
-        visible: ``(batch or 1, heads or 1, Q)``, number of keys each query sees.
-        counted: ``(batch or 1, heads or 1, Q)`` booleans, the queries that statistics are taken over: real ones that see a key.
-            None if that is all of them.
-        first: ``(batch,)``, place of the first real key; None if it is 0.
-    """
+    rule: ScoreRule  # causality and window
+    mask: Tensor | None  # (batch or 1, heads or 1, Q or 1, K or 1) booleans, True shows
+    length: int  # number of keys
+    real_query: Tensor | None  # (batch, Q) booleans
+    real_key: Tensor | None  # (batch, K) booleans
+    visible: Tensor  # (batch or 1, heads or 1, Q), number of keys each query sees
+    counted: Tensor | None  # of that shape: the queries that statistics are over, real ones that see a key
+    first: Tensor | None  # (batch,), place of the first real key; None if it is 0
+    _known: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    real_query: Tensor | None
-    real_key: Tensor | None
-    visible: Tensor
-    counted: Tensor | None
-    first: Tensor | None
-    _relative: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        options: dict[str, Any],
+        real_query: Tensor | None = None,
+        real_key: Tensor | None = None,
+    ) -> "Visibility":
+        """That of a call of `attend`, given which queries ``(batch, Q)`` and keys ``(batch, K)`` are real."""
+        Q, K, mask = query.shape[2], key.shape[2], options.get("mask")
+        rule = ScoreRule(1.0, bool(options.get("causal")), options.get("window"))
+        visible = rule.count(Q, K, query.device, mask)
+        visible = visible[None, None] if mask is None else visible
+        counted = visible > 0
+        if real_query is not None:
+            counted = counted & real_query[:, None]
+        first = None if real_key is None or bool(real_key[:, 0].all()) else real_key.int().argmax(-1)
+        everyone = bool(counted.all())
+        return cls(rule, mask, K, real_query, real_key, visible, None if everyone else counted, first)
 
-    def relative(self, sink: bool) -> tuple[Tensor, Tensor]:
-        """1 / log of the number of outcomes (keys, and the sink), 0 where a query is not counted or has one; and how many have more."""
-        if sink not in self._relative:
+    def inverse_log(self, sink: bool) -> tuple[Tensor, Tensor]:
+        """1 / log of the outcomes (keys, and the sink) of each query, 0 for one alone; how many have more."""
+        name = f"log {sink}"
+        if name not in self._known:
             outcomes = self.visible + int(sink)
             use = outcomes > 1 if self.counted is None else (outcomes > 1) & self.counted
             inverse = torch.where(use, 1 / outcomes.clamp(min=2).double().log(), 0.0)
-            self._relative[sink] = inverse, use.sum(-1)
-        return self._relative[sink]
+            self._known[name] = inverse, use.sum(-1)
+        return self._known[name]
 
-
-def _interval(
-    causal: bool, window: int | None, Q: int, K: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """First key that each query sees, and the one after the last: two tensors (Q,)."""
-    own = torch.arange(Q, device=device) + (K - Q)
-    low, high = torch.zeros_like(own), torch.full_like(own, K)
-    if causal:
-        high = (own + 1).clamp(0, K)
-    if window is not None:
-        low = (own - window + 1).clamp(0, K)
-        if not causal:
-            high = (own + window).clamp(0, K)
-    return low, torch.maximum(low, high)
-
-
-def look(
-    options: dict[str, Any],
-    Q: int,
-    K: int,
-    real_query: Tensor | None,
-    real_key: Tensor | None,
-    device: torch.device,
-) -> Sight:
-    """Sight for keyword arguments of `attend`: causal and window, and a mask that either is ``real_key`` or has a query axis.
-
-    Args:
-        options: as in `AttentionCall`.
-        Q: number of queries.
-        K: number of keys.
-        real_query: ``(batch, Q)`` or None.
-        real_key: ``(batch, K)`` or None.
-        device: where the counts live.
-    """
-    mask, causal, window = options.get("mask"), bool(options.get("causal")), options.get("window")
-    if mask is not None and not (mask.shape[-2] == 1 and mask.shape[1] == 1):
-        seen = mask
-        if causal or window is not None:
-            low, high = _interval(causal, window, Q, K, device)
-            j = torch.arange(K, device=device)
-            seen = mask & (j >= low[:, None]) & (j < high[:, None])
-        visible = seen.sum(-1)
-    else:
-        low, high = _interval(causal, window, Q, K, device)
-        if real_key is None:
-            visible = (high - low)[None, None]
-        else:
-            total = torch.nn.functional.pad(real_key.cumsum(-1), (1, 0))
-            visible = (total[:, high] - total[:, low])[:, None]
-    visible = visible.expand(*visible.shape[:2], Q)
-    counted = visible > 0
-    if real_query is not None:
-        counted = counted & real_query[:, None]
-    everything = bool(counted.all())
-    first = None if real_key is None or bool(real_key[:, 0].all()) else real_key.int().argmax(-1)
-    return Sight(real_query, real_key, visible, None if everything else counted, first)
+    def even(self) -> tuple[Tensor, Tensor]:
+        """Two (batch or 1, heads or 1, K): Σ_i 1/n_i over the counted queries that see a key; how many do."""
+        if "even" not in self._known:
+            shares = 1 / self.visible.clamp(min=1).double()
+            ones = torch.ones_like(shares)
+            if self.counted is not None:
+                shares, ones = (torch.where(self.counted, x, 0.0) for x in (shares, ones))
+            seen_by = self.rule.drawn(ones, self.length, self.mask)
+            even = self.rule.drawn(shares, self.length, self.mask)
+            self._known["even"] = torch.where(seen_by > 0, even, 0.0), seen_by
+        return self._known["even"]

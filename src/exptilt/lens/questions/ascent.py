@@ -1,20 +1,21 @@
 r"""Does a head ascend its own log-normalizer (THEORY F3)?
 
-Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual stream, a unit step of
-gradient ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its write as it is,
+Theory: attention with values and output tied to keys and queries writes w_i = ∇_h G(q(h_i)) into the residual
+stream, a unit step of gradient ascent on G (THEORY B1). A trained head has free W_v and W_o; so take its
+write as it is,
 
     w_a,i = what the output projection adds for head a alone,        g_a,i = ∇_h G_a(q_a(h_i)), keys fixed,
 
-and ask for the cosine of the two, and for G_a(q_a(h_i + w_a,i)) − G_a(q_a(h_i)). The hidden state h is the residual stream before the
-block; q(h) runs through the block's norm, query projection, per-head norm and rotation: all of the query's way and nothing of the key's.
+and ask for the cosine of the two, and for G_a(q_a(h_i + w_a,i)) − G_a(q_a(h_i)). The hidden state h is the
+residual stream before the block; q(h) runs through the block's norm, query projection, per-head norm and
+rotation: all of the query's way and nothing of the key's.
 
-Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends its own G does better on
-it than on the others'.
+Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends
+its own G does better on it than on the others'.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,21 +25,13 @@ from exptilt.tilting import log_normalizer
 TOGETHER = 1 << 22  # entries of the hidden states that are moved at once: 16 MB in float32
 
 
-@dataclass(frozen=True)
-class Ascent:
-    """Means over the queries of one sequence.
+class Ascent(NamedTuple):
+    """Means over the queries of one sequence, each ``(head,)``."""
 
-    Attributes:
-        cosine: ``(head,)``, of write and gradient of the same head.
-        cosine_baseline: ``(head,)``, mean over the gradients of other heads; NaN if there are none.
-        gain: ``(head,)``, change in the head's own G after its write.
-        gain_baseline: ``(head,)``, mean change in the other heads' G after this head's write.
-    """
-
-    cosine: Tensor
-    cosine_baseline: Tensor
-    gain: Tensor
-    gain_baseline: Tensor
+    cosine: Tensor  # of write and gradient of the same head
+    cosine_baseline: Tensor  # mean over the gradients of other heads; NaN if there are none
+    gain: Tensor  # change in the head's own G after its write
+    gain_baseline: Tensor  # mean change in the other heads' G after this head's write
 
 
 def ascent(
@@ -46,12 +39,9 @@ def ascent(
 ) -> Ascent:
     """Measure one layer on one sequence.
 
-    Args:
-        query_at: takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``; token by token, differentiable.
-        hidden: ``(1, query, width)``.
-        key: ``(1, Hkv, key, D)``.
-        options: keyword arguments of `attend`.
-        write: ``(head, query, width)``, what each head adds to the residual stream.
+    `query_at` takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``, token by
+    token and differentiably; hidden is ``(1, query, width)``, key ``(1, Hkv, key, D)``, `options` are those
+    of `attend`, and write ``(head, query, width)`` is what each head adds to the residual stream.
     """
     key = key.detach()
     with torch.enable_grad():
@@ -59,15 +49,18 @@ def ascent(
         query = query_at(start)
         G = log_normalizer(query, key, **options)
         (slope,) = torch.autograd.grad(_finite(G).sum(), query, retain_graph=True)
-        heads = query.shape[1]
-        gradients = torch.stack([_back(query, start, slope, a, last=a == heads - 1) for a in range(heads)])
+        gradients = []
+        for head in range(query.shape[1]):  # the slope at one head's query, carried back to the hidden state
+            only = torch.zeros_like(slope)
+            only[:, head] = slope[:, head]
+            gradients.append(torch.autograd.grad(query, start, only, retain_graph=True)[0][0])
     before = G.detach()[0]
     with torch.no_grad():
         step = max(1, TOGETHER // hidden.numel())
-        parts = [query_at(hidden + some) for some in write.split(step)]
+        parts = [query_at(hidden + some) for some in torch.split(write, step)]
         after = torch.cat([log_normalizer(q, key.expand(q.shape[0], -1, -1, -1), **options) for q in parts])
         change = _finite(after - before).double().mean(-1)  # (whose write, whose G)
-        cosines = _cosines(write, gradients)
+        cosines = _cosines(write, torch.stack(gradients))
     return Ascent(*_own_and_others(cosines), *_own_and_others(change))
 
 
@@ -76,15 +69,8 @@ def _finite(G: Tensor) -> Tensor:
     return torch.where(G.isfinite(), G, torch.zeros_like(G))
 
 
-def _back(query: Tensor, start: Tensor, slope: Tensor, head: int, *, last: bool) -> Tensor:
-    """∇_h of one head's G: the slope at its query, carried back to the hidden state; ``(query, width)``."""
-    only = torch.zeros_like(slope)
-    only[:, head] = slope[:, head]
-    return torch.autograd.grad(query, start, only, retain_graph=not last)[0][0]
-
-
 def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
-    """``(head, head)``: cosine of the write of one head and the gradient of another, mean over queries where neither vanishes."""
+    """(head, head): cosine of one head's write and another's gradient, mean over queries with both."""
     tiny = torch.finfo(write.dtype).tiny
     sizes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (write, gradient)]
     w, g = (
@@ -92,7 +78,8 @@ def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
         for x, size in zip((write, gradient), sizes, strict=True)
     )
     alive_w, alive_g = ((size > tiny).flatten(1).double() for size in sizes)
-    return (w.flatten(1) @ g.flatten(1).mT).double() / (alive_w @ alive_g.mT)
+    count: Tensor = alive_w @ alive_g.mT
+    return (w.flatten(1) @ g.flatten(1).mT).double() / count
 
 
 def _own_and_others(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,20 @@
-"""The parts of a transformer around an attention call, found by what flows through them and not by their names.
+"""The parts of a transformer around an attention call, found by what flows through them and not by their
+names.
 
-    block         nearest module around the attention that is an element of a ``ModuleList``; its input is the residual stream
-    projection    module with a weight matrix inside the block that receives the concatenated heads: what it adds for one head alone is
-                  the head's write
-    middle        residual stream after attention: what the first norm after the projection receives; but a norm of the projection's own
-                  output is added to the stream, and one of the block's input belongs to an MLP beside the attention
-    factor        what stands between projection and stream, added_ij = a_i b_j projected_ij: a norm without mean (once its root mean
-                  square is fixed, it only scales) or a constant
-    query way     the block run again on other hidden states and stopped at its attention call
+    block        nearest module around the attention that is an element of a ``ModuleList``; its input is the
+                 residual stream
+    projection   module with a weight matrix inside the block that receives the concatenated heads: what it
+                 adds for one head alone is the head's write
+    middle       residual stream after attention: what the first norm after the projection receives; but a
+                 norm of the projection's own output is added to the stream, and one of the block's input
+                 belongs to an MLP beside the attention
+    factor       what stands between projection and stream, added_ij = a_i b_j projected_ij: a norm without
+                 mean (once its root mean square is fixed, it only scales) or a constant
+    query way    the block run again on other hidden states and stopped at its attention call
 
-So pre-norm and post-norm, parallel and sandwiched blocks, fused or separate projections, rotary embeddings and norms of queries need no
-case of their own; where a part cannot be found, the measures that need it say so.
+So pre-norm and post-norm, parallel and sandwiched blocks, fused or separate projections, rotary embeddings
+and norms of queries need no case of their own; where a part cannot be found, the measures that need it say
+so.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.call import AttentionCall, Request
 from exptilt.lens.watching.watch import Watch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -43,53 +47,45 @@ class NormEvent:
 
 @dataclass
 class Passage:
-    """What passed through one block in one forward pass.
+    """What passed through one block in one forward pass; tensors are ``(1, token, width)``."""
 
-    Attributes:
-        hidden: ``(1, token, width)``, residual stream before the block.
-        arguments: of the block, as it was called.
-        calls: attention calls inside it, in order.
-        projection: what receives the heads of the first call; None if not found.
-        projected: ``(1, token, width)``, what it returned.
-        norms: calls of norms of the stream's width.
-        output: ``(1, token, width)``, residual stream after the block.
-    """
-
-    hidden: Tensor
-    arguments: Arguments
+    hidden: Tensor  # residual stream before the block
+    arguments: Arguments  # of the block, as it was called
     calls: list[AttentionCall] = field(default_factory=list)
-    projection: nn.Module | None = None
-    projected: Tensor | None = None
-    norms: list[NormEvent] = field(default_factory=list)
-    output: Tensor | None = None
+    projection: nn.Module | None = None  # what receives the heads of the first call
+    projected: Tensor | None = None  # what it returned
+    norms: list[NormEvent] = field(default_factory=list)  # of the stream's width
+    output: Tensor | None = None  # residual stream after the block
 
     def middle(self) -> Tensor | None:
         """Residual stream after attention, ``(1, token, width)``."""
         if self.projected is None:
             return None
         for event in self.norms:
-            if not event.late or torch.equal(event.before, self.hidden):
-                continue
-            return self.hidden + event.after if torch.equal(event.before, self.projected) else event.before
+            if event.late and not torch.equal(event.before, self.hidden):
+                own = torch.equal(event.before, self.projected)
+                return self.hidden + event.after if own else event.before
         return self.hidden + self.projected
 
     def writes(self) -> Tensor | None:
-        """``(head, token, width)``: what is added to the stream for each head alone; None if that is not a scaling of what it projects to.
+        """``(head, token, width)``: what each head alone adds to the stream; None if `factor` is.
 
-        Together with what the projection gives for no heads at all (its bias), scaled alike, they sum to ``middle() - hidden``.
+        Together with what the projection gives for no heads at all (its bias), scaled alike, they sum to
+        ``middle() - hidden``.
         """
         factor = self.factor()
         if self.projection is None or factor is None:
             return None
         heads = self.calls[0].tilted.output[0].detach()
         count, _, dim = heads.shape
-        # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever kind of layer it is.
+        # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever
+        # kind of layer it is.
         probe = torch.cat([torch.eye(count * dim), torch.zeros(1, count * dim)]).to(heads)
-        said = self.projection(probe[None])[0]
+        said: Tensor = self.projection(probe[None])[0]
         return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1) * factor
 
     def factor(self) -> Tensor | None:
-        """``(token, width)`` or a scalar: what takes the projection's output to what is added to the stream; None if no scaling does."""
+        """``(token, width)`` or a scalar: what is added over what is projected; None if it is no scaling."""
         middle = self.middle()
         if self.projected is None or middle is None:
             return None
@@ -102,9 +98,8 @@ class Passage:
             slack = near * added.double().norm()
         else:
             added = middle[0] - self.hidden[0]
-            slack = near * added.double().norm() + 4 * precision * (
-                middle.double().norm() + self.hidden.double().norm()
-            )
+            sizes = middle.double().norm() + self.hidden.double().norm()
+            slack = near * added.double().norm() + 4 * precision * sizes
             factor = torch.ones((), dtype=projected.dtype, device=projected.device)
             if (projected - added).double().norm() > slack:
                 p = projected.double()
@@ -113,29 +108,28 @@ class Passage:
 
 
 def _scaling(x: Tensor, y: Tensor) -> Tensor:
-    """``(token, width)``: a_i b_j such that a_i b_j x_ij is nearest to y_ij, by least squares in turns."""
+    """(token, width): a_i b_j such that a_i b_j x_ij is nearest to y_ij, by least squares in turns."""
     wide = x.double()
     tiny = torch.finfo(wide.dtype).tiny
-    u = wide / wide.norm(dim=1, keepdim=True).clamp_min(
-        tiny
-    )  # a norm makes all tokens about equally long, so a_i starts near 1/|x_i|
+    size = wide.norm(dim=1, keepdim=True).clamp_min(tiny)
+    u = wide / size  # a norm makes all tokens about equally long, so a_i starts near 1/|x_i|
     both = u * y.double()
     a = torch.ones_like(u[:, :1])
     for _ in range(12):
         b = (a * both).sum(0) / (a * u).square().sum(0).clamp_min(tiny)
         a = (both * b).sum(1, keepdim=True) / (u * b).square().sum(1, keepdim=True).clamp_min(tiny)
-    return (a * b / wide.norm(dim=1, keepdim=True).clamp_min(tiny)).to(x.dtype)
+    found: Tensor = a * b / size
+    return found.to(x.dtype)
 
 
 def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """Keyword arguments for a forward pass over token ids ``(token,)``; a decoder reads the same text as its encoder."""
+    """Keyword arguments to read token ids ``(token,)``; a decoder reads the same text as its encoder."""
+    config: Any = model.config
     batch = ids[None].to(next(model.parameters()).device)
     given: dict[str, Any] = {"input_ids": batch}
-    if getattr(model.config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = batch
-    if hasattr(model.config, "use_cache"):
-        given["use_cache"] = False
-    return given
+    return given | ({"use_cache": False} if hasattr(config, "use_cache") else {})
 
 
 def stream(arguments: Arguments) -> Tensor | None:
@@ -143,12 +137,6 @@ def stream(arguments: Arguments) -> Tensor | None:
     args, kwargs = arguments
     found = args[0] if args else kwargs.get("hidden_states")
     return found if isinstance(found, Tensor) and found.dim() == 3 and found.is_floating_point() else None
-
-
-def with_stream(arguments: Arguments, hidden: Tensor) -> Arguments:
-    """The same arguments with other hidden states."""
-    args, kwargs = arguments
-    return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
 
 def block_of(model: nn.Module, name: str) -> str | None:
@@ -161,10 +149,6 @@ def block_of(model: nn.Module, name: str) -> str | None:
     return None
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
-
-
 def _first(output: Any) -> Tensor | None:
     found = output[0] if isinstance(output, tuple | list) and output else output
     return found if isinstance(found, Tensor) else None
@@ -173,15 +157,11 @@ def _first(output: Any) -> Tensor | None:
 class Tracer:
     """Hooks on the blocks of a model, and the observer to give to `watch`.
 
-    Args:
-        model: the model.
-        finish: called with the block's name and its `Passage` when a block has run, before the next one does.
+    When a block has run, and before the next one does, `finish` gets its name and its `Passage`.
     """
 
     def __init__(self, model: nn.Module, finish: Callable[[str, Passage], None]):
-        self.model = model
-        self._finish = finish
-        self._modules = dict(model.named_modules())
+        self.model, self._finish = model, finish
         self._open: list[tuple[str, Passage]] = []
         self._stopping = False
         self._handles: list[Any] = []
@@ -189,16 +169,11 @@ class Tracer:
 
     @contextmanager
     def attached(self, watch: Watch) -> Iterator[None]:
-        """Hooks in place around the attention modules of a model.
-
-        Args:
-            watch: open on the model, with `observe` as its observer.
-        """
+        """Hooks in place around the attention modules; the watch is open, with `observe` as its observer."""
         self._watch = watch
-        names = [watch.layers.name(module) for module in watch.layers.attending()]
-        blocks = {block for name in names if (block := block_of(self.model, name)) is not None}
+        names = [watch.modules.name(module) for module in watch.modules.attending()]
         try:
-            for block in blocks:
+            for block in {block for name in names if (block := block_of(self.model, name)) is not None}:
                 self._attach(block)
             yield
         finally:
@@ -208,13 +183,12 @@ class Tracer:
             self._open.clear()
 
     def _attach(self, name: str) -> None:
-        block = self._modules[name]
-        add = self._handles.append
+        block, add = self.model.get_submodule(name), self._handles.append
         add(block.register_forward_pre_hook(lambda _, a, k: self._enter(name, (a, k)), with_kwargs=True))
         add(block.register_forward_hook(lambda _, a, output: self._leave(name, output)))
         for module in block.modules():
             weight = getattr(module, "weight", None)
-            if _is_norm(module):
+            if "norm" in type(module).__name__.lower() and not list(module.children()):
                 add(module.register_forward_hook(lambda _, a, output: self._norm(a, output)))
             elif isinstance(weight, Tensor) and weight.dim() == 2:
                 add(module.register_forward_hook(self._project))
@@ -224,12 +198,11 @@ class Tracer:
             self._open.append((name, Passage(hidden, arguments)))
 
     def _leave(self, name: str, output: Any) -> None:
-        if self._stopping or not self._open or self._open[-1][0] != name:
-            return
-        _, passage = self._open[-1]
-        passage.output = _first(output)
-        self._finish(name, passage)
-        self._open.pop()
+        if not self._stopping and self._open and self._open[-1][0] == name:
+            passage = self._open[-1][1]
+            passage.output = _first(output)
+            self._finish(name, passage)
+            self._open.pop()
 
     def _norm(self, args: tuple[Any, ...], output: Any) -> None:
         if self._stopping or not self._open or not args:
@@ -242,48 +215,43 @@ class Tracer:
         if self._stopping or not self._open or not args or not isinstance(args[0], Tensor):
             return
         passage = self._open[-1][1]
-        if not passage.calls or passage.projection is not None or len(passage.calls) > 1:
+        if len(passage.calls) != 1 or passage.projection is not None:
             return
         heads = passage.calls[0].tilted.output.transpose(1, 2).flatten(2)
         if args[0].shape == heads.shape and torch.equal(args[0], heads) and _first(output) is not None:
             passage.projection, passage.projected = module, output
 
     def observe(self, call: AttentionCall) -> None:
-        """For `watch`: notes the call in the block that is running.
-
-        Args:
-            call: what `watch` saw.
-        """
+        """For `watch`: notes the call in the block that is running."""
         if self._stopping:
             raise _Stop(call.query, call.key)
         if self._open:
             self._open[-1][1].calls.append(call)
 
     def run_again(self, module: nn.Module, arguments: Arguments, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a module again on other hidden states, as far as its first attention.
+        """Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)`` of a module on other hidden
+        states.
 
-        Args:
-            module: a block or an attention module.
-            arguments: as it was called, on a batch of one.
-            hidden: ``(batch, token, width)``.
-
-        Returns:
-            Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)``.
+        The block or attention module runs again, as it was called on a batch of one, but on hidden states
+        ``(batch, token, width)``, and only as far as its first attention.
         """
 
-        def stop(module: Any, kind: Any, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
-            raise _Stop(query, key)
+        def stop(request: Request) -> Tensor:
+            raise _Stop(request.query, request.key)
 
-        args, kwargs = with_stream(arguments, hidden)
+        args, kwargs = arguments
+        args, kwargs = ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
         self._stopping = True
-        vars(self._watch)["attend"] = stop  # before attention is worked out, which nobody asks for
+        caught = self._watch.intercepted if self._watch is not None else None
+        assert caught is not None
+        attend, caught.attend = caught.attend, stop  # before attention is worked out, which nobody asks for
         try:
             module(*args, **kwargs)
         except _Stop as seen:
             return seen.query, seen.key
         finally:
             self._stopping = False
-            del vars(self._watch)["attend"]
+            caught.attend = attend
         raise RuntimeError(
             f"{type(module).__name__} attended when it first ran, and does not when it runs again"
         )

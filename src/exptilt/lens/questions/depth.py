@@ -1,8 +1,9 @@
-"""Hidden states along the depth of a model, gathered block by block: a sample of tokens, their norms, and what each part multiplies them
-by.
+"""Hidden states along the depth of a model, gathered block by block (THEORY F6).
 
-The first token of a text is left out of samples and means. In many trained transformers it serves as a place to attend to when there is
-nothing else, grows to a hundred times the norm of the others, and would drown whatever the others do. Its norm is given by itself.
+Kept are a sample of tokens, their norms, and what each part of a block multiplies them by. The first token of
+a text is left out of samples and means. In many trained transformers it serves as a place to attend to when
+there is nothing else, grows to a hundred times the norm of the others, and would drown whatever the others
+do. Its norm is given by itself.
 """
 
 from dataclasses import dataclass
@@ -14,47 +15,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from exptilt.lens.questions.blocks import Passage
-from exptilt.lens.questions.hidden_states import growth
 
 GROWTH = ("attention_expansion", "mlp_expansion", "norm_contraction")
 
 
-@dataclass(frozen=True)
-class Place:
-    """One place along the depth.
-
-    Attributes:
-        label: for a page.
-        sample: ``(token, width)``, hidden states of the sampled tokens.
-        norm: mean norm of all tokens but the first.
-        first_norm: norm of the first token.
-    """
-
-    label: str
-    sample: Tensor
-    norm: float
-    first_norm: float
-
-
-def split_name(model: nn.Module, block: str) -> tuple[str, int, bool]:
-    """Outermost list a block stands in, its number there, and whether the block is only a part of that element."""
-    modules = dict(model.named_modules())
-    parts = block.split(".")
-    for length in range(1, len(parts) + 1):
-        if isinstance(modules.get(".".join(parts[: length - 1])), nn.ModuleList):
-            return ".".join(parts[: length - 1]), int(parts[length - 1]), length < len(parts)
-    return "", 0, False
+def growth(before: Tensor, after: Tensor) -> float:
+    """Geometric mean over tokens of ‖after‖ / ‖before‖, both ``(token, width)``."""
+    ratio = after.double().norm(dim=-1).log() - before.double().norm(dim=-1).log()
+    return float(ratio[ratio.isfinite()].mean().exp()) if bool(ratio.isfinite().any()) else np.nan
 
 
 def grown(passage: Passage, *, partial: bool) -> dict[str, float]:
-    """By what factor attention, MLP and norms multiply the norm of a token: geometric means over tokens, NaN where not to be found.
+    """By what factor attention, MLP and norms multiply the norm of a token: geometric means, NaN where not
+    found.
 
     Args:
         passage: through one block.
         partial: whether the block is attention alone, its MLP elsewhere.
     """
     found = dict.fromkeys(GROWTH, float("nan"))
-    middle, output = passage.middle(), passage.output
+    middle, output, norms = passage.middle(), passage.output, passage.norms
 
     def ratio(before: Tensor, after: Tensor) -> float:
         tokens = slice(1, None) if before.shape[1] > 1 else slice(None)
@@ -63,91 +43,89 @@ def grown(passage: Passage, *, partial: bool) -> dict[str, float]:
     if middle is not None and len(passage.calls) == 1:
         found["attention_expansion"] = ratio(passage.hidden, middle)
         if output is not None and not partial:
-            last = passage.norms[-1] if passage.norms else None
-            if last is not None and torch.equal(
-                last.after, output
-            ):  # normalised after each sum: attention, norm, MLP, norm
-                normed = next((e.after for e in passage.norms if torch.equal(e.before, middle)), None)
+            last = norms[-1] if norms else None
+            if last is None or not torch.equal(last.after, output):
+                found["mlp_expansion"] = ratio(middle, output)
+            else:  # normalised after each sum: attention, norm, MLP, norm
+                normed = next((e.after for e in norms if torch.equal(e.before, middle)), None)
                 if normed is not None and last.late:
                     found["mlp_expansion"] = ratio(normed, last.before)
-            else:
-                found["mlp_expansion"] = ratio(middle, output)
-    factors = [ratio(event.before, event.after) for event in passage.norms]
+    factors = [ratio(event.before, event.after) for event in norms]
     if factors:
         found["norm_contraction"] = float(np.exp(np.mean(np.log(factors))))
     return found
 
 
-class Depth:
-    """Gathers places and factors as blocks run.
+@dataclass(frozen=True)
+class Place:
+    """One place along the depth."""
 
-    Args:
-        model: whose blocks they are.
-        tokens: how many the text has; blocks over another number of positions are not sampled.
-        sample: how many tokens are kept.
-        seed: of the choice.
-    """
+    label: str
+    sample: Tensor  # (token, width)
+    norm: float  # mean of all tokens but the first
+    first_norm: float
+
+
+class Depth:
+    """Gathers places and factors as blocks run; those over another number of positions are not sampled."""
 
     def __init__(self, model: nn.Module, tokens: int, sample: int, seed: int):
-        self._model, self._tokens = model, tokens
+        self._modules, self._tokens = dict(model.named_modules()), tokens
         rest = np.arange(min(1, tokens - 1), tokens)
         chosen = np.random.default_rng([seed, tokens]).choice(rest, min(sample, rest.size), replace=False)
         self._kept = torch.from_numpy(np.sort(chosen))
         self._places: list[tuple[str, Place]] = []
         self._ends: dict[str, tuple[int, Place]] = {}
         self._last: dict[str, int] = {}
-        self._blocks: list[tuple[str, dict[str, float]]] = []
+        self._blocks: list[tuple[str, int, dict[str, float]]] = []
+
+    def _split(self, block: str) -> tuple[str, int, bool]:
+        """Outermost list a block stands in, its number there, and whether it is only a part of it."""
+        parts = block.split(".")
+        for length in range(1, len(parts) + 1):
+            if isinstance(self._modules.get(".".join(parts[: length - 1])), nn.ModuleList):
+                return ".".join(parts[: length - 1]), int(parts[length - 1]), length < len(parts)
+        return "", 0, False
 
     def add(self, name: str, passage: Passage) -> None:
-        """Take in a block that has run.
-
-        Args:
-            name: of the block.
-            passage: through it.
-        """
-        stack, number, partial = split_name(self._model, name)
+        """Take in a block that has run, by its name."""
+        stack, number, partial = self._split(name)
         before = self._last.get(stack)
-        label = (
-            "embedding"
-            if before is None
-            else f"inside layer {number}"
-            if before == number
-            else f"after layer {before}"
-        )
+        label = "embedding" if before is None else f"after layer {before}"
+        label = f"inside layer {number}" if before == number else label
         self._last[stack] = number
         self._places.append((stack, self._place(label, passage.hidden)))
         self._ends.pop(stack, None)
         if passage.output is not None and not partial:
             self._ends[stack] = (len(self._places), self._place(f"after layer {number}", passage.output))
-        self._blocks.append((stack, {"number": float(number), **grown(passage, partial=partial)}))
+        self._blocks.append((stack, number, grown(passage, partial=partial)))
 
     def _place(self, label: str, hidden: Tensor) -> Place:
         states = hidden[0].detach()
         size = states.double().norm(dim=-1)
         kept = states[self._kept.to(states.device)] if states.shape[0] == self._tokens else states[:0]
-        return Place(
-            label,
-            kept.float().cpu(),
-            float(size[1:].mean()) if len(size) > 1 else float("nan"),
-            float(size[0]),
-        )
+        norm = float(size[1:].mean()) if len(size) > 1 else float("nan")
+        return Place(label, kept.float().cpu(), norm, float(size[0]))
 
     def result(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name: ``place:...`` one number a place, ``sample:i`` hidden states at place i, ``block:...`` one number a block."""
+        """Arrays by name.
+
+        ``place:...`` has one number a place, ``sample:i`` hidden states at place i, ``block:...`` one number
+        a block.
+        """
         places = list(self._places)
         for stack, (index, place) in sorted(self._ends.items(), key=lambda item: -item[1][0]):
             places.insert(index, (stack, place))
-        several = len(self._last) > 1
-        labels = [f"{stack}: {place.label}" if several else place.label for stack, place in places]
-        blocks = [
-            f"{stack}: layer {int(x['number'])}" if several else f"layer {int(x['number'])}"
-            for stack, x in self._blocks
-        ]
+
+        def label(stack: str, text: str) -> str:
+            return f"{stack}: {text}" if len(self._last) > 1 else text
+
+        blocks = [label(stack, f"layer {number}") for stack, number, _ in self._blocks]
         found: dict[str, NDArray[Any]] = {
-            "place_labels": np.array(labels, dtype=np.str_),
+            "place_labels": np.array([label(stack, place.label) for stack, place in places], dtype=np.str_),
             "place:hidden_norm": np.array([place.norm for _, place in places]),
             "place:first_norm": np.array([place.first_norm for _, place in places]),
             "block_labels": np.array(blocks, dtype=np.str_),
         }
-        found |= {f"block:{name}": np.array([x[name] for _, x in self._blocks]) for name in GROWTH}
+        found |= {f"block:{name}": np.array([x[name] for _, _, x in self._blocks]) for name in GROWTH}
         return found | {f"sample:{i}": place.sample.numpy() for i, (_, place) in enumerate(places)}

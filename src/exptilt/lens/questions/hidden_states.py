@@ -1,15 +1,15 @@
-r"""How hidden states are distributed along the depth of a model (THEORY F1), and what expands and contracts them (THEORY F6).
+r"""How hidden states are distributed along the depth of a model (THEORY F1).
 
 From a sample of tokens, X of N rows with mean x̄ and covariance C of eigenvalues λ_1 ≥ λ_2 ≥ ...:
 
-    spread           √tr C                                   distance of a token from the mean, root mean square
-    effective rank   e^{−Σ π_i log π_i},  π_i = λ_i / Σλ     1 if all variance lies on a line, N or width if it is even
-    anisotropy       mean cosine between two tokens          0 if directions are balanced, 1 if all agree
-    excess kurtosis  of each coordinate, median over them    0 for a Gaussian, positive for heavy tails
+    spread           √tr C                                 distance from the mean, root mean square
+    effective rank   e^{−Σ π_i log π_i},  π_i = λ_i / Σλ   1 if all variance is on a line, N or width if even
+    anisotropy       mean cosine between two tokens        0 if directions are balanced, 1 if all agree
+    excess kurtosis  of each coordinate, their median      0 for a Gaussian, positive for heavy tails
 
-Gaussianity is tested by `exptilt.dynamics.gaussianity` on the leading principal components: sliced Anderson–Darling, p-values corrected by
-Holm's rule for the number of places tested. Neighbouring tokens of a text depend on each other and no test allows for that; tokens are
-therefore sampled far apart.
+Gaussianity is tested by `exptilt.dynamics.gaussianity` on the leading principal components: sliced
+Anderson–Darling, p-values corrected by Holm's rule for the number of places tested. Neighbouring tokens of a
+text depend on each other and no test allows for that; tokens are therefore sampled far apart.
 """
 
 from dataclasses import dataclass
@@ -29,33 +29,19 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cloud:
-    """Numbers of one cloud of hidden states.
-
-    Attributes:
-        spread: root of the total variance.
-        effective_rank: see above.
-        anisotropy: see above.
-        kurtosis: see above.
-        spectrum: ``(SPECTRUM,)``, shares of variance by component, largest first; NaN beyond the width.
-        sliced: Anderson–Darling statistic of random slices through the leading components, their mean; about 0.4 for a Gaussian.
-        p: p-value joined over slices; not yet corrected for the number of clouds.
-    """
+    """Numbers of one cloud of hidden states; see the module."""
 
     spread: float
     effective_rank: float
     anisotropy: float
     kurtosis: float
-    spectrum: Array
-    sliced: float
-    p: float
+    spectrum: Array  # (SPECTRUM,), shares of variance by component, largest first; NaN beyond the width
+    sliced: float  # Anderson–Darling statistic, mean over random slices through the leading components
+    p: float  # joined over slices; not yet corrected for the number of clouds
 
 
 def cloud(points: Tensor) -> Cloud:
-    """Measure a sample of hidden states.
-
-    Args:
-        points: ``(token, width)``.
-    """
+    """The numbers of a sample of hidden states ``(token, width)``."""
     x = points.double()
     count = x.shape[0]
     spectrum = np.full(SPECTRUM, np.nan)
@@ -67,15 +53,10 @@ def cloud(points: Tensor) -> Cloud:
     share = singular.square() / total
     kept = min(SPECTRUM, share.shape[0])
     spectrum[:kept] = share[:kept].numpy()
-    rank = (
-        float(torch.where(share > 0, -share * share.clamp_min(1e-300).log(), 0.0).sum().exp())
-        if total > 0
-        else np.nan
-    )
+    rank = float(torch.special.entr(share).sum().exp()) if total > 0 else np.nan
     sliced = p = np.nan
-    leading = min(
-        COMPONENTS, (count - 1) // 4
-    )  # a test on N points fills no more dimensions than it can tell apart
+    # A test on N points fills no more dimensions than it can tell apart.
+    leading = min(COMPONENTS, (count - 1) // 4)
     if leading and total > 0:
         test = gaussianity(centred @ right[:leading].mT)
         sliced, p = float(test.sliced), float(test.sliced_p)
@@ -93,18 +74,12 @@ def _kurtosis(centred: Tensor) -> float:
     """Median over coordinates of m₄/m₂² − 3; coordinates that do not vary are left out."""
     second = centred.square().mean(0)
     alive = second > 1e-24 * second.max()
-    return (
-        float(torch.quantile((centred.pow(4).mean(0)[alive] / second[alive].square() - 3), 0.5))
-        if bool(alive.any())
-        else np.nan
-    )
+    excess = centred.pow(4).mean(0)[alive] / second[alive].square() - 3
+    return float(torch.quantile(excess, 0.5)) if excess.numel() else np.nan
 
 
 def holm(p: Array) -> Array:
-    """P-values corrected for their number by Holm's step-down rule; NaN stays and does not count.
-
-    Args:
-        p: ``(test,)``.
+    """P-values ``(test,)`` corrected for their number by Holm's step-down rule; NaN stays and does not count.
 
     Example:
         >>> [float(x) for x in holm(np.array([0.01, 0.04, 0.03]))]
@@ -116,14 +91,3 @@ def holm(p: Array) -> Array:
     factors = np.arange(len(order), 0, -1)
     found[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
     return found
-
-
-def growth(before: Tensor, after: Tensor) -> float:
-    """Geometric mean over tokens of ‖after‖ / ‖before‖.
-
-    Args:
-        before: ``(token, width)``.
-        after: ``(token, width)``.
-    """
-    ratio = after.double().norm(dim=-1).log() - before.double().norm(dim=-1).log()
-    return float(ratio[ratio.isfinite()].mean().exp()) if bool(ratio.isfinite().any()) else np.nan

@@ -1,7 +1,8 @@
-r"""Histograms that can be merged: bins lie on one lattice, whatever was seen first.
+r"""Histograms that can be merged: their bins have the same edges, whatever was seen first.
 
-Bin widths are powers of two and edges are multiples of the width, so the histogram of two texts is the sum of theirs at the coarser width.
-Nobody need know the range of a statistic beforehand, and an interrupted study goes on where it stopped.
+Bin widths are powers of two and edges are multiples of the width, so the histogram of two texts is the sum of
+theirs at the coarser width. Nobody need know the range of a statistic beforehand, and an interrupted study
+goes on where it stopped.
 """
 
 import math
@@ -20,7 +21,7 @@ Counts = tuple[int, int, NDArray[np.float64]]
 
 
 def count(values: NDArray[np.float64]) -> Counts:
-    """Count values on the finest lattice that needs few bins; what is not finite is left out."""
+    """Count values in the finest bins of which few are needed; what is not finite is left out."""
     values = values[np.isfinite(values)]
     if values.size == 0:
         return FINEST, 0, np.zeros(0)
@@ -33,11 +34,9 @@ def count(values: NDArray[np.float64]) -> Counts:
     return exponent, first, np.bincount(index - first).astype(np.float64)
 
 
-def coarser(counts: Counts, exponent: int) -> Counts:
-    """The same counts in bins of 2^exponent."""
+def _coarser(counts: Counts, exponent: int) -> Counts:
+    """The same counts, of which there is at least one, in bins of 2^exponent."""
     old, first, numbers = counts
-    if numbers.size == 0:
-        return exponent, 0, numbers
     index = (first + np.arange(numbers.size)) >> (exponent - old)
     return exponent, int(index[0]), np.bincount(index - index[0], weights=numbers).astype(np.float64)
 
@@ -49,7 +48,7 @@ def merge(parts: Iterable[Counts], *, bins: int) -> Histogram:
         return Histogram(np.array([0.0, 1.0]), np.zeros(1))
     exponent = max(part[0] for part in parts)
     while True:
-        aligned = [coarser(part, exponent) for part in parts]
+        aligned = [_coarser(part, exponent) for part in parts]
         first = min(part[1] for part in aligned)
         last = max(part[1] + part[2].size for part in aligned)
         if last - first <= bins:

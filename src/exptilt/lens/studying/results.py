@@ -1,16 +1,18 @@
-"""What a study finds, as plain numbers: no model, no tensors, no pictures. Written to JSON and read back without loss.
+"""What a study finds, as plain numbers: no model, no tensors, no pictures. JSON keeps it without loss.
 
-A `HeadMeasure` is one number per layer and head with its standard error over texts; a `LayerMeasure` one per place along the depth of the
-model. Each states in a sentence what it is and what it assumes; where it does not apply, it has no values but a reason. NaN stands for a
-single missing value (JSON: null). Rendering is someone else's job.
+A `HeadMeasure` is one number per layer and head with its standard error over texts; a `LayerMeasure` one per
+place along the depth of the model. Each states in a sentence what it is and what it assumes; where it does
+not apply, it has no values but a reason. NaN stands for a single missing value (JSON: null). Rendering is
+someone else's job.
 """
 
 import dataclasses
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,21 @@ from numpy.typing import NDArray
 from exptilt._support.errors import ArgumentError
 
 Array = NDArray[np.float64]
+Value = TypeVar("Value")
 FORMAT = 1
+# Until the next release: a watch's record has other quantities under these names.
+RENAMED = {"first_key_mass": "first_key_mass_given_choice", "key_mass_concentration": "key_mass_divergence"}
+
+
+class Measures(dict[str, Value]):
+    """Measures by name; a name that was given up warns and leads to the new one."""
+
+    def __missing__(self, name: str) -> Value:
+        if RENAMED.get(name) not in self:
+            raise KeyError(name)
+        text = f"The measure {name} of a study is now called {RENAMED[name]}"
+        warnings.warn(f"{text}; the old name goes with the next release.", DeprecationWarning, stacklevel=2)
+        return self[RENAMED[name]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,8 @@ class HeadMeasure:
         about: what a large or small value means, in a plain sentence.
         assumes: what must hold for the number to mean that.
         value: ``(layer, head)``, or None where it does not apply.
-        error: ``(layer, head)``, standard error over texts; None where it cannot be known (one text, or a property of the weights).
+        error: ``(layer, head)``, standard error over texts; None where it cannot be known (one text, or a
+            property of the weights).
         reason: why there is no value; empty if there is one.
         baseline: ``(layer, head)``, what chance or shuffled heads give, if that was measured.
         span: lowest and highest value that are possible, None for no bound.
@@ -90,9 +107,8 @@ class TokenMass:
         token: its text, untrusted.
         mass: mean attention per query that can see it, over its occurrences.
         count: number of occurrences.
-        lift: attention it draws over what even attention would give to the same positions; 1 is average. Under a causal mask early
-            positions
-            draw more whatever stands there, and lift takes that out.
+        lift: attention it draws over what even attention would give to the same positions; 1 is average.
+            Under a causal mask early positions draw more whatever stands there, and lift takes that out.
     """
 
     token: str
@@ -108,8 +124,10 @@ class HeadDetail:
     Attributes:
         layer, head: which.
         histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
-        top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left out if there are enough others.
-        strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is hidden.
+        top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left
+            out if there are enough others.
+        strip: ``(query, key)``, attention of this head over the study's strip of text; 0 where a key is
+            hidden.
     """
 
     layer: int
@@ -142,7 +160,8 @@ class Study:
 
     Attributes:
         name: of the model, as the user gave it.
-        facts: what the model is, in words and numbers, in the order to show: architecture, layers, heads, width, parameters, ...
+        facts: what the model is, in words and numbers, in the order to show: architecture, layers, heads,
+            width, ...
         text_facts: what it was measured on: texts, tokens, chunks, context length, ...
         heads: head measures by name, in the order to show.
         layers: layer measures by name, in the order to show.
@@ -151,7 +170,8 @@ class Study:
         training: curves over checkpoints, if there were any.
         notes: what the reader must know: chunked texts, left-out measures, warnings.
         seed: of everything random.
-        layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that look at another sequence.
+        layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that
+            look at another sequence.
     """
 
     name: str
@@ -179,27 +199,19 @@ class Study:
         """
         try:
             data = json.loads(text)
-            if data.pop("format") != FORMAT:
-                raise ArgumentError(
-                    f"Study.from_json: this file has another format than {FORMAT}. Run the study again."
-                )
-            training = data.pop("training")
-            return cls(
-                heads={name: _build(HeadMeasure, item) for name, item in data.pop("heads").items()},
-                layers={name: _build(LayerMeasure, item) for name, item in data.pop("layers").items()},
-                details=[_detail(item) for item in data.pop("details")],
-                training=None if training is None else _training(training),
-                **data,
-            )
+            if data.pop("format") == FORMAT:
+                found: Study = _read(cls, data)
+                return found
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            if isinstance(problem, ArgumentError):
-                raise
             raise ArgumentError(
                 f"Study.from_json: this is not a study that to_json wrote ({problem})."
             ) from problem
+        raise ArgumentError(
+            f"Study.from_json: this file has another format than {FORMAT}. Run the study again."
+        )
 
     def to_frame(self) -> Any:
-        """One row per layer and head with every head measure, its error and baseline, as a pandas DataFrame."""
+        """A pandas DataFrame, one row per layer and head: every head measure, its error and baseline."""
         import pandas as pd
 
         layers, heads = next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
@@ -207,19 +219,15 @@ class Study:
             "layer": np.repeat(np.arange(layers), heads),
             "head": np.tile(np.arange(heads), layers),
         }
-        for name, measure in self.heads.items():
-            for suffix, array in (
-                ("", measure.value),
-                ("_error", measure.error),
-                ("_baseline", measure.baseline),
-            ):
+        for name, m in self.heads.items():
+            for suffix, array in (("", m.value), ("_error", m.error), ("_baseline", m.baseline)):
                 if array is not None:
                     columns[name + suffix] = array.ravel()
         return pd.DataFrame(columns)
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, arrays and mappings to what JSON knows; what is not finite to null, or to words for infinities."""
+    """Dataclasses, arrays and mappings to what JSON knows; NaN to null, infinities to words."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
@@ -228,39 +236,25 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf") if math.isinf(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
-def _array(value: Any) -> Array:
-    """What `_plain` made of an array, as an array again: null is NaN, the words are infinities."""
-    return np.asarray(value, dtype=object).astype(np.float64)
-
-
-def _build(kind: Any, item: dict[str, Any]) -> Any:
-    fields = dict(item)
-    for name in ("value", "error", "baseline"):
-        if item.get(name) is not None:
-            fields[name] = _array(item[name])
-    if "span" in item:
-        fields["span"] = tuple(item["span"])
-    return kind(**fields)
-
-
-def _detail(item: dict[str, Any]) -> HeadDetail:
-    histograms = {
-        name: Histogram(_array(h["edges"]), _array(h["counts"])) for name, h in item["histograms"].items()
-    }
-    tokens = [
-        TokenMass(**{**token, "lift": float(_array(token.get("lift")))}) for token in item["top_tokens"]
-    ]
-    return HeadDetail(
-        **{**item, "histograms": histograms, "top_tokens": tokens, "strip": _array(item["strip"])}
-    )
-
-
-def _training(item: dict[str, Any]) -> Training:
-    heads = {name: _array(value) for name, value in item["heads"].items()}
-    layers = {name: _array(value) for name, value in item["layers"].items()}
-    return Training(_array(item["steps"]), _array(item["loss"]), heads, layers)
+def _read(hint: Any, value: Any) -> Any:
+    """What `_plain` made of a value of this type, as that value again: null is NaN, words are infinities."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if type(None) in parts:
+        return None if value is None else _read(parts[0], value)
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{name: _read(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if hint == Array:
+        return np.asarray(value, dtype=object).astype(np.float64)
+    if hint is float:
+        return float("nan" if value is None else value)
+    if kind is Mapping:
+        return Measures({RENAMED.get(name, name): _read(parts[1], item) for name, item in value.items()})
+    if kind is Sequence:
+        return [_read(parts[0], item) for item in value]
+    return tuple(value) if kind is tuple else value

@@ -4,7 +4,8 @@ Text c, of weight w_c (its number of queries), gave x_c. Then
 
     x̄ = Σ w_c x_c / W,     W = Σ w_c,        error² = n/(n−1) Σ w_c² (x_c − x̄)² / W²
 
-the usual error of a weighted mean of n independent units; where n = 1 it is not known. A text that cannot tell (NaN) does not count.
+the usual error of a weighted mean of n independent units; where n = 1 it is not known. A text that cannot
+tell (NaN) does not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 from exptilt.lens.questions.hidden_states import cloud, holm
 from exptilt.lens.studying import histograms
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES, Definition
-from exptilt.lens.studying.one_text import HISTOGRAMS
-from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, LayerMeasure, TokenMass
+from exptilt.lens.studying.one_text import HISTOGRAMS, TOKENS
+from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, LayerMeasure, Measures, TokenMass
+from exptilt.lens.studying.store import Unit
 
-Unit = Mapping[str, NDArray[Any]]
 BINS = 40
 TOP = 12
 RARE = 3  # tokens seen less often than this are not ranked if enough others are: chance would put them first
@@ -29,12 +30,7 @@ SAMPLE = 1024  # hidden states that distributions are measured on
 
 
 def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
-    """Weighted mean over the first axis and its standard error; NaN values do not count.
-
-    Args:
-        values: ``(unit, ...)``.
-        weights: ``(unit,)``.
-    """
+    """Weighted mean of values ``(unit, ...)`` over units and its standard error; NaN does not count."""
     known = ~np.isnan(values)
     w = np.where(known, weights.reshape(-1, *(1,) * (values.ndim - 1)), 0.0)
     x = np.where(known, values, 0.0)
@@ -47,78 +43,55 @@ def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
     return mean, None if np.isnan(error).all() else error
 
 
-def head_measures(units: Sequence[Unit], weights: Unit) -> dict[str, HeadMeasure]:
-    """Every measure of `definitions.HEADS`.
-
-    Args:
-        units: of all texts.
-        weights: the unit of `measure_weights`.
-    """
+def head_measures(units: Sequence[Unit], weights: Unit) -> Measures[HeadMeasure]:
+    """Every measure of `definitions.HEADS`, from the units of all texts and that of `measure_weights`."""
     queries = np.array([float(unit["queries"].max()) for unit in units])
-    shape = units[0]["head:entropy"].shape
+    unknown = np.full(units[0]["head:entropy"].shape, np.nan)
 
     def over_texts(name: str) -> tuple[Array, Array | None]:
-        tables = [unit.get(f"head:{name}", np.full(shape, np.nan)) for unit in units]
-        return average(np.stack(tables), queries)
+        return average(np.stack([unit.get(f"head:{name}", unknown) for unit in units]), queries)
 
-    found = {}
+    found: Measures[HeadMeasure] = Measures()
     for name, words in HEADS.items():
-        if name in FROM_WEIGHTS:
-            value, error, baseline = weights[f"head:{name}"], None, None
-        else:
-            value, error = over_texts(name)
-            base, _ = over_texts(f"{name}_baseline")
-            baseline = None if np.isnan(base).all() else base
+        value, error = (weights[f"head:{name}"], None) if name in FROM_WEIGHTS else over_texts(name)
+        baseline = None if name in FROM_WEIGHTS else over_texts(f"{name}_baseline")[0]
+        if baseline is not None and np.isnan(baseline).all():
+            baseline = None
+        text = (words.title, words.unit, words.about, words.assumes)
         if np.isnan(value).all():
-            found[name] = HeadMeasure(
-                words.title,
-                words.unit,
-                words.about,
-                words.assumes,
-                None,
-                reason=words.absent,
-                span=words.span,
-            )
+            found[name] = HeadMeasure(*text, None, reason=words.absent, span=words.span)
         else:
-            found[name] = HeadMeasure(
-                words.title, words.unit, words.about, words.assumes, value, error, "", baseline, words.span
-            )
+            found[name] = HeadMeasure(*text, value, error, "", baseline, words.span)
     return found
 
 
 def layer_measures(units: Sequence[Unit]) -> dict[str, LayerMeasure]:
-    """Every measure of `definitions.PLACES` and `BLOCKS`.
-
-    Args:
-        units: of all texts.
-    """
+    """Every measure of `definitions.PLACES` and `BLOCKS`, from the units of all texts."""
     tokens = np.array([float(unit["tokens"]) for unit in units])
-    places = [str(x) for x in units[0]["place_labels"]]
-    found: dict[str, tuple[Array, Array | None]] = {}
-    for name in ("hidden_norm", "first_norm"):
-        found[name] = average(np.stack([unit[f"place:{name}"] for unit in units]), tokens)
+
+    def over_texts(name: str) -> tuple[Array, Array | None]:
+        return average(np.stack([unit[name] for unit in units]), tokens)
+
+    places, blocks = ([str(x) for x in units[0][name]] for name in ("place_labels", "block_labels"))
     clouds = [cloud(_pooled([unit[f"sample:{i}"] for unit in units])) for i in range(len(places))]
+    found = {name: over_texts(f"place:{name}") for name in ("hidden_norm", "first_norm")}
     for name in ("spread", "effective_rank", "anisotropy", "kurtosis", "sliced"):
         found[name] = np.array([getattr(c, name) for c in clouds]), None
     found["gaussian_p"] = holm(np.array([c.p for c in clouds])), None
     found["spectrum"] = np.array([c.spectrum for c in clouds]).reshape(len(places), -1), None
-    measures = {name: _layer(PLACES[name], places, *found[name]) for name in PLACES}
-    blocks = [str(x) for x in units[0]["block_labels"]]
-    for name, words in BLOCKS.items():
-        measures[name] = _layer(
-            words, blocks, *average(np.stack([unit[f"block:{name}"] for unit in units]), tokens)
-        )
-    return measures
+    measures = {name: _layer(words, places, *found[name]) for name, words in PLACES.items()}
+    return measures | {
+        name: _layer(words, blocks, *over_texts(f"block:{name}")) for name, words in BLOCKS.items()
+    }
 
 
 def _layer(words: Definition, places: list[str], value: Array, error: Array | None) -> LayerMeasure:
+    text = (words.title, words.unit, words.about, words.assumes)
     if value.size == 0 or np.isnan(value).all():
-        return LayerMeasure(
-            words.title, words.unit, words.about, words.assumes, None, places, reason=words.absent
-        )
+        return LayerMeasure(*text, None, places, reason=words.absent)
     if value.ndim == 2:  # components that no place has
         value = value[:, : int((~np.isnan(value)).sum(1).max())]
-    return LayerMeasure(words.title, words.unit, words.about, words.assumes, value, places, error)
+    return LayerMeasure(*text, value, places, error)
 
 
 def _pooled(samples: Sequence[NDArray[Any]]) -> torch.Tensor:
@@ -130,12 +103,7 @@ def _pooled(samples: Sequence[NDArray[Any]]) -> torch.Tensor:
 
 
 def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]:
-    """Histograms, tokens and strip of every head.
-
-    Args:
-        units: of all texts; the first holds the strip.
-        names: text of each token.
-    """
+    """Histograms, tokens (by their names) and strip of every head, from the units of all texts."""
     ids, counts, tables = _tokens(units)
     common = counts >= RARE if (counts >= RARE).sum() >= TOP else counts > 0
     found = []
@@ -147,10 +115,10 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
             }
             mass, drawn, even = tables[:, layer, head]
             lift = np.divide(drawn, even, out=np.full(even.shape, np.nan), where=common & (even > 0))
-            best = [i for i in np.argsort(-lift, kind="stable")[:TOP] if not np.isnan(lift[i])]
             top = [
                 TokenMass(names[int(ids[i])], float(mass[i] / counts[i]), int(counts[i]), float(lift[i]))
-                for i in best
+                for i in np.argsort(-lift, kind="stable")[:TOP]
+                if not np.isnan(lift[i])
             ]
             strip = np.nan_to_num(units[0]["strip"][layer, head]).round(4)
             found.append(HeadDetail(layer, head, counted, top, strip))
@@ -158,21 +126,20 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
 
 
 def _unpack(unit: Unit, name: str, layer: int, head: int) -> histograms.Counts:
-    key = f"histogram:{name}"
-    numbers = unit[f"{key}:counts"][layer, head].astype(np.float64)
-    filled = np.flatnonzero(numbers)
-    size = int(filled[-1]) + 1 if filled.size else 0
-    return int(unit[f"{key}:exponent"][layer, head]), int(unit[f"{key}:first"][layer, head]), numbers[:size]
+    exponent, first, counts = (
+        unit[f"histogram:{name}:{x}"][layer, head] for x in ("exponent", "first", "counts")
+    )
+    return int(exponent), int(first), np.trim_zeros(counts.astype(np.float64), "b")
 
 
 def _tokens(units: Sequence[Unit]) -> tuple[NDArray[np.int64], Array, Array]:
-    """Tokens of all texts, their counts, and ``(3, layer, head, token)``: share per query, attention drawn, even attention."""
+    """Tokens of all texts, their counts, and the quantities `TOKENS` as (3, layer, head, token)."""
     ids = np.unique(np.concatenate([unit["token_ids"] for unit in units]))
     counts = np.zeros(ids.size)
     tables = np.zeros((3, *units[0]["token_mass"].shape[:2], ids.size))
     for unit in units:
         place = np.searchsorted(ids, unit["token_ids"])
         counts[place] += unit["token_counts"]
-        for table, name in zip(tables, ("token_mass", "token_drawn", "token_even"), strict=True):
+        for table, name in zip(tables, TOKENS, strict=True):
             table[:, :, place] += unit[name]
     return ids, counts, tables

@@ -1,8 +1,9 @@
 """Texts cut into the chunks a model reads at a time.
 
-A text is tokenised as a whole, without special tokens, and cut into the fewest chunks that fit, of nearly equal length, so that there
-is no stub at its end. Each chunk gets the special tokens that the tokenizer puts around a text. A chunk is the unit of a study: one forward
-pass, nothing padded, and standard errors are over chunks.
+A text is tokenised as a whole, without special tokens, and cut into the fewest chunks that fit, of nearly
+equal length, so that there is no stub at its end. Each chunk gets the special tokens that the tokenizer puts
+around a text. A chunk is the unit of a study: one forward pass, nothing padded, and standard errors are over
+chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,27 +18,23 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 
+LEAST = 2  # chunks with fewer tokens are left out: nobody has a choice there
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that a model reads at once.
+    """Tokens that a model reads at once."""
 
-    Attributes:
-        ids: ``(token,)``, special ones included.
-        text: index of the text it comes from.
-        special: ids that are special to the tokenizer.
-    """
-
-    ids: Tensor
-    text: int
-    special: frozenset[int] = frozenset()
+    ids: Tensor  # (token,), special ones included
+    text: int  # index of the text it comes from
+    special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct tokens, how often each stands here, and for each position the index of its token, −1 for the first position unless
-        special.
+        """Distinct tokens, how often each stands here, and the index of the token at each position.
 
-        The first key draws attention for its place, not for what it is; that is measured as mass on the first key.
+        The index is −1 for the first position unless special: the first key draws attention for its place,
+        not for what it is; that is measured as mass on the first key.
         """
         ids = self.ids.numpy()
         skip = 0 if int(ids[0]) in self.special else 1
@@ -47,32 +44,23 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Cut:
-    """Texts as chunks.
-
-    Attributes:
-        chunks: what is read.
-        was_cut: whether a text had to be cut.
-        unread: tokens left out because of max_tokens.
-        silent: places of texts of which nothing is read.
-    """
+    """Texts as chunks."""
 
     chunks: list[Chunk]
-    was_cut: bool
-    unread: int
-    silent: list[int]
+    was_cut: bool  # whether a text had to be cut
+    unread: int  # tokens left out because of max_tokens
+    silent: list[int]  # places of texts of which nothing is read
 
 
 def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Texts that are not blank, and their names: those of a mapping, else their numbers from 1."""
-    named = (
-        dict(texts)
-        if isinstance(texts, Mapping)
-        else {str(i + 1): text for i, text in enumerate([texts] if isinstance(texts, str) else texts)}
-    )
-    for name, text in named.items():
+    if not isinstance(texts, Mapping):
+        listed = [texts] if isinstance(texts, str) else texts
+        texts = {str(i + 1): text for i, text in enumerate(listed)}
+    for name, text in texts.items():
         if not isinstance(text, str):
             raise ArgumentError(f"study: text {name} is a {type(text).__name__}. Pass strings.")
-    kept = {name: text for name, text in named.items() if text.strip()}
+    kept = {name: text for name, text in texts.items() if text.strip()}
     if not kept:
         raise ArgumentError(
             "study: there is no text: all of texts is empty or blank. Pass at least one text of a few words."
@@ -83,50 +71,41 @@ def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str],
 def context_length(model: Any, tokenizer: Any) -> int | None:
     """How many tokens the model can read at once; None if nothing says so."""
     config = getattr(model, "config", None)
-    found = [
-        getattr(config, name, None)
-        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-    ]
-    found.append(getattr(tokenizer, "model_max_length", None))
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    found = [getattr(tokenizer, "model_max_length", None), *(getattr(config, name, None) for name in names)]
     known = [int(x) for x in found if isinstance(x, int | float) and 0 < x < 10**9]
-    # A table of learned positions that starts after the padding token's (RoBERTa) holds two fewer than it says.
-    offset = (
-        2
-        if getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert", "opt"} and known
-        else 0
-    )
-    return min(known) - offset if known else None
+    # A table of learned positions that starts after the padding token's (RoBERTa) holds two fewer than it
+    # says.
+    fewer = getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert", "opt"}
+    return min(known) - 2 * fewer if known else None
 
 
 def cut(
-    tokenizer: Any,
-    texts: Sequence[str],
-    *,
-    length: int,
-    max_tokens: int | None,
-    vocabulary: int | None,
-    least: int = 2,
+    tokenizer: Any, texts: Sequence[str], *, length: int, max_tokens: int | None, vocabulary: int | None
 ) -> Cut:
-    """Tokenise and cut.
+    """Tokenise texts and cut them into chunks of at most `length` tokens, up to `max_tokens` in all.
 
-    Args:
-        tokenizer: of transformers, or anything that maps a text to ``{"input_ids": [...]}``.
-        texts: the texts.
-        length: most tokens a chunk may have, special ones included.
-        max_tokens: tokens after which to stop, special ones included, or None.
-        vocabulary: number of tokens the model knows, or None.
-        least: chunks with fewer tokens are left out.
+    Special tokens count. The tokenizer maps a text to ``{"input_ids": [...]}``; the model knows `vocabulary`
+    tokens.
     """
     chunks: list[Chunk] = []
     was_cut, budget, unread = False, max_tokens, 0
     special = frozenset(int(i) for i in getattr(tokenizer, "all_special_ids", None) or ())
     for index, text in enumerate(texts):
         before, bare, after = _tokenise(tokenizer, text)
-        _check(bare + before + after, vocabulary, tokenizer)
+        highest = max(bare + before + after, default=0)
+        if vocabulary is not None and highest >= vocabulary:
+            raise ArgumentError(
+                f"study: the tokenizer does not match the model: it gives token {highest}, the model knows "
+                "tokens 0 to "
+                f"{vocabulary - 1}. Load both from the same folder."
+            )
         room = length - len(before) - len(after)
         if room < 1:
             raise ArgumentError(
-                f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special ones. Pass a larger chunk."
+                f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special "
+                "ones. "
+                "Pass a larger chunk."
             )
         pieces = -(-len(bare) // room)
         was_cut = was_cut or pieces > 1
@@ -135,57 +114,44 @@ def cut(
             if budget is not None:
                 unread += max(0, len(ids) - budget)
                 ids, budget = ids[:budget], budget - min(budget, len(ids))
-                if 0 < len(ids) < least and budget == 0:
+                if 0 < len(ids) < LEAST and budget == 0:
                     unread += len(ids)
-            if len(ids) >= least:
+            if len(ids) >= LEAST:
                 chunks.append(Chunk(torch.tensor(ids), index, special))
     if not chunks:
-        raise ArgumentError(
-            f"study: no text has as many as {least} tokens. Pass longer texts{'' if max_tokens is None else ' or a larger max_tokens'}."
-        )
+        more = "" if max_tokens is None else " or a larger max_tokens"
+        raise ArgumentError(f"study: no text has as many as {LEAST} tokens. Pass longer texts{more}.")
     read = {c.text for c in chunks}
     return Cut(chunks, was_cut, unread, [index for index in range(len(texts)) if index not in read])
 
 
 def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int]]:
     """Special tokens before, the text's own, special tokens after."""
+    # A tokenizer may drop blanks, and of blanks alone nothing may be left to find.
+    short = text.strip()[:64]
     try:
         quiet = {"verbose": False} if hasattr(tokenizer, "is_fast") else {}
         bare = [int(i) for i in tokenizer(text, add_special_tokens=False, **quiet)["input_ids"]]
-        short = text.strip()[
-            :64
-        ]  # a tokenizer may drop blanks, and of blanks alone nothing may be left to find
         some = [int(i) for i in tokenizer(short, add_special_tokens=False)["input_ids"]]
         full = [int(i) for i in tokenizer(short)["input_ids"]]
     except (TypeError, KeyError, AttributeError) as problem:
         raise ArgumentError(
-            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids ({problem}). Pass a tokenizer "
-            f"of transformers."
+            f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids "
+            f"({problem}). "
+            "Pass a tokenizer of transformers."
         ) from problem
     for start in range(len(full) - len(some) + 1):
         if full[start : start + len(some)] == some:
             return full[:start], bare, full[start + len(some) :]
     raise ArgumentError(
-        f"study: it is not to be seen which special tokens the tokenizer ({type(tokenizer).__name__}) puts around a text: it gives "
-        f"{full[:6]}... with them and {some[:6]}... without, and the second is no part of the first. Pass a tokenizer that "
-        "adds them before and after only."
+        f"study: it is not to be seen which special tokens the tokenizer ({type(tokenizer).__name__}) puts "
+        "around a "
+        f"text: it gives {full[:6]}... with them and {some[:6]}... without, and the second is no part of the "
+        "first. "
+        "Pass a tokenizer that adds them before and after only."
     )
 
 
-def _check(ids: list[int], vocabulary: int | None, tokenizer: Any) -> None:
-    highest = max(ids, default=0)
-    if vocabulary is not None and highest >= vocabulary:
-        raise ArgumentError(
-            f"study: the tokenizer does not match the model: it gives token {highest}, the model knows tokens 0 to {vocabulary - 1}. "
-            "Load both from the same folder."
-        )
-
-
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Each token as text.
-
-    Args:
-        tokenizer: as above.
-        ids: tokens.
-    """
+    """Each token as text."""
     return [str(tokenizer.decode([int(i)])) for i in ids]

@@ -1,12 +1,14 @@
 r"""Bring the scores of heads that have grown too large back to a threshold, by their weights (QK-clip).
 
-Scores are bilinear: s = scale · ⟨W_q x, W_k y⟩, and a rotary embedding turns both sides without changing their length. So factors a on the
-query rows of a head and b on its key rows multiply every score of the head by ab. With m the largest score seen and t the threshold,
+Scores are bilinear: s = scale · ⟨W_q x, W_k y⟩, and a rotary embedding turns both sides without changing
+their length. So factors a on the query rows of a head and b on its key rows multiply every score of the head
+by ab. With m the largest score seen and t the threshold,
 
-    γ = t / m,          a = b = √γ    where a key head serves one query head
-                        a = γ, b = 1  where it serves several, so that the scores of the others stay as they are
+    γ = t / m,      a = b = √γ    where a key head serves one query head
+                    a = γ, b = 1  where it serves several, so that the scores of the others stay as they are
 
-and biases of queries and keys are scaled along. Under a softcap, what was seen is m = c·tanh(x/c), so that γ = artanh(t/c) / artanh(m/c).
+and biases of queries and keys are scaled along. Under a softcap, what was seen is m = c·tanh(x/c), so that
+γ = artanh(t/c) / artanh(m/c).
 """
 
 import math
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from exptilt._support.checks import number
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt.lens.training.projections import find_projections
-from exptilt.lens.training.readings import read_heads
+from exptilt.lens.training.projections import Projections, find_projections
+from exptilt.lens.training.readings import HeadReading, read_heads
 from exptilt.lens.watching.record import CallRecord, Record
 
 
@@ -44,27 +47,57 @@ class ClippedHead:
 
 
 def _factor(score_max: float, threshold: float, softcap: float | None, place: str) -> float:
-    """γ, and a word where a softcap hides how large the score was."""
+    """γ; warns where a softcap hides how large the score was."""
     if softcap is None:
         return threshold / score_max
-    # In float32, tanh is 1 from about 9 on. The largest number below 1 stands for all beyond it; the true score is at least as large.
+    # In float32, tanh is 1 from about 9 on. The largest number below 1 stands for all beyond it; the true
+    # score is at least as large.
     seen = min(score_max / softcap, 1 - 2.0**-24)
     if seen < score_max / softcap:
         warnings.warn(
-            f"clip_qk_: {place} is at its softcap {softcap:g}, which hides how large the score was. It was scaled by what can be known; "
-            "watch and clip again.",
+            f"clip_qk_: {place} is at its softcap {softcap:g}, which hides how large the score was. "
+            "It was scaled by what can be known; watch and clip again.",
             ExptiltWarning,
             stacklevel=3,
         )
     return math.atanh(threshold / softcap) / math.atanh(seen)
 
 
+def _weights(reading: HeadReading, calls: list[CallRecord] | None, module: nn.Module | None) -> Projections:
+    """The weights to scale for a head that passed the threshold; raises if that would not help."""
+    place = f"layer {reading.layer} ({reading.name}), head {reading.head}"
+    if not math.isfinite(reading.score_max):
+        raise ArgumentError(
+            f"clip_qk_: {place} has scores that are not finite; no factor brings them back. Go back to a "
+            "checkpoint."
+        )
+    if calls is None:
+        raise ArgumentError(
+            f"clip_qk_: {place} passed the threshold in another process but was not run in this one. Run it "
+            "in all."
+        )
+    if module is None:
+        raise ArgumentError(
+            f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not."
+        )
+    if any(call.biased for call in calls):
+        raise ArgumentError(
+            f"clip_qk_: {type(module).__name__} {reading.name!r} adds a position bias or a mask with numbers "
+            "to its "
+            "scores, which the weights of queries and keys do not scale."
+        )
+    return find_projections(module, reading.name, calls[0].dim, calls[0].values.shape[-1])
+
+
 @torch.no_grad()
 def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[ClippedHead]:
-    """Rescale, in place, the query and key weights of heads whose largest score passed a threshold, so that it becomes the threshold.
+    """Rescale, in place, the weights of heads whose largest score passed a threshold, so that it becomes the
+    threshold.
 
-    Nothing is changed if something cannot be. Where torch.distributed runs, the largest score over all processes counts, every process must
-    call this, and all do the same. Moments that an optimizer keeps are left as they are.
+    Nothing is changed if something cannot be. A record is used once: when it has led to a change, it is of
+    weights that are no more, and another call with it changes nothing. Where torch.distributed runs, the
+    largest score over all processes counts, every process must call this, and all do the same. Moments that
+    an optimizer keeps are left as they are.
 
     Args:
         model: the model that was watched; its DistributedDataParallel wrapper will do.
@@ -87,54 +120,35 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
     """
     if not isinstance(record, Record):
         raise ArgumentError(
-            f"clip_qk_: record is a {type(record).__name__}. Pass the record of a watch, or a monitor's after its first reading."
+            f"clip_qk_: record is a {type(record).__name__}. Pass the record of a watch, or a monitor's "
+            "after its "
+            "first reading."
         )
-    if not (threshold > 0 and math.isfinite(threshold)):
-        raise ArgumentError(f"clip_qk_: threshold is {threshold!r}. Pass a finite number above 0.")
+    threshold = number("clip_qk_", "threshold", threshold, above=0)
+    if record.spent:
+        return []
     calls: dict[int, list[CallRecord]] = {}
     for call in record.calls:
         calls.setdefault(call.layer, []).append(call)
     modules = dict(model.named_modules())
-    if isinstance(
-        model, nn.parallel.DistributedDataParallel
-    ):  # a monitor's names are those of the model inside, a watch's those it was given
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        # A monitor's names are those of the model inside, a watch's those of what it was given.
         modules = dict(model.module.named_modules()) | modules
     plan = []
     for reading in read_heads(record, {layer: some[0].name for layer, some in calls.items()}):
-        if not reading.score_max > threshold:
-            continue
-        place = f"layer {reading.layer} ({reading.name}), head {reading.head}"
-        if not math.isfinite(reading.score_max):
-            raise ArgumentError(
-                f"clip_qk_: {place} has scores that are not finite; no factor brings them back. Go back to a checkpoint."
-            )
-        some = calls.get(reading.layer)
-        if some is None:
-            raise ArgumentError(
-                f"clip_qk_: {place} passed the threshold in another process but was not run in this one. Run it in all."
-            )
-        module = modules.get(reading.name)
-        if module is None:
-            raise ArgumentError(
-                f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not."
-            )
-        if any(call.biased for call in some):
-            raise ArgumentError(
-                f"clip_qk_: {type(module).__name__} {reading.name!r} adds a position bias or a mask with numbers to its scores, which the "
-                "weights of queries and keys do not scale."
-            )
-        projections = find_projections(module, reading.name, some[0].dim, some[0].values.shape[-1])
-        factor = _factor(reading.score_max, threshold, some[0].softcap, place)
-        plan.append((reading, projections, factor))
-    changed = []
-    for reading, projections, factor in plan:
-        alone = projections.key_heads == projections.query[0].heads
-        for rows in projections.query:
+        if reading.score_max > threshold:
+            some = calls.get(reading.layer)
+            weights = _weights(reading, some, modules.get(reading.name))
+            place = f"layer {reading.layer} ({reading.name}), head {reading.head}"
+            factor = _factor(reading.score_max, threshold, some[0].softcap if some else None, place)
+            plan.append((reading, weights, factor))
+    changed, record.spent = [], bool(plan)
+    for reading, weights, factor in plan:
+        alone = weights.key_heads == weights.query[0].heads
+        for rows in weights.query:
             rows.of(reading.head).mul_(math.sqrt(factor) if alone else factor)
-        for rows in projections.key if alone else []:
+        for rows in weights.key if alone else []:
             rows.of(reading.head).mul_(math.sqrt(factor))
-        scaled = "query and key" if alone else "query"
-        changed.append(
-            ClippedHead(reading.layer, reading.name, reading.head, reading.score_max, factor, scaled)
-        )
+        r, scaled = reading, "query and key" if alone else "query"
+        changed.append(ClippedHead(r.layer, r.name, r.head, r.score_max, factor, scaled))
     return changed

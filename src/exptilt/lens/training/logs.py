@@ -1,17 +1,18 @@
 """Where readings go: a CSV file, TensorBoard, Weights & Biases, or a function of the user's.
 
-A log is a callable ``log(step, readings)``. Each is made when the first reading comes, so that building a monitor touches no disk.
+A log is a callable ``log(step, readings)``. Each is made when the first reading comes, so that building a
+monitor touches no disk.
 """
 
 import csv
 import io
-import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
+from exptilt._support.files import write_text
 from exptilt.lens.training.readings import HeadReading
 
 Log = Callable[[int, Sequence[HeadReading]], object]
@@ -21,16 +22,21 @@ COLUMNS = ("step", "layer", "name", "head", "queries", *STATISTICS)
 CSV_NAME = "attention.csv"
 
 
-def _tag(statistic: str, reading: HeadReading) -> str:
-    """Charts are grouped by statistic and layer; two digits sort as numbers do."""
-    return f"attention_{statistic}/layer_{reading.layer:02d}_head_{reading.head:02d}"
+def _charts(readings: Sequence[HeadReading]) -> Iterator[tuple[str, float]]:
+    """Charts and values, grouped by statistic and layer; two digits sort as numbers do."""
+    for r in readings:
+        for statistic in STATISTICS:
+            name = f"attention_{statistic}/layer_{r.layer:02d}_head_{r.head:02d}"
+            yield name, getattr(r, statistic)
 
 
 class CsvLog:
-    """One line per step, layer and head, in ``attention.csv``. Every step is written whole and the file closed again.
+    """One line per step, layer and head, in ``attention.csv``; every step is written whole and the file
+    closed.
 
-    A run that starts anew from a checkpoint goes on in the same file: lines of steps from the first one it writes onwards, and a line cut
-    short by a crash, belong to what was lost and are taken out, with a warning.
+    A run that starts anew from a checkpoint goes on in the same file: lines of steps from the first one it
+    writes onwards, and a line cut short by a crash, belong to what was lost and are taken out, with a
+    warning.
 
     Args:
         folder: where the file is or will be.
@@ -46,9 +52,8 @@ class CsvLog:
             self._prepare(step)
             self._ready = True
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            [step, *(getattr(r, column) for column in COLUMNS[1:])] for r in readings
-        )
+        rows = ([step, *(getattr(r, column) for column in COLUMNS[1:])] for r in readings)
+        csv.writer(text, lineterminator="\n").writerows(rows)
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
 
@@ -61,31 +66,28 @@ class CsvLog:
         first, *lines = self.path.read_text("utf-8").splitlines(keepends=True)
         if first != header:
             raise ArgumentError(
-                f"TrainingMonitor: {self.path} has the columns {first.strip()[:200]!r}, not {header.strip()!r}. "
+                f"TrainingMonitor: {self.path} has the columns {first.strip()[:200]!r}, not "
+                f"{header.strip()!r}. "
                 "It is another program's file; pass another folder."
             )
-        kept = [
-            line
-            for line in lines
-            if line.endswith("\n") and line.count(",") >= len(COLUMNS) - 1 and int(line.split(",")[0]) < step
-        ]
+        commas = len(COLUMNS) - 1
+        whole = [line for line in lines if line.endswith("\n") and line.count(",") >= commas]
+        kept = [line for line in whole if int(line.split(",")[0]) < step]
         if len(kept) < len(lines):
-            part = self.path.with_suffix(".part")
-            part.write_text("".join([header, *kept]), "utf-8")
-            os.replace(part, self.path)
+            write_text(self.path, "".join([header, *kept]))
             warnings.warn(
-                f"TrainingMonitor: this run begins at step {step}; took {len(lines) - len(kept)} lines of that step and later ones, "
-                f"left by an earlier run, out of {self.path}.",
+                f"TrainingMonitor: this run begins at step {step}; took {len(lines) - len(kept)} lines of "
+                "that step "
+                f"and later ones, left by an earlier run, out of {self.path}.",
                 ExptiltWarning,
                 stacklevel=2,
             )
 
-    def close(self) -> None:
-        """Nothing is open between two steps."""
-
 
 class TensorBoardLog:
-    """One scalar chart per statistic, layer and head. Events of a lost part of an earlier run, from the first step onwards, are hidden.
+    """One scalar chart per statistic, layer and head.
+
+    Events of a lost part of an earlier run, from the first step onwards, are hidden.
 
     Args:
         folder: TensorBoard's log folder.
@@ -96,19 +98,17 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise BackendError(
-                "TrainingMonitor: log='tensorboard' needs tensorboard. Install it with: pip install tensorboard"
+                "TrainingMonitor: log='tensorboard' needs tensorboard. Install it: pip install tensorboard"
             ) from None
-        self._make = SummaryWriter
-        self._folder = str(folder)
-        self._writer: Any = None
+        self._make: Any = SummaryWriter
+        self._folder, self._writer = str(folder), cast(Any, None)
 
     def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
         """Add the readings of one step to the charts."""
         if self._writer is None:
             self._writer = self._make(self._folder, purge_step=step)
-        for reading in readings:
-            for statistic in STATISTICS:
-                self._writer.add_scalar(_tag(statistic, reading), getattr(reading, statistic), step)
+        for name, value in _charts(readings):
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -119,7 +119,9 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """The same charts in the current run of Weights & Biases, over an axis of their own, so that they mix with any other logging.
+    """The same charts in the current run of Weights & Biases, over an axis of their own.
+
+    The run belongs to whoever started it; it is left open.
 
     Args:
         folder: where a run keeps its files if none has been started yet.
@@ -130,11 +132,11 @@ class WandbLog:
             import wandb
         except ImportError:
             raise BackendError(
-                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it with: pip install wandb. Or pass log='csv'."
+                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it: pip install wandb. Or pass "
+                "log='csv'."
             ) from None
         self._wandb: Any = wandb
-        self._folder = Path(folder)
-        self._ready = False
+        self._folder, self._ready = Path(folder), False
 
     def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
         """Add the readings of one step to the charts."""
@@ -145,18 +147,10 @@ class WandbLog:
             for statistic in STATISTICS:
                 self._wandb.define_metric(f"attention_{statistic}/*", step_metric="attention_step")
             self._ready = True
-        charts = {
-            _tag(statistic, reading): getattr(reading, statistic)
-            for reading in readings
-            for statistic in STATISTICS
-        }
-        self._wandb.log({"attention_step": step, **charts})
-
-    def close(self) -> None:
-        """The run belongs to whoever started it; it is left open."""
+        self._wandb.log({"attention_step": step, **dict(_charts(readings))})
 
 
-KINDS: dict[str, Callable[[str | Path], Log]] = {
+_KINDS: dict[str, Callable[[str | Path], Log]] = {
     "csv": CsvLog,
     "tensorboard": TensorBoardLog,
     "wandb": WandbLog,
@@ -164,16 +158,12 @@ KINDS: dict[str, Callable[[str | Path], Log]] = {
 
 
 def open_log(log: str | Log, folder: str | Path) -> Log:
-    """The log of this name, or the function itself.
-
-    Args:
-        log: "csv", "tensorboard", "wandb", or a function of a step and a list of readings.
-        folder: for the files of the first three.
-    """
-    if isinstance(log, str) and log in KINDS:
-        return KINDS[log](folder)
+    """The log of this name with its files in a folder, or the function itself."""
+    if isinstance(log, str) and log in _KINDS:
+        return _KINDS[log](folder)
     if callable(log):
         return log
     raise ArgumentError(
-        f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, readings)."
+        f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, "
+        "readings)."
     )

@@ -1,12 +1,15 @@
 r"""Watch the heads of a model while it trains.
 
-Two things go wrong with attention in training, and both can be read off the tilted measures long before the loss shows it:
+Two things go wrong with attention in training, and both can be read off the tilted measures long before the
+loss shows it:
 
     logit growth       max_ij s_ij rises without bound: the tilt outruns what its number format holds
-    entropy collapse   H → 0: a head looks at one key whatever the query, and its gradient, the covariance of the keys, vanishes with it
+    entropy collapse   H → 0: a head looks at one key whatever the query, and its gradient, the covariance of
+                       the keys, vanishes with it
 
-Every k-th step runs inside a `watch`; its record becomes one reading a head (`lens.readings`), which is logged (`lens.logs`) and held
-against two thresholds. All other steps run untouched, so the cost is that of one watched step in k.
+Every k-th step runs inside a `watch`; its record becomes one reading a head (`readings`), which is logged
+(`logs`) and held against two thresholds. All other steps run untouched, so the cost is that of one watched
+step in k.
 """
 
 import math
@@ -19,17 +22,20 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.lens.training.logs import Log, open_log
-from exptilt.lens.training.readings import HeadReading, finite, read_heads, spans_processes
+from exptilt.lens.training.readings import HeadReading, read_heads, spans_processes
 from exptilt.lens.watching.record import Record
 from exptilt.lens.watching.watch import Watch, watch
 
 
 class TrainingMonitor:
-    """Log per-head maximum logit, entropy and log-normalizer every k steps of training, and warn when a head goes wrong.
+    """Log each head's maximum logit, entropy and log-normalizer every k steps of training; warn of heads gone
+    wrong.
 
-    In a plain loop, the block holds the forward pass and, if there is activation checkpointing, the backward pass too::
+    In a plain loop, the block holds the forward pass and, if there is activation checkpointing, the backward
+    pass too::
 
         monitor = xt.lens.TrainingMonitor(model, every=50)
         for batch in batches:
@@ -38,18 +44,20 @@ class TrainingMonitor:
                 loss.backward()
             optimizer.step()
 
-    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``; the first batch of a step is then what is seen.
+    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``; the first batch of a
+    step is then what is seen.
 
-    A reading at step n is of the weights after n updates. Where torch.distributed runs, it is over the batches of all processes; all of
-    them must take part, and the first one logs and warns. A warning names layer and head, and comes once a head until it has recovered.
+    A reading at step n is of the weights after n updates. Where torch.distributed runs, it is over the
+    batches of all processes; all of them must take part, and the first one logs and warns. A warning names
+    layer and head, and comes once a head until it has recovered.
 
     Args:
         model: the model that is trained; of a DistributedDataParallel wrapper, the model inside.
-        every: k. A watched step costs about as much as an unwatched one again, at the most.
+        every: k, the number of steps from one reading to the next.
         log: "csv", "tensorboard", "wandb", or a function of (step, list of readings).
         folder: for the files of the log.
         max_logit: warn when a head's largest score passes it; None never. 100 is where MuonClip clips.
-        min_entropy: warn when a head's mean entropy, in nats, falls below; None never. 0.05 is 99 % of all attention on single keys.
+        min_entropy: warn when a head's mean entropy, in nats, falls below; None never.
 
     Attributes:
         record: what was last seen, in this process; for `clip_qk_`. None before.
@@ -80,21 +88,18 @@ class TrainingMonitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(
-                f"TrainingMonitor: model is a {type(model).__name__}. Pass the torch.nn.Module that is trained."
-            )
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ArgumentError(
-                f"TrainingMonitor: every is {every!r}. Pass a whole number of steps, at least 1."
+                f"TrainingMonitor: model is a {type(model).__name__}. Pass the torch.nn.Module that is "
+                "trained."
             )
         for name, value in (("max_logit", max_logit), ("min_entropy", min_entropy)):
             if value is not None and not value > 0:
                 raise ArgumentError(
                     f"TrainingMonitor: {name} is {value!r}. Pass a number above 0, or None for no warning."
                 )
-        self.model: nn.Module = (
-            model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        )
-        self.every, self.max_logit, self.min_entropy = every, max_logit, min_entropy
+        parallel = nn.parallel.DistributedDataParallel
+        self.model: nn.Module = model.module if isinstance(model, parallel) else model
+        self.every = whole("TrainingMonitor", "every", every)
+        self.max_logit, self.min_entropy = max_logit, min_entropy
         self.record: Record | None = None
         self.readings: list[HeadReading] = []
         self._log: Log = open_log(log, folder)
@@ -109,7 +114,8 @@ class TrainingMonitor:
         """One step of a plain loop; every k-th is watched.
 
         Args:
-            number: updates made before this step, for a run that does not begin at 0; counted from the last call if None.
+            number: updates made before this step, for a run that does not begin at 0; counted from the last
+                call if None.
         """
         number = self._next if number is None else number
         self._next = number + 1
@@ -123,7 +129,7 @@ class TrainingMonitor:
     def _take(self, step: int, seen: Watch) -> None:
         """Read, log, warn."""
         self.record = seen.record
-        names = {number: seen.layers.name(module) for module, number in seen.layers.numbers.items()}
+        names = {number: seen.modules.name(module) for module, number in seen.modules.numbers.items()}
         self.readings = read_heads(seen.record, names)
         if spans_processes() and dist.get_rank() != 0:
             return
@@ -133,44 +139,36 @@ class TrainingMonitor:
 
     def _judge(self, step: int, reading: HeadReading) -> None:
         """Warn of what passed a threshold since it was last within."""
-        place = f"TrainingMonitor: step {step}, layer {reading.layer} ({reading.name}), head {reading.head}: "
-        top, low = self.max_logit or math.inf, self.min_entropy or 0.0
-        lost = not finite(reading) and not (self.max_logit is None and self.min_entropy is None)
+        r, top, low = reading, self.max_logit or math.inf, self.min_entropy or 0.0
+        lost = not r.finite and not (self.max_logit is None and self.min_entropy is None)
+        high = r.score_max > top and not lost
         for what, bad, text in (
             ("finite", lost, "scores are no longer finite numbers"),
-            (
-                "logit",
-                reading.score_max > top and not lost,
-                f"largest logit {reading.score_max:.4g} has passed {top:g}",
-            ),
-            (
-                "entropy",
-                reading.entropy < low,
-                f"entropy has collapsed to {reading.entropy:.4g} nats, below {low:g}",
-            ),
+            ("logit", high, f"largest logit {r.score_max:.4g} has passed {top:g}"),
+            ("entropy", r.entropy < low, f"entropy has collapsed to {r.entropy:.4g} nats, below {low:g}"),
         ):
-            key = (what, reading.layer, reading.head)
+            key = (what, r.layer, r.head)
             if bad and key not in self._warned:
+                place = f"TrainingMonitor: step {step}, layer {r.layer} ({r.name}), head {r.head}: "
                 warnings.warn(place + text, ExptiltWarning, stacklevel=2)
             (self._warned.add if bad else self._warned.discard)(key)
 
     def close(self) -> None:
         """Close the log and let go of the model. The Trainer calls this at its end; a plain loop may."""
         self._let_go()
-        close = getattr(self._log, "close", None)
-        if close is not None:
-            close()
+        getattr(self._log, "close", _nothing)()
 
     # What follows is the protocol of a transformers TrainerCallback, met without importing transformers.
 
     def __getattr__(self, name: str) -> Any:
-        """An event that is no concern of this callback, whatever events there are in this version of transformers: nothing is done."""
+        """A function that does nothing, for events of a Trainer that do not matter here."""
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(f"TrainingMonitor has no attribute {name!r}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Of a Trainer: before a step. If it is a k-th one, the next forward pass of the model will be watched.
+        """Of a Trainer: before a step. If it is a k-th one, the next forward pass of the model will be
+        watched.
 
         Args:
             args: the Trainer's arguments.
@@ -194,7 +192,8 @@ class TrainingMonitor:
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """Called also when forward raised; there is no output then."""
-        # Layers under activation checkpointing run again in backward and must find the same attention there: the watch stays open.
+        # Layers under activation checkpointing run again in backward and must find the same attention there:
+        # the watch stays open.
         if output is None:
             self._let_go()
         elif not any(getattr(part, "gradient_checkpointing", False) for part in self.model.modules()):
@@ -215,19 +214,15 @@ class TrainingMonitor:
             hook.remove()
         self._hooks = []
         seen, self._open, self._seen = self._open, None, keep
-        if seen is not None:
-            seen.__exit__(
-                RuntimeError, None, None
-            )  # as after an exception: what it missed is not complained of
+        if seen is not None:  # as after an exception: what it missed is not complained of
+            seen.__exit__(RuntimeError, None, None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Of a Trainer: after a step. What was seen is read, logged and judged.
 
         Args:
-            args: the Trainer's arguments.
-            state: its state, which has counted the step by now.
-            control: its control.
-            others: model, optimizer and so on.
+            args, control, others: as in `on_step_begin`.
+            state: the Trainer's state, which has counted the step by now.
         """
         self._finish()
         seen, self._seen = self._seen, None
@@ -238,10 +233,7 @@ class TrainingMonitor:
         """Of a Trainer: the end.
 
         Args:
-            args: the Trainer's arguments.
-            state: its state.
-            control: its control.
-            others: model, optimizer and so on.
+            args, state, control, others: as in `on_step_begin`.
         """
         self.close()
 

@@ -4,7 +4,8 @@ With n_c the queries of part c (a call, a batch item, a process), and its maximu
 
     score_max = max_c score_max_c,   entropy = Σ_c n_c entropy_c / Σ_c n_c,   log_normalizer likewise.
 
-So the parts are kept as (maximum, sums, number) until the last division, and a batch split over processes gives the reading of the whole.
+So the parts are kept as (maximum, sums, number) until the last division, and a batch split over processes
+gives the reading of the whole.
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from exptilt.lens.heads.statistics import FIELDS
 from exptilt.lens.watching.record import Record
@@ -44,6 +46,11 @@ class HeadReading:
     entropy: float
     log_normalizer: float
 
+    @property
+    def finite(self) -> bool:
+        """Whether all its numbers are."""
+        return all(math.isfinite(x) for x in (self.score_max, self.entropy, self.log_normalizer))
+
 
 def spans_processes() -> bool:
     """Whether torch.distributed runs with more than one process."""
@@ -51,64 +58,39 @@ def spans_processes() -> bool:
 
 
 def _gather(record: Record) -> tuple[Tensor, Tensor]:
-    """Maxima ``(layer, head)`` and sums ``(3, layer, head)`` of queries, entropy and log-normalizer, over all processes."""
-    size = torch.zeros(2, dtype=torch.int64)
-    for call in record.calls:
-        size = torch.maximum(size, torch.tensor([call.layer + 1, call.values.shape[-1]]))
-    across = spans_processes()
+    """Maxima (layer, head), and sums (3, layer, head) of queries, entropy and G, over all processes."""
     # What travels must lie where the backend can reach it; without a GPU that is the CPU.
-    device = (
-        record.calls[0].values.device
-        if across and record.calls and dist.get_backend() == "nccl"
-        else torch.device("cpu")
-    )
-    if across:
-        size = size.to(device)
-        dist.all_reduce(size, dist.ReduceOp.MAX)
-    layers, heads = size.tolist()
-    top = torch.full((layers, heads), -torch.inf, dtype=torch.float64)
-    sums = torch.zeros(3, layers, heads, dtype=torch.float64)
-    for call in record.calls:
-        values = call.values.detach().cpu().double()
-        n, (layer, H) = values[_QUERIES], (call.layer, values.shape[-1])
-        # The maximum of a head that diverged is not a number, and how that compares depends on the backend: infinity is the same to all.
-        highest = torch.where(
-            n > 0, values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), -torch.inf
-        )
-        top[layer, :H] = torch.maximum(top[layer, :H], highest.amax(0))
-        sums[0, layer, :H] += n.sum(0)
-        sums[1:, layer, :H] += torch.where(n > 0, values[_MEANS] * n, 0.0).sum(1)
-    if across:
-        top, sums = top.to(device), sums.to(device)
-        dist.all_reduce(top, dist.ReduceOp.MAX)
-        dist.all_reduce(sums, dist.ReduceOp.SUM)
-    return top.cpu(), sums.cpu()
+    nccl = spans_processes() and record.calls and dist.get_backend() == "nccl"
+    device = record.calls[0].values.device if nccl else torch.device("cpu")
+
+    def over_processes(x: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+        if spans_processes():
+            x = x.to(device)
+            dist.all_reduce(x, how)
+        return x.cpu()
+
+    values = torch.from_numpy(record.joined())
+    layers, heads = values.shape[1:]
+    size = over_processes(torch.tensor([layers, heads]), dist.ReduceOp.MAX)
+    room = (0, int(size[1]) - heads, 0, int(size[0]) - layers)
+    n = values[_QUERIES].nan_to_num()
+    # The maximum of a head that diverged is not a number, and how that compares depends on the backend:
+    # infinity is the same to all.
+    top = values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    top = F.pad(torch.where(n > 0, top, -torch.inf), room, value=-torch.inf)
+    sums = F.pad(torch.cat([n[None], torch.where(n > 0, values[_MEANS] * n, 0.0)]), room)
+    return over_processes(top, dist.ReduceOp.MAX), over_processes(sums, dist.ReduceOp.SUM)
 
 
 def read_heads(record: Record, names: Mapping[int, str]) -> list[HeadReading]:
-    """One reading for every head that was seen, by layer and head. Every process must call this where torch.distributed runs.
+    """One reading for every head that was seen, by layer and head; `names` are those of modules by layer.
 
-    Args:
-        record: what a watch saw, in this process.
-        names: dotted names of the attention modules by layer.
+    Every process must call this where torch.distributed runs.
     """
     top, sums = _gather(record)
     readings = []
     for layer, head in (sums[0] > 0).nonzero().tolist():
-        n, entropy, log_normalizer = sums[:, layer, head].tolist()
-        reading = HeadReading(
-            layer,
-            names.get(layer, ""),
-            head,
-            round(n),
-            top[layer, head].item(),
-            entropy / n,
-            log_normalizer / n,
-        )
-        readings.append(reading)
+        n, entropy, G = sums[:, layer, head].tolist()
+        highest = top[layer, head].item()
+        readings.append(HeadReading(layer, names.get(layer, ""), head, round(n), highest, entropy / n, G / n))
     return readings
-
-
-def finite(reading: HeadReading) -> bool:
-    """Whether all numbers of a reading are."""
-    return all(math.isfinite(x) for x in (reading.score_max, reading.entropy, reading.log_normalizer))

@@ -1,17 +1,24 @@
-"""One attention call, as a lens sees it: what went into the scores, and the tilted measures that came out.
+"""One attention call: as a model asks for it, and as a lens sees it when it is done.
 
-Everything is as the scores see it: queries and keys after rotary embeddings and per-head norms, grouped key heads not yet repeated. So
+Everything is as the scores see it: queries and keys after rotary embeddings and per-head norms, grouped key
+heads not yet repeated. So
 
     attend(call.query, call.key, call.value, **call.options)
 
-gives `call.tilted` again, and whatever theory says of G, ∇G or the keys can be asked of these tensors without knowing the model.
+gives `call.tilted` again, and whatever theory says of G, ∇G or the keys can be asked of these tensors without
+knowing the model.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from exptilt.lens.heads.visibility import Visibility
+from exptilt.lens.watching.masks import Readings
+from exptilt.lens.watching.modules import Modules
 from exptilt.tilting import Tilted
 
 
@@ -24,14 +31,18 @@ class AttentionCall:
         name: dotted name of the attention module inside the model.
         module: that module; None for a bare call of `scaled_dot_product_attention` outside any.
         kind: "self" or "cross".
-        step: how often this layer was called before in this watch; decoding with a cache calls it once per token.
+        step: how often this layer was called before in this watch; decoding with a cache calls it once a
+            token.
         query: ``(batch, Hq, Q, D)``.
-        key: ``(batch, Hkv, K, D)``; Hkv divides Hq. Keys that a static cache has room for, but does not hold yet, are left out.
+        key: ``(batch, Hkv, K, D)``; Hkv divides Hq. Room in a static cache that is not filled yet is left
+            out.
         value: ``(batch, Hkv, K, Dv)``.
-        options: keyword arguments of `attend`: scale, causal, window, softcap, bias, mask, sink, those that apply.
+        options: keyword arguments of `attend`: scale, causal, window, softcap, bias, mask, sink if they
+            apply.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         real_key: ``(batch, K)`` booleans likewise.
-        tilted: output and statistics, before dropout; key mass if the watch was asked for it. Detached unless it keeps the graph.
+        tilted: output and statistics, before dropout; key mass if the watch was asked for it. Detached unless
+            it keeps the graph.
     """
 
     layer: int
@@ -46,3 +57,79 @@ class AttentionCall:
     real_query: Tensor | None
     real_key: Tensor | None
     tilted: Tilted
+
+
+@dataclass
+class Request:
+    """What a model asks of its attention; fields as in `AttentionCall`. A hook fills it in."""
+
+    module: nn.Module | None
+    kind: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: dict[str, Any]
+    dropout: float = 0.0  # probability with which a weight is dropped from the output, not from statistics
+    visible: Visibility = field(init=False)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Number of queries and of keys."""
+        return self.query.shape[2], self.key.shape[2]
+
+    def keep_keys(self, length: int) -> None:
+        """Leave all but the first keys out."""
+        self.key, self.value = self.key[:, :, :length], self.value[:, :, :length]
+
+    def see_from_the_start(self) -> None:
+        """Let query i see keys 0..i, as torch's ``is_causal`` has it."""
+        Q, K = self.lengths
+        if Q <= K:
+            self.keep_keys(Q)
+            self.options["causal"] = True
+        else:
+            triangle = torch.ones(Q, K, dtype=torch.bool, device=self.query.device).tril()
+            self.options["mask"] = triangle[None, None]
+
+    def look(self, real_query: Tensor | None = None, real_key: Tensor | None = None) -> None:
+        """Find out who sees whom, given what is real: ``(batch, Q)`` and ``(batch, K)``, None for all."""
+        self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
+
+
+@dataclass
+class Intercepted:
+    """A model whose attention is worked out elsewhere: what hooks must know, and where they send calls."""
+
+    model: nn.Module
+    attend: Callable[[Request], Tensor]  # gives the output, (batch, Hq, Q, Dv)
+    look_at: Callable[[Request], None]  # for a call whose output torch works out
+    note: Callable[[Request, Tilted], None]  # for a call of a model inside this one, when it is done
+    outer: "Intercepted | None" = None  # the model that was intercepted around this one
+    elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
+    real_query: Tensor | None = None  # of the last self-attention
+    configurations: list[tuple[Any, Any]] = field(default_factory=list)  # with what they said before
+
+    def __post_init__(self) -> None:
+        self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module belongs to the model, or to the one around it."""
+        return module in self.modules or (self.outer is not None and self.outer.knows(module))
+
+    def kind(self, module: nn.Module | None) -> str:
+        """Whether the current call of a module is "self" or "cross" attention."""
+        return "cross" if module is not None and self.elsewhere.get(module, False) else "self"
+
+    def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
+        """Whether self-attention without a mask is causal: as asked, or as the module says.
+
+        False for models that support only eager attention.
+        """
+        if not getattr(self.model, "_supports_sdpa", True):
+            return False
+        return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+    def own_queries(self, request: Request) -> Tensor | None:
+        """Which queries of cross-attention are real: those of the last self-attention, if it had as many."""
+        real, shape = self.real_query, (request.query.shape[0], request.query.shape[2])
+        return real if request.kind == "cross" and real is not None and real.shape == shape else None

@@ -1,8 +1,10 @@
-r"""Attention whose weights are dropped, in O(n) memory: a tile of queries at a time, made again in the backward pass.
+r"""Attention whose weights are dropped, in O(n) memory: a tile of queries at a time, made again in the
+backward pass.
 
     output_i = Σ_j d_ij p_ij v_j,     d_ij = 0 with probability p, else 1/(1 − p).
 
-The tile of weights exists only while it is used: `torch.utils.checkpoint` makes it anew, with the same random numbers, for the gradient.
+The tile of weights exists only while it is used: `torch.utils.checkpoint` makes it anew, with the same random
+numbers, for the gradient.
 """
 
 from typing import Any
@@ -12,65 +14,36 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from exptilt.tilting.arguments import prepare
+from exptilt.tilting.problem import Inputs, per_query_head
+from exptilt.tilting.score_rule import ScoreRule
+
 _TILE_CELLS = 1 << 22  # weights held at once
 
 
-def _rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: dict[str, Any],
-    probability: float,
-    start: int,
-    length: int,
-) -> Tensor:
-    """Output of the queries start.. of `length` in all; query holds these rows only, key and value all heads repeated."""
-    K, rows = key.shape[2], query.shape[2]
-    s = options["scale"] * (query @ key.mT).to(
-        torch.float64 if query.dtype == torch.float64 else torch.float32
-    )
-    if options.get("softcap") is not None:
-        s = options["softcap"] * torch.tanh(s / options["softcap"])
-
-    def part(x: Tensor) -> Tensor:
-        return x if x.shape[-2] == 1 else x[..., start : start + rows, :]
-
-    if options.get("bias") is not None:
-        s = s + part(options["bias"])
-    if options.get("mask") is not None:
-        s = s.masked_fill(~part(options["mask"]), -torch.inf)
-    own = (torch.arange(start, start + rows, device=query.device) + (K - length))[:, None]
-    j = torch.arange(K, device=query.device)
-    if options.get("causal"):
-        s = s.masked_fill(j > own, -torch.inf)
-    if options.get("window") is not None:
-        s = s.masked_fill(own - j >= options["window"], -torch.inf)
-        if not options.get("causal"):
-            s = s.masked_fill(j - own >= options["window"], -torch.inf)
-    if options.get("sink") is not None:
-        s = torch.cat([s, options["sink"].to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)], -1)
+def _rows(t: Inputs, rule: ScoreRule, probability: float, rows: slice) -> Tensor:
+    """Output of some queries; keys and values are repeated for all heads."""
+    K = t.key.shape[-2]
+    s = rule.block(t, rule.scale * (t.query[..., rows, :] @ t.key.mT), 0, K, rows).scores
+    if t.sink is not None:
+        s = torch.cat([s, t.sink[..., None, None].expand(*s.shape[:-1], 1)], -1)
     dead = torch.isneginf(s).all(-1, keepdim=True)  # sees nothing: output 0, as in `attend`
     weights = torch.softmax(s.masked_fill(dead, 0.0), -1)[..., :K].masked_fill(dead, 0.0)
-    return F.dropout(weights, probability).to(value.dtype) @ value
+    return F.dropout(weights, probability) @ t.value
 
 
 def dropped(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], probability: float) -> Tensor:
-    """(N, Hq, Q, Dv): attention with dropped weights.
-
-    Args:
-        query: ``(N, Hq, Q, D)``.
-        key: ``(N, Hkv, K, D)``.
-        value: ``(N, Hkv, K, Dv)``.
-        options: keyword arguments of `attend`.
-        probability: with which a weight is dropped.
-    """
-    N, Hq, Q, _ = query.shape
-    key, value = (x.repeat_interleave(Hq // x.shape[1], 1) if x.shape[1] != Hq else x for x in (key, value))
-    height = max(1, _TILE_CELLS // max(1, N * Hq * key.shape[2]))
-    tiles = [
-        checkpoint(
-            _rows, query[:, :, i : i + height], key, value, options, probability, i, Q, use_reentrant=False
-        )
-        for i in range(0, Q, height)
-    ]
-    return torch.cat(tiles, 2) if tiles else query.new_zeros(N, Hq, 0, value.shape[-1])
+    """Attention ``(batch, Hq, Q, Dv)`` whose weights are dropped with a probability; options of `attend`."""
+    call = prepare("watch", query, key, value, **options, autocast=True)
+    t, (N, heads, Q, _) = call.inputs, query.shape
+    sums = torch.promote_types(t.query.dtype, torch.float32)
+    key, value = (per_query_head(x.to(sums), heads, -3) for x in (t.key, t.value))
+    t = t._replace(query=t.query.to(sums), key=key, value=value)
+    height = max(1, _TILE_CELLS // max(1, N * heads * key.shape[-2]))
+    with torch.autocast(query.device.type, enabled=False):
+        tiles = [
+            checkpoint(_rows, t, call.settings.rule, probability, slice(i, i + height), use_reentrant=False)
+            for i in range(0, Q, height)
+        ]
+        output = torch.cat(tiles, 2) if tiles else query.new_zeros(N, heads, 0, value.shape[-1])
+    return output.to(call.dtype)

@@ -1,15 +1,18 @@
-r"""Masks of transformers, kept as rules for as long as possible.
+r"""Masks of transformers, kept as rules for as long as possible; and what dense masks hide and add.
 
-transformers makes the mask of a model once a forward pass, through a function of the chosen attention implementation. Ours returns a
-`RuleMask`: a boolean tensor of shape (batch, 1, Q, K) that holds no cells, only the rule
+transformers makes the mask of a model once a forward pass, through a function of the chosen attention
+implementation. Ours returns a `RuleMask`: a boolean tensor of shape (batch, 1, Q, K) that holds no cells,
+only the rule
 
     query i sees key j  ⇔  rule(i + query_offset, j + key_offset)  and  key j is not padding.
 
-Causal, bidirectional and sliding-window rules are what `attend` knows by itself, and nothing n×n is ever made for them. Any other rule
-(packed sequences, chunks, a function of the model or the user), or any operation that a model does on its mask, makes the dense mask.
+Causal, bidirectional and sliding-window rules are what `attend` knows by itself, and nothing n×n is ever made
+for them. Any other rule (packed sequences, chunks, a function of the model or the user), or any operation
+that a model does on its mask, makes the dense mask.
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import empty_wrapper, no_torch_function, pytree
 
 
@@ -28,86 +32,68 @@ class Rule(NamedTuple):
 
 
 @cache
-def _known_code() -> dict[str, Any]:
+def _known_code() -> dict[Any, str]:
     """Code objects of the closures that transformers builds its rules from."""
     from transformers import masking_utils as m
 
-    return {
-        "and": m.and_masks(m.causal_mask_function).__code__,
-        "sliding": m.sliding_window_overlay(1).__code__,
-        "sliding both ways": m.sliding_window_bidirectional_overlay(1).__code__,
-    }
+    both_ways = m.sliding_window_bidirectional_overlay(1)
+    closures = {"and": m.and_masks(), "back": m.sliding_window_overlay(1), "both ways": both_ways}
+    return {function.__code__: name for name, function in closures.items()}
 
 
-def _closed_over(function: Callable[..., Any]) -> Any:
-    cells = function.__closure__
-    assert cells is not None
-    return cells[0].cell_contents
+def _parts(function: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The rules that must all hold: of what known code, the function, and the value that it was made of."""
+    code = _known_code().get(getattr(function, "__code__", None), "")
+    inside = function.__closure__[0].cell_contents if code else None
+    if code == "and":
+        for part in inside:
+            yield from _parts(part)
+    else:
+        yield code, function, inside
 
 
 def read_rule(function: Callable[..., Any]) -> Rule | None:
-    """A mask function of transformers as a rule that `attend` knows, or None.
-
-    Args:
-        function: takes batch, head, query and key index, and says whether the query may see the key.
-    """
+    """A mask function of transformers (of batch, head, query, key) as a rule that `attend` knows, or None."""
     from transformers import masking_utils as m
 
-    if function is m.causal_mask_function:
-        return Rule(True, None)
-    if function is m.bidirectional_mask_function:
-        return Rule(False, None)
-    code, known = getattr(function, "__code__", None), _known_code()
-    if code is known["sliding both ways"]:
-        return Rule(False, int(_closed_over(function)) + 1)
-    if code is not known["and"]:
-        return None
-    causal, window = False, None
-    for part in _closed_over(function):
-        if part.__code__ is known["sliding"]:  # one-sided: only with causality is it a window of attend
-            if m.causal_mask_function not in _closed_over(function):
-                return None
-            rule: Rule | None = Rule(False, int(_closed_over(part)))
-        else:
-            rule = read_rule(part)
-        if rule is None:
+    parts = list(_parts(function))
+    causal, windows = any(part is m.causal_mask_function for _, part, _ in parts), []
+    for code, part, width in parts:
+        if code == "both ways":
+            windows.append(int(width) + 1)
+        elif code == "back" and causal:  # one-sided: only with causality is it a window of attend
+            windows.append(int(width))
+        elif part is not m.causal_mask_function and part is not m.bidirectional_mask_function:
             return None
-        causal = causal or rule.causal
-        if rule.window is not None:
-            if window is not None:
-                return None
-            window = rule.window
-    return Rule(causal, window)
+    return Rule(causal, windows[0] if windows else None) if len(windows) < 2 else None
 
 
 class RuleMask(Tensor):
-    """A boolean mask (batch, 1, Q, K) that is a rule until somebody asks for its cells.
+    """A boolean mask (batch, 1, Q, K) that is a rule until somebody asks for its cells."""
 
-    Attributes:
-        rule: causality and window, None if `attend` does not know the rule.
-        padding: ``(batch, key positions)`` booleans by absolute position, False at padding; None if there is none.
-        query_offset, key_offset: absolute position of the first query and the first key.
-    """
-
-    rule: Rule | None
-    padding: Tensor | None
-    query_offset: int
-    key_offset: int
+    rule: Rule | None  # None if `attend` does not know it
+    padding: Tensor | None  # (batch, key positions) booleans by absolute position, False at padding
+    offsets: tuple[int, int]  # absolute position of the first query and of the first key
+    known: dict[Any, Any]  # what has been worked out of it, by a key of whoever did
     _make: Callable[[], Tensor]
     _cells: Tensor | None
     __torch_function__ = no_torch_function  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], device: torch.device, **_: Any) -> "RuleMask":  # noqa: D102
-        return empty_wrapper(cls, shape, torch.bool, device)
+    def __new__(cls, shape: tuple[int, ...], device: torch.device, *_: Any) -> "RuleMask":  # noqa: D102
+        return empty_wrapper(cls, shape, torch.bool, device)  # type: ignore[no-any-return]
 
     def __init__(
-        self, shape: tuple[int, ...], device: torch.device, *, rule: Rule | None, padding: Tensor | None, query_offset: int,
-        key_offset: int, make: Callable[[], Tensor],
-    ):  # fmt: skip
-        self.rule, self.padding, self.query_offset, self.key_offset = rule, padding, query_offset, key_offset
+        self,
+        shape: tuple[int, ...],
+        device: torch.device,
+        rule: Rule | None,
+        padding: Tensor | None,
+        offsets: tuple[int, int],
+        make: Callable[[], Tensor],
+    ):
+        self.rule, self.padding, self.offsets, self.known = rule, padding, offsets, {}
         self._make, self._cells = make, None
-        self.sights: dict[Any, Any] = {}
 
     def dense(self) -> Tensor:
         """The mask itself, made once."""
@@ -119,9 +105,8 @@ class RuleMask(Tensor):
         """(batch, length): which of the positions from start are not padding; None if all of them."""
         if self.padding is None:
             return None
-        real = F.pad(self.padding, (0, max(0, start + length - self.padding.shape[1])))[
-            :, start : start + length
-        ]
+        stop = start + length
+        real = F.pad(self.padding, (0, max(0, stop - self.padding.shape[1])))[:, start:stop]
         return None if bool(real.all()) else real
 
     @classmethod
@@ -135,40 +120,65 @@ class RuleMask(Tensor):
         return f"RuleMask({tuple(self.shape)}, rule={self.rule}, padded={self.padding is not None})"
 
 
-def make_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None, use_vmap: bool = False,
-    device: torch.device | str = "cpu", **others: Any,
-) -> RuleMask:  # fmt: skip
-    """The mask function registered with transformers; `others` are hints to other implementations (dtype, config, skipping).
-
-    Args:
-        batch_size: number of batch items.
-        q_length: number of queries.
-        kv_length: number of keys.
-        q_offset: absolute position of the first query.
-        kv_offset: absolute position of the first key.
-        mask_function: the rule, by batch, head, query and key index; causal if None.
-        attention_mask: ``(batch, positions)``, False at padding.
-        use_vmap: whether the rule works on single indices only.
-        device: where the model's states are.
-    """
+def make_mask(**asked: Any) -> RuleMask:
+    """The mask function registered with transformers; keywords are those of its ``sdpa_mask``."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    function = causal_mask_function if mask_function is None else mask_function
+    function = asked.get("mask_function") or causal_mask_function
+    offsets = int(asked.get("q_offset", 0)), int(asked.get("kv_offset", 0))
+    always: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    always |= {"q_offset": offsets[0], "kv_offset": offsets[1], "mask_function": function}
 
     def make() -> Tensor:
-        mask = sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=int(q_offset), kv_offset=kv_offset,
-            mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False,
-            use_vmap=use_vmap, device=device,
-        )  # fmt: skip
+        mask = sdpa_mask(**{**asked, **always})
         assert mask is not None
         return mask
 
+    padding: Tensor | None = asked.get("attention_mask")
+    shape = (asked["batch_size"], 1, asked["q_length"], asked["kv_length"])
+    if padding is not None and bool(padding.all()) and padding.shape[1] >= shape[3] + offsets[1]:
+        padding = None
     return RuleMask(
-        (batch_size, 1, q_length, kv_length), torch.device(device), rule=read_rule(function),
-        padding=None if attention_mask is None or (bool(attention_mask.all()) and attention_mask.shape[1] >= kv_length + kv_offset)
-        else attention_mask,
-        query_offset=int(q_offset), key_offset=int(kv_offset), make=make,
-    )  # fmt: skip
+        shape, torch.device(asked.get("device", "cpu")), read_rule(function), padding, offsets, make
+    )
+
+
+def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Booleans (True shows) and numbers to add, of which either may be None, from a dense mask."""
+    if mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
+        raise ArgumentError(
+            f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans "
+            "or floats."
+        )
+    seen = mask > torch.finfo(mask.dtype).min / 2
+    adds = mask.requires_grad or bool(((mask != 0) & seen).any())
+    return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)
+
+
+def real_keys(seen: Tensor | None, batch: int, K: int) -> Tensor | None:
+    """(batch, K): the keys that somebody sees, by a mask (batch or 1, heads or 1, Q or 1, K or 1); None if
+    all.
+
+    A key that nobody sees is padding.
+    """
+    if seen is None:
+        return None
+    real = seen.any(1).any(1).expand(batch, K)
+    return None if bool(real.all()) else real
+
+
+class Readings:
+    """What has been worked out of a mask, kept for the layers that get the same tensor one after another."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, dict[Any, Any]] = (lambda: None, {})
+
+    def of(self, mask: Tensor) -> dict[Any, Any]:
+        """What is known of this mask, to read and to add to."""
+        if isinstance(mask, RuleMask):
+            return mask.known
+        if self._last[0]() is not mask:
+            self._last = weakref.ref(mask), {}
+        return self._last[1]

@@ -1,8 +1,10 @@
-"""Which modules of a model attend, in the order of their definition, and whether a call of one is cross-attention.
+"""Which modules of a model attend, in the order of their definition, and whether a call of one is
+cross-attention.
 
-A module attends if it is a ``torch.nn.MultiheadAttention`` or if a method of its class names the attention interface of transformers or
-``scaled_dot_product_attention``. That can be read off the compiled code of the class, before anything is run. A module that attends
-through a helper outside its class is found only when it calls, and numbered after the others.
+A module attends if it is a ``torch.nn.MultiheadAttention`` or if a method of its class names the attention
+interface of transformers or ``scaled_dot_product_attention``. That can be read off the compiled code of the
+class, before anything is run. A module that attends through a helper outside its class is found only when it
+calls, and numbered after the others.
 """
 
 import inspect
@@ -14,7 +16,6 @@ from typing import Any, cast
 from torch import nn
 
 INTERFACE, FUNCTION = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
-_MARKS = {INTERFACE, FUNCTION}
 # Base classes that name the interface in order to choose an implementation, not in order to attend.
 _BASES = {"transformers.modeling_utils"}
 # Arguments by which an attention module is given other states than its own to look at.
@@ -30,11 +31,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 @cache
 def ways(kind: Any) -> frozenset[str]:
-    """How modules of this class attend, by their code: names of `_MARKS`; empty if they do not.
-
-    Args:
-        kind: a class of modules.
-    """
+    """How modules of this class attend, by their code: `INTERFACE`, `FUNCTION`, both, or neither."""
     if issubclass(kind, nn.MultiheadAttention):
         return frozenset({FUNCTION})
     found: set[str] = set()
@@ -45,7 +42,7 @@ def ways(kind: Any) -> frozenset[str]:
             member = member.__func__ if isinstance(member, staticmethod | classmethod) else member
             code = getattr(inspect.unwrap(member) if callable(member) else None, "__code__", None)
             if code is not None:
-                found.update(_MARKS.intersection(_names(code)))
+                found.update({INTERFACE, FUNCTION}.intersection(_names(code)))
     return frozenset(found)
 
 
@@ -61,29 +58,25 @@ def _source_places(kind: Any) -> tuple[tuple[str, int], ...]:
 
 def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether a call of module.forward with these arguments is cross-attention."""
-    for name, place in _source_places(cast(Any, type(module))):
-        if keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None):
-            return True
-    return False
+    return any(
+        keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None)
+        for name, place in _source_places(cast(Any, type(module)))
+    )
 
 
-class Layers:
-    """The attention modules of a model: their numbers and dotted names.
-
-    Attributes:
-        names: dotted name of every module.
-        numbers: place of each module that attends.
-        interface: whether any of them goes through the attention interface of transformers.
-        strangers: modules that are called attention but show no known way to attend, nor stand inside or around one that does.
-    """
+class Modules:
+    """The attention modules of a model: their numbers and dotted names."""
 
     def __init__(self, model: nn.Module):
+        # Names of all modules, and places of those that attend.
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         how = {module: ways(cast(Any, type(module))) for module in self.names}
         found = [module for module in self.names if how[module]]
         self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
         self.interface = any(INTERFACE in how[module] for module in found)
         near = [self.names[module] for module in found]
+        # Called attention, but with no known way to attend, and neither inside nor around a module that has
+        # one.
         self.strangers: list[nn.Module] = []
         for module, name in self.names.items():
             inside = [*near, *(self.names[other] for other in self.strangers)]

@@ -1,11 +1,13 @@
 r"""What a watch saw, as plain tensors and a table.
 
-Every attention call leaves one `CallRecord`. `Record.to_frame` puts them into a table. Over the calls of one layer (decoding steps, or
-several forward passes) means join weighted by their numbers of queries, maxima by the maximum, and variances by the law of total variance:
+Every attention call leaves one `CallRecord`. `Record.to_frame` puts them into a table. Over the calls of one
+layer (decoding steps, or several forward passes) means join weighted by their numbers of queries, maxima by
+the maximum, and variances by the law of total variance:
 
     n = Σ n_t,   μ = Σ n_t μ_t / n,   σ² = Σ n_t (σ_t² + (μ_t − μ)²) / n.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,15 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.checks import choice
+from exptilt._support.errors import MissingExtraError
 from exptilt.lens.heads.statistics import FIELDS
 
 Array = NDArray[np.float64]
 _PLACE = {name: place for place, name in enumerate(FIELDS)}
-_COLUMNS = (
-    "queries", "visible_keys", "entropy", "relative_entropy", "effective_keys", "log_normalizer", "log_normalizer_std",
-    "score_mean", "score_variance", "score_max", "first_key_mass", "key_mass_concentration",
-)  # fmt: skip
+_COLUMNS = tuple(
+    name.replace("_variance", "_std") if name == "log_normalizer_variance" else name
+    for name in FIELDS
+    if name != "relative_queries"
+)
+_LABELS = ("layer", "name", "kind", "head", "item", "step")
+_KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
+# Until the next release: a study had another quantity under this name.
+_OLD, _NEW = "key_mass_concentration", "key_mass_simpson"
+
+
+def _warn_of_old_name() -> None:
+    text = f"The statistic {_OLD} of a record is now called {_NEW}; the old name goes with the next release."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class CallRecord:
 
     Attributes:
         layer, name, kind, step: as in `AttentionCall`.
-        values: ``(fields, batch, heads)``, the statistics of `lens.statistics.FIELDS`.
+        values: ``(fields, batch, heads)``, the statistics `FIELDS` of ``lens.heads.statistics``.
         per_token: by name of a statistic, ``(batch, heads, Q)``; None unless the watch was asked for it.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         key_mass: ``(batch, heads, K)``, from real queries; None unless the watch was asked for it.
@@ -59,69 +72,78 @@ class Record:
 
     Attributes:
         calls: one `CallRecord` each.
+        spent: whether `clip_qk_` has changed the weights that it is of, so that it says nothing of them now.
     """
 
     calls: list[CallRecord] = field(default_factory=list)
+    spent: bool = field(default=False, init=False, repr=False, compare=False)
 
     def to_frame(self, *, by_step: bool = False) -> Any:
         """The record as a pandas DataFrame, one row per layer, head and batch item.
 
         Args:
-            by_step: one row for each call instead, with a column ``step``; else the calls of a layer are joined by the rule of the module.
+            by_step: one row for each call instead, with a column ``step``; else the calls of a layer are
+                joined by the rule of the module.
 
         Returns:
-            A DataFrame with columns layer, name, kind, head, item, (step,) queries, visible_keys, entropy, relative_entropy,
-            effective_keys, log_normalizer, log_normalizer_std, score_mean, score_variance, score_max, first_key_mass and, if key mass
-            was asked for, key_mass_concentration. ``item`` is the place in the batch.
+            A DataFrame with columns layer, name, kind, head, item, (step,) queries, visible_keys, entropy,
+            relative_entropy, effective_keys, log_normalizer, log_normalizer_std, score_mean, score_variance,
+            score_max, first_key_mass and, if key mass was asked for, key_mass_simpson and
+            key_mass_divergence. ``item`` is the place in the batch.
         """
         try:
             import pandas as pd
         except ImportError:
             raise MissingExtraError("pandas", "hf") from None
-        groups = self._groups(by_step)
-        frames: dict[str, list[Any]] = {
-            name: [] for name in ("layer", "name", "kind", "head", "item", "step", *_COLUMNS)
-        }
-        for (layer, kind, step), (name, values) in groups.items():
-            _, items, heads = values.shape
+        columns: dict[str, list[Any]] = {name: [] for name in (*_LABELS, *_COLUMNS)}
+        for (layer, kind, step), (name, values) in self._groups(by_step).items():
+            items, heads = values.shape[1:]
             head, item = np.meshgrid(np.arange(heads), np.arange(items))
-            labels = {"layer": layer, "name": name, "kind": kind, "step": step}
-            for label, value in labels.items():
-                frames[label].append(
-                    np.full(items * heads, value, dtype=object if isinstance(value, str) else np.int64)
-                )
-            frames["head"].append(head.ravel())
-            frames["item"].append(item.ravel())
+            words = [np.full(head.size, word, dtype=object) for word in (name, kind)]
+            labels = (np.full(head.size, layer), *words, head.ravel(), item.ravel(), np.full(head.size, step))
+            for label, value in zip(_LABELS, labels, strict=True):
+                columns[label].append(value)
             for column, value in _columns(values).items():
-                frames[column].append(value.ravel())
-        columns = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in frames.items()}
-        if not by_step:
-            del columns["step"]
-        if np.isnan(columns["key_mass_concentration"]).all():
-            del columns["key_mass_concentration"]
-        columns["queries"] = columns["queries"].astype(np.int64)
-        order = ["layer", "item", "head"] if not by_step else ["layer", "step", "item", "head"]
-        return pd.DataFrame(columns).sort_values(order, kind="stable", ignore_index=True)
+                columns[column].append(value.ravel())
+        table = pd.DataFrame(
+            {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in columns.items()}
+        )
+        table["queries"] = table["queries"].astype(np.int64)
+        table = table if by_step else table.drop(columns="step")
+        if table[_NEW].isna().all():
+            table = table.drop(columns=list(_KEY_MASS))
+        else:
+            table[_OLD] = table[_NEW]
+            _warn_of_old_name()
+        order = ["layer", "step", "item", "head"] if by_step else ["layer", "item", "head"]
+        return table.sort_values(order, kind="stable", ignore_index=True)
 
     def by_head(self, name: str) -> Array:
-        """One statistic as an array ``(layer, head)``, over all calls and batch items; NaN where a layer was not called or has fewer heads.
+        """One statistic over all calls and batch items.
 
         Args:
             name: a column of `to_frame`, such as "entropy" or "score_max".
+
+        Returns:
+            An array ``(layer, head)``; NaN where a layer was not called or has fewer heads.
         """
-        if name not in _COLUMNS:
-            raise ArgumentError(
-                f"Record.by_head: there is no statistic {name!r}. Pass one of {', '.join(_COLUMNS)}."
-            )
+        if name == _OLD:
+            _warn_of_old_name()
+            name = _NEW
+        choice("Record.by_head", "name", name, _COLUMNS)
+        return _columns(self.joined())[name]
+
+    def joined(self) -> Array:
+        """All statistics over all calls and batch items, ``(fields, layer, head)``; NaN as in `by_head`."""
         parts: dict[int, list[Array]] = {}
-        for (layer, _, _), (_, values) in self._groups(False).items():
-            parts.setdefault(layer, []).extend(values[:, item : item + 1] for item in range(values.shape[1]))
-        joined = {layer: _columns(_join(some))[name][0] for layer, some in parts.items() if some}
-        if not joined:
-            return np.empty((0, 0))
-        table = np.full((max(joined) + 1, max(len(row) for row in joined.values())), np.nan)
-        for layer, row in joined.items():
-            table[layer, : len(row)] = row
+        for call in self.calls:
+            values = call.values.detach().double().cpu().numpy()
+            parts.setdefault(call.layer, []).extend(values[:, [item]] for item in range(values.shape[1]))
+        rows = {layer: _join(some)[:, 0] for layer, some in parts.items() if some}
+        widest = max((row.shape[1] for row in rows.values()), default=0)
+        table = np.full((len(FIELDS), max(rows, default=-1) + 1, widest), np.nan)
+        for layer, row in rows.items():
+            table[:, layer, : row.shape[1]] = row
         return table
 
     def _groups(self, by_step: bool) -> dict[tuple[int, str, int], tuple[str, Array]]:
@@ -136,7 +158,7 @@ class Record:
 
 
 def _join(parts: list[Array]) -> Array:
-    """Values (fields, items, heads) of several calls as one; a batch with fewer items adds to the first ones."""
+    """Values (fields, items, heads) of several calls as one; a smaller batch adds to the first items."""
     if len(parts) == 1:
         return parts[0]
     items, heads = max(x.shape[1] for x in parts), max(x.shape[2] for x in parts)
@@ -150,7 +172,8 @@ def _join(parts: list[Array]) -> Array:
     def average(x: Array, weight: Array) -> Array:
         total = weight.sum(0)
         summed = np.where(weight > 0, x, 0.0) * weight
-        return np.divide(summed.sum(0), total, out=np.full(total.shape, np.nan), where=total > 0)
+        mean: Array = np.divide(summed.sum(0), total, out=np.full(total.shape, np.nan), where=total > 0)
+        return mean
 
     for name, place in _PLACE.items():
         x = stack[:, place]

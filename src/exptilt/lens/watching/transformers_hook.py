@@ -1,266 +1,192 @@
-r"""The attention function that a watched transformers model calls: its arguments brought to those of `attend`.
+r"""The attention function that a watched transformers model calls: its arguments brought to those of
+`attend`.
 
-A transformers model hands queries, keys, values, a mask and a number of keywords to whatever function its configuration names. Those
-keywords that change scores are translated; those known to change nothing are listed here by name; any other raises, since a
-score-changing option silently dropped would give wrong numbers.
+A transformers model hands queries, keys, values, a mask and a number of keywords to whatever function its
+configuration names. Those keywords that change scores are translated; those known to change nothing are
+listed here by name; any other raises, since a score-changing option silently dropped would give wrong
+numbers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.lens.heads.visibility import Sight, look
-from exptilt.lens.watching.masks import RuleMask
+from exptilt.lens.watching.call import Intercepted, Request
+from exptilt.lens.watching.masks import RuleMask, real_keys, split_mask
 
-if TYPE_CHECKING:
-    from exptilt.lens.watching.watch import Watch
-
-# What models pass along that says nothing about scores: bookkeeping of caches, positions already in the queries and keys, hints to kernels
-# whose content is in the mask as well, and what is asked of the model as a whole. Not here: `cache`, which the attention function would
-# have to fill itself, and `indices` and `block_indices` of sparse attention, which models put into the mask only for
-# implementations they know.
+# What models pass along that says nothing about scores: bookkeeping of caches, positions already in the
+# queries and keys, hints to kernels whose content is in the mask as well, and what is asked of the model as a
+# whole. Not here: `cache`, which the attention function would have to fill itself, and `indices` and
+# `block_indices` of sparse attention, which models put into the mask only for implementations they know.
 HARMLESS = {
+    *("position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_value"),
+    *("past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens"),
     *(
-        "position_ids",
-        "cache_position",
-        "position_embeddings",
-        "use_cache",
-        "past_key_value",
-        "past_key_values",
-    ),
-    *(
-        "cu_seq_lens_q",
-        "cu_seq_lens_k",
-        "max_length_q",
-        "max_length_k",
-        "cu_seqlens",
         "max_seqlen",
         "seq_idx",
         "sliding_window",
+        "deterministic",
+        "output_hidden_states",
+        "output_attentions",
     ),
-    *("deterministic", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch"),
-    *(
-        "logits_to_keep",
-        "layer_idx",
-        "token_type_ids",
-        "input_ids",
-        "labels",
-        "synced_gpus",
-        "return_dict_in_generate",
-    ),
+    *("output_router_logits", "return_dict", "num_items_in_batch", "logits_to_keep", "layer_idx"),
+    *("token_type_ids", "input_ids", "labels", "synced_gpus", "return_dict_in_generate"),
 }
 
 
-def _refuse(watch: "Watch", module: nn.Module, what: str) -> ArgumentError:
-    return ArgumentError(
-        f"watch: {watch.model_name} ({type(module).__name__} {watch.layers.name(module)!r}) {what}"
-    )
-
-
 def attention_function(
-    watch: "Watch", module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
-    scaling: float | Tensor | None = None, dropout: float = 0.0, is_causal: bool | None = None, position_bias: Tensor | None = None,
-    softcap: float | None = None, s_aux: Tensor | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attend as transformers asks, and record. Arguments other than `watch` are those of its attention interface.
+    model: Intercepted,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers asks: ``(batch, Q, Hq, Dv)``, and None for the weights, which are never made.
 
-    Args:
-        watch: the open watch.
-        module: the attention module.
-        query: ``(batch, Hq, Q, D)``.
-        key: ``(batch, Hkv, K, D)``.
-        value: ``(batch, Hkv, K, Dv)``.
-        attention_mask: a `RuleMask`, a dense mask ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added, or None.
-        scaling: factor of <q,k>; 1/sqrt(D) if None.
-        dropout: probability with which a weight is dropped.
-        is_causal: used only where there is no mask; the module's own attribute if None.
-        position_bias: ``(batch or 1, Hq, Q, K)``, added to the scores.
-        softcap: c, for scores c·tanh(s/c).
-        s_aux: ``(Hq,)``, scores of the sink.
-
-    Returns:
-        ``(batch, Q, Hq, Dv)``, and None for the weights, which are never made.
+    Arguments other than the first are those of its attention interface: query ``(batch, Hq, Q, D)``, a mask
+    that is a `RuleMask`, dense ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added, or None; s_aux
+    ``(Hq,)`` are scores of a sink.
     """
-    for name, given in others.items():
-        if name == "output_attentions" and given:
-            raise _refuse(
-                watch,
-                module,
-                "is asked for output_attentions, the n×n weights that a watch does not make. Ask for them outside the watch.",
-            )
-        if given is not None and name not in HARMLESS and name != "output_attentions":
-            raise _refuse(
-                watch,
-                module,
-                f"passes {name!r} to attention, and watch does not know whether that changes scores.",
-            )
-    if s_aux is None and isinstance(getattr(module, "sinks", None), Tensor):
-        raise _refuse(
-            watch,
-            module,
-            "has sinks but does not pass them to its attention function as s_aux; watch cannot include them.",
-        )
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise _refuse(
-            watch,
-            module,
-            f"has {query.shape[1]} query heads and {key.shape[1]} key heads; the second must divide the first.",
-        )
-    options: dict[str, Any] = {}
+    _refuse(model, module, query, key, s_aux, others)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling.to(query.dtype), 1.0
-    options["scale"] = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    options: dict[str, Any] = {"scale": query.shape[-1] ** -0.5 if scaling is None else float(scaling)}
     if softcap is not None:
         options["softcap"] = float(softcap)
     if s_aux is not None:
         options["sink"] = s_aux.to(query.dtype)
-    kind = watch.kind(module)
+    request = Request(module, model.kind(module), query, key, value, options, dropout)
     if attention_mask is None:
-        causal = kind == "self" and watch.is_causal(module, is_causal)
-        key, value, position_bias, sight = _without_mask(
-            watch, query, key, value, position_bias, kind, causal, options
-        )
+        without_mask(model, request, request.kind == "self" and model.is_causal(module, is_causal))
     elif isinstance(attention_mask, RuleMask):
-        key, value, position_bias, sight = _with_rule(
-            watch, attention_mask, query, key, value, position_bias, kind, options
-        )
+        _with_rule(model, attention_mask, request)
     else:
-        sight = _with_dense(watch, attention_mask, query, key, kind, options)
+        _with_dense(model, attention_mask, request)
     if position_bias is not None:
-        bias = options.get("bias")
-        options["bias"] = (
-            position_bias.to(query.dtype) if bias is None else position_bias.to(query.dtype) + bias
-        )
-    output = watch.attend(module, kind, query, key, value, options, sight, dropout)
-    return output.transpose(1, 2).contiguous(), None
+        bias, K = position_bias.to(query.dtype), request.key.shape[2]
+        bias = bias if bias.shape[-1] in (1, K) else bias[..., :K]
+        options["bias"] = bias + options["bias"] if "bias" in options else bias
+    return model.attend(request).transpose(1, 2).contiguous(), None
 
 
-def _cut(x: Tensor | None, K: int) -> Tensor | None:
-    """The part of a bias that belongs to the first K keys."""
-    return x if x is None or x.shape[-1] in (1, K) else x[..., :K]
-
-
-def _without_mask(
-    watch: "Watch",
+def _refuse(
+    model: Intercepted,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    kind: str,
-    causal: bool,
-    options: dict[str, Any],
-) -> Any:
-    """As transformers' own sdpa: no mask and a causal module mean that query i sees keys 0..i; one query alone sees all keys."""
-    Q, K = query.shape[2], key.shape[2]
-    if causal and 1 < Q <= K:
-        options["causal"] = True
-        K = Q
-        key, value = key[:, :, :K], value[:, :, :K]
-    elif causal and Q > K:
-        options["mask"] = torch.ones(Q, K, dtype=torch.bool, device=query.device).tril()[None, None]
-    real_query = watch.own_queries(query) if kind == "cross" else None
-    return key, value, _cut(bias, K), look(options, Q, K, real_query, None, query.device)
+    sink: Tensor | None,
+    others: dict[str, Any],
+) -> None:
+    """Raise for what cannot be done, or may change scores in an unknown way."""
+    heads, key_heads = query.shape[1], key.shape[1]
+    sinks = sink is None and isinstance(getattr(module, "sinks", None), Tensor)
+    strange = ", ".join(repr(x) for x, given in others.items() if given is not None and x not in HARMLESS)
+    for wrong, text in (
+        (
+            others.get("output_attentions"),
+            "is asked for output_attentions, the n×n weights that a watch does not make. Ask for them "
+            "outside.",
+        ),
+        (strange, f"passes {strange} to attention, and watch does not know whether that changes scores."),
+        (sinks, "has sinks but does not pass them to attention as s_aux; watch cannot include them."),
+        (
+            key_heads == 0 or heads % key_heads,
+            f"has {heads} query heads and {key_heads} key heads; the second must divide the first.",
+        ),
+    ):
+        if wrong:
+            name = f"{type(module).__name__} {model.modules.name(module)!r}"
+            raise ArgumentError(f"watch: {model.name} ({name}) {text}")
 
 
-def _with_rule(
-    watch: "Watch",
-    mask: RuleMask,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    kind: str,
-    options: dict[str, Any],
-) -> Any:
-    """Causality, window and padding from the rule; the dense mask where `attend` does not know the rule or sequences end apart."""
-    Q, K = query.shape[2], key.shape[2]
-    rule, own = mask.rule, watch.own_queries(query) if kind == "cross" else None
-    end = mask.query_offset - mask.key_offset + Q  # place of the last query among the keys, plus one
-    fits = rule is not None and mask.shape[2] == Q and mask.shape[3] == K
-    if rule is not None and rule.causal:
-        fits = fits and Q <= end <= K
-    elif rule is not None and rule.window is not None:
-        fits = fits and end == K
-    dense = None if fits else _fitting(watch, mask.dense(), Q, K)
+def without_mask(model: Intercepted, request: Request, causal: bool) -> None:
+    """As transformers' sdpa: without a mask, query i of a causal module sees keys 0..i, a single one all."""
+    if causal and request.query.shape[2] > 1:
+        request.see_from_the_start()
+    request.look(model.own_queries(request))
+
+
+def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:
+    """Causality, window and padding from the rule; the dense mask if `attend` does not know the rule."""
+    (Q, K), rule, options = request.lengths, mask.rule, request.options
+    query_offset, key_offset = mask.offsets
+    end = query_offset - key_offset + Q  # place of the last query among the keys, plus one
+    fits = rule is not None and tuple(mask.shape[2:]) == (Q, K)
     if fits and rule is not None and rule.causal:
-        K = end  # a static cache is longer than what it holds
-        key, value = key[:, :, :K], value[:, :, :K]
-        options["causal"] = True
-    if fits and rule is not None and rule.window is not None and rule.window < K:
-        options["window"] = rule.window
-    place = (kind, K, id(own))
-    if place not in mask.sights:
-        real_key = mask.positions(mask.key_offset, K)
-        real_query = own if kind == "cross" else mask.positions(mask.query_offset, Q)
-        shown = dense if dense is not None else None if real_key is None else real_key[:, None, None]
-        mask.sights[place] = shown, look({**options, "mask": shown}, Q, K, real_query, real_key, query.device)
-    shown, sight = mask.sights[place]
+        fits = Q <= end <= K
+    elif fits and rule is not None and rule.window is not None:
+        fits = end == K
+    if fits and rule is not None:
+        if rule.causal:
+            request.keep_keys(end)  # a static cache is longer than what it holds
+            options["causal"] = True
+        if rule.window is not None and rule.window < request.key.shape[2]:
+            options["window"] = rule.window
+    K, own, known = request.key.shape[2], model.own_queries(request), model.masks.of(mask)
+    place = (request.kind, K, id(own))
+    if place not in known:
+        real_key = mask.positions(key_offset, K)
+        real_query = own if request.kind == "cross" else mask.positions(query_offset, Q)
+        shown = None if real_key is None else real_key[:, None, None]
+        shown = shown if fits else _fitting(model, mask.dense(), request)
+        if shown is not None:
+            options["mask"] = shown
+        request.look(real_query, real_key)
+        known[place] = shown, request.visible
+    shown, request.visible = known[place]
     if shown is not None:
         options["mask"] = shown
-    return key, value, _cut(bias, K), sight
 
 
-def _fitting(watch: "Watch", mask: Tensor, Q: int, K: int) -> Tensor:
+def _fitting(model: Intercepted, mask: Tensor, request: Request) -> Tensor:
     """A dense mask, cut to the keys."""
+    Q, K = request.lengths
     if mask.dim() != 4 or mask.shape[3] < K or mask.shape[2] not in (1, Q):
         shape = tuple(mask.shape)
         raise ArgumentError(
-            f"watch: {watch.model_name} gives {Q} queries and {K} keys a mask of shape {shape}. It must be 4-D and fit."
+            f"watch: {model.name} gives {Q} queries and {K} keys a mask of shape {shape}. "
+            "It must be 4-D and fit."
         )
-    return mask if mask.shape[3] == K else mask[..., :K]
+    return mask[..., :K]
 
 
-def _with_dense(
-    watch: "Watch", mask: Tensor, query: Tensor, key: Tensor, kind: str, options: dict[str, Any]
-) -> Sight:
-    """A mask of the model's or the user's own making, used as it is; numbers at the bottom of their type hide a key."""
-    Q, K = query.shape[2], key.shape[2]
-    _fitting(watch, mask, Q, K)
-    seen, bias, sight = watch.dense_sight(mask, Q, K, kind, query)
+def _with_dense(model: Intercepted, mask: Tensor, request: Request) -> None:
+    """A mask of the model's or the user's own making; numbers at the bottom of their type hide a key."""
+    known, own = model.masks.of(mask), model.own_queries(request)
+    cut = _fitting(model, mask, request)
+    place = (request.kind, request.lengths, id(own), request.query.shape[0])
+    if place not in known:
+        read_dense(cut, request, own)
+        known[place] = request.options.get("mask"), request.options.get("bias"), request.visible
+    seen, bias, request.visible = known[place]
     if seen is not None:
-        options["mask"] = seen
+        request.options["mask"] = seen
     if bias is not None:
-        options["bias"] = bias.to(query.dtype)
-    return sight
+        request.options["bias"] = bias.to(request.query.dtype)
 
 
-def split_mask(mask: Tensor, K: int) -> tuple[Tensor | None, Tensor | None]:
-    """Booleans (True shows) and numbers to add, of which either may be None, from a dense mask."""
-    mask = mask[..., :K]
-    if mask.dtype == torch.bool:
-        return mask, None
-    if not mask.is_floating_point():
-        raise ArgumentError(
-            f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans or floats."
-        )
-    seen = mask > torch.finfo(mask.dtype).min / 2
-    adds = mask.requires_grad or bool(((mask != 0) & seen).any())
-    return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)
+def read_dense(mask: Tensor, request: Request, own: Tensor | None) -> None:
+    """Put a dense mask ``(batch or 1, Hq or 1, Q or 1, K)`` into the options, where one may be already.
 
-
-def dense_sight(
-    seen: Tensor | None, options: dict[str, Any], Q: int, K: int, kind: str, own: Tensor | None, query: Tensor
-) -> Sight:  # fmt: skip
-    """Sight of a dense mask: a key that nobody sees is padding, and in self-attention so is the query at its place.
-
-    Args:
-        seen: ``(batch or 1, Hq or 1, Q or 1, K or 1)`` booleans, or None for a mask that hides nothing.
-        options: causal and window, if they apply beside the mask.
-        Q: number of queries.
-        K: number of keys.
-        kind: "self" or "cross".
-        own: ``(batch, Q)``, for cross-attention: which queries are real, None for all.
-        query: ``(batch, Hq, Q, D)``.
+    A key that nobody sees is padding, and in self-attention so is the query at its place; `own` says which
+    queries ``(batch, Q)`` of cross-attention are real.
     """
-    real_query = own if kind == "cross" else None
-    if seen is None:
-        return look(options, Q, K, real_query, None, query.device)
-    seen = seen.expand(*seen.shape[:3], K)
-    real_key: Tensor | None = seen.any(1).any(1).expand(query.shape[0], K)
-    if real_key is not None and bool(real_key.all()):
-        real_key = None
-    elif kind == "self" and Q == K:
-        real_query = real_key
-    return look({**options, "mask": seen}, Q, K, real_query, real_key, query.device)
+    (Q, K), options = request.lengths, request.options
+    if (there := options.pop("mask", None)) is not None:
+        mask = mask & there if mask.dtype == torch.bool else mask.masked_fill(~there, -torch.inf)
+    seen, bias = split_mask(mask)
+    real_key = real_keys(seen, request.query.shape[0], K)
+    real_query = real_key if request.kind == "self" and Q == K and real_key is not None else own
+    options |= {name: x for name, x in (("mask", seen), ("bias", bias)) if x is not None}
+    request.look(real_query, real_key)
