@@ -10,7 +10,7 @@ from oracles import tiny_models as models
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss", "gpt2", "bert"])
 def test_outputs_are_as_close_to_float64_as_without_a_watch(name):
     model = models.make(name)
-    inputs, real = models.inputs(name, "right")
+    inputs, _ = models.inputs(name)  # without padding, which some models in float64 make NaN of by themselves
     # gpt-oss multiplies by its experts' weights in no wider format than float32.
     dtype = torch.float32 if name == "gpt_oss" else torch.float64
     exact = models.make(name, dtype=dtype)
@@ -22,7 +22,7 @@ def test_outputs_are_as_close_to_float64_as_without_a_watch(name):
             with xt.lens.watch(model, key_mass=True) as seen:
                 found = model(**inputs)[0]
     assert found.dtype == plain.dtype
-    error, allowed = ((x.double() - expected).square()[real].mean() for x in (found, plain))
+    error, allowed = ((x.double() - expected).square().mean() for x in (found, plain))
     assert 0 < error <= 4 * allowed
     assert torch.tensor(seen.record.by_head("key_mass_simpson")).isfinite().all()
 

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,8 +247,8 @@ def _read(hint: Any, value: Any) -> Any:
     if type(None) in parts:
         return None if value is None else _read(parts[0], value)
     if dataclasses.is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return hint(**{name: _read(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+        hints, make = get_type_hints(hint), cast(Any, hint)
+        return make(**{name: _read(hints[name], item) for name, item in value.items()})
     if hint == Array:
         return np.asarray(value, dtype=object).astype(np.float64)
     if hint is float:

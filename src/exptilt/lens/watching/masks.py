@@ -44,7 +44,7 @@ def _known_code() -> dict[Any, str]:
 def _parts(function: Any) -> Iterator[tuple[str, Any, Any]]:
     """The rules that must all hold: of what known code, the function, and the value that it was made of."""
     code = _known_code().get(getattr(function, "__code__", None), "")
-    inside = function.__closure__[0].cell_contents if code else None
+    inside: Any = function.__closure__[0].cell_contents if code else None
     if code == "and":
         for part in inside:
             yield from _parts(part)
@@ -110,7 +110,7 @@ class RuleMask(Tensor):
         return None if bool(real.all()) else real
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore
         def cells(x: Any) -> Any:
             return x.dense() if isinstance(x, RuleMask) else x
 

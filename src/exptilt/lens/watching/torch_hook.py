@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ def _attention(
     original = partial(
         _SDPA, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    lead: tuple[int, ...] = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))  # type: ignore[no-untyped-call]
+    lead: tuple[int, ...] = cast(Any, torch.broadcast_shapes)(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four(x, lead) for x in (query, key, value))
     heads, key_heads = max(x.shape[1] for x in (q, k, v)), max(k.shape[1], v.shape[1])
     if not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v)):

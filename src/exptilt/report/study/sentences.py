@@ -16,7 +16,9 @@ from exptilt.report.tokens import visible
 Place = tuple[int, int]
 # Said of the head with the highest value, where there is a plainer way to say it than by the title.
 PLAIN = {
-    "first_key_mass": "{head} puts {percent} of its attention on the first key, the most of all heads.",
+    "first_key_mass_given_choice": (
+        "{head} puts {percent} of its attention on the first key, the most of all heads."
+    ),
     "effective_keys": "{head} spreads its attention widest, over {value} keys in effect.",
     "score_max": "{head} reaches the largest score, {value}.",
 }
@@ -134,7 +136,7 @@ def of_head(study: Study, detail: HeadDetail) -> str:
         return math.nan if measure is None or measure.value is None else float(measure.value[place])
 
     parts, tops, bottoms = [], [], []
-    first, spread = value("first_key_mass"), value("effective_keys")
+    first, spread = value("first_key_mass_given_choice"), value("effective_keys")
     if spread < 1.05:
         parts.append("Looks at a single key in effect.")
     elif not math.isnan(spread):
