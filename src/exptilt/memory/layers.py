@@ -115,7 +115,7 @@ def associate(
     return update(found.value.to(query.dtype), key, value)
 
 
-def _log_beta(beta: Beta | None, heads: int, size: int, name: str) -> Tensor:
+def _log_beta(beta: Beta | None, heads: int, size: int) -> Tensor:
     """log β ``(heads,)``, where it begins."""
     try:
         given = torch.as_tensor(1 / math.sqrt(size) if beta is None else beta, dtype=torch.float64)
@@ -124,10 +124,8 @@ def _log_beta(beta: Beta | None, heads: int, size: int, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         fits = False
     if not fits or isinstance(beta, bool):
-        wanted = (
-            f"Pass a finite number > 0, {heads} of them (one a head), or None for 1/sqrt(head dimension)."
-        )
-        raise ArgumentError(f"{name}: beta is {beta!r}. {wanted}")
+        wanted = f"Pass a finite number > 0, {heads} of them (one a head), or None."
+        raise ArgumentError(f"HopfieldLayer: beta is {beta!r}. {wanted}")
     return given.log().float().expand(heads).clone()
 
 
@@ -191,7 +189,7 @@ class HopfieldLayer(nn.Module):
         size = head_dimension or dimension // heads
         memory, output = memory_dimension or dimension, output_dimension or dimension
         inputs = (dimension, memory, value_dimension or memory)
-        start = _log_beta(beta, heads, size, "HopfieldLayer")
+        start = _log_beta(beta, heads, size)
         self.log_beta = nn.Parameter(start, requires_grad=learn_beta)
         self.to_query, self.to_key, self.to_value = (nn.Linear(n, heads * size) for n in inputs)
         self.to_output = nn.Linear(heads * size, output)
@@ -301,13 +299,9 @@ class HopfieldLayer(nn.Module):
             if given is None:
                 continue
             if given.dtype != torch.bool or given.shape[-1:] != (N,) or given.ndim < least:
-                got, wanted = (
-                    f"{tuple(given.shape)} {given.dtype}",
-                    "(..., N)" if least == 1 else "(..., Q, N)",
-                )
-                raise ArgumentError(
-                    f"HopfieldLayer: {name} is {got}. Pass booleans {wanted} for N = {N} patterns."
-                )
+                got = f"{tuple(given.shape)} {given.dtype}, and there are N = {N} patterns"
+                wanted = "(..., Q, N)" if least > 1 else "(..., N)"
+                raise ArgumentError(f"HopfieldLayer: {name} is {got}. Pass booleans {wanted}.")
             rows = given[..., None, :] if least == 1 else given
             seen = rows[..., None, :, :] if seen is None else seen & rows[..., None, :, :]
         if self.normalize:
