@@ -303,7 +303,8 @@ def test_a_record_is_used_once():
     layer = nn.MultiheadAttention(16, 4, batch_first=True)
     x = 30 * torch.randn(2, 10, 16)
     given = {"query": x, "key": x, "value": x, "need_weights": False}
-    monitor = xt.lens.TrainingMonitor(layer, every=10, log=lambda step, readings: None, max_logit=None)
+    quiet = {"log": lambda step, readings: None, "max_logit": None, "min_entropy": None}
+    monitor = xt.lens.TrainingMonitor(layer, every=10, **quiet)
     changed = []
     for _ in range(20):
         with torch.no_grad(), monitor.step():

@@ -21,6 +21,7 @@ query in a thousand has a Z that dwarfs the rest. The first key's mass needs one
 the mass of all keys is a second sweep over them.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +30,9 @@ from torch import Tensor
 from exptilt._support.transforms import pytree
 from exptilt.attention import attend
 from exptilt.lens.heads.key_mass import divergence, simpson
-from exptilt.lens.heads.scores import problem
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.tilting import Tilted, log_normalizer
+from exptilt.tilting.problem import Inputs
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
 FIELDS = (
@@ -42,10 +43,10 @@ FIELDS = (
 
 
 class FirstKey(NamedTuple):
-    """The first real key, ``(batch, Hq, Q)`` each: the attention a query gives it, and whether it sees it."""
+    """A query's attention on the first real key, and its score (−inf: hidden), ``(batch, Hq, Q)`` each."""
 
     mass: Tensor
-    seen: Tensor
+    score: Tensor
 
 
 def first_key(
@@ -53,10 +54,11 @@ def first_key(
 ) -> FirstKey:
     """What each query gives the first real key, from the arguments of `attend` and G ``(batch, Hq, Q)``."""
     if key.shape[2] == 0:
-        return FirstKey(torch.zeros_like(G), torch.zeros_like(G, dtype=torch.bool))
-    rule, t = problem(query, key, options)
-    s = rule.column(t, visible.first)
-    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), ~torch.isneginf(s))
+        return FirstKey(torch.zeros_like(G), torch.full_like(G, -torch.inf))
+    tensors = {name: options.get(name) for name in ("bias", "log_weight", "mask")}
+    rule = replace(visible.rule, scale=options["scale"], softcap=options.get("softcap"))
+    s = rule.column(Inputs(query, key, key, **tensors), visible.first)
+    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), s)
 
 
 def summarise(
@@ -128,7 +130,8 @@ def text_statistics(
     found = dict(zip(FIELDS, values[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
-    found["first_key_mass_given_choice"] = _mean(first.mass.double(), first.seen & (outcomes > 1))[item]
+    choice = (outcomes > 1) & ~torch.isneginf(first.score)
+    found["first_key_mass_given_choice"] = _mean(first.mass.double(), choice)[item]
     if any(options.get(name) is not None for name in ("bias", "log_weight", "sink")):
         log_measure = log_normalizer(torch.zeros_like(query), key, **options)  # a query of 0 tilts nothing
     else:

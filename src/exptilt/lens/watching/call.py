@@ -77,6 +77,11 @@ class Request:
         """Number of queries and of keys."""
         return self.query.shape[2], self.key.shape[2]
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Do what autocast does to the arguments of `scaled_dot_product_attention`."""
+        wanted = {torch.float64: torch.float64}.get(self.query.dtype, dtype)
+        self.query, self.key, self.value = (x.to(wanted) for x in (self.query, self.key, self.value))
+
     def keep_keys(self, length: int) -> None:
         """Leave all but the first keys out."""
         self.key, self.value = self.key[:, :, :length], self.value[:, :, :length]

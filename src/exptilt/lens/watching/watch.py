@@ -68,13 +68,28 @@ def _configurations(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def _uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """A function of a request, called outside of autocast with what autocast makes of the request."""
+
+    def called(r: Request) -> Any:
+        device = r.query.device.type
+        if not torch.is_autocast_enabled(device):
+            return function(r)
+        r.cast(torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return function(r)
+
+    return called
+
+
 class Watch:
     """An open eye on a model. `watch` makes it; enter it, run the model, read `record`."""
 
     def __init__(self, model: nn.Module, wanted: Wanted):
         self.record = Record()
         self.wanted = wanted
-        self.intercepted = Intercepted(model, self._attend, self._look_at, self._note)
+        attend, look_at = _uncast(self._attend), _uncast(self._look_at)
+        self.intercepted = Intercepted(model, attend, look_at, self._note)
         self.modules = self.intercepted.modules
         self.own_name = f"exptilt-{id(self)}"
         self._handles: list[Any] = []
