@@ -1,7 +1,9 @@
-"""Switching filters against filterpy's IMM, in one interleaved run: M = 3 modes, n = 4 states, m = 2 observed components, float64.
+"""Switching filters against filterpy's IMM, in one interleaved run: M = 3 modes, n = 4 states, m = 2 observed
+components, float64.
 
-One series of 20,000 steps, a batch of 256 series of 200 steps, gradients, EM on the GNP case, the first call in a new process, memory, and
-how time grows with T, M and n. filterpy takes some 0.7 ms a step, so it is timed on fewer steps; all ratios are per step.
+One series of 20,000 steps, a batch of 256 series of 200 steps, gradients, EM on the GNP case, the first call
+in a new process, memory, and how time grows with T, M and n. filterpy takes some 0.7 ms a step, so it is
+timed on fewer steps; all ratios are per step.
 """
 
 import json
@@ -72,7 +74,8 @@ def run_filterpy(model: SwitchingLinearGaussian, y: np.ndarray) -> np.ndarray:
 def first_call() -> float:
     """Seconds of the first filter call in a new process, imports done, the kernel cache present."""
     code = (
-        "import sys, time; sys.path.insert(0, 'benchmarks'); import numpy as np, torch; from switching import make; "
+        "import sys, time; sys.path.insert(0, 'benchmarks'); import numpy as np, torch; "
+        "from switching import make; "
         "model = make(3, 4, 2); y = np.random.default_rng(0).normal(size=(20000, 2)); "
         "start = time.perf_counter(); model.filter(y, method='imm'); print(time.perf_counter() - start)"
     )
@@ -224,9 +227,16 @@ def main() -> None:
             (axis, "IMM µs a step", "GPB2 µs a step"), [(k, f"{a:.3g}", f"{b:.3g}") for k, a, b in rows]
         )
     results = {
-        "times": times, "microseconds": micro, "faster": faster, "difference": difference, "goals": goals, "scaling": grown,
-        "em": [em, em_steps, reason], "first_call": first, "memory": memory,
-    }  # fmt: skip
+        "times": times,
+        "microseconds": micro,
+        "faster": faster,
+        "difference": difference,
+        "goals": goals,
+        "scaling": grown,
+        "em": [em, em_steps, reason],
+        "first_call": first,
+        "memory": memory,
+    }
     if arguments.quick:
         return
 

@@ -1,6 +1,8 @@
-"""A target that flies straight, turns, and flies straight again, seen by range and bearing; the bearing passes from π to −π on the way.
+"""A target that flies straight, turns, and flies straight again, seen by range and bearing; the bearing
+passes from π to −π on the way.
 
-State: position (2), heading, turn rate, speed. Two modes: straight (turn rate ignored) and turning. Run: python examples/turning_target.py
+State: position (2), heading, turn rate, speed. Two modes: straight (turn rate ignored) and turning. Run:
+python examples/turning_target.py
 """
 
 import numpy as np
@@ -62,7 +64,8 @@ def main() -> None:
         error = np.linalg.norm(post.mean[:, :2] - positions, axis=1)
         turn = post.mode_probability[28:48, 1].mean()
         print(
-            f"{kind}: mean error {error[5:].mean():.3f}, worst {error[5:].max():.3f}; P(turning) during the turn {turn:.2f}"
+            f"{kind}: mean error {error[5:].mean():.3f}, worst {error[5:].max():.3f}; "
+            f"P(turning) during the turn {turn:.2f}"
         )
 
 

@@ -1,4 +1,6 @@
-"""Slow, obvious versions: every mode path as one dense joint Gaussian, a textbook Kalman filter and smoother, Hamilton's filter."""
+"""Slow, obvious versions: every mode path as one dense joint Gaussian, a textbook Kalman filter and smoother,
+Hamilton's filter.
+"""
 
 import itertools
 
@@ -23,13 +25,19 @@ def step_parameters(model, t, inputs=None):
     if model.observation_input is not None:
         d = d + at(model.observation_input, 3, t) @ inputs[t]
     return (
-        at(model.transition, 2, t), at(model.dynamics, 3, t), c, at(model.process_noise, 3, t), at(model.observation, 3, t), d,
+        at(model.transition, 2, t),
+        at(model.dynamics, 3, t),
+        c,
+        at(model.process_noise, 3, t),
+        at(model.observation, 3, t),
+        d,
         at(model.observation_noise, 3, t),
-    )  # fmt: skip
+    )
 
 
 def dense_path(model, y, path, inputs=None):
-    """Log P(path, y) and the law of x_1 … x_T given path and y, from one joint Gaussian of all states and observations.
+    """Log P(path, y) and the law of x_1 … x_T given path and y, from one joint Gaussian of all states and
+    observations.
 
     `path` holds s_0 … s_T if the model starts "before", else s_1 … s_T.
     """
@@ -127,7 +135,7 @@ def exact_posterior(model, y, inputs=None):
 
 
 def kalman(model, y, mode=0):
-    """Textbook Kalman filter and Rauch smoother of one mode: log-likelihood, filtered and smoothed moments."""
+    """Textbook Kalman filter and Rauch smoother of one mode: log-likelihood and all moments."""
     _, W, c, Q, H, d, R = (value[mode] for value in step_parameters(model, 0))
     mean, cov = np.asarray(model.initial_mean)[mode], np.asarray(model.initial_covariance)[mode]
     total, filtered, ahead = 0.0, [], []
@@ -154,8 +162,8 @@ def kalman(model, y, mode=0):
 
 
 def hamilton(transition, initial, density):
-    """Hamilton's filter and Kim's smoother for a hidden Markov chain with densities (T, M); `initial` is the law of the first mode before
-    it is seen.
+    """Hamilton's filter and Kim's smoother for a hidden Markov chain with densities (T, M); `initial` is the
+    law of the first mode before it is seen.
     """
     predicted, filtered, total = np.asarray(initial), [], 0.0
     for row in density:

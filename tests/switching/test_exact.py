@@ -1,4 +1,6 @@
-"""`exact` against all mode paths as dense joint Gaussians; every filter against a plain Kalman filter and against Hamilton's."""
+"""`exact` against all mode paths as dense joint Gaussians; every filter against a plain Kalman filter and
+against Hamilton's.
+"""
 
 import numpy as np
 import pytest
@@ -93,7 +95,9 @@ def test_one_mode_is_the_kalman_filter(method, start):
 
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
 def test_no_state_is_hamiltons_filter(method):
-    """A state without variance leaves a hidden Markov chain: all collapses are exact, forwards and backwards, and Viterbi is too."""
+    """A state without variance leaves a hidden Markov chain: all collapses are exact, forwards and backwards,
+    and Viterbi is too.
+    """
     rng = np.random.default_rng(6)
     M, T = 3, 80
     transition, initial = simplex(rng, M, M), simplex(rng, M)
@@ -121,7 +125,7 @@ def test_no_state_is_hamiltons_filter(method):
 
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
 def test_smoothers_given_the_modes(method):
-    """A chain that cannot choose follows one path: the smoother is the dense joint Gaussian given that path."""
+    """A chain that cannot choose follows one path: the smoother is the joint Gaussian given that path."""
     rng = np.random.default_rng(7)
     T = 7
     path = rng.integers(0, 3, T)

@@ -1,4 +1,6 @@
-"""EM and maximum likelihood: fixed points, monotone traces, what is fixed stays, standard errors, reasons to stop, bad input."""
+"""EM and maximum likelihood: fixed points, monotone traces, what is fixed stays, standard errors, reasons to
+stop, bad input.
+"""
 
 import numpy as np
 import pytest
@@ -18,8 +20,8 @@ def slope_of(model, y, names, method="gpb2", inputs=None):
 
 
 def test_em_ends_where_the_slope_is_zero():
-    """One mode, so the E-step is exact: the trace never falls, and at its end the gradient vanishes. Components missing one by one,
-    inputs too.
+    """One mode, so the E-step is exact: the trace never falls, and at its end the gradient vanishes.
+    Components missing one by one, inputs too.
     """
     rng = np.random.default_rng(0)
     truth = random_model(
@@ -121,7 +123,9 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
 
 
 def test_the_initial_law_is_learned_from_many_series():
-    """One mode, everything else held: EM ends at the slope's zero; with a shared law of two modes the trace rises."""
+    """One mode, everything else held: EM ends at the slope's zero; with a shared law of two modes the trace
+    rises.
+    """
     rng = np.random.default_rng(8)
     for M, shared in ((1, ()), (2, ("initial_mean", "initial_covariance"))):
         model = random_model(
@@ -207,9 +211,16 @@ def test_standard_errors_of_a_mean():
     rng = np.random.default_rng(3)
     y = rng.normal(3, 2, 400)
     model = SwitchingLinearGaussian(
-        transition=[[1.0]], dynamics=[[0.0]], process_noise=[[0.0]], observation=[[0.0]], observation_noise=[[1.0]], initial_mean=[0.0],
-        initial_covariance=[[0.0]], initial_probability=[1.0], observation_offset=[0.0],
-    )  # fmt: skip
+        transition=[[1.0]],
+        dynamics=[[0.0]],
+        process_noise=[[0.0]],
+        observation=[[0.0]],
+        observation_noise=[[1.0]],
+        initial_mean=[0.0],
+        initial_covariance=[[0.0]],
+        initial_probability=[1.0],
+        observation_offset=[0.0],
+    )
     for method in ("em", "mle"):
         fit = model.fit(
             y, method=method, fixed=("transition", "dynamics", "process_noise", "observation"), tolerance=1e-9
@@ -326,3 +337,122 @@ def test_ready_models_find_what_was_put_in(kind):
     else:
         assert fit.model.process_noise[1, 0, 0] > 20 * fit.model.process_noise[0, 0, 0]
     assert fit.log_likelihood == pytest.approx(fit.model.filter(y).log_likelihood, abs=1e-4)
+
+
+def level_model(M, **changes):
+    """No state: a level and a variance a regime."""
+    values = {
+        "transition": np.eye(M)
+        if M == 1
+        else np.full((M, M), 0.1 / (M - 1)) + (0.9 - 0.1 / (M - 1)) * np.eye(M),
+        "dynamics": [[0.0]],
+        "process_noise": [[0.0]],
+        "observation": [[0.0]],
+        "observation_noise": np.ones((M, 1, 1)),
+        "initial_mean": [0.0],
+        "initial_covariance": [[0.0]],
+        "initial_probability": np.full(M, 1 / M),
+        "observation_offset": np.arange(M)[:, None],
+        "start": "first",
+    }
+    return SwitchingLinearGaussian(**(values | changes))
+
+
+NO_STATE = ("dynamics", "process_noise", "observation")
+
+
+@pytest.mark.parametrize("shift", [1e6, 1e8])
+def test_em_of_data_far_from_zero(shift):
+    """The fit of shifted data is the shifted fit: sums of squares of the data themselves would lose all
+    digits.
+    """
+    rng = np.random.default_rng(9)
+    y = np.where(np.arange(200) // 40 % 2, rng.normal(4, 1.5, 200), rng.normal(0, 0.5, 200))
+    y = np.round(y * 2**20) / 2**20  # so that y + shift loses little
+    start = level_model(2, observation_offset=[[0.5], [3.0]])
+    near = start.fit(y, fixed=NO_STATE, standard_errors=False)
+    moved = start.replace(observation_offset=start.observation_offset + shift)
+    far = moved.fit(y + shift, fixed=NO_STATE, standard_errors=False)
+    np.testing.assert_allclose(far.model.observation_noise, near.model.observation_noise, rtol=1e-5)
+    np.testing.assert_allclose(far.model.observation_offset - shift, near.model.observation_offset, atol=1e-5)
+    assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-4)
+
+
+def test_em_that_loses_a_regime_returns_its_best_step():
+    """A regime that shrinks onto three equal points has no maximum; that is said, and the model returned is
+    sound.
+    """
+    rng = np.random.default_rng(10)
+    y = rng.normal(size=100)
+    y[[20, 50, 80]] = 3.0
+    start = level_model(2, observation_offset=[[0.0], [3.0]], observation_noise=[[[1.0]], [[1e-4]]])
+    fit = start.fit(y, fixed=NO_STATE, standard_errors=False, max_steps=2000, tolerance=1e-12)
+    assert fit.status is FitStatus.DEGENERATE
+    assert fit.log_likelihood == fit.trace.max()
+    assert fit.model.filter(y).log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-6)
+
+
+def test_a_likelihood_near_zero_at_the_start_does_not_end_the_climb():
+    """The tolerance is in nats, whatever the log-likelihood was at the start."""
+    rng = np.random.default_rng(11)
+    y = 1e-3 * rng.normal(size=20_000)
+    sd = 0.3985  # where a thousand points of size 0.001 have a log-likelihood of about 0
+    start = level_model(1, observation_offset=[[0.0]], observation_noise=[[[sd**2]]])
+    assert abs(start.filter(y).log_likelihood) < 300
+    fit = start.fit(y, method="mle", fixed=(*NO_STATE, "transition"), tolerance=1e-6, standard_errors=False)
+    best = norm.logpdf(y, y.mean(), y.std()).sum()
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.log_likelihood == pytest.approx(best, abs=0.01)
+
+
+def test_standard_errors_beside_a_transition_that_has_gone_to_zero():
+    """Regimes visited as 0, 1, 2, 0, 1, 2: the levels' errors are known though transitions 0 → 2 never
+    happen.
+    """
+    rng = np.random.default_rng(12)
+    regime = (np.arange(360) // 20) % 3
+    y = 10.0 * regime + rng.normal(size=360)
+    start = level_model(3, observation_offset=[[0.0], [10.0], [20.0]])
+    fit = start.fit(y, method="mle", fixed=NO_STATE, shared="observation_noise", tolerance=1e-10)
+    errors = fit.standard_errors
+    np.testing.assert_allclose(
+        errors["observation_offset"][:, 0], y[regime == 0].std() / np.sqrt(120), rtol=0.15
+    )
+    never = fit.model.transition < 1e-6
+    assert never.sum() == 3
+    assert np.isnan(errors["transition"][never]).all()
+    stay = np.diagonal(fit.model.transition)
+    np.testing.assert_allclose(np.diagonal(errors["transition"]), np.sqrt(stay * (1 - stay) / 120), rtol=0.1)
+
+
+def test_names_may_be_given_alone():
+    rng = np.random.default_rng(13)
+    y = rng.normal(size=60)
+    start = level_model(2)
+    one = start.fit(y, fixed=NO_STATE, shared="observation_noise", max_steps=3, standard_errors=False)
+    many = start.fit(y, fixed=NO_STATE, shared=["observation_noise"], max_steps=3, standard_errors=False)
+    assert one.log_likelihood == many.log_likelihood
+
+
+@pytest.mark.parametrize("shift", [1e5, 1e7])
+def test_em_of_a_level_that_wanders_far_from_zero(shift):
+    """The state itself is large: the noise of its steps must not drown in squares of the state."""
+    rng = np.random.default_rng(14)
+    y = np.cumsum(rng.normal(size=150)) + 0.5 * rng.normal(size=150)
+    values = {
+        "transition": [[1.0]],
+        "dynamics": [[1.0]],
+        "process_noise": [[0.5]],
+        "observation": [[1.0]],
+        "observation_noise": [[0.5]],
+        "initial_mean": [0.0],
+        "initial_covariance": [[4.0]],
+        "initial_probability": [1.0],
+    }
+    fixed = ("transition", "dynamics", "observation")
+    start = SwitchingLinearGaussian(**values)
+    near = start.fit(y, fixed=fixed, max_steps=40, standard_errors=False)
+    moved = start.replace(initial_mean=[shift])
+    far = moved.fit(y + shift, fixed=fixed, max_steps=40, standard_errors=False)
+    np.testing.assert_allclose(far.model.process_noise, near.model.process_noise, rtol=1e-6)
+    np.testing.assert_allclose(far.model.observation_noise, near.model.observation_noise, rtol=1e-6)

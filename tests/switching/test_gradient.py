@@ -1,4 +1,6 @@
-"""The hand-written derivative against finite differences and, for `exact`, autograd; over methods and options mixed at random."""
+"""The hand-written derivative against finite differences and, for `exact`, autograd; over methods and options
+mixed at random.
+"""
 
 import numpy as np
 import pytest

@@ -215,9 +215,15 @@ def test_kalman_core_against_pykalman_and_statsmodels():
     model = random_model(rng, 1, 3, 2, start="first")
     y = rng.normal(size=(40, 2))
     other = KalmanFilter(
-        model.dynamics[0], model.observation[0], model.process_noise[0], model.observation_noise[0], model.dynamics_offset[0],
-        model.observation_offset[0], model.initial_mean[0], model.initial_covariance[0],
-    )  # fmt: skip
+        model.dynamics[0],
+        model.observation[0],
+        model.process_noise[0],
+        model.observation_noise[0],
+        model.dynamics_offset[0],
+        model.observation_offset[0],
+        model.initial_mean[0],
+        model.initial_covariance[0],
+    )
     post, back = model.filter(y), model.smooth(y)
     means, covs = other.filter(y)
     np.testing.assert_allclose(post.mean, means, atol=1e-10)
@@ -246,18 +252,23 @@ def test_kalman_core_against_pykalman_and_statsmodels():
 
 
 def test_states_of_different_size():
-    """A glider (2 states) and a manoeuvrer (3): against the Kalman filter of either where the other is never visited, and finite in
-    between.
+    """A glider (2 states) and a manoeuvrer (3): against the Kalman filter of either where the other is never
+    visited, and finite in between.
     """
     glide, turn = (
         np.array([[1.0, 1.0], [0.0, 1.0]]),
         np.array([[1.0, 1.0, 0.5], [0.0, 1.0, 1.0], [0.0, 0.0, 0.9]]),
     )
     options = {
-        "dynamics": [glide, turn], "process_noise": [0.01 * np.eye(2), 0.1 * np.eye(3)], "observation": [[[1.0, 0.0]], [[1.0, 0.0, 0.0]]],
-        "observation_noise": [[1.0]], "initial_mean": [np.zeros(2), np.zeros(3)], "initial_covariance": [np.eye(2), np.eye(3)],
-        "maps": {(0, 1): np.eye(3, 2), (1, 0): np.eye(2, 3)}, "map_covariance": {(0, 1): np.diag([0.0, 0.0, 1.0])},
-    }  # fmt: skip
+        "dynamics": [glide, turn],
+        "process_noise": [0.01 * np.eye(2), 0.1 * np.eye(3)],
+        "observation": [[[1.0, 0.0]], [[1.0, 0.0, 0.0]]],
+        "observation_noise": [[1.0]],
+        "initial_mean": [np.zeros(2), np.zeros(3)],
+        "initial_covariance": [np.eye(2), np.eye(3)],
+        "maps": {(0, 1): np.eye(3, 2), (1, 0): np.eye(2, 3)},
+        "map_covariance": {(0, 1): np.diag([0.0, 0.0, 1.0])},
+    }
     rng = np.random.default_rng(10)
     y = np.cumsum(np.cumsum(rng.normal(size=30)))[:, None]
     for k, size in ((0, 2), (1, 3)):
@@ -372,3 +383,18 @@ def test_data_that_cannot_be():
         model.replace(dynamic=np.eye(2))
     with pytest.raises(ValueError, match="steps is 0"):
         model.filter(np.zeros(5)).forecast(0)
+
+
+def test_complex_numbers_are_refused():
+    model = SwitchingLinearGaussian(**GOOD)
+    for y in (np.zeros(5, complex), torch.zeros(5, dtype=torch.complex128)):
+        with pytest.raises(ValueError, match="the series is complex"):
+            model.filter(y)
+    with pytest.raises(ValueError, match="dynamics is complex"):
+        SwitchingLinearGaussian(**(GOOD | {"dynamics": np.eye(2) * 1j}))
+
+
+def test_sizes_say_what_they_are():
+    model = SwitchingLinearGaussian(**GOOD)
+    assert (model.modes, model.states, model.outputs, model.steps) == (2, 2, 1, None)
+    assert "observed components" in SwitchingLinearGaussian.outputs.__doc__

@@ -1,4 +1,4 @@
-"""Nonlinear modes: linear functions give the linear filters, angles go round, a turning target is followed."""
+"""Nonlinear modes: linear functions give the linear filters, angles go round, a turning target is caught."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,9 @@ def turning():
 
 @pytest.mark.parametrize("linearize", ["extended", "unscented"])
 def test_a_turning_target_that_passes_behind(linearize):
-    """It flies away along the line where bearing and heading jump between π and −π, which must not be seen as jumps."""
+    """It flies away along the line where bearing and heading jump between π and −π, which must not be seen as
+    jumps.
+    """
     rng = np.random.default_rng(1)
     place, heading, track, bearing = np.array([-10.0, 0.0]), np.pi, [], []
     for t in range(60):
@@ -98,6 +100,63 @@ def test_what_is_refused():
         turning().filter(np.zeros((3, 2)), linearize="cubature")
     with pytest.raises(ValueError, match="pass 2 functions"):
         SwitchingNonlinear(
-            transition=np.eye(2), dynamics=[lambda x: x], process_noise=np.eye(1), observation=lambda x: x, observation_noise=np.eye(1),
-            initial_mean=[0.0], initial_covariance=np.eye(1), initial_probability=[0.5, 0.5],
-        )  # fmt: skip
+            transition=np.eye(2),
+            dynamics=[lambda x: x],
+            process_noise=np.eye(1),
+            observation=lambda x: x,
+            observation_noise=np.eye(1),
+            initial_mean=[0.0],
+            initial_covariance=np.eye(1),
+            initial_probability=[0.5, 0.5],
+        )
+
+
+def plain_options(**changes):
+    options = {
+        "transition": np.eye(2),
+        "dynamics": [lambda x: x, lambda x: x],
+        "process_noise": np.eye(2),
+        "observation": lambda x: x[..., :1],
+        "observation_noise": np.eye(1),
+        "initial_mean": [0.0, 0.0],
+        "initial_covariance": np.eye(2),
+        "initial_probability": [0.5, 0.5],
+    }
+    return options | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"initial_mean": 0.0}, "SwitchingNonlinear: initial_mean has shape"),
+        ({"process_noise": 1.0}, "SwitchingNonlinear: process_noise has shape"),
+        ({"transition": 1.0}, "SwitchingNonlinear: transition is"),
+        ({"transition": [[0.9, 0.2], [0.5, 0.5]]}, "SwitchingNonlinear: row 0 of transition sums to 1.1"),
+        ({"process_noise": -np.eye(2)}, "SwitchingNonlinear: process_noise of mode 0 is not positive"),
+        ({"process_noise": 1j * np.eye(2)}, "SwitchingNonlinear: process_noise is complex"),
+        ({"angles": (2,)}, "angles is .*from 0 to 1"),
+        ({"observation": lambda x: x}, "observation of mode 0 gives"),
+        ({"dynamics": [lambda x: x, lambda x: x[:1]]}, "dynamics of mode 1 gives"),
+        ({"observation": lambda x: x[3]}, "observation of mode 0 fails for states of shape"),
+    ],
+)
+def test_models_that_cannot_be(changes, words):
+    SwitchingNonlinear(**plain_options())
+    with pytest.raises(ValueError, match=words):
+        SwitchingNonlinear(**plain_options(**changes))
+
+
+def test_observations_far_better_than_the_prior():
+    """Joseph's form: where the covariance is a difference of large matrices it is no longer one."""
+    model = SwitchingNonlinear(
+        **plain_options(
+            observation=lambda x: 0.3 * x[..., :1] + 0.7 * x[..., 1:],
+            observation_noise=[[1e-9]],
+            initial_covariance=[[1e8, 3e7], [3e7, 1e8]],
+            process_noise=1e-16 * np.eye(2),
+        )
+    )
+    y = 1e-5 * np.random.default_rng(0).normal(size=(40, 1))
+    for linearize in ("extended", "unscented"):
+        values = np.linalg.eigvalsh(model.filter(y, linearize=linearize).mode_covariance)
+        assert (values[..., 0] >= -1e-15 * values[..., 1]).all()

@@ -1,4 +1,6 @@
-"""Published results, reproduced: Lam's model of GNP (Kim 1994), the federal funds rate (Stata's manual), Hamilton's GNP (1989)."""
+"""Published results, reproduced: Lam's model of GNP (Kim 1994), the federal funds rate (Stata's manual),
+Hamilton's GNP (1989).
+"""
 
 import ast
 import importlib.util
@@ -27,17 +29,25 @@ def lam_data():
 
 
 def lam_model(x):
-    """Logits of staying, phi1, phi2, log sigma, recession offset, rise in booms; everything starts at its stationary law."""
+    """Logits of staying, phi1, phi2, log sigma, recession offset, rise in booms; everything starts at its
+    stationary law.
+    """
     p, q = torch.sigmoid(x[0]), torch.sigmoid(x[1])
     transition = torch.stack([torch.stack([p, 1 - p]), torch.stack([1 - q, q])])
     W = torch.stack([x[2:4], torch.tensor([1.0, 0.0], dtype=torch.float64)])
     Q = torch.diag(torch.stack([torch.exp(2 * x[4]), torch.zeros((), dtype=torch.float64)]))
     P = torch.linalg.solve(torch.eye(4, dtype=torch.float64) - torch.kron(W, W), Q.reshape(-1)).reshape(2, 2)
     return SwitchingLinearGaussian(
-        transition=transition, dynamics=W, process_noise=Q, observation=[[1.0, -1.0]], observation_noise=[[0.0]], initial_mean=[0.0, 0.0],
-        initial_covariance=(P + P.T) / 2, initial_probability=torch.stack([1 - q, 1 - p]) / (2 - p - q),
+        transition=transition,
+        dynamics=W,
+        process_noise=Q,
+        observation=[[1.0, -1.0]],
+        observation_noise=[[0.0]],
+        initial_mean=[0.0, 0.0],
+        initial_covariance=(P + P.T) / 2,
+        initial_probability=torch.stack([1 - q, 1 - p]) / (2 - p - q),
         observation_offset=torch.stack([x[5], x[5] + x[6]])[:, None],
-    )  # fmt: skip
+    )
 
 
 def published():
@@ -65,7 +75,9 @@ def test_lam_maximum_likelihood_from_a_rough_start():
 
 
 def test_federal_funds():
-    """Statsmodels' test data and Stata's results: log-likelihood −508.63592, its smoothed probabilities and its standard errors."""
+    """Statsmodels' test data and Stata's results: log-likelihood −508.63592, its smoothed probabilities and
+    its standard errors.
+    """
     y = wheel_data("statsmodels.tsa.regime_switching.tests.test_markov_regression", "fedfunds")
 
     def build(x):
@@ -94,8 +106,8 @@ def test_federal_funds():
 
 
 def test_hamilton_gnp():
-    """An autoregression around a switching mean: 2^5 modes that remember the last five regimes, lags as inputs. Log-likelihood
-    −181.26339.
+    """An autoregression around a switching mean: 2^5 modes that remember the last five regimes, lags as
+    inputs. Log-likelihood −181.26339.
     """
     series = wheel_data("statsmodels.tsa.regime_switching.tests.test_markov_autoregression", "rgnp")
     stay, mean, phi = (0.754673, 0.095915), (-0.358811, 1.163516), (0.013486, -0.057521, -0.246983, -0.212923)

@@ -9,8 +9,8 @@ from oracles.switching_models import random_data, random_model
 
 @pytest.mark.parametrize("start", ["before", "first"])
 def test_particle_likelihood_is_unbiased(start):
-    """The mean of exp(log-likelihood estimate − truth) over 400 runs is 1 within four standard errors; with few particles, so that
-    resampling matters.
+    """The mean of exp(log-likelihood estimate − truth) over 400 runs is 1 within four standard errors; with
+    few particles, so that resampling matters.
     """
     rng = np.random.default_rng(0)
     model = random_model(rng, 3, 1, 1, start=start)

@@ -68,9 +68,10 @@ def test_one_missing_component_is_the_smaller_model(method):
     y = rng.normal(size=(30, 3))
     y[:, 1] = np.nan
     small = model.replace(
-        observation=model.observation[:, [0, 2]], observation_noise=model.observation_noise[:, [0, 2]][:, :, [0, 2]],
+        observation=model.observation[:, [0, 2]],
+        observation_noise=model.observation_noise[:, [0, 2]][:, :, [0, 2]],
         observation_offset=model.observation_offset[:, [0, 2]],
-    )  # fmt: skip
+    )
     a, b = model.filter(y, method=method), small.filter(y[:, [0, 2]], method=method)
     assert a.log_likelihood == pytest.approx(b.log_likelihood, abs=1e-10)
     np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
@@ -111,8 +112,8 @@ def test_absorbing_chain_and_zero_probability_modes_stay_finite(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("tiny", [1e-14, 1e-9])
 def test_near_singular_noises(method, tiny):
-    """Noises of 1e-14 beside states of size 1: covariances stay symmetric and positive semi-definite, and the likelihood is that of 60
-    digits.
+    """Noises of 1e-14 beside states of size 1: covariances stay symmetric and positive semi-definite, and the
+    likelihood is that of 60 digits.
     """
     rng = np.random.default_rng(5)
     model = random_model(

@@ -2,34 +2,33 @@ r"""Modes that are not linear: extended and unscented filters behind the same th
 
     x_t = f_{s_t}(x_{t−1}) + w_t,   y_t = h_{s_t}(x_t) + v_t
 
-A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(m), covariance G P G' with G the Jacobian,
-taken by automatic
-differentiation) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann: m and m ± the columns of sqrt((n +
-κ) P), with weights
-κ/(n + κ) and ½/(n + κ)). All else, mixing, weights in logarithms, collapse, missing components, is as for linear modes.
+A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(x), covariance G P
+G' with G the Jacobian, taken by automatic differentiation) or by 2n + 1 points that carry mean and covariance
+("unscented", Julier and Uhlmann: x and x ± the columns of sqrt((n + κ) P), with weights κ/(n + κ) and ½/(n +
+κ)). All else, mixing, weights in logarithms, collapse, missing components, is as for linear modes.
 
-Angles: differences of components that are named as angles are taken around the circle, and their means are circular, in collapse, sigma
-    points and innovations
-alike. Functions take and return torch tensors whose last axis is the state, and are called with many states at once.
+Angles: differences of components that are named as angles are taken around the circle, and their means are
+circular, in collapse, sigma points and innovations alike. Functions take and return torch tensors whose last
+axis is the state, and are called with many states at once.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from .._support.errors import ArgumentError
-from . import checks
-from .kernels.kalman import LOG_TWO_PI
-from .series import Data, arrange, read
+from .checks import Array, Checker
+from .inference.moments import condition
+from .series import SeriesLike, Values, arrange, arrange_total, read
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+_check = Checker("SwitchingNonlinear")
 
 
 def wrap(difference: torch.Tensor, angles: Sequence[int]) -> torch.Tensor:
-    """Bring the components named in `angles` to (−π, π]."""
+    """The difference with the components named in `angles` brought to (−π, π]."""
     if not angles:
         return difference
     out = difference.clone()
@@ -40,13 +39,11 @@ def wrap(difference: torch.Tensor, angles: Sequence[int]) -> torch.Tensor:
 
 def average(weight: torch.Tensor, points: torch.Tensor, angles: Sequence[int]) -> torch.Tensor:
     """Σ weight · points over the axis before the last, on the circle for angles."""
-    out = (weight[..., None] * points).sum(-2)
+    weight = weight[..., None]
+    out = (weight * points).sum(-2)
     if angles:
         part = points[..., list(angles)]
-        sine, cosine = (
-            (weight[..., None] * torch.sin(part)).sum(-2),
-            (weight[..., None] * torch.cos(part)).sum(-2),
-        )
+        sine, cosine = (weight * torch.sin(part)).sum(-2), (weight * torch.cos(part)).sum(-2)
         out[..., list(angles)] = torch.atan2(sine, cosine)
     return out
 
@@ -58,6 +55,39 @@ def collapse(
     out = average(weight, mean, angles)
     delta = wrap(mean - out[..., None, :], angles)
     return out, (weight[..., None, None] * (cov + delta[..., None] * delta[..., None, :])).sum(-3)
+
+
+@dataclass(frozen=True)
+class Image:
+    """The law of g(x) for a Gaussian x: its mean, and deviations X (n, p) of x and Y (m, p) of g(x).
+
+    The covariances of x and g(x) and their cross-covariance are X X', Y Y' and X Y'.
+    """
+
+    mean: torch.Tensor
+    X: torch.Tensor
+    Y: torch.Tensor
+
+
+def through(
+    function: Function, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int], unscented: bool
+) -> Image:
+    """The law of function(x), x ~ N(mean, cov)."""
+    n = len(mean)
+    values, vectors = torch.linalg.eigh((cov + cov.T) / 2)
+    root = vectors * torch.sqrt(values.clamp_min(0.0))
+    if not unscented:
+        tangent: Any = torch.autograd.functional.jacobian
+        return Image(function(mean), root, tangent(function, mean) @ root)
+    # n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
+    spread = n + max(3.0 - n, 0.5)
+    shift = torch.cat([torch.zeros(1, n, dtype=mean.dtype), root.T, -root.T]) * spread**0.5
+    weight = torch.full((2 * n + 1,), 0.5 / spread, dtype=mean.dtype)
+    weight[0] = 1 - n / spread
+    image = function(mean + shift)
+    center = average(weight, image, angles)
+    scale = torch.sqrt(weight)[:, None]
+    return Image(center, (scale * shift).T, (scale * wrap(image - center, angles)).T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +102,13 @@ class NonlinearFiltered:
         mode_mean, mode_covariance: of the state in each mode, ``(T, M, n)`` and ``(T, M, n, n)``.
     """
 
-    log_likelihood: Any
-    log_likelihood_terms: Any
-    mode_probability: Any
-    mean: Any
-    covariance: Any
-    mode_mean: Any
-    mode_covariance: Any
+    log_likelihood: Values
+    log_likelihood_terms: Values
+    mode_probability: Values
+    mean: Values
+    covariance: Values
+    mode_mean: Values
+    mode_covariance: Values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,125 +129,109 @@ class SwitchingNonlinear:
         start: "before" or "first", as for `SwitchingLinearGaussian`.
     """
 
-    transition: Any
+    transition: Array
     dynamics: Sequence[Function]
-    process_noise: Any
+    process_noise: Array
     observation: Function | Sequence[Function]
-    observation_noise: Any
-    initial_mean: Any
-    initial_covariance: Any
-    initial_probability: Any
+    observation_noise: Array
+    initial_mean: Array
+    initial_covariance: Array
+    initial_probability: Array
     angles: tuple[int, ...] = ()
     observation_angles: tuple[int, ...] = ()
     start: str = "before"
 
     def __post_init__(self) -> None:
         if self.start not in ("before", "first"):
-            raise ArgumentError(f'SwitchingNonlinear: start is {self.start!r}. Pass "before" or "first".')
-        names = (
-            "transition",
-            "process_noise",
-            "observation_noise",
-            "initial_mean",
-            "initial_covariance",
-            "initial_probability",
-        )
-        for name in names:
-            value = getattr(self, name)
-            tensor = (
-                value
-                if isinstance(value, torch.Tensor)
-                else torch.as_tensor(np.asarray(value, dtype=np.float64))
-            )
-            object.__setattr__(self, name, tensor.double())
-            checks.finite(name, getattr(self, name))
-        M = int(self.transition.shape[-1])
-        if tuple(self.transition.shape) != (M, M) or tuple(self.initial_probability.shape) != (M,):
-            raise ArgumentError(
-                f"SwitchingNonlinear: transition is {tuple(self.transition.shape)}, initial_probability "
-                f"{tuple(self.initial_probability.shape)}."
-            )
-        checks.stochastic("transition", self.transition)
-        checks.stochastic("initial_probability", self.initial_probability)
-        n, m = int(self.process_noise.shape[-1]), int(self.observation_noise.shape[-1])
+            raise _check.refuse(f'start is {self.start!r}. Pass "before" or "first".')
         cores = {
-            "process_noise": (n, n),
-            "observation_noise": (m, m),
-            "initial_mean": (n,),
-            "initial_covariance": (n, n),
+            "process_noise": "nn",
+            "observation_noise": "mm",
+            "initial_mean": "n",
+            "initial_covariance": "nn",
         }
+        for name in ("transition", "initial_probability", *cores):
+            value = _check.convert(name, getattr(self, name), True).detach().double()
+            _check.finite(name, value)
+            object.__setattr__(self, name, value)
         for name, core in cores.items():
-            object.__setattr__(
-                self, name, checks.with_modes(name, getattr(self, name), core, M, f"{(M, *core)}")
+            shape = tuple(getattr(self, name).shape)
+            if len(shape) not in (len(core), len(core) + 1):
+                raise _check.refuse(
+                    f"{name} has shape {shape}. Pass ({', '.join(core)}) or (M, {', '.join(core)})."
+                )
+        M = self.transition.shape[-1] if self.transition.ndim else 0
+        shapes = tuple(self.transition.shape), tuple(self.initial_probability.shape)
+        if shapes != ((M, M), (M,)):
+            raise _check.refuse(
+                f"transition is {shapes[0]}, initial_probability {shapes[1]}. Pass (M, M) and (M,)."
             )
+        _check.stochastic("transition", self.transition)
+        _check.stochastic("initial_probability", self.initial_probability)
+        sizes = {"n": self.process_noise.shape[-1], "m": self.observation_noise.shape[-1]}
+        for name, core in cores.items():
+            full = tuple(sizes[letter] for letter in core)
+            value = _check.with_modes(name, getattr(self, name), full, M, f"{(M, *full)}")
+            object.__setattr__(self, name, value)
             if name != "initial_mean":
-                checks.covariance(name, getattr(self, name))
+                _check.covariance(name, value)
+        for name, size in (("angles", sizes["n"]), ("observation_angles", sizes["m"])):
+            if not all(isinstance(k, int) and 0 <= k < size for k in getattr(self, name)):
+                raise _check.refuse(
+                    f"{name} is {getattr(self, name)}. Pass numbers of components, from 0 to {size - 1}."
+                )
         functions = [self.observation] * M if callable(self.observation) else list(self.observation)
-        if (
-            len(self.dynamics) != M
-            or len(functions) != M
-            or not all(callable(f) for f in (*self.dynamics, *functions))
-        ):
-            raise ArgumentError(
-                f"SwitchingNonlinear: pass {M} functions for dynamics, and one or {M} for observation."
-            )
+        every = (*self.dynamics, *functions)
+        if len(self.dynamics) != M or len(functions) != M or not all(callable(f) for f in every):
+            raise _check.refuse(f"pass {M} functions for dynamics, and one or {M} for observation.")
         object.__setattr__(self, "observation", functions)
+        for j in range(M):
+            self._check_function("dynamics", j, self.dynamics[j], sizes["n"])
+            self._check_function("observation", j, functions[j], sizes["m"])
 
-    def _through(
-        self,
-        function: Function,
-        mean: torch.Tensor,
-        cov: torch.Tensor,
-        angles: Sequence[int],
-        unscented: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        """Mean, covariance and cross-covariance (state by result) of function(x), x ~ N(mean, cov)."""
-        n = mean.shape[-1]
-        if not unscented:
-            G = torch.autograd.functional.jacobian(function, mean)
-            return function(mean), G @ cov @ G.T, cov @ G.T
-        kappa = max(
-            3.0 - n, 0.5
-        )  # n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
-        values, vectors = torch.linalg.eigh((cov + cov.T) / 2)
-        columns = (vectors * torch.sqrt(values.clamp_min(0.0) * (n + kappa))).T
-        points = torch.cat([mean[None], mean + columns, mean - columns])
-        weight = torch.full((2 * n + 1,), 0.5 / (n + kappa), dtype=torch.float64)
-        weight[0] = kappa / (n + kappa)
-        image = function(points)
-        center = average(weight, image, angles)
-        delta = wrap(image - center, angles)
-        shift = points - mean
-        return center, delta.T @ (weight[:, None] * delta), shift.T @ (weight[:, None] * delta)
+    def _check_function(self, name: str, j: int, function: Function, size: int) -> None:
+        """Refuse a function that does not map one state and several to ``size`` numbers each."""
+        mean = self.initial_mean[j]
+        for points in (mean, mean.expand(2, -1)):
+            try:
+                image = function(points)
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                raise _check.refuse(
+                    f"{name} of mode {j} fails for states of shape {tuple(points.shape)} ({error}). "
+                    "The last axis is the state: use x[..., k], and torch functions."
+                ) from error
+            wanted = (*points.shape[:-1], size)
+            if not isinstance(image, torch.Tensor) or tuple(image.shape) != wanted:
+                got = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+                raise _check.refuse(
+                    f"{name} of mode {j} gives {got} for states of shape {tuple(points.shape)}. "
+                    f"Return a tensor of shape {wanted}."
+                )
 
     def _step(
         self, j: int, mean: torch.Tensor, cov: torch.Tensor, y: torch.Tensor, begun: bool, unscented: bool
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Predict and update one Gaussian in mode j: mean, covariance, log-density."""
         if not begun:
-            mean, cov, _ = self._through(self.dynamics[j], mean, cov, self.angles, unscented)
-            cov = cov + self.process_noise[j]
+            image = through(self.dynamics[j], mean, cov, self.angles, unscented)
+            mean, cov = image.mean, image.Y @ image.Y.T + self.process_noise[j]
         seen = ~torch.isnan(y)
         if not seen.any():
             return mean, cov, torch.zeros((), dtype=torch.float64)
         assert not callable(self.observation)
-        center, spread, cross = self._through(
-            self.observation[j], mean, cov, self.observation_angles, unscented
-        )
-        S = (spread + self.observation_noise[j])[seen][:, seen]
-        e = wrap(torch.where(seen, y, center) - center, self.observation_angles)[seen]
-        L, bad = torch.linalg.cholesky_ex(S)
-        if bad.any():
+        image = through(self.observation[j], mean, cov, self.observation_angles, unscented)
+        Y, R = image.Y[seen], self.observation_noise[j][seen][:, seen]
+        e = wrap(torch.where(seen, y, image.mean) - image.mean, self.observation_angles)[seen]
+        K, density, bad = condition(e, Y @ Y.T + R, image.X @ Y.T)
+        if bad:
             raise ArgumentError(
-                f"filter: the innovation covariance of mode {j} is not positive definite. Give observation_noise a positive one."
+                f"filter: the innovation covariance of mode {j} is not positive definite. "
+                "Give observation_noise a positive one."
             )
-        K = torch.cholesky_solve(cross[:, seen].T, L).T
-        z = torch.linalg.solve_triangular(L, e[:, None], upper=False)[:, 0]
-        mean = wrap(mean + K @ e, self.angles)
-        cov = cov - K @ S @ K.T
-        return mean, (cov + cov.T) / 2, -0.5 * (len(e) * LOG_TWO_PI + z @ z) - torch.log(L.diagonal()).sum()
+        rest = image.X - K @ Y  # (I − K H) P^{1/2}: Joseph's form, a sum of positive terms
+        return wrap(mean + K @ e, self.angles), rest @ rest.T + K @ R @ K.T, density
 
-    def filter(self, y: Any, *, method: str = "imm", linearize: str = "extended") -> NonlinearFiltered:
+    def filter(self, y: SeriesLike, *, method: str = "imm", linearize: str = "extended") -> NonlinearFiltered:
         """Filter one series or a batch.
 
         Args:
@@ -232,87 +246,66 @@ class SwitchingNonlinear:
         if linearize not in ("extended", "unscented"):
             raise ArgumentError(f'filter: linearize is {linearize!r}. Pass "extended" or "unscented".')
         data = read(y, int(self.observation_noise.shape[-1]), what="filter")
-        columns: list[list[torch.Tensor]] = [[], [], [], []]
+        rows: list[tuple[torch.Tensor, ...]] = []
         with torch.no_grad():
-            for a, b in zip(data.starts[:-1], data.starts[1:], strict=True):
-                self._one(data.tensor[a:b].detach(), method, linearize == "unscented", columns)
-        terms, log_mode, mean, cov = (torch.stack(column) for column in columns)
+            for cut in data.cuts:
+                rows += self._one(data.tensor[cut].detach(), method, linearize == "unscented")
+        terms, log_mode, mean, cov = (torch.stack(column) for column in zip(*rows, strict=True))
         total, total_cov = collapse(log_mode.exp(), mean, cov, self.angles)
-        return self._result(data, terms, log_mode, mean, cov, total, total_cov)
+        return NonlinearFiltered(
+            arrange_total(data.totals(terms.numpy()), data),
+            arrange(terms, data, None),
+            arrange(log_mode.exp(), data, "mode"),
+            arrange(total, data, "state"),
+            arrange(total_cov, data, None),
+            arrange(mean, data, None),
+            arrange(cov, data, None),
+        )
 
-    def _one(self, y: torch.Tensor, method: str, unscented: bool, columns: list[list[torch.Tensor]]) -> None:
-        M, _n = self.initial_mean.shape
+    def _one(self, y: torch.Tensor, method: str, unscented: bool) -> list[tuple[torch.Tensor, ...]]:
+        """Term, log mode probabilities, mode means and covariances of each step of one series."""
+        M, out = len(self.dynamics), list[tuple[torch.Tensor, ...]]()
         mean, cov, log_mode = self.initial_mean, self.initial_covariance, torch.log(self.initial_probability)
         for t, row in enumerate(y):
-            begun = t == 0 and self.start == "first"
+
+            def steps(
+                means: torch.Tensor, covs: torch.Tensor, row: torch.Tensor = row, begun: bool = False
+            ) -> list[torch.Tensor]:
+                """Each of M laws moved and updated by the mode of its number."""
+                parts = [self._step(j, means[j], covs[j], row, begun, unscented) for j in range(M)]
+                return [torch.stack(column) for column in zip(*parts, strict=True)]
+
             score = log_mode[:, None] + torch.log(self.transition)
-            if begun:
-                prior, parts = (
-                    log_mode,
-                    [self._step(j, mean[j], cov[j], row, True, unscented) for j in range(M)],
-                )
+            if t == 0 and self.start == "first":
+                mean, cov, density = steps(mean, cov, begun=True)
+                log_weight = log_mode + density
             elif method == "gpb2":
-                pairs = [
-                    [self._step(j, mean[i], cov[i], row, False, unscented) for i in range(M)]
-                    for j in range(M)
-                ]
-                score = score + torch.stack(
-                    [torch.stack([pairs[j][i][2] for j in range(M)]) for i in range(M)]
-                )
-                prior = torch.logsumexp(score, 0)
-                weight = self._weights(score, log_mode)
-                moved = [
-                    collapse(
-                        weight[:, j],
-                        torch.stack([part[0] for part in pairs[j]]),
-                        torch.stack([part[1] for part in pairs[j]]),
-                        self.angles,
-                    )
-                    for j in range(M)
-                ]
-                parts = [(m, P, torch.zeros((), dtype=torch.float64)) for m, P in moved]
+                pairs = [steps(mean[i].expand(M, -1), cov[i].expand(M, -1, -1)) for i in range(M)]
+                means, covs, density = (torch.stack(column) for column in zip(*pairs, strict=True))
+                weight = self._weights(score + density, log_mode)
+                mean, cov = collapse(weight.T, means.swapaxes(0, 1), covs.swapaxes(0, 1), self.angles)
+                log_weight = torch.logsumexp(score + density, 0)
             else:
-                prior = torch.logsumexp(score, 0)
                 weight = (
                     self._weights(score, log_mode)
                     if method == "imm"
-                    else torch.exp(log_mode)[:, None].expand(M, M)
+                    else log_mode.exp()[:, None].expand(M, M)
                 )
-                mixed = [collapse(weight[:, j], mean, cov, self.angles) for j in range(M)]
-                parts = [self._step(j, *mixed[j], row, False, unscented) for j in range(M)]
-            log_weight = prior + torch.stack([part[2] for part in parts])
+                mixed = collapse(weight.T, mean.expand(M, M, -1), cov.expand(M, M, -1, -1), self.angles)
+                mean, cov, density = steps(*mixed)
+                log_weight = torch.logsumexp(score, 0) + density
             term = torch.logsumexp(log_weight, 0)
             if not torch.isfinite(term):
                 raise ArgumentError(
-                    f"filter: at step {t} the observation has zero density in every mode that can be reached."
+                    f"filter: at step {t} the observation has zero density in every mode within reach. "
+                    "Scale the data, or widen observation_noise."
                 )
             log_mode = log_weight - term
-            mean, cov = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
-            for column, value in zip(columns, (term, log_mode, mean, cov), strict=True):
-                column.append(value)
+            out.append((term, log_mode, mean, cov))
+        return out
 
     @staticmethod
     def _weights(score: torch.Tensor, log_mode: torch.Tensor) -> torch.Tensor:
-        """P(mode i before | mode j), columns of scores normalised; a mode that cannot be reached takes the mode probabilities."""
-        return torch.where(
-            torch.isneginf(torch.logsumexp(score, 0)), torch.exp(log_mode)[:, None], torch.softmax(score, 0)
-        )
-
-    def _result(self, data: Data, terms: torch.Tensor, log_mode: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, total: torch.Tensor,
-                total_cov: torch.Tensor) -> NonlinearFiltered:  # fmt: skip
-        def out(value: torch.Tensor, names: str | None = None) -> Any:
-            return arrange(value, data, names, last=False)
-
-        sums = torch.stack([terms[a:b].sum() for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)])
-        likelihood: Any = sums if data.layout != "single" else sums[0]
-        if data.kind != "torch":
-            likelihood = float(likelihood) if data.layout == "single" else likelihood.numpy()
-        return NonlinearFiltered(
-            likelihood,
-            out(terms),
-            out(log_mode.exp(), "mode"),
-            out(total, "state"),
-            out(total_cov),
-            out(mean),
-            out(cov),
-        )
+        """P(mode i before | mode j): scores normalised by column; out of reach, the mode probabilities."""
+        out_of_reach = torch.isneginf(torch.logsumexp(score, 0))
+        return torch.where(out_of_reach, torch.exp(log_mode)[:, None], torch.softmax(score, 0))

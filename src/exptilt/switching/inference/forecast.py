@@ -1,11 +1,11 @@
 """Forecasts: the filtered law carried on with nothing observed.
 
-The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction, which commute, so means and
-covariances are exact
-given the filtered ones. Intervals are quantiles of the mixture over modes, one Gaussian a mode, component by component.
+The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction,
+which commute, so means and covariances are exact given the filtered ones. Intervals are quantiles of the
+mixture over modes, one Gaussian a mode, component by component.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,17 @@ from scipy.special import ndtr, ndtri
 
 from ..._support.errors import ArgumentError
 from ..checks import plain
-from ..model import SwitchingLinearGaussian
-from ..series import Data, _inputs, arrange, read
-from .moments import mixture, observe, step_ahead
+from ..parameters import RANKS, ModelParameters
+from ..series import Data, SeriesLike, Values, arrange, read
+from .moments import Moments, mixture, observe, step_ahead
+from .problem import read_inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What comes next. Leading axes ``(h, ...)``, or ``(B, h, ...)`` for a batch or list of series; arrays, tensors or tables as the data
-    were.
+    """What comes next, as arrays, tensors or tables like the data.
+
+    Leading axes ``(h, ...)``, or ``(B, h, ...)`` for a batch or list of series.
 
     Attributes:
         mean, covariance: of y, ``(h, m)`` and ``(h, m, m)``.
@@ -31,22 +33,20 @@ class Forecast:
         level: of the interval.
     """
 
-    mean: Any
-    covariance: Any = field(repr=False)
-    lower: Any
-    upper: Any
-    mode_probability: Any
-    state_mean: Any
-    state_covariance: Any = field(repr=False)
+    mean: Values
+    covariance: Values = field(repr=False)
+    lower: Values
+    upper: Values
+    mode_probability: Values
+    state_mean: Values
+    state_covariance: Values = field(repr=False)
     level: float
 
 
 def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """The `level` quantile of Gaussian mixtures over the axis before the last: weight ``(..., M)``, mean and deviation ``(..., M, m)``."""
-    low = (mean + deviation * ndtri(level)).min(
-        -2
-    )  # the quantile of a mixture lies between those of its parts
-    high = (mean + deviation * ndtri(level)).max(-2)
+    """The `level` quantile of Gaussian mixtures: weight ``(..., M)``, mean and deviation ``(..., M, m)``."""
+    parts = mean + deviation * ndtri(level)  # the quantile of a mixture lies between those of its parts
+    low, high = parts.min(-2), parts.max(-2)
     for _ in range(80):
         middle = (low + high) / 2
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -54,107 +54,81 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
         z = np.where(np.isnan(z), 0.0, z)
         below = np.einsum("...j,...ja->...a", weight, ndtr(z)) < level
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2
+    return np.asarray((low + high) / 2)
 
 
 def forecast(
-    model: SwitchingLinearGaussian,
-    data: Data,
-    law: tuple[np.ndarray, np.ndarray, np.ndarray],
-    steps: int,
-    inputs: Any,
-    level: float,
+    model: ModelParameters, data: Data, law: Moments, steps: int, inputs: SeriesLike | None, level: float
 ) -> Forecast:
-    """Carry the filtered law of each series on for `steps` steps.
-
-    Args:
-        model: the model; parameters that vary in time must cover the steps ahead too.
-        data: the data that were filtered.
-        law: log mode probabilities ``(B, M)``, mode means ``(B, M, n)`` and covariances ``(B, M, n, n)`` after the last step.
-        steps: h.
-        inputs: ``(h, r)`` or ``(B, h, r)``, the inputs of the steps ahead, where the model has input matrices.
-        level: of the intervals, between 0 and 1.
-    """
+    """Carry the filtered law of each series on: log P(mode) ``(B, M)``, mode means and mode covariances."""
     if steps < 1:
         raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
     if not 0 < level < 1:
         raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
-    known = model.steps
-    if known is not None and data.lengths.max() + steps > known:
+    known, most = model.steps, data.lengths.max()
+    if known is not None and most + steps > known:
         raise ArgumentError(
-            f"forecast: the model's parameters cover {known} steps, {data.lengths.max()} of data and {steps} ahead are needed. "
-            "Give parameters for the steps ahead too."
+            f"forecast: the model's parameters cover {known} steps, {most} of data and {steps} ahead are "
+            "needed. Give parameters for the steps ahead too."
         )
     ahead = read(np.zeros((data.series, steps, model.outputs)), model.outputs)
-    u = plain(_inputs(model, ahead, inputs, "forecast"))
+    u = plain(read_inputs(model, ahead, inputs, "forecast"))
 
-    def at(name: str, rank: int, k: int, zero: tuple[int, ...]) -> np.ndarray:
-        value = getattr(model, name)
-        if value is None:
-            return np.zeros((1, *zero))
-        array = plain(value)
-        return array[data.lengths + k] if array.ndim == rank + 1 else array[None]
+    def pick(name: str, k: int) -> np.ndarray:
+        """The parameter k steps after each series' end, ``(B or 1, M, ...)``."""
+        array = plain(getattr(model, name))
+        return array[data.lengths + k] if array.ndim == RANKS[name] + 1 else array[None]
 
-    M, n, m = model.modes, model.states, model.outputs
-    maps = (
-        None
-        if model.maps is None
-        else (
-            plain(model.maps),
-            np.zeros((M, M, n, n)) if model.map_covariance is None else plain(model.map_covariance),
-        )
-    )
+    def offset(name: str, k: int, size: int) -> np.ndarray:
+        """The offset of an equation with the effect of the inputs added."""
+        base = np.zeros((1, model.modes, size))
+        if getattr(model, f"{name}_offset") is not None:
+            base = pick(f"{name}_offset", k)
+        if getattr(model, f"{name}_input") is None:
+            return base
+        return np.asarray(base + (pick(f"{name}_input", k) @ u[:, None, k, :, None])[..., 0])
+
+    maps = None
+    if model.maps is not None:
+        spread = np.zeros(model.maps.shape) if model.map_covariance is None else plain(model.map_covariance)
+        maps = plain(model.maps), spread
     log_mode, mean, cov = law
     rows: list[list[np.ndarray]] = []
     for k in range(steps):
-        c, d = at("dynamics_offset", 2, k, (M, n)), at("observation_offset", 2, k, (M, m))
-        if u.shape[-1]:
-            c = c + np.einsum(
-                "bjkr,br->bjk",
-                np.broadcast_to(at("dynamics_input", 3, k, (M, n, u.shape[-1])), (len(u), M, n, u.shape[-1])),
-                u[:, k],
-            )
-            d = d + np.einsum(
-                "bjkr,br->bjk",
-                np.broadcast_to(
-                    at("observation_input", 3, k, (M, m, u.shape[-1])), (len(u), M, m, u.shape[-1])
-                ),
-                u[:, k],
-            )
-        now = [at("transition", 2, k, ()), at("dynamics", 3, k, ()), c, at("process_noise", 3, k, ())]
-        probability, mean, cov = step_ahead(log_mode, mean, cov, now, maps, False)
+        now = [pick("transition", k), pick("dynamics", k), offset("dynamics", k, model.states)]
+        probability, mean, cov = step_ahead(log_mode, mean, cov, [*now, pick("process_noise", k)], maps)
         with np.errstate(divide="ignore"):
             log_mode = np.log(probability)
-        seen = [at("observation", 3, k, ()), d, at("observation_noise", 3, k, ())]
-        means, covs, center, spread = observe(probability, mean, cov, seen)
+        sensor = [
+            pick("observation", k),
+            offset("observation", k, model.outputs),
+            pick("observation_noise", k),
+        ]
+        means, covs, center, spread = observe(probability, mean, cov, sensor)
         deviation = np.sqrt(np.maximum(np.diagonal(covs, axis1=-2, axis2=-1), 0.0))
         edges = [
             mixture_quantile(q, probability, means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)
         ]
         rows.append([center, spread, *edges, probability, *mixture(probability, mean, cov)])
-    shown = _frame(data, steps)
+    shown = _ahead(data, steps)
     names = ("output", None, "output", "output", "mode", "state", None)
-    values = [
-        np.stack(column, 1).reshape(data.series * steps, *column[0].shape[1:])
-        for column in zip(*rows, strict=True)
-    ]
-    parts = [arrange(value, shown, name, last=False) for value, name in zip(values, names, strict=True)]
+    columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
+    flat = [column.reshape(data.series * steps, *column.shape[2:]) for column in columns]
+    parts = [arrange(value, shown, name) for value, name in zip(flat, names, strict=True)]
     mean, covariance, lower, upper, probability, state_mean, state_covariance = parts
     return Forecast(mean, covariance, lower, upper, probability, state_mean, state_covariance, level)
 
 
-def _frame(data: Data, steps: int) -> Data:
+def _ahead(data: Data, steps: int) -> Data:
     """The layout of the steps ahead: as the data, with an index that goes on where theirs ends."""
     starts = np.arange(data.series + 1) * steps
-    index = None
-    if data.index is not None:
-        index = tuple(_continue(old, steps) for old in data.index)
+    index = None if data.index is None else tuple(_continue(old, steps) for old in data.index)
     layout = "batch" if data.layout == "list" and data.kind != "pandas" else data.layout
-    return Data(data.tensor, starts, layout, data.kind, data.dtype, index, data.columns)
+    return replace(data, starts=starts, layout=layout, index=index)
 
 
 def _continue(index: Any, steps: int) -> Any:
-    """The next labels of a regular index, or 1 … steps after one that is not."""
+    """The next labels of a regular pandas index, or 1 … steps after one that is not."""
     import pandas as pd
 
     if isinstance(index, pd.PeriodIndex):
@@ -163,11 +137,7 @@ def _continue(index: Any, steps: int) -> Any:
         freq = index.freq or (pd.infer_freq(index) if len(index) > 2 else None)
         if freq is not None:
             return pd.date_range(index[-1], periods=steps + 1, freq=freq)[1:]
-    if len(index) > 1 and pd.api.types.is_integer_dtype(index.dtype):
-        step = int(index[-1] - index[-2])
-        return (
-            pd.RangeIndex(int(index[-1]) + step, int(index[-1]) + step * (steps + 1), step)
-            if step
-            else pd.RangeIndex(1, steps + 1)
-        )
+    if len(index) > 1 and pd.api.types.is_integer_dtype(index.dtype) and index[-1] != index[-2]:
+        last, step = int(index[-1]), int(index[-1] - index[-2])
+        return pd.RangeIndex(last + step, last + step * (steps + 1), step)
     return pd.RangeIndex(1, steps + 1)

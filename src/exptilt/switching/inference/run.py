@@ -1,172 +1,152 @@
 """Running the kernels: which build, on how many threads, and as a differentiable operation.
 
-Series are independent, so the threads of ``_support/kernels.py`` take them in turn. How many there are is torch's to say
-(``torch.set_num_threads``).
-
-Long runs of small models use a build for their exact sizes (see `core.count`); all else uses one build for all sizes.
+Series are independent, so the threads of ``_support/kernels.py`` take them in turn. How many there are is
+torch's to say (``torch.set_num_threads``). Long runs of small models filter with a build for their exact
+sizes (see `kalman.count`); all else uses one build for all sizes.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
 from ..._support.kernels import run_chunks
-from ..kernels.adjoint import Gradients, backward
-from ..kernels.buffers import Parameters, Stored
-from ..kernels.filters import mix_first, mix_last
+from ..kernels.adjoint import filter_adjoint
+from ..kernels.buffers import Parameters, Run, Sizes, Stored
+from ..kernels.filters import GPB1, GPB2, IMM, forward
 from ..kernels.particles import swarm
-from ..series import parameters
+from ..kernels.smoother import Smoothing, smooth_back
+from .problem import Problem, as_arrays
 
-METHODS = {"imm": 0, "gpb1": 1, "gpb2": 2}
-LONG = (
-    5000  # rows from which a build for exact sizes is worth its compilation, a few seconds once per machine
-)
+METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
+LONG = 5000  # rows from which a build for exact sizes is worth its compilation, once per machine
 SMALL = (16, 16, 8)  # largest M, n, m of such a build; beyond, unrolled code grows too large
 
 
 def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
-    """Do ``work(begin, end)`` over all series, in as many threads as torch would use and as there is work for."""
+    """Do ``work(begin, end)`` over all series, in as many threads as torch would use, if there is work."""
     series, rows = len(starts) - 1, int(starts[-1])
-    threads = min(series, torch.get_num_threads(), max(1, rows // 500))
-    run_chunks(work, series, threads=threads)
+    work(0, 0)  # compiled or loaded before several threads ask for it
+    run_chunks(work, series, threads=min(series, torch.get_num_threads(), max(1, rows // 500)))
 
 
-def size_arguments(rows: int, M: int, n: int, m: int) -> Any:
-    """Sizes in the form that picks the build: tuples for a build of exactly these sizes, numbers for the one that takes any."""
-    exact = rows >= LONG and all(size <= most for size, most in zip((M, n, m), SMALL, strict=True))
-    return ((0,) * M, (0,) * n, (0,) * m) if exact else (M, n, m)
+def sizes_of(p: Parameters) -> Sizes:
+    """M, n and m."""
+    M = len(p.initial_log_probability)
+    return M, len(p.initial_mean) // M, p.observation_offset.shape[-1] // M
 
 
-def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, everything: bool) -> Stored:
-    """Filter all series by one of `METHODS`."""
-    M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
-    n = len(p.initial_mean) // M
-    kept = rows if everything else series
-    out = Stored(
-        np.empty(series),
-        np.empty(kept),
-        np.empty((kept, M)),
-        np.empty((kept, M * n)),
-        np.empty((kept, M * n * n)),
-        np.empty((kept, M * M)),
-        np.full((series, 2), -1, dtype=np.int64),
-    )
-    sizes = size_arguments(rows, M, n, m)
-    kernel = mix_last if method == "gpb2" else mix_first
-    y = np.ascontiguousarray(y)
+def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:
+    """A run with room for each step, or for the last of each series."""
+    (M, n, _), series = sizes_of(p), len(starts) - 1
+    kept = len(y) if everything else series
+    columns = [np.empty((kept, size)) for size in (M, M * n, M * n * n, M * M)]
+    out = Stored._make([np.empty(series), np.empty(kept), *columns, np.full((series, 2), -1)])
+    return Run(p, np.ascontiguousarray(y), starts, out)
+
+
+def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, everything: bool = True) -> Run:
+    """Filter all series by one of `METHODS`; keep each step, or only the last of each series."""
+    run, sizes = new_run(p, y, starts, everything), cast(Any, sizes_of(p))
+    if len(y) >= LONG and all(size <= most for size, most in zip(sizes, SMALL, strict=True)):
+        sizes = tuple((0,) * size for size in sizes)
 
     def work(begin: int, end: int) -> None:
-        kernel(p, y, starts, begin, end, int(method == "gpb1"), int(everything), out, sizes)
+        forward(run, begin, end, METHODS[method], everything, sizes)
 
-    work(0, 0)  # compiled or loaded before several threads ask for it
     over_series(starts, work)
-    check_failures(out.failure, M, method)
-    return out
+    check_failures(run, method)
+    return run
 
 
-def check_failures(failure: np.ndarray, M: int, what: str) -> None:
+def check_failures(run: Run, what: str) -> None:
     """Turn a kernel's note of where it stopped into an error."""
+    failure = run.out.failure
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()
-        if mode == M:
+        where = f"{what}: at step {t} of series {series}"
+        if mode == len(run.p.initial_log_probability):
             raise ArgumentError(
-                f"{what}: at step {t} of series {series} the observation has zero density in every mode that can be reached. "
+                f"{where} the observation has zero density in every mode that can be reached. "
                 "Scale the data, or widen observation_noise."
             )
         raise ArgumentError(
-            f"{what}: at step {t} of series {series} the innovation covariance H P H' + R of mode {mode} is not positive definite. "
-            "Some combination of the observed components has no variance at all: give observation_noise (or process_noise) a positive one."
+            f"{where} the innovation covariance H P H' + R of mode {mode} is not positive definite. Some "
+            "combination of the observed components has no variance at all: give observation_noise "
+            "(or process_noise) a positive one."
         )
 
 
 class FilterTerms(torch.autograd.Function):
-    """Log-likelihood terms of a filter, with derivatives in the data and every parameter; the other outputs carry none."""
+    """Log-likelihood terms of a filter, differentiable in data and parameters; other outputs are not."""
 
     @staticmethod
     def forward(
         ctx: Any, method: str, starts: np.ndarray, first: int, y: torch.Tensor, *flat: torch.Tensor
-    ) -> Any:
-        """Outputs: terms, then the other fields of `Stored` from `log_mode` to `mixing`."""
-        p = parameters(list(flat), first)
-        out = run_filter(p, y.detach().numpy(), starts, method, True)
-        ctx.problem = (method, starts, p, y.detach().numpy(), out)
-        results = tuple(torch.from_numpy(value) for value in out[1:6])
+    ) -> tuple[torch.Tensor, ...]:
+        """The fields of `Stored` from `terms` to `mixing`."""
+        run = run_filter(as_arrays(flat, first), y.detach().numpy(), starts, method)
+        ctx.run, ctx.method = run, method
+        results = tuple(torch.from_numpy(value) for value in run.out[1:6])
         ctx.mark_non_differentiable(*results[1:])
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, terms_bar: torch.Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, terms_bar: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         """One pass backwards; see `adjoint`."""
-        method, starts, p, y, out = ctx.problem
-        g = np.ascontiguousarray(terms_bar.numpy())
-        total = run_adjoint(p, y, starts, method, out, g)
-        return (
-            None,
-            None,
-            None,
-            torch.from_numpy(total.y),
-            *[torch.from_numpy(value) for value in total[:-1]],
-        )
+        g, y_bar = run_adjoint(ctx.run, ctx.method, np.ascontiguousarray(terms_bar.numpy()))
+        return (None, None, None, *(torch.from_numpy(value) for value in (y_bar, *g[:-1])))
 
 
-def run_adjoint(
-    p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, out: Stored, terms_bar: np.ndarray
-) -> Gradients:
-    """Derivatives of ``terms_bar · terms``; each thread adds into arrays of its own, which are then summed."""
-    M, m = len(p.initial_log_probability), y.shape[1]
-    sizes = size_arguments(len(y), M, len(p.initial_mean) // M, m)
-    y_bar = np.zeros(y.shape)
+def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
+    """`FilterTerms` of a problem."""
+    data = problem.data
+    apply: Any = FilterTerms.apply
+    return tuple(apply(method, data.starts, problem.first, data.tensor, *problem.flat))
 
-    def fresh() -> Gradients:
-        return Gradients._make([*[np.zeros_like(value) for value in p[:-1]], y_bar])
 
-    parts: list[Gradients] = []
+def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameters, np.ndarray]:
+    """Derivatives of ``terms_bar · terms`` in the parameters, in the same shapes, and in the data."""
+    p, y_bar, parts = run.p, np.zeros(run.y.shape), []
 
     def work(begin: int, end: int) -> None:
-        mine = fresh()
-        parts.append(mine)
-        backward(p, y, starts, begin, end, METHODS[method], out, terms_bar, mine, sizes)
+        mine = Parameters._make([*map(np.zeros_like, p[:-1]), p.first])
+        parts.append(mine)  # each thread adds into arrays of its own
+        filter_adjoint(run, begin, end, METHODS[method], terms_bar, mine, y_bar, sizes_of(p))
 
-    work(0, 0)  # compiled or loaded before several threads ask for it
-    over_series(starts, work)
-    return Gradients._make([*[np.sum([part[k] for part in parts], axis=0) for k in range(len(p) - 1)], y_bar])
+    over_series(run.starts, work)
+    sums = [np.sum(values, axis=0) for values in list(zip(*parts, strict=True))[:-1]]
+    return Parameters._make([*sums, p.first]), y_bar
+
+
+def run_smoother(run: Run, regressors: np.ndarray | None = None) -> Smoothing:
+    """The backward pass over all series of a filter's run, with EM's sums over `regressors` (rows, q)."""
+    (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
+    known = np.empty((rows, 0)) if regressors is None else regressors
+    q = n + known.shape[1]
+    sizes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
+    shared, parts = [np.empty(size) for size in sizes], []
+
+    def work(begin: int, end: int) -> None:
+        sums = [np.zeros(size) for size in ((M,), (M, q, q), (M, n, q), (M, n, n))]
+        parts.append(sums)  # each thread adds into arrays of its own
+        smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, sizes_of(run.p))
+
+    over_series(run.starts, work)
+    return Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])
 
 
 def run_particles(
-    p: Parameters,
-    y: np.ndarray,
-    starts: np.ndarray,
-    particles: int,
-    everything: bool,
-    generator: torch.Generator | None,
-) -> tuple[Stored, np.ndarray]:
-    """Filter all series with `particles` particles; returns what the other filters return, and the effective sample size at each step."""
-    M, (rows, m), series = len(p.initial_log_probability), y.shape, len(starts) - 1
-    n = len(p.initial_mean) // M
-    kept = rows if everything else series
-    out = Stored(
-        np.empty(series),
-        np.empty(kept),
-        np.empty((kept, M)),
-        np.empty((kept, M * n)),
-        np.empty((kept, M * n * n)),
-        np.empty((kept, M * M)),
-        np.full((series, 2), -1, dtype=np.int64),
-    )
-    uniform = torch.rand(rows, particles + 1, dtype=torch.float64, generator=generator).numpy()
+    p: Parameters, y: np.ndarray, starts: np.ndarray, particles: int, generator: torch.Generator | None
+) -> tuple[Run, np.ndarray]:
+    """Filter with `particles` particles; returns what other filters do, and effective sample sizes."""
+    run, ess, series = new_run(p, y, starts), np.empty(len(y)), len(starts) - 1
+    uniform = torch.rand(len(y), particles + 1, dtype=torch.float64, generator=generator).numpy()
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
-    chosen = (
-        torch.multinomial(probability, series * particles, replacement=True, generator=generator)
-        .reshape(series, particles)
-        .numpy()
-    )
-    ess = np.empty(rows)
-    swarm(
-        p, np.ascontiguousarray(y), starts, particles, uniform, chosen, int(everything), out, ess, (M, n, m)
-    )
-    check_failures(out.failure, M, "rbpf")
-    return out, ess
+    chosen = torch.multinomial(probability, series * particles, replacement=True, generator=generator)
+    swarm(run, uniform, chosen.reshape(series, particles).numpy(), ess, sizes_of(p))
+    check_failures(run, "rbpf")
+    return run, ess

@@ -1,1 +1,1 @@
-"""Compiled arithmetic on flat buffers: one Kalman step, and the recursions forwards and backwards made of it."""
+"""Compiled arithmetic on flat buffers: one Kalman step, and the recursions made of it."""

@@ -1,19 +1,20 @@
-"""A model as the kernels see it: flat float64 buffers, a time axis on each (length 1 where nothing varies), and room to work in.
+"""A model as the kernels see it: arrays with a time axis (length 1 where nothing varies), and room to work.
 
-`Parameters` is what goes in, `Stored` what comes out, `Place` where the parameters of one step lie in a kernel's work buffer. All are
-named tuples, which numba takes as
-arguments; their fields are one- or two-dimensional arrays whose last axis is flattened row by row.
+`Parameters` is what goes in, `Stored` what comes out, `Place` where things lie in a kernel's work buffer. All
+are named tuples, which numba takes as arguments; the last axis of their arrays is flattened row by row.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .kalman import Buffer, copy, inlined
+from .kalman import Buffer, copy, inlined, law_size, update_room
+
+Sizes = tuple[int, int, int]  # M, n, m
 
 
 class Parameters(NamedTuple):
-    """Everything a kernel needs to know of a model; ``L`` is 1 or the number of steps, ``C`` is 1 or the number of series."""
+    """All a kernel needs of a model; ``L`` is 1 or the number of steps, ``C`` 1 or that of series."""
 
     transition: Buffer  # (L, M·M)
     dynamics: Buffer  # (L, M·n·n)
@@ -30,30 +31,8 @@ class Parameters(NamedTuple):
     first: int  # 1 if the initial law is the prior of the first observation, 0 if it lies one step before
 
 
-class Place(NamedTuple):
-    """Where the parameters of one step lie in the work buffer; those of the observed components are packed at the fields that end in
-    `_seen`.
-    """
-
-    log_transition: int
-    W: int
-    c: int
-    Q: int
-    H: int
-    d: int
-    R: int
-    y: int
-    H_seen: int
-    d_seen: int
-    R_seen: int
-    zero: int
-    end: int
-
-
 class Stored(NamedTuple):
-    """What a filter leaves behind; ``rows`` is the number of steps of all series together, or with ``store="last"`` the number of
-    series.
-    """
+    """What a filter leaves behind; ``rows`` counts steps of all series, or (``store="last"``) series."""
 
     log_likelihood: Buffer  # (series,)
     terms: Buffer  # (rows,)
@@ -64,75 +43,149 @@ class Stored(NamedTuple):
     failure: Buffer  # (series, 2): step and mode of a singular innovation covariance, or −1
 
 
-@inlined
-def places(M: int, n: int, m: int) -> Place:
-    """Lay out the work buffer; a kernel's own scratch begins at `end`."""
-    transition = 0
-    W = transition + M * M
-    c = W + M * n * n
-    Q = c + M * n
-    H = Q + M * n * n
-    d = H + M * m * n
-    R = d + M * m
-    y = R + M * m * m
-    H_seen = y + m
-    d_seen = H_seen + M * m * n
-    R_seen = d_seen + M * m
-    zero = R_seen + M * m * m
-    return Place(transition, W, c, Q, H, d, R, y, H_seen, d_seen, R_seen, zero, zero + n)
+class Run(NamedTuple):
+    """All that a pass over series reads and writes; series b is rows starts[b] to starts[b+1] of `y`."""
+
+    p: Parameters
+    y: Buffer  # (steps of all series, m)
+    starts: Buffer  # (series + 1,)
+    out: Stored
+
+
+class Place(NamedTuple):
+    """Sizes, and where things lie in the work buffer; a kernel's own things begin at `end`."""
+
+    M: int
+    n: int
+    m: int
+    modes: int  # M and n again, known at run time only: loops over these are not unrolled
+    states: int
+    law: int  # how many numbers a law, a move and a sensor take
+    move: int
+    sensor: int
+    log_transition: int
+    moves: int  # one a mode
+    sensors: int  # one a mode
+    y: int  # the components that were seen
+    seen: int  # sensors of those components alone
+    read: int  # a law read through a map
+    ahead: int  # a law predicted
+    scratch: int  # of `update`
+    end: int
 
 
 @inlined
-def load(
-    M: int, n: int, m: int, p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int
-) -> None:
-    """Copy the parameters of step `t` to their places; those that do not vary only with `again` (the first step of a pass).
+def sensor_size(n: int, m: int) -> int:
+    """How many numbers a sensor of m components takes."""
+    return m * n + m + m * m
 
-    The maps, whose number is not known when the kernel is compiled, come last in the buffer, at `maps`.
-    """
+
+@inlined
+def places(M: int, n: int, m: int, p: Parameters) -> Place:
+    """Lay out the work buffer."""
+    modes = p.initial_log_probability.shape[0]
+    states = p.initial_mean.shape[0] // modes
+    law, move, sensor = law_size(n), 2 * n * n + n, sensor_size(n, m)
+    moves = M * M
+    sensors = moves + M * move
+    y = sensors + M * sensor
+    seen = y + m
+    read = seen + M * sensor
+    scratch = read + 2 * law
+    end = scratch + update_room(n, m)
+    return Place(
+        M, n, m, modes, states, law, move, sensor, 0, moves, sensors, y, seen, read, read + law, scratch, end
+    )
+
+
+@inlined
+def work_buffer(p: Parameters, at: Place, maps: int) -> Buffer:
+    """A buffer with room for the maps, as moves, from `maps` on: they come last, for there may be none."""
+    return np.zeros(maps + p.maps.size // (at.n * at.n) * at.move)
+
+
+@inlined
+def step_of(length: int, t: int) -> int:
+    """Where a parameter's values of step t are: at 0 if it does not vary."""
+    return t if length > 1 else 0
+
+
+@inlined
+def spread(M: int, size: int, source: Buffer, w: Buffer, at: int, step: int) -> None:
+    """Copy M blocks of `size` numbers to places `step` apart."""
+    for j in range(M):
+        copy(size, source, j * size, w, at + j * step)
+
+
+@inlined
+def load(p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int) -> None:
+    """Copy the parameters of step `t` to their places; what does not vary only with `again`."""
+    M, n, m, c, d = at.M, at.n, at.m, p.dynamics_offset, p.observation_offset
     if again or p.transition.shape[0] > 1:
-        k = t if p.transition.shape[0] > 1 else 0
+        k = step_of(p.transition.shape[0], t)
         for i in range(M * M):
             w[at.log_transition + i] = np.log(p.transition[k, i])
     if again or p.dynamics.shape[0] > 1:
-        copy(M * n * n, p.dynamics[t if p.dynamics.shape[0] > 1 else 0], 0, w, at.W)
-    if again or p.dynamics_offset.shape[1] > 1:
-        k = t if p.dynamics_offset.shape[1] > 1 else 0
-        copy(M * n, p.dynamics_offset[series if p.dynamics_offset.shape[0] > 1 else 0, k], 0, w, at.c)
+        spread(M, n * n, p.dynamics[step_of(p.dynamics.shape[0], t)], w, at.moves, at.move)
+    if again or c.shape[1] > 1:
+        row = c[step_of(c.shape[0], series), step_of(c.shape[1], t)]
+        spread(M, n, row, w, at.moves + n * n, at.move)
     if again or p.process_noise.shape[0] > 1:
-        copy(M * n * n, p.process_noise[t if p.process_noise.shape[0] > 1 else 0], 0, w, at.Q)
+        row = p.process_noise[step_of(p.process_noise.shape[0], t)]
+        spread(M, n * n, row, w, at.moves + n * n + n, at.move)
     if again or p.observation.shape[0] > 1:
-        copy(M * m * n, p.observation[t if p.observation.shape[0] > 1 else 0], 0, w, at.H)
-    if again or p.observation_offset.shape[1] > 1:
-        k = t if p.observation_offset.shape[1] > 1 else 0
-        copy(M * m, p.observation_offset[series if p.observation_offset.shape[0] > 1 else 0, k], 0, w, at.d)
+        spread(M, m * n, p.observation[step_of(p.observation.shape[0], t)], w, at.sensors, at.sensor)
+    if again or d.shape[1] > 1:
+        row = d[step_of(d.shape[0], series), step_of(d.shape[1], t)]
+        spread(M, m, row, w, at.sensors + m * n, at.sensor)
     if again or p.observation_noise.shape[0] > 1:
-        copy(M * m * m, p.observation_noise[t if p.observation_noise.shape[0] > 1 else 0], 0, w, at.R)
-    if again:
-        copy(p.maps.size, p.maps, 0, w, maps)
-        copy(p.maps.size, p.map_covariance, 0, w, maps + p.maps.size)
-        for i in range(n):
-            w[at.zero + i] = 0.0
+        row = p.observation_noise[step_of(p.observation_noise.shape[0], t)]
+        spread(M, m * m, row, w, at.sensors + m * n + m, at.sensor)
+    if again and p.maps.size > 0:  # as moves without an offset, which the buffer holds as zeros
+        spread(M * M, n * n, p.maps, w, maps, at.move)
+        spread(M * M, n * n, p.map_covariance, w, maps + n * n + n, at.move)
 
 
 @inlined
-def look(M: int, n: int, m: int, y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
-    """Copy the observed components of a row, and where some are missing the rows of H, d, R that belong to the others; return their
-    number.
-    """
-    seen = 0
+def look(y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
+    """Copy the seen components of a row (and, if some are missing, their sensors); return their number."""
+    n, m, seen = at.n, at.m, 0
     for a in range(m):
         if not np.isnan(y[row, a]):
             index[seen] = a
             w[at.y + seen] = y[row, a]
             seen += 1
     if seen < m:
-        for j in range(M):
+        for j in range(at.M):
+            H, S = at.sensors + j * at.sensor, at.seen + j * sensor_size(n, seen)
             for a in range(seen):
                 ia = index[a]
-                w[at.d_seen + j * seen + a] = w[at.d + j * m + ia]
-                for k in range(n):
-                    w[at.H_seen + (j * seen + a) * n + k] = w[at.H + (j * m + ia) * n + k]
+                copy(n, w, H + ia * n, w, S + a * n)
+                w[S + seen * n + a] = w[H + m * n + ia]
                 for b in range(seen):
-                    w[at.R_seen + (j * seen + a) * seen + b] = w[at.R + (j * m + ia) * m + index[b]]
+                    w[S + seen * n + seen + a * seen + b] = w[H + m * n + m + ia * m + index[b]]
     return seen
+
+
+@inlined
+def begin_series(p: Parameters, w: Buffer, at: Place, state: int, log_mode: int) -> None:
+    """Put the initial law in place: M laws and the logarithms of their probabilities."""
+    spread(at.M, at.n, p.initial_mean, w, state, at.law)
+    spread(at.M, at.n * at.n, p.initial_covariance, w, state + at.n, at.law)
+    copy(at.M, p.initial_log_probability, 0, w, log_mode)
+
+
+@inlined
+def recall(out: Stored, row: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
+    """Put the filtered laws of a row in place."""
+    spread(at.M, at.n, out.mode_mean[row], w, state, at.law)
+    spread(at.M, at.n * at.n, out.mode_covariance[row], w, state + at.n, at.law)
+    copy(at.M, out.log_mode[row], 0, w, log_mode)
+
+
+@inlined
+def keep(w: Buffer, at: Place, state: int, mean: Buffer, cov: Buffer, row: int) -> None:
+    """Write the M laws at `state` to a row of means and covariances."""
+    for j in range(at.M):
+        copy(at.n, w, state + j * at.law, mean[row], j * at.n)
+        copy(at.n * at.n, w, state + j * at.law + at.n, cov[row], j * at.n * at.n)

@@ -1,31 +1,47 @@
 r"""Kim's backward pass: Rauch's recursion for each pair of successive modes, collapsed.
 
-From the filtered law of mode j at t, carried to mode k at t + 1 by F = W_k (times the map from j to k, if any) with noise Q:
+From the filtered law of mode j at t, carried to mode k at t + 1 by F = W_k (times the map from j to k, if
+any) with noise Q:
 
     P(s_t = j, s_{t+1} = k | y) = P(s_{t+1} = k | y) · μ_j π_jk / Σ_j μ_j π_jk
-    J = P_j F' (F P_j F' + Q)^{-1},   m_jk = m_j + J (m̂_k − F m_j − c_k),   P_jk = (I − J F) P_j (I − J F)' + J (P̂_k + Q) J'
+    J = P_j F' (F P_j F' + Q)^{-1},   x_jk = x_j + J (x̂_k − F x_j − c_k),
+    P_jk = (I − J F) P_j (I − J F)' + J (P̂_k + Q) J'
 
-and m̂_j, P̂_j are the collapse of m_jk, P_jk over k. With GPB2's filtered moments this is Kim's smoother (1994); with IMM's or GPB1's it
-is a fixed-interval
-smoother for those. The covariance is a sum of positive terms. Where F P_j F' + Q is singular (exact observations, padded states) a
-generalised inverse is used: directions without variance are left alone.
+and x̂_j, P̂_j are the collapse of x_jk, P_jk over k. With GPB2's filtered moments this is Kim's smoother
+(1994); with IMM's or GPB1's it is a fixed-interval smoother for those. The covariance is a sum of positive
+terms. Where F P_j F' + Q is singular (exact observations, padded states) a generalised inverse is used:
+directions without variance are left alone.
 
-On the way the pass adds up what EM needs, for each mode k with z_t = (x_{t−1}, g_t) and g_t the known regressors (1 and the inputs):
+On the way the pass adds up what EM needs, for each mode k with z_t = (x_{t−1}, g_t), g_t the known regressors
+(1 and the inputs), and r_t = x_t − W_k x_{t−1} − c_k what the present parameters leave over:
 
-    count_k = Σ P(s_t = k | y),   zz_k = Σ E[z z'; s_t = k],   xz_k = Σ E[x_t z'; s_t = k],   xx_k = Σ E[x_t x_t'; s_t = k]
+    count_k = Σ P(s_t = k | y),    zz_k = Σ E[z z'; s_t = k],
+    rz_k = Σ E[r z'; s_t = k],     rr_k = Σ E[r r'; s_t = k]
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .buffers import Parameters, Stored, load, places
-from .filters import begin_series
-from .kalman import Buffer, collapse_some, copy, count, kernel, log_sum, predict_some
+from .buffers import Place, Run, Sizes, begin_series, keep, load, places, recall, work_buffer
+from .kalman import (
+    Buffer,
+    add_product,
+    cholesky,
+    clear,
+    collapse_some,
+    copy,
+    inlined,
+    kernel,
+    log_sum,
+    predict_some,
+    product,
+    solve,
+)
 
 
 class Smoothing(NamedTuple):
-    """What the backward pass writes; the last four fields are sums over all steps that follow another, for EM."""
+    """What the backward pass writes; the last four fields are sums over steps, for EM."""
 
     probability: Buffer  # (rows, M)
     mean: Buffer  # (rows, M·n)
@@ -36,197 +52,167 @@ class Smoothing(NamedTuple):
     initial_covariance: Buffer  # (series, M·n·n)
     total: Buffer  # (M,)
     zz: Buffer  # (M, n + q, n + q)
-    xz: Buffer  # (M, n, n + q)
-    xx: Buffer  # (M, n, n)
+    rz: Buffer  # (M, n, n + q)
+    rr: Buffer  # (M, n, n)
 
 
 @kernel
-def solve_singular(n: int, w: Buffer, S: int, C: int, L: int) -> None:
-    """Overwrite C (n, n) with C S^{-1} for a positive semi-definite S; pivots below 1e-12 of their diagonal count as zero and are left
-    out.
+def rauch(
+    w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int, work: int
+) -> None:
+    """Write the law at `filtered` given that of the next step, at `later`, to which `move` leads.
+
+    `gain` is left with J (as the W of a move); `work` holds a move and two laws.
     """
-    for a in range(n):
-        for b in range(a):
-            s = w[S + a * n + b]
-            for k in range(b):
-                s -= w[L + a * n + k] * w[L + b * n + k]
-            w[L + a * n + b] = s * w[L + b * n + b]
-        s = w[S + a * n + a]
-        for k in range(a):
-            s -= w[L + a * n + k] * w[L + a * n + k]
-        w[L + a * n + a] = 1.0 / np.sqrt(s) if s > 1e-12 * w[S + a * n + a] else 0.0
+    n, nn = at.n, at.n * at.n
+    rest = work  # I − J F, as a move without offset and noise
+    ahead = rest + at.move
+    gap = ahead + at.law
+    predict_some(n, w, move, filtered, ahead, rest)
+    product(w, n, n, n, (filtered + n, n, 1), (move, 1, n), gain)
+    copy(nn, w, ahead + n, w, gap + n)
+    cholesky(n, w, gap + n, 1e-12)
     for i in range(n):
-        for a in range(n):
-            s = w[C + i * n + a]
-            for b in range(a):
-                s -= w[L + a * n + b] * w[C + i * n + b]
-            w[C + i * n + a] = s * w[L + a * n + a]
-        for back in range(n):
-            a = n - 1 - back
-            s = w[C + i * n + a]
-            for b in range(a + 1, n):
-                s -= w[L + b * n + a] * w[C + i * n + b]
-            w[C + i * n + a] = s * w[L + a * n + a]
+        solve(n, w, gap + n, gain + i * n)
+        w[gap + i] = w[later + i] - w[ahead + i]
+    for i in range(nn):
+        w[gap + n + i] = w[later + n + i] + w[move + nn + n + i]
+    clear(at.move, w, rest, 0, 0.0)
+    clear(nn, w, rest, n, 1.0)
+    add_product(w, n, n, n, -1.0, (gain, n, 1), (move, n, 1), w, rest)
+    predict_some(n, w, rest, filtered, ahead, target)
+    # what is left is a move too: J (later − ahead) + x, of covariance J (P̂ + Q) J' + (I − J F) P (I − J F)'
+    copy(n, w, filtered, w, gain + nn)
+    copy(nn, w, ahead + n, w, gain + nn + n)
+    predict_some(n, w, gain, gap, target, rest)
+
+
+@inlined
+def add_pair(
+    s: Smoothing,
+    k: int,
+    weight: float,
+    w: Buffer,
+    n: int,
+    move: int,
+    part: int,
+    later: int,
+    work: int,
+    known: Buffer,
+) -> None:
+    """Add a pair of modes to the sums for EM: the earlier state x at `part`, the later x', the move between.
+
+    Cov(x', x) is at `work`. Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'.
+    """
+    nn, cross = n * n, work
+    cross_r = cross + nn
+    r = cross_r + nn
+    spread = r + n
+    for i in range(n):
+        w[r + i] = w[later + i] - w[move + nn + i]
+    add_product(w, n, n, 1, -1.0, (move, n, 1), (part, 1, 1), w, r)
+    copy(nn, w, cross, w, cross_r)
+    add_product(w, n, n, n, -1.0, (move, n, 1), (part + n, n, 1), w, cross_r)
+    copy(nn, w, later + n, w, spread)
+    add_product(w, n, n, n, -1.0, (move, n, 1), (cross, 1, n), w, spread)
+    add_product(w, n, n, n, -1.0, (cross_r, n, 1), (move, 1, n), w, spread)
+    s.total[k] += weight
+    for i in range(n):
+        xi, ri = w[part + i], w[r + i]
+        for l in range(n):
+            s.zz[k, i, l] += weight * (w[part + n + i * n + l] + xi * w[part + l])
+            s.rz[k, i, l] += weight * (w[cross_r + i * n + l] + ri * w[part + l])
+            s.rr[k, i, l] += weight * (w[spread + i * n + l] + ri * w[r + l])
+        for l in range(len(known)):
+            s.zz[k, i, n + l] += weight * xi * known[l]
+            s.zz[k, n + l, i] += weight * xi * known[l]
+            s.rz[k, i, n + l] += weight * ri * known[l]
+    for i in range(len(known)):
+        for l in range(len(known)):
+            s.zz[k, n + i, n + l] += weight * known[i] * known[l]
 
 
 @kernel
-def multiply(n: int, w: Buffer, A: int, B: int, out: int, across: int) -> None:
-    """A B, or A B' where `across` is 1."""
-    for i in range(n):
-        for j in range(n):
-            s = 0.0
-            for k in range(n):
-                s += w[A + i * n + k] * (w[B + j * n + k] if across == 1 else w[B + k * n + j])
-            w[out + i * n + j] = s
-
-
-@kernel
-def smooth_back(p: Parameters, starts: Buffer, begin: int, end: int, out: Stored, s: Smoothing, regressors: Buffer,
-                sizes: tuple) -> None:  # fmt: skip
+def smooth_back(run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sizes: Sizes) -> None:
     """Run backwards over series `begin` to `end`; `regressors` is (rows, q)."""
-    M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
-    nn, q = n * n, regressors.shape[1]
-    at = places(M, n, m)
+    p, _, starts, out = run
+    at = places(sizes[0], sizes[1], sizes[2], p)
+    M, n, law, nn = at.M, at.n, at.law, at.n * at.n
     state = at.end
-    cov = state + M * n
-    log_mode = cov + M * nn
-    hat = log_mode + M
-    hat_cov = hat + M * n
-    part = hat_cov + M * nn
-    part_cov = part + M * n
-    weight = part_cov + M * nn
+    log_mode = state + M * law
+    hat = log_mode + M  # smoothed laws and mode probabilities of the later step
+    hat_mode = hat + M * law
+    new = hat_mode + M  # and of this one
+    part = new + M * law
+    weight = part + M * law
     score = weight + M
-    hat_mode = score + M
-    pair = hat_mode + M
-    ahead = pair + M * M
-    ahead_cov = ahead + n
-    F = ahead_cov + nn
-    noise = F + nn
-    J = noise + nn
-    A = J + nn
-    extra = A + nn
-    new = extra + nn
-    new_cov = new + M * n
-    scratch = new_cov + M * nn
-    zero_cov = scratch + nn
-    back_weight = zero_cov + nn
-    maps = back_weight + M * M
-    w = np.zeros(maps + 2 * p.maps.size)
+    pair = score + M
+    link = pair + M * M  # the move from mode j to mode k, through a map
+    gain = link + at.move
+    work = gain + at.move
+    maps = work + at.move + 2 * law
+    w = work_buffer(p, at, maps)
     for series in range(begin, end):
         length = starts[series + 1] - starts[series]
-        last = starts[series + 1] - 1
-        copy(M * n, out.mode_mean[last], 0, w, hat)
-        copy(M * nn, out.mode_covariance[last], 0, w, hat_cov)
+        recall(out, starts[series + 1] - 1, w, at, hat, hat_mode)
         for j in range(M):
-            w[hat_mode + j] = np.exp(out.log_mode[last, j])
+            w[hat_mode + j] = np.exp(w[hat_mode + j])
         for back in range(length):
             t = length - 1 - back
             row = starts[series] + t
-            for j in range(M):
-                s.probability[row, j] = w[hat_mode + j]
-            for i in range(M * n):
-                s.mean[row, i] = w[hat + i]
-            for i in range(M * nn):
-                s.covariance[row, i] = w[hat_cov + i]
+            copy(M, w, hat_mode, s.probability[row], 0)
+            keep(w, at, hat, s.mean, s.covariance, row)
             if t == 0 and p.first == 1:
                 for i in range(M * M):
                     s.pairs[row, i] = w[hat_mode + i // M] if i % (M + 1) == 0 else 0.0
                 break
-            load(M, n, m, p, series, t, back == 0, w, at, maps)
+            load(p, series, t, back == 0, w, at, maps)
             if t == 0:
-                begin_series(M, n, p, w, state, cov, log_mode)
+                begin_series(p, w, at, state, log_mode)
             else:
-                copy(M * n, out.mode_mean[row - 1], 0, w, state)
-                copy(M * nn, out.mode_covariance[row - 1], 0, w, cov)
-                copy(M, out.log_mode[row - 1], 0, w, log_mode)
+                recall(out, row - 1, w, at, state, log_mode)
             for k in range(M):
                 for j in range(M):
                     w[score + j] = w[log_mode + j] + w[at.log_transition + j * M + k]
                 total = log_sum(M, w, score, 1)
                 for j in range(M):
-                    w[back_weight + j * M + k] = np.exp(w[score + j] - total) if total > -np.inf else 0.0
-                    w[pair + j * M + k] = w[hat_mode + k] * w[back_weight + j * M + k]
+                    share = np.exp(w[score + j] - total) if total > -np.inf else 0.0
+                    w[pair + j * M + k] = w[hat_mode + k] * share
+            copy(M * M, w, pair, s.pairs[row], 0)
             for j in range(M):
                 mine = 0.0
                 for k in range(M):
                     mine += w[pair + j * M + k]
                 for k in range(M):
-                    s.pairs[row, j * M + k] = w[pair + j * M + k]
                     w[weight + k] = w[pair + j * M + k] / mine if mine > 0.0 else 0.0
-                    copy(n, w, state + j * n, w, part + k * n)
-                    copy(nn, w, cov + j * nn, w, part_cov + k * nn)
+                    target = part + k * law
+                    copy(law, w, state + j * law, w, target)
                     if not w[weight + k] > 0.0:
                         continue
-                    W = at.W + k * nn
+                    move = at.moves + k * at.move
                     if p.maps.size > 0:
-                        jk = (j * M + k) * nn
-                        multiply(n, w, W, maps + jk, F, 0)
-                        predict_some(
-                            n,
-                            w,
-                            W,
-                            at.zero,
-                            at.Q + k * nn,
-                            at.zero,
-                            maps + p.maps.size + jk,
-                            scratch,
-                            noise,
-                            extra,
-                        )
-                    else:
-                        copy(nn, w, W, w, F)
-                        copy(nn, w, at.Q + k * nn, w, noise)
-                    predict_some(
-                        n, w, F, at.c + k * n, noise, state + j * n, cov + j * nn, ahead, ahead_cov, scratch
+                        across = maps + (j * M + k) * at.move
+                        # W · map, and Q + W · (covariance of the map) · W'
+                        product(w, n, n, n, (move, n, 1), (across, n, 1), link)
+                        copy(nn, w, across + nn + n, w, work + n)
+                        predict_some(n, w, move, work, work + law, gain)
+                        copy(n, w, move + nn, w, link + nn)
+                        copy(nn, w, work + law + n, w, link + nn + n)
+                        move = link
+                    rauch(w, at, move, state + j * law, hat + k * law, target, gain, work)
+                    # Cov(later, earlier) = P̂_k J'
+                    product(w, n, n, n, (hat + k * law + n, n, 1), (gain, 1, n), work)
+                    add_pair(
+                        s, k, w[pair + j * M + k], w, n, move, target, hat + k * law, work, regressors[row]
                     )
-                    multiply(n, w, cov + j * nn, F, J, 1)
-                    solve_singular(n, w, ahead_cov, J, scratch)
-                    for i in range(n):
-                        v = w[state + j * n + i]
-                        for l in range(n):
-                            v += w[J + i * n + l] * (w[hat + k * n + l] - w[ahead + l])
-                        w[part + k * n + i] = v
-                    multiply(n, w, J, F, A, 0)
-                    for i in range(nn):
-                        w[A + i] = (1.0 if i % (n + 1) == 0 else 0.0) - w[A + i]
-                        w[noise + i] += w[hat_cov + k * nn + i]
-                    predict_some(n, w, A, at.zero, zero_cov, at.zero, cov + j * nn, ahead, extra, scratch)
-                    predict_some(n, w, J, at.zero, extra, at.zero, noise, ahead, part_cov + k * nn, scratch)
-                    # sums for EM: x' is the later state, x the earlier one, cov(x', x) = P̂_k J'
-                    weight_jk = w[pair + j * M + k]
-                    multiply(n, w, hat_cov + k * nn, J, extra, 1)
-                    s.total[k] += weight_jk
-                    for i in range(n):
-                        xi, hi = w[part + k * n + i], w[hat + k * n + i]
-                        for l in range(n):
-                            s.zz[k, i, l] += weight_jk * (
-                                w[part_cov + k * nn + i * n + l] + xi * w[part + k * n + l]
-                            )
-                            s.xz[k, i, l] += weight_jk * (w[extra + i * n + l] + hi * w[part + k * n + l])
-                            s.xx[k, i, l] += weight_jk * (
-                                w[hat_cov + k * nn + i * n + l] + hi * w[hat + k * n + l]
-                            )
-                        for l in range(q):
-                            s.zz[k, i, n + l] += weight_jk * xi * regressors[row, l]
-                            s.zz[k, n + l, i] += weight_jk * xi * regressors[row, l]
-                            s.xz[k, i, n + l] += weight_jk * hi * regressors[row, l]
-                    for i in range(q):
-                        for l in range(q):
-                            s.zz[k, n + i, n + l] += weight_jk * regressors[row, i] * regressors[row, l]
                 if mine > 0.0:
-                    collapse_some(n, M, w, weight, 1, part, n, part_cov, nn, new + j * n, new_cov + j * nn)
+                    collapse_some(n, M, w, weight, 1, part, law, new + j * law)
                 else:  # a mode the series cannot have been in keeps its filtered moments
-                    copy(n, w, state + j * n, w, new + j * n)
-                    copy(nn, w, cov + j * nn, w, new_cov + j * nn)
+                    copy(law, w, state + j * law, w, new + j * law)
             for j in range(M):
                 w[hat_mode + j] = 0.0
                 for k in range(M):
                     w[hat_mode + j] += w[pair + j * M + k]
-            copy(M * n, w, new, w, hat)
-            copy(M * nn, w, new_cov, w, hat_cov)
-        for j in range(M):
-            s.initial_probability[series, j] = w[hat_mode + j]
-        for i in range(M * n):
-            s.initial_mean[series, i] = w[hat + i]
-        for i in range(M * nn):
-            s.initial_covariance[series, i] = w[hat_cov + i]
+            copy(M * law, w, new, w, hat)
+        copy(M, w, hat_mode, s.initial_probability[series], 0)
+        keep(w, at, hat, s.initial_mean, s.initial_covariance, series)

@@ -1,247 +1,274 @@
 r"""Expectation–maximisation under the chosen collapse.
 
-The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[x z'], E[x x'] for each mode (see `backward`), where z =
-(x_{t−1}, 1, u_t), and
-likewise for the observations, where z = (x_t, 1, u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
+The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[r z'], E[r r'] for each mode (see
+`kernels/smoother.py`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z = (x_t, 1,
+u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
 
-    Θ maximises −½ Σ_k tr Q_k^{-1} (xx_k − Θ_k xz_k' − xz_k Θ_k' + Θ_k zz_k Θ_k'),    Q_k = that bracket / count_k
+    the change Δ of Θ maximises −½ Σ_k tr Q_k^{-1} (rr_k − Δ_k rz_k' − rz_k Δ_k' + Δ_k zz_k Δ_k')
+    with r = x − Θ z, and then Q_k = that bracket / count_k
 
-over the free entries alone, which is one linear system even where entries are fixed or shared between modes. A missing component is
-replaced by its mean
-given the state and the components that were seen, with its variance (a row with nothing seen says nothing about the observation and is
-left out).
+over the free entries alone, which is one linear system even where entries are fixed or shared between modes.
+A missing component is replaced by its mean given the state and the components that were seen, with its
+variance (a row with nothing seen says nothing about the observation and is left out).
 
 Exact EM never lowers the likelihood. A collapsed E-step may, by a little; the caller is told.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from ..._support.errors import ArgumentError
+from ..._support.progress import track
 from ..checks import plain
 from ..inference.moments import mixture
-from ..inference.run import run_filter
-from ..inference.smooth import run_smoother
-from ..model import SwitchingLinearGaussian
-from ..series import Data, flatten, parameters
+from ..inference.problem import pose
+from ..inference.run import run_filter, run_smoother
+from ..parameters import RANKS, Model, ModelParameters
+from ..series import Data
 from .free_parameters import Free
+from .maximum_likelihood import FitStatus
 
-Sums = tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray
-]  # count (M,), zz (M, C, C), xz (M, R, C), xx (M, R, R)
+GROUPS = tuple(
+    (name, f"{name}_offset", f"{name}_input", noise)
+    for name, noise in (("dynamics", "process_noise"), ("observation", "observation_noise"))
+)
+
+
+class Sums(NamedTuple):
+    """What a regression on z needs, by mode; r is what the present Θ leaves of what is regressed."""
+
+    total: np.ndarray  # (M,), how often the mode was met
+    zz: np.ndarray  # (M, C, C)
+    rz: np.ndarray  # (M, R, C)
+    rr: np.ndarray  # (M, R, R)
+
+
+def expectation_maximisation(
+    model: Model,
+    data: Data,
+    inputs: torch.Tensor,
+    free: Free,
+    method: str,
+    max_steps: int,
+    tolerance: float,
+    progress: bool | None,
+) -> tuple[Model, FitStatus, list[float], int]:
+    """Repeat `em_step` until the log-likelihood rises by less than `tolerance`.
+
+    Returns the best model met, why the climb stopped, the trace of log-likelihoods, and how often they fell.
+    """
+    trace: list[float] = []
+    best, best_value, decreases, stale = model, -np.inf, 0, 0
+    status, new = FitStatus.MAX_STEPS, dict[str, np.ndarray]()
+    for step in track(range(max_steps + 1), "EM", show=progress):
+        try:
+            model = model.replace(**new)
+            value, new = em_step(model, data, inputs, free, method)
+        except ArgumentError:
+            if not step:
+                raise
+            status = FitStatus.DEGENERATE
+            break
+        trace.append(value)
+        stale += 1
+        if value > best_value:
+            best, best_value, stale = model, value, 0
+        if step:
+            rise = value - trace[-2]
+            decreases += rise < -1e-9 * max(1.0, abs(value))
+            if stale == 10:
+                status = FitStatus.DECREASED
+                break
+            if abs(rise) < tolerance:
+                status = FitStatus.CONVERGED
+                break
+    return best, status, trace, decreases
 
 
 def em_step(
-    model: SwitchingLinearGaussian, data: Data, inputs: Any, u: np.ndarray, free: Free, method: str
+    model: ModelParameters, data: Data, inputs: torch.Tensor, free: Free, method: str
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """One step: the log-likelihood of `model`, and the new values of its free parameters.
-
-    Args:
-        model: the present one, numpy.
-        data: the series.
-        inputs: as the user gave them.
-        u: the same, ``(rows, r)``.
-        free: what is learned.
-        method: the filter.
-    """
+    """One step: the log-likelihood of `model` (numpy), and the new values of its free parameters."""
     with torch.no_grad():
-        p = parameters(flatten(model, data, inputs, "fit"), int(model.start == "first"))
-    M, n = model.modes, model.states
-    one = np.ones((len(data.rows), 1))
-    g = np.concatenate(
-        [
-            one[:, : 0 if model.dynamics_offset is None else 1],
-            u[:, : 0 if model.dynamics_input is None else u.shape[1]],
-        ],
-        1,
-    )
-    out = run_filter(p, data.rows, data.starts, method, True)
-    back = run_smoother(p, data.rows, data.starts, out, np.ascontiguousarray(g))
+        problem = pose(model, data, inputs, "fit")
+    (M, n, _), rows = problem.sizes, len(data.rows)
+    u = plain(inputs)
+    each = [u[b if len(u) > 1 else 0, :length] for b, length in enumerate(data.lengths)]
+    known = np.concatenate(each) if u.shape[-1] else np.zeros((rows, 0))
+    filtered = run_filter(problem.parameters, data.rows, data.starts, method)
+    back = run_smoother(filtered, _regressors(model, "dynamics", known))
     new: dict[str, np.ndarray] = {}
     if "transition" in free.masks:
-        first = np.zeros(len(data.rows), dtype=bool)
-        first[data.starts[:-1]] = model.start == "first"
-        pairs = back.pairs[~first].sum(0).reshape(M, M)
+        follows = np.ones(rows, dtype=bool)
+        follows[data.starts[:-1]] = model.start != "first"
+        pairs = back.pairs[follows].sum(0).reshape(M, M)
         total = pairs.sum(1, keepdims=True)
-        new["transition"] = np.where(
-            total > 1e-12, pairs / np.maximum(total, 1e-300), plain(model.transition)
+        moved = np.where(total > 1e-12, pairs / np.maximum(total, 1e-300), plain(model.transition))
+        new["transition"] = moved / moved.sum(1, keepdims=True)
+    initial = back.initial_mean.reshape(-1, M, n), back.initial_covariance.reshape(-1, M, n, n)
+    new |= _initial(free, model, back.initial_probability, *initial)
+    if free.any_of(GROUPS[0]):
+        new |= _regress(free, model, Sums(back.total, back.zz, back.rz, back.rr), GROUPS[0])
+    if free.any_of(GROUPS[1]):
+        g = _regressors(model, "observation", known)
+        mean, cov = back.mean.reshape(rows, M, n), back.covariance.reshape(rows, M, n, n)
+        new |= _regress(
+            free, model, observation_sums(model, data.rows, back.probability, mean, cov, g), GROUPS[1]
         )
-        new["transition"] /= new["transition"].sum(1, keepdims=True)
-    _initial(
-        new,
-        free,
-        model,
-        back.initial_probability,
-        back.initial_mean.reshape(-1, M, n),
-        back.initial_covariance.reshape(-1, M, n, n),
-    )
-    names = ("dynamics", "dynamics_offset", "dynamics_input", "process_noise")
-    if any(name in free.masks for name in names):
-        _regress(new, free, model, (back.total, back.zz, back.xz, back.xx), names)
-    names = ("observation", "observation_offset", "observation_input", "observation_noise")
-    if any(name in free.masks for name in names):
-        g = np.concatenate(
-            [
-                one[:, : 0 if model.observation_offset is None else 1],
-                u[:, : 0 if model.observation_input is None else u.shape[1]],
-            ],
-            1,
-        )
-        rows = len(data.rows)
-        sums = observation_sums(
-            model,
-            data.rows,
-            back.probability,
-            back.mean.reshape(rows, M, n),
-            back.covariance.reshape(rows, M, n, n),
-            g,
-        )
-        _regress(new, free, model, sums, names)
-    return float(out.log_likelihood.sum()), new
+    return float(filtered.out.log_likelihood.sum()) + problem.shift * data.series, new
+
+
+def _regressors(model: ModelParameters, name: str, known: np.ndarray) -> np.ndarray:
+    """1 and the inputs, as far as the equation has an offset and an input matrix, ``(rows, q)``."""
+    one = [] if getattr(model, f"{name}_offset") is None else [np.ones((len(known), 1))]
+    inputs = [] if getattr(model, f"{name}_input") is None else [known]
+    return np.concatenate([np.zeros((len(known), 0)), *one, *inputs], 1)
 
 
 def _initial(
-    new: dict[str, np.ndarray],
-    free: Free,
-    model: SwitchingLinearGaussian,
-    weight: np.ndarray,
-    mean: np.ndarray,
-    cov: np.ndarray,
-) -> None:
-    """The initial law: averages over series."""
+    free: Free, model: ModelParameters, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The initial law: averages over series, given ``(series, M, ...)`` smoothed weights and moments."""
+    new = {}
     if "initial_probability" in free.masks:
         new["initial_probability"] = weight.mean(0) / weight.mean(0).sum()
-    for name in ("initial_mean", "initial_covariance"):
+    for k, name in enumerate(("initial_mean", "initial_covariance")):
         if name not in free.masks:
             continue
-        share = weight / np.maximum(weight.sum(0), 1e-300)
-        if name in free.shared:
-            share = np.broadcast_to(
-                (weight / weight.sum())[:, None, :], (len(weight), model.modes, model.modes)
-            )
-            centers = [
-                mixture(
-                    share[:, k].reshape(-1),
-                    mean.reshape(-1, mean.shape[-1]),
-                    cov.reshape(-1, *cov.shape[-2:]),
-                )
-                for k in range(model.modes)
-            ]
-        else:
-            centers = [mixture(share[:, k], mean[:, k], cov[:, k]) for k in range(model.modes)]
-        value = np.stack([center[0 if name == "initial_mean" else 1] for center in centers])
-        alive = (weight.sum(0) > 1e-12).reshape(-1, *[1] * (value.ndim - 1)) | (name in free.shared)
         old = plain(getattr(model, name))
-        new[name] = np.where(free.masks[name] & alive, value, old)
+        if name in free.shared:
+            everything = (weight / weight.sum()).reshape(-1), mean.reshape(-1, *mean.shape[2:])
+            value = mixture(*everything, cov.reshape(-1, *cov.shape[2:]))[k]
+            alive = np.ones(len(old), dtype=bool)
+        else:
+            share = weight / np.maximum(weight.sum(0), 1e-300)
+            value = mixture(share.T, mean.swapaxes(0, 1), cov.swapaxes(0, 1))[k]
+            alive = weight.sum(0) > 1e-12
+        new[name] = np.where(free.masks[name] & alive.reshape(-1, *[1] * (old.ndim - 1)), value, old)
+    return new
 
 
 def observation_sums(
-    model: SwitchingLinearGaussian,
+    model: ModelParameters,
     y: np.ndarray,
     weight: np.ndarray,
     mean: np.ndarray,
     cov: np.ndarray,
     g: np.ndarray,
 ) -> Sums:
-    """Sums for the regression of y on (x, g), missing components filled in by their law given what was seen.
+    """Sums for the regression of r = y − Θ z on z = (x, g), missing components filled in.
 
-    For a set of seen components o and missing ones, ỹ = B z + C y_o + noise of covariance V, with B = 0 and C = 1 on the rows seen and,
-    on the others,
-    C = R_mo R_oo^{-1}, B = Θ_m − C Θ_o, V = R_mm − C R_om.
+    Given the seen components o, a missing one has r_v = C r_o + noise of covariance R_vv − C R_ov,
+    C = R_vo R_oo^{-1}.
     """
-    _rows, M, n = mean.shape
-    q, m = g.shape[1], y.shape[1]
-    theta = coefficients(model, ("observation", "observation_offset", "observation_input"))
-    R = np.broadcast_to(plain(model.observation_noise), (M, m, m))
-    count, zz, xz, xx = np.zeros(M), np.zeros((M, n + q, n + q)), np.zeros((M, m, n + q)), np.zeros((M, m, m))
-    seen = ~np.isnan(y)
-    patterns, which = np.unique(seen, axis=0, return_inverse=True)
+    M, n = mean.shape[1:]
+    m, size = y.shape[1], n + g.shape[1]
+    theta, R = coefficients(model, GROUPS[1]), plain(model.observation_noise)
+    sums = Sums(np.zeros(M), np.zeros((M, size, size)), np.zeros((M, m, size)), np.zeros((M, m, m)))
+    patterns, which = np.unique(~np.isnan(y), axis=0, return_inverse=True)
     for k, pattern in enumerate(patterns):
         if not pattern.any():
             continue
-        at = which.reshape(-1) == k
-        o, v = np.flatnonzero(pattern), np.flatnonzero(~pattern)
-        yo, gk = y[at][:, o], g[at]
+        at, o = which.reshape(-1) == k, np.flatnonzero(pattern)
         for j in range(M):
-            w, x, P = weight[at, j], mean[at, j], cov[at, j]
-            z = np.concatenate([x, gk], 1)
-            wz = w[:, None] * z
-            Szz = wz.T @ z
-            Szz[:n, :n] += np.tensordot(w, P, 1)
-            Syz, Syy = (w[:, None] * yo).T @ z, (w[:, None] * yo).T @ yo
-            B, C, V = np.zeros((m, n + q)), np.zeros((m, len(o))), np.zeros((m, m))
-            C[o, np.arange(len(o))] = 1.0
-            if len(v):
-                tie = R[j][np.ix_(v, o)] @ np.linalg.pinv(R[j][np.ix_(o, o)])
-                C[v] = tie
-                B[v] = theta[j][v] - tie @ theta[j][o]
-                V[np.ix_(v, v)] = R[j][np.ix_(v, v)] - tie @ R[j][np.ix_(o, v)]
-            cross = B @ Szz + C @ Syz
-            count[j] += w.sum()
-            zz[j] += Szz
-            xz[j] += cross
-            mixed = B @ Syz.T @ C.T
-            xx[j] += B @ Szz @ B.T + mixed + mixed.T + C @ Syy @ C.T + w.sum() * V
-    return count, zz, xz, xx
+            w, z = weight[at, j], np.concatenate([mean[at, j], g[at]], 1)
+            P, H = np.tensordot(w, cov[at, j], 1), theta[j][o, :n]
+            r = y[at][:, o] - z @ theta[j][o].T
+            zz, rz, rr = (w[:, None] * z).T @ z, (w[:, None] * r).T @ z, (w[:, None] * r).T @ r + H @ P @ H.T
+            zz[:n, :n] += P
+            rz[:, :n] -= H @ P
+            C = R[j][:, o] @ np.linalg.pinv(R[j][np.ix_(o, o)])
+            C[o] = np.eye(len(o))
+            V = R[j] - C @ R[j][o]
+            V[o], V[:, o] = 0.0, 0.0
+            sums.total[j] += w.sum()
+            sums.zz[j] += zz
+            sums.rz[j] += C @ rz
+            sums.rr[j] += C @ rr @ C.T + w.sum() * V
+    return sums
 
 
-def coefficients(model: SwitchingLinearGaussian, names: tuple[str, ...]) -> np.ndarray:
-    """Matrix, offset and input matrix side by side, ``(M, R, C)``; those that are None take no columns."""
-    parts = [plain(getattr(model, name)) for name in names if getattr(model, name) is not None]
-    return np.concatenate([part[..., None] if part.ndim == 2 else part for part in parts], -1)
+def _columns(model: ModelParameters, group: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Matrix, offset and input matrix of an equation as ``(M, R, columns)``, those that the model has."""
+    values = {name: getattr(model, name) for name in group[:3]}
+    arrays = {name: plain(value) for name, value in values.items() if value is not None}
+    return {name: value[..., None] if value.ndim == 2 else value for name, value in arrays.items()}
 
 
-def _regress(
-    new: dict[str, np.ndarray], free: Free, model: SwitchingLinearGaussian, sums: Sums, names: tuple[str, ...]
-) -> None:
-    """Maximise over the free entries of Θ given the noise, then over the noise given Θ."""
-    count, zz, xz, xx = sums
-    linear, noise = [name for name in names[:3] if getattr(model, name) is not None], names[3]
-    theta = coefficients(model, tuple(linear))
-    Q = plain(getattr(model, noise)).copy()
-    M, R, _C = theta.shape
+def coefficients(model: ModelParameters, group: tuple[str, ...]) -> np.ndarray:
+    """Θ: matrix, offset and input matrix side by side, ``(M, R, C)``."""
+    return np.concatenate(list(_columns(model, group).values()), -1)
+
+
+def _regress(free: Free, model: ModelParameters, sums: Sums, group: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The new Θ and noise: first the free entries of Θ given the noise, then the noise given Θ."""
+    count, zz, rz, rr = sums
+    new: dict[str, np.ndarray] = {}
+    columns, noise = _columns(model, group), group[3]
+    theta, Q = coefficients(model, group), plain(getattr(model, noise))
+    delta = np.zeros_like(theta)
     # number the unknowns: shared entries have the same number in every mode, fixed ones −1
-    number = np.full(theta.shape, -1)
-    unknowns, column = 0, 0
-    for name in linear:
-        value = plain(getattr(model, name))
-        width = 1 if value.ndim == 2 else value.shape[-1]
-        mask = free.masks.get(name, np.zeros(value.shape, dtype=bool)).reshape(M, R, width)
-        for k in range(M):
-            if name in free.shared and k:
-                number[k, :, column : column + width] = number[0, :, column : column + width]
-            else:
-                size = int(mask[k].sum())
-                number[k, :, column : column + width][mask[k]] = unknowns + np.arange(size)
-                unknowns += size
-        column += width
+    unknowns, numbers = 0, []
+    for name, value in columns.items():
+        number = np.full(value.shape, -1)
+        mask = free.masks.get(name, np.zeros(value.shape, dtype=bool)).reshape(value.shape)
+        own = mask[:1] if name in free.shared else mask
+        number[: len(own)][own] = unknowns + np.arange(own.sum())
+        unknowns += int(own.sum())
+        numbers.append(np.broadcast_to(number[:1], value.shape) if name in free.shared else number)
     if unknowns:
+        number = np.concatenate(numbers, -1)
         A, b = np.zeros((unknowns, unknowns)), np.zeros(unknowns)
-        for k in range(M):
+        for k in range(len(theta)):
             P = np.linalg.pinv(Q[k], hermitian=True)
             index = number[k].reshape(-1)
             at = index >= 0
-            full = np.kron(P, zz[k])[np.ix_(at, at)]
-            residual = (P @ (xz[k] - theta[k] @ zz[k])).reshape(-1)[at]
-            np.add.at(b, index[at], residual)
-            np.add.at(A, (index[at][:, None], index[at][None, :]), full)
+            np.add.at(b, index[at], (P @ rz[k]).reshape(-1)[at])
+            np.add.at(A, (index[at][:, None], index[at][None, :]), np.kron(P, zz[k])[np.ix_(at, at)])
         change = np.linalg.lstsq(A, b, rcond=1e-13)[0]  # least change where the data do not tell
-        theta = theta + np.where(number >= 0, change[number], 0.0)
-        column = 0
-        for name in linear:
-            value = plain(getattr(model, name))
-            width = 1 if value.ndim == 2 else value.shape[-1]
+        delta = np.where(number >= 0, change[number], 0.0)
+        ends = np.cumsum([value.shape[-1] for value in columns.values()])
+        for name, part in zip(columns, np.split(theta + delta, ends[:-1], -1), strict=True):
             if name in free.masks:
-                new[name] = theta[:, :, column : column + width].reshape(value.shape)
-            column += width
+                new[name] = part.reshape(free.masks[name].shape)
     if noise in free.masks:
-        left = np.einsum("krc,ksc->krs", theta, xz)
-        bracket = xx - left - left.swapaxes(-1, -2) + theta @ zz @ theta.swapaxes(-1, -2)
+        left = delta @ rz.mT
+        bracket = rr - left - left.mT + delta @ zz @ delta.mT
         if noise in free.shared:
-            estimate = np.broadcast_to(bracket.sum(0) / max(count.sum(), 1e-300), bracket.shape)
-        else:
-            estimate = bracket / np.maximum(count, 1e-300)[:, None, None]
-        alive = (count > 1e-8)[:, None, None] | (noise in free.shared)
-        estimate = (estimate + estimate.swapaxes(-1, -2)) / 2
-        new[noise] = np.where(free.masks[noise] & alive, estimate, Q)
+            bracket, count = bracket.sum(0, keepdims=True), count.sum(keepdims=True)
+        estimate = bracket / np.maximum(count, 1e-300)[:, None, None]
+        alive = (count > 1e-8)[:, None, None]
+        new[noise] = np.where(free.masks[noise] & alive, (estimate + estimate.mT) / 2, Q)
+    return new
+
+
+def check_em(model: ModelParameters, free: Free) -> None:
+    """Refuse what EM cannot learn, with what to do instead."""
+    for group in GROUPS:
+        if not free.any_of(group):
+            continue
+        for name in group:
+            value = getattr(model, name)
+            if value is not None and value.ndim == RANKS[name] + 1:
+                raise ArgumentError(
+                    f"fit: {name} varies in time, so EM cannot learn {[g for g in group if g in free.masks]}."
+                    ' Fix them, or use method="mle".'
+                )
+        quiet = np.diagonal(plain(getattr(model, group[3])), axis1=1, axis2=2) == 0
+        for name in group[:3]:
+            if name not in free.masks:
+                continue
+            stuck = np.argwhere(free.masks[name].reshape(*quiet.shape, -1).any(-1) & quiet)
+            if len(stuck):
+                k, r = stuck[0]
+                raise ArgumentError(
+                    f"fit: {name} is to be learned, but {group[3]} of mode {k} is zero in row {r}: without "
+                    'noise EM cannot move it. Fix that row, give it a positive variance, or use method="mle".'
+                )
+        if group is GROUPS[0] and model.maps is not None:
+            raise ArgumentError(
+                "fit: EM cannot learn dynamics between modes with maps. Fix dynamics and process_noise, or "
+                'use method="mle".'
+            )

@@ -1,25 +1,28 @@
-"""Climbing the likelihood: L-BFGS over unconstrained numbers with the exact gradient of `adjoint`, and the curvature at the end.
+"""Climbing the likelihood: L-BFGS over unconstrained numbers with the exact gradient, then its curvature.
 
-Standard errors come from the Hessian: central differences of the gradient, inverted, and carried to named parameters by the delta method.
-`fit_parameters` does all this for any model that is a differentiable function of a vector.
+Standard errors come from the Hessian: central differences of the gradient, inverted, and carried to named
+parameters by the delta method. `fit_parameters` does all this for any model that is a differentiable function
+of a vector.
 """
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import scipy.optimize
 import torch
+from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
 from ..._support.progress import track
 from ..checks import plain
-from ..inference.filter import filter_series
+from ..inference.filter import run
+from ..inference.problem import pose, read_inputs
 from ..inference.run import METHODS
-from ..model import SwitchingLinearGaussian
-from ..series import Data, read
+from ..parameters import Model, ModelParameters
+from ..series import Data, SeriesLike, read
 
 
 class FitStatus(enum.Enum):
@@ -27,16 +30,19 @@ class FitStatus(enum.Enum):
 
     CONVERGED = "converged: the log-likelihood rose by less than the tolerance"
     MAX_STEPS = "stopped at max_steps; the log-likelihood was still rising"
-    DECREASED = "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step approximate); the best step is returned"
+    DECREASED = (
+        "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step "
+        "approximate); the best step is returned"
+    )
+    DEGENERATE = (
+        "stopped: a noise or a regime has vanished, there is no maximum here; the best step is returned"
+    )
     STALLED = "stopped: the line search found no better point, though the gradient is not zero"
 
 
-def checked_data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
-    """The data of a fit, cut from any graph; nothing observed, a constant component or too large a `skip` is refused."""
-    data = read(y, model.outputs, what="fit")
-    data = Data(
-        data.tensor.detach(), data.starts, data.layout, data.kind, data.dtype, data.index, data.columns
-    )
+def checked_data(model: ModelParameters, y: SeriesLike, skip: int) -> Data:
+    """The data of a fit, without a graph; without enough to see, or with too large a `skip`, refused."""
+    data = read(y, model.outputs, what="fit").detached()
     rows = data.rows
     if np.isnan(rows).all():
         raise ArgumentError("fit: every value is missing. Pass data with something observed.")
@@ -44,8 +50,8 @@ def checked_data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
         seen = rows[~np.isnan(rows[:, a]), a]
         if len(seen) and np.ptp(seen) == 0:
             raise ArgumentError(
-                f"fit: component {a} is constant ({seen[0]:g}), so its likelihood has no maximum. Leave it out, or "
-                f"pass a series that varies."
+                f"fit: component {a} is constant ({seen[0]:g}), so its likelihood has no maximum. "
+                "Leave it out, or pass a series that varies."
             )
     if not 0 <= skip < data.lengths.min():
         raise ArgumentError(
@@ -54,31 +60,27 @@ def checked_data(model: SwitchingLinearGaussian, y: Any, skip: int) -> Data:
     return data
 
 
-def likelihood(
-    model: SwitchingLinearGaussian, data: Data, inputs: Any, method: str, skip: int
-) -> torch.Tensor:
-    """Σ of the log-likelihood terms, without the first `skip` of each series."""
-    series = [data.tensor[a:b] for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)]
-    post = filter_series(model, series, method=method, inputs=inputs)
-    return torch.stack([part[skip:].sum() for part in post.log_likelihood_terms]).sum()
-
-
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 def objective(
-    build: Callable[[torch.Tensor], SwitchingLinearGaussian], data: Data, inputs: Any, method: str, skip: int
+    build: Callable[[torch.Tensor], ModelParameters], data: Data, inputs: torch.Tensor, method: str, skip: int
 ) -> Objective:
-    """Minus the log-likelihood and its gradient as functions of the unconstrained numbers; +inf where the model they stand for is
-    impossible.
+    """Minus the log-likelihood and its gradient in the numbers `build` takes; +inf where they make no model.
+
+    Data and inputs have been read: no step checks or joins them again.
     """
+    time = np.concatenate([np.arange(length) for length in data.lengths])
+    kept = torch.from_numpy(np.flatnonzero(time >= skip))
 
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
         try:
-            value = likelihood(build(x), data, inputs, method, skip)
+            problem = pose(build(x), data, inputs, "fit")
+            terms, _ = run(problem, method)
         except ArgumentError:
             return np.inf, np.zeros_like(theta)
+        value = terms[kept].sum() + (0.0 if skip else problem.shift * data.series)
         (slope,) = torch.autograd.grad(value, x)
         return -float(value.detach()), -slope.numpy()
 
@@ -92,7 +94,8 @@ def climb(
     best_value, _ = evaluate(start)
     if not np.isfinite(best_value):
         raise ArgumentError(
-            "fit: the filter cannot run at the start (an innovation covariance is singular). Start from larger noises."
+            "fit: the filter cannot run at the start (an innovation covariance is singular). "
+            "Start from larger noises."
         )
     trace = [-best_value]
     bar = iter(track(range(max_steps), "maximum likelihood", show=progress))
@@ -100,68 +103,73 @@ def climb(
     def note(intermediate_result: scipy.optimize.OptimizeResult) -> None:
         trace.append(-float(intermediate_result.fun))
         next(bar, None)
+        if trace[-1] - trace[-2] < tolerance:  # scipy's own test is relative to the log-likelihood
+            raise StopIteration
 
-    scale = max(abs(best_value), 1.0)
+    far = 1e10 * max(abs(best_value), 1.0)
 
     def bounded(theta: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = evaluate(theta)
-        return (value, slope) if np.isfinite(value) else (1e10 * scale, slope)
+        return (value, slope) if np.isfinite(value) else (far, slope)
 
+    options = {"maxiter": max_steps, "maxfun": 20 * max_steps, "ftol": 0.0, "gtol": 1e-7, "maxcor": 20}
     result = scipy.optimize.minimize(
-        bounded, start, jac=True, method="L-BFGS-B", callback=note,
-        options={"maxiter": max_steps, "maxfun": 20 * max_steps, "ftol": tolerance / scale, "gtol": 1e-7, "maxcor": 20},
-    )  # fmt: skip
+        bounded, start, jac=True, method="L-BFGS-B", callback=note, options=options
+    )
     bar.close()  # type: ignore[attr-defined]
-    if result.status == 1:
+    small = len(trace) > 1 and trace[-1] - trace[-2] < tolerance
+    if result.status == 1 and not small:
         status = FitStatus.MAX_STEPS
-    elif result.status == 0 or np.abs(result.jac).max() < 1e-4 * scale:
+    elif small or result.status == 0 or np.abs(result.jac).max() < 1e-4 * max(abs(result.fun), 1.0):
         status = FitStatus.CONVERGED
     else:
         status = FitStatus.STALLED
     return result.x, status, trace
 
 
-def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray | None:
-    """The inverse Hessian of minus the log-likelihood, from central differences of its gradient; None where it is not positive definite."""
-    k = len(theta)
-    H = np.empty((k, k))
-    for i in range(k):
-        h = 1e-4 * max(1.0, abs(theta[i]))
-        step = np.zeros(k)
-        step[i] = h
-        up, down = evaluate(theta + step), evaluate(theta - step)
-        if not (np.isfinite(up[0]) and np.isfinite(down[0])):
-            return None
-        H[i] = (up[1] - down[1]) / (2 * h)
-    H = (H + H.T) / 2
+def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray:
+    """The inverse Hessian of minus the log-likelihood, NaN for numbers without effect.
+
+    Such a number moves the log-likelihood by less than its rounding (the logit of a transition that has gone
+    to 0); the others' errors are then those with it fixed. NaN throughout where this point is no maximum.
+    """
+    k, spread = len(theta), np.full((len(theta), len(theta)), np.nan)
+    H, steps = np.empty((k, k)), 1e-4 * np.maximum(1.0, np.abs(theta))
+    for i, h in enumerate(steps):
+        step = h * np.eye(k)[i]
+        (up, up_slope), (down, down_slope) = evaluate(theta + step), evaluate(theta - step)
+        if not (np.isfinite(up) and np.isfinite(down)):
+            return spread
+        H[i] = (up_slope - down_slope) / (2 * h)
+    told = np.abs(H.diagonal()) * steps**2 > 1e-12 * max(1.0, abs(evaluate(theta)[0]))
+    H = ((H + H.T) / 2)[np.ix_(told, told)]
     try:
         np.linalg.cholesky(H)
     except np.linalg.LinAlgError:
-        return None
-    return np.linalg.inv(H)
+        return spread
+    spread[np.ix_(told, told)] = np.linalg.inv(H)
+    return spread
 
 
 def delta_method(
-    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray | None
+    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Standard errors of named functions of theta: sqrt diag(J spread J')."""
-    point = torch.tensor(theta, dtype=torch.float64)
-    names = list(natural(point))
+    """Standard errors of named functions of theta, sqrt diag(J spread J'), NaN where `spread` is."""
+    point, lost = torch.tensor(theta, dtype=torch.float64), np.isnan(spread.diagonal())
+    jacobian_of: Any = torch.autograd.functional.jacobian
     out = {}
-    for name in names:
-        jacobian = torch.autograd.functional.jacobian(lambda x, name=name: natural(x)[name], point).numpy()
+    for name in natural(point):
+        jacobian = jacobian_of(lambda x, name=name: natural(x)[name], point).numpy()
         flat = jacobian.reshape(-1, len(theta))
-        if spread is None:
-            errors = np.full(len(flat), np.nan)
-        else:
-            errors = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", flat, spread, flat), 0.0))
-        errors[~flat.any(1)] = np.nan
+        errors = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", flat, np.nan_to_num(spread), flat), 0.0))
+        unknown = np.abs(flat[:, lost]).max(1, initial=0.0) > 1e-3 * np.abs(flat).max(1)
+        errors[unknown | ~flat.any(1)] = np.nan
         out[name] = errors.reshape(jacobian.shape[:-1])
     return out
 
 
 @dataclass(frozen=True, eq=False)
-class ParametricFit:
+class ParametricFit(Generic[Model]):
     """Maximum likelihood of a model given as a function of a few numbers.
 
     Attributes:
@@ -175,7 +183,7 @@ class ParametricFit:
         restarts: the final log-likelihood of every start that ran.
     """
 
-    model: SwitchingLinearGaussian
+    model: Model
     parameters: np.ndarray
     standard_errors: np.ndarray
     log_likelihood: float
@@ -186,12 +194,12 @@ class ParametricFit:
 
 
 def fit_parameters(
-    build: Callable[[torch.Tensor], SwitchingLinearGaussian],
-    start: Any,
-    y: Any,
+    build: Callable[[torch.Tensor], Model],
+    start: ArrayLike,
+    y: SeriesLike,
     *,
     filter: str = "gpb2",
-    inputs: Any = None,
+    inputs: SeriesLike | None = None,
     restarts: int = 0,
     spread: float = 0.3,
     max_steps: int = 500,
@@ -199,12 +207,12 @@ def fit_parameters(
     skip: int = 0,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
-) -> ParametricFit:
-    """Maximum likelihood of any model that is a differentiable function of a vector: structure, shared and fixed entries are what `build`
-    makes them.
+) -> ParametricFit[Model]:
+    """Maximum likelihood of any model that is a differentiable function of a vector.
 
     Args:
-        build: from a ``(k,)`` float64 tensor to a model made of tensors.
+        build: from a ``(k,)`` float64 tensor to a model made of tensors; structure, shared and fixed entries
+            are what it makes them.
         start: ``(k,)`` numbers.
         y: the data, as for `filter`.
         filter: the filter whose likelihood is maximised, "gpb2", "imm", "gpb1" or "exact".
@@ -219,30 +227,30 @@ def fit_parameters(
     """
     if filter not in (*METHODS, "exact"):
         raise ArgumentError(f"fit_parameters: filter is {filter!r}. Pass one of {[*METHODS, 'exact']}.")
-    origin = np.array(plain(start), dtype=np.float64).reshape(-1)
-    data = checked_data(build(torch.from_numpy(origin)), y, skip)
-    evaluate = objective(build, data, inputs, filter, skip)
-    ends = []
-    for attempt in range(restarts + 1):
-        noise = torch.randn(len(origin), dtype=torch.float64, generator=generator).numpy() if attempt else 0.0
+    origin = np.array(plain(start)).reshape(-1)
+    first = build(torch.from_numpy(origin))
+    data = checked_data(first, y, skip)
+    evaluate = objective(build, data, read_inputs(first, data, inputs, "fit_parameters"), filter, skip)
+    ends: list[tuple[float, np.ndarray, FitStatus, list[float]]] = []
+    for point in starts_around(origin, restarts, spread, generator):
         try:
-            point, status, trace = climb(
-                evaluate,
-                origin + spread * noise * np.maximum(np.abs(origin), 1.0),
-                max_steps,
-                tolerance,
-                progress,
-            )
+            end, status, trace = climb(evaluate, point, max_steps, tolerance, progress)
         except ArgumentError:
-            if attempt == 0:
+            if not ends:
                 raise
             continue
-        ends.append((-evaluate(point)[0], point, status, trace))
-    value, point, status, trace = max(ends, key=lambda end: end[0])
-    inverse = curvature(evaluate, point)
-    errors = np.full(len(point), np.nan) if inverse is None else np.sqrt(inverse.diagonal())
+        ends.append((-evaluate(end)[0], end, status, trace))
+    value, end, status, trace = max(ends, key=lambda found: found[0])
+    errors = np.sqrt(curvature(evaluate, end).diagonal())
     with torch.no_grad():
-        model = build(torch.from_numpy(point))
-    return ParametricFit(
-        model, point, errors, value, status, len(trace) - 1, np.array(trace), tuple(end[0] for end in ends)
-    )
+        model = build(torch.from_numpy(end))
+    finals = tuple(found[0] for found in ends)
+    return ParametricFit(model, end, errors, value, status, len(trace) - 1, np.array(trace), finals)
+
+
+def starts_around(
+    origin: np.ndarray, restarts: int, spread: float, generator: torch.Generator | None
+) -> list[np.ndarray]:
+    """The start itself, and others drawn around it."""
+    noise = [torch.randn(len(origin), dtype=torch.float64, generator=generator) for _ in range(restarts)]
+    return [origin, *(origin + spread * z.numpy() * np.maximum(np.abs(origin), 1.0) for z in noise)]
