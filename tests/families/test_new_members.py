@@ -128,6 +128,9 @@ def test_multinomial_is_fitted_to_counts() -> None:
     fitted = f.project(f.Empirical(counts), f.Multinomial)
     torch.testing.assert_close(fitted.mean(), counts.mean(0))
     assert float(fitted.total) == 6
+    mixture = f.Mixture(t(0.0, 0.0), f.Multinomial(torch.zeros(2, 3, dtype=F64), t(3.0, 5.0)))
+    with pytest.raises(ValueError, match=r"total of the components\[1\] must be the same for all"):
+        f.project(mixture, f.Multinomial)  # and not one of total 4
     with pytest.raises(ValueError, match=r"total must be a whole number"):
         f.Multinomial(t(0.0, 1.0), t(2.5)[0])
 

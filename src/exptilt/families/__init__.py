@@ -35,6 +35,7 @@ from exptilt.families.members.normal_inverse_wishart import MeanCovariance, Norm
 from exptilt.families.members.poisson import Poisson
 from exptilt.families.members.von_mises_fisher import VonMisesFisher
 from exptilt.families.members.wishart import Wishart
+from exptilt.families.predictive import Predictive, log_marginal_likelihood, predictive
 from exptilt.families.projection import expected_statistic, project
 from exptilt.families.relations import posterior
 
@@ -69,15 +70,18 @@ __all__ = [
     "NormalGamma",
     "NormalInverseWishart",
     "Poisson",
+    "Predictive",
     "Solution",
     "Status",
     "VonMisesFisher",
     "Wishart",
     "expected_statistic",
     "kl",
+    "log_marginal_likelihood",
     "maximum_entropy",
     "pack",
     "posterior",
+    "predictive",
     "project",
     "repaired",
     "stack",

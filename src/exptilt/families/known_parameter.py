@@ -6,7 +6,7 @@ on it. So a class alone cannot make a member of θ or of a mean; `from_natural`,
 """
 
 from abc import abstractmethod
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class KnownParameter(ExponentialFamily):
     """Base of the families with a known parameter and the statistic u(x) = x."""
 
     flat_base = False
+    known_field: ClassVar[str]
+    """The name of the field that is known."""
 
     # What a subclass gives.
 

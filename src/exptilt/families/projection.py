@@ -17,6 +17,7 @@ from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Measure
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.members.empirical import Empirical
@@ -56,8 +57,27 @@ def project(measure: Measure, family: type[Family]) -> Family:
     moments = _about_the_mean(measure, family)
     if moments is not None:
         return moments
-    solution = family.from_mean(expected_statistic(measure, family))
+    mean = expected_statistic(measure, family)
+    known = _known(measure, family)
+    options = {} if known is None else {"known": known}
+    solution = family.from_mean(mean, **options)
     return solution.or_raise() if is_concrete(solution.code) else solution.value
+
+
+def _known(measure: Measure, family: type[ExponentialFamily]) -> Tensor | None:
+    """The known parameter that all components of a measure share, or None if the family has none."""
+    parts = measure._own_components() if isinstance(measure, AnyMixture) else measure
+    if not isinstance(parts, KnownParameter) or not isinstance(parts, family):
+        return None
+    known: Tensor = getattr(parts, parts.known_field)
+    if not isinstance(measure, AnyMixture):
+        return known
+    axis = -1 - parts.event_dims[parts.known_field]
+    first = known.narrow(axis, 0, 1)
+    valid = known == first
+    name = f"{parts.known_field} of the components"
+    entries("project", name, known, valid, "the same for all: members of different ones are no family")
+    return first.squeeze(axis)
 
 
 def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Tensor:

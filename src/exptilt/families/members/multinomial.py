@@ -40,6 +40,7 @@ class Multinomial(KnownParameter):
     logit: Tensor
     total: Tensor
     event_dims: ClassVar = {"logit": 1, "total": 0}
+    known_field = "total"
     base = Base.COUNTING
     minimal = False
 

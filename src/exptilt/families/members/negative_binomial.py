@@ -43,6 +43,7 @@ class NegativeBinomial(KnownParameter):
     logit: Tensor
     event_dims: ClassVar = {"failures": 1, "logit": 1}
     _positive = ("failures",)
+    known_field = "failures"
     base = Base.COUNTING
 
     @property
