@@ -1,0 +1,55 @@
+r"""Hidden states as a distribution of distributions (THEORY A14).
+
+States η_1, ..., η_N are members p_j of the family that tilts h, known by η_j or by their expected statistics
+k_j = ∇G(η_j). Attention whose keys are those expected statistics scores a query q by
+
+    <q, k_j> = G(q) + G*(k_j) − KL(p_j ‖ p_q),
+
+so a softmax over j weighs the states by e^{G*(k_j)} times how near p_j is to the member with η = q. Over
+natural parameters it is the other way round, for a mean m:   <η_j, m> = G(η_j) + G*(m) − KL(p_m ‖ p_j).
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import dot
+from exptilt.families.measure import Measure
+from exptilt.families.members.empirical import Empirical
+
+
+def measure_of_members(
+    h: Measure, eta: Tensor, *, over: Literal["mean", "natural"] = "mean", by_divergence: bool = False
+) -> Empirical:
+    """The measure of the tilts of h by these η, as points in one of the two parameters.
+
+    Args:
+        h: what is tilted, batch ``(...)``.
+        eta: ``(..., N, D)``, the states.
+        over: "mean" puts the points at ∇G(η_j), to be tilted by natural parameters: keys as expected
+            statistics. "natural" puts them at η_j, to be tilted by mean parameters.
+        by_divergence: give the points log-weights −G*(∇G(η_j)), or −G(η_j) over natural parameters, so that
+            tilting weighs a member by e^{−KL} alone.
+
+    Returns:
+        An `Empirical` with N points; its `mean(q)` is what attention returns for the query q.
+
+    Example:
+        >>> from exptilt.families import Poisson
+        >>> states = measure_of_members(Poisson(torch.ones(1)), torch.tensor([[0.0], [2.0]]).log1p())
+        >>> states.points
+        tensor([[1.],
+                [3.]])
+    """
+    if over not in ("mean", "natural"):
+        raise ArgumentError(f'measure_of_members: over must be "mean" or "natural"; got {over!r}.')
+    if not isinstance(eta, Tensor) or eta.ndim < 2:
+        got = tuple(eta.shape) if isinstance(eta, Tensor) else type(eta).__name__
+        raise ArgumentError(f"measure_of_members: eta must be a tensor (..., N, {h.dimension}); got {got}.")
+    law = h[..., None] if h.batch_shape else h
+    mean, value = law.mean(eta), law.log_normalizer(eta)
+    points = mean if over == "mean" else eta.expand_as(mean)
+    if not by_divergence:
+        return Empirical(points)
+    return Empirical(points, value - dot(eta, mean) if over == "mean" else -value)
