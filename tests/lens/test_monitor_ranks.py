@@ -1,4 +1,6 @@
-"""Over several processes, a reading is that of the whole batch: two real ones under torchrun, against one alone."""
+"""Over several processes, a reading is that of the whole batch: two real ones under torchrun, against one
+alone.
+"""
 
 import json
 import os

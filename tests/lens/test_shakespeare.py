@@ -1,4 +1,6 @@
-"""The model that comes with the package: all there, small enough, as good as its card says, and made by a script that runs."""
+"""The model that comes with the package: all there, small enough, as good as its card says, and made by a
+script that runs.
+"""
 
 import json
 import re

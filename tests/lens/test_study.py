@@ -262,7 +262,9 @@ def test_chunks():
     [(50, 50, [1, 2]), (106, 106, [1, 2]), (107, 106, [1, 2]), (110, 110, [2]), (999, 113, [])],
 )
 def test_what_is_left_out_is_counted(most, read, silent):
-    """x: 106 tokens in three chunks, yy: 4, z: 3, each with its special ones; a chunk of one token is not read."""
+    """x: 106 tokens in three chunks, yy: 4, z: 3, each with its special ones; a chunk of one token is not
+    read.
+    """
     taken = cut(Letters(), ["x" * 100, "yy", "z"], length=42, max_tokens=most, vocabulary=None)
     assert sum(len(c.ids) for c in taken.chunks) == read
     assert taken.unread == 113 - read

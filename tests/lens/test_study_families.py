@@ -1,4 +1,6 @@
-"""Blocks of other families: parallel (GPT-NeoX), norms after the sublayers (OLMo 2), around them (Gemma 2), scaled sums (Granite)."""
+"""Blocks of other families: parallel (GPT-NeoX), norms after the sublayers (OLMo 2), around them (Gemma 2),
+scaled sums (Granite).
+"""
 
 from collections import defaultdict
 
@@ -24,12 +26,17 @@ SHAPE |= {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "
 FAMILIES = {
     "neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM, {}),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {"num_key_value_heads": 2}),
-    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, {"num_key_value_heads": 2, "head_dim": 8}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        {"num_key_value_heads": 2, "head_dim": 8},
+    ),
     "granite": (
-        transformers.GraniteConfig, transformers.GraniteForCausalLM,
+        transformers.GraniteConfig,
+        transformers.GraniteForCausalLM,
         {"num_key_value_heads": 2, "residual_multiplier": 0.3, "attention_bias": True},
     ),
-}  # fmt: skip
+}
 IDS = torch.randint(1, 60, (20,), generator=torch.Generator().manual_seed(1))
 
 

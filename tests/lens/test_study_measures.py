@@ -1,4 +1,6 @@
-"""The measures of a study as functions of tensors: against loops in numpy, and against what theory says of made-up heads."""
+"""The measures of a study as functions of tensors: against loops in numpy, and against what theory says of
+made-up heads.
+"""
 
 import numpy as np
 import pytest
@@ -40,7 +42,9 @@ def options(case):
 
 
 def dense(query, key, opts, item):
-    """Scores (head, Q, K), log h and probabilities of one item, by loops over pairs; the last outcome is the sink, if there is one."""
+    """Scores (head, Q, K), log h and probabilities of one item, by loops over pairs; the last outcome is the
+    sink, if there is one.
+    """
     heads, Q, K = query.shape[1], query.shape[2], key.shape[2]
     s, w = np.zeros((heads, Q, K)), np.full((heads, Q, K), -np.inf)
     for h in range(heads):
@@ -143,7 +147,9 @@ def test_unknown_option_is_refused():
 
 
 def test_constant_normalizer_has_no_variation():
-    """Keys on a sphere and queries of one length, so many of them that Z is nearly the same for all: A15 by construction."""
+    """Keys on a sphere and queries of one length, so many of them that Z is nearly the same for all: A15 by
+    construction.
+    """
     key = torch.nn.functional.normalize(draw(1, 1, 4000, 3), dim=-1)
     query = torch.nn.functional.normalize(draw(1, 1, 50, 3, seed=1), dim=-1)
     found = attend(query, key, key, scale=1.0)

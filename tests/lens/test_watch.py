@@ -76,7 +76,9 @@ def all_weights(output):
 
 
 def in_order_of_calls(weights, calls):
-    """A decoder calls its self- and cross-attention in turn; the model returns first all of one, then all of the other."""
+    """A decoder calls its self- and cross-attention in turn; the model returns first all of one, then all of
+    the other.
+    """
     if not any(call.kind == "cross" for call in calls):
         return weights
     assert [call.kind for call in calls] == ["self"] * 2 + ["self", "cross"] * 2

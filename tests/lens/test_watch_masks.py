@@ -85,7 +85,9 @@ def test_packed_sequences_see_only_themselves():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 @pytest.mark.parametrize("name", ["llama", "bert", "mistral"])
 def test_a_mask_given_by_the_user(name, dtype):
-    """(batch, 1, Q, K): random, but every query sees itself. Item 0 hides its last three keys from all: they are padding."""
+    """(batch, 1, Q, K): random, but every query sees itself. Item 0 hides its last three keys from all: they
+    are padding.
+    """
     model = models.make(name)
     ids = models.inputs(name)[0]["input_ids"]
     mask = torch.rand(3, 1, 11, 11, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -129,7 +131,9 @@ def test_numbers_in_a_dense_mask_are_added():
 
 
 def test_a_function_of_the_user_beside_the_causal_one():
-    """Image tokens of a multimodal model see each other both ways: the rule is unknown, the mask is made, the numbers are right."""
+    """Image tokens of a multimodal model see each other both ways: the rule is unknown, the mask is made, the
+    numbers are right.
+    """
     model = models.make("llama")
     inputs, real = models.inputs("llama", "left")
     states = model.get_input_embeddings()(inputs["input_ids"])
@@ -155,9 +159,16 @@ def test_a_window_both_ways():
     """ModernBERT: local layers look at both sides, within a distance."""
     torch.manual_seed(0)
     config = tf.ModernBertConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4, local_attention=6, pad_token_id=0,
-        attn_implementation="eager", global_attn_every_n_layers=3,
-    )  # fmt: skip
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        local_attention=6,
+        pad_token_id=0,
+        attn_implementation="eager",
+        global_attn_every_n_layers=3,
+    )
     model = tf.ModernBertModel(config).eval()
     inputs, real = models.inputs("bert", "right")
     expected = run(model, inputs)
@@ -169,7 +180,9 @@ def test_a_window_both_ways():
 
 
 def test_without_the_mask_function_causality_would_be_lost(monkeypatch):
-    """What the parity tests would find, if the mask function were not registered under the name of the attention function."""
+    """What the parity tests would find, if the mask function were not registered under the name of the
+    attention function.
+    """
     from transformers import AttentionMaskInterface
 
     model = models.make("llama")

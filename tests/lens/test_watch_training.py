@@ -41,7 +41,9 @@ def test_gradients_are_those_of_eager_attention(name):
 @pytest.mark.parametrize("height", [None, 3])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "mistral", "t5", "bert"])
 def test_dropout_drops_from_the_output_and_not_from_the_statistics(name, height, monkeypatch):
-    """With all queries in one tile, the random numbers are those of eager attention, so outputs and gradients are too."""
+    """With all queries in one tile, the random numbers are those of eager attention, so outputs and gradients
+    are too.
+    """
     rate = {"t5": "dropout_rate", "bert": "attention_probs_dropout_prob"}.get(name, "attention_dropout")
     model = models.make(name, **{rate: 0.4})
     inputs, real = models.inputs(name, "right")

@@ -5,9 +5,20 @@ import math
 import torch
 
 COLUMNS = (
-    "queries", "visible_keys", "entropy", "relative_entropy", "effective_keys", "log_normalizer", "log_normalizer_std", "score_mean",
-    "score_variance", "score_max", "first_key_mass", "key_mass_simpson", "key_mass_divergence",
-)  # fmt: skip
+    "queries",
+    "visible_keys",
+    "entropy",
+    "relative_entropy",
+    "effective_keys",
+    "log_normalizer",
+    "log_normalizer_std",
+    "score_mean",
+    "score_variance",
+    "score_max",
+    "first_key_mass",
+    "key_mass_simpson",
+    "key_mass_divergence",
+)
 
 
 def scores(call):
@@ -34,7 +45,9 @@ def scores(call):
 
 
 def statistics(s, weights, real_query, real_key, sink=None):
-    """Columns of a frame as {name: (N, H)}, from scores (N, H, Q, K), weights from the model itself, and what is real."""
+    """Columns of a frame as {name: (N, H)}, from scores (N, H, Q, K), weights from the model itself, and what
+    is real.
+    """
     N, H, Q, K = s.shape
     names = list(COLUMNS)
     result = {name: torch.full((N, H), torch.nan, dtype=torch.float64) for name in names}

@@ -8,9 +8,13 @@ logging.set_verbosity_error()
 
 VOCABULARY = 61
 _SMALL = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 _GROUPED = {
     **_SMALL,
     "num_key_value_heads": 2,
@@ -20,14 +24,31 @@ _GROUPED = {
     "eos_token_id": 2,
 }
 _PAIR = {
-    "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 3,
-}  # fmt: skip
+}
 _T5 = {
-    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 3,
-    "pad_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 3,
+    "pad_token_id": 0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+}
 
 CAUSAL = {
     "llama": lambda **k: tf.LlamaForCausalLM(tf.LlamaConfig(**_GROUPED, **k)),

@@ -1,7 +1,8 @@
-"""Tiny transformers in float64, and their attention worked out by hand: slow, obvious, one head and one query at a time.
+"""Tiny transformers in float64, and their attention worked out by hand: slow, obvious, one head and one query
+at a time.
 
-`by_hand(model, ids)` gives, for every layer, hidden states, queries and keys as the scores see them (made from the weights, not from
-hooks), the whole attention matrix, and functions to differentiate.
+`by_hand(model, ids)` gives, for every layer, hidden states, queries and keys as the scores see them (made
+from the weights, not from hooks), the whole attention matrix, and functions to differentiate.
 """
 
 import math
@@ -20,9 +21,14 @@ def tiny(kind: str, seed: int = 0, **changes: Any) -> Any:
     shape = {"vocab_size": 60, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     if kind == "llama":
         config = LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=128, **(shape | changes),
-        )  # fmt: skip
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            **(shape | changes),
+        )
         model = LlamaForCausalLM(config)
     elif kind == "gpt2":
         model = GPT2LMHeadModel(
