@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "exptilt"
 SOURCES = {
     path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))
 }
+FOLDERS = sorted(f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py"))
 PUBLIC_FOLDERS = sorted(
     path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py") if path.parent.name != "cli"
 )
@@ -30,6 +31,8 @@ def complaints(check):
 def test_there_is_something_to_check():
     assert "__init__.py" in SOURCES
     assert "report" in PUBLIC_FOLDERS
+    assert "_support/" in FOLDERS
+    assert sum(map(len, checks.import_graph(SOURCES).values())) > 300
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,19 @@ def test_there_is_something_to_check():
 )
 def test_sources(check):
     assert complaints(check) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("check", [checks.too_wide, checks.moved_files])
+def test_sources_by_folder(check, folder):
+    assert [line for line in complaints(check) if line.startswith(folder)] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)  # between folders the layers leave no room for circles
+def test_nothing_imports_in_circles(folder):
+    graph = checks.import_graph({path: text for path, text in SOURCES.items() if path.startswith(folder)})
+    assert checks.cycles(graph) == []
+    assert checks.cycles(checks.folder_graph(graph)) == []
 
 
 def test_no_folder_is_crowded():
