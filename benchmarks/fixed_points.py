@@ -1,9 +1,11 @@
 """Fixed points against torchdeq 0.1, on the same attention fixed point z = softmax(β X z) X + x.
 
-Same function, start, tolerance (relative residual) and kind of solver. Measured: the solve alone, where torchdeq is in its evaluation
-mode and prepares no gradient either; and the solve with the gradients of the patterns X and of the injection x. torchdeq differentiates
-implicitly (`ift=True`) with the same kind of solver backwards, ours is always GMRES. All answers and gradients are held against a float64
-solve first. Then what each can do at all: gradcheck, gradgradcheck, and the transforms of torch.func, with the error where one fails.
+Same function, start, tolerance (relative residual) and kind of solver. Measured: the solve alone, where
+torchdeq is in its evaluation mode and prepares no gradient either; and the solve with the gradients of the
+patterns X and of the injection x. torchdeq differentiates implicitly (`ift=True`) with the same kind of
+solver backwards, ours is always GMRES. All answers and gradients are held against a float64 solve first.
+Then what each can do at all: gradcheck, gradgradcheck, and the transforms of torch.func, with the error
+where one fails.
 """
 
 from collections.abc import Callable
@@ -86,7 +88,8 @@ def measure(name: str, sizes: tuple[int, int, int, float], rounds: int) -> tuple
                 int(model(function, start)[1]["nstep"].max()),
             )
         print(
-            f"  {ours}: {steps[0]} steps here, {steps[1]} there (where a run that stops at {LIMIT} has not converged)"
+            f"  {ours}: {steps[0]} steps here, {steps[1]} there "
+            f"(where a run that stops at {LIMIT} has not converged)"
         )
         for what, wrap in (("forward", alone), ("forward and backward", both)):
             model.train(what != "forward")

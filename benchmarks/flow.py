@@ -1,7 +1,9 @@
-"""Steps of a flow of moving points against the obvious loop with the N×N matrix: time, and memory beyond the points.
+"""Steps of a flow of moving points against the obvious loop with the N×N matrix: time, and memory beyond
+the points.
 
-One step is x ← layer_norm(x + softmax(x xᵀ/8) x) on N points in 64 dimensions, float32; both sides take the same step and are checked
-against each other. What `Flow.run` measures of a state (Gaussianity, clusters, spectrum) is timed on its own.
+One step is x ← layer_norm(x + softmax(x xᵀ/8) x) on N points in 64 dimensions, float32; both sides take the
+same step and are checked against each other. What `Flow.run` measures of a state (Gaussianity, clusters,
+spectrum) is timed on its own.
 """
 
 from collections.abc import Callable
@@ -47,7 +49,7 @@ def cases_for(count: int) -> dict[str, Callable[[], object]]:
 
 
 def prepare(name: str, count: int) -> Callable[[], object]:
-    """In the new process: the inputs, and one call on something small, so that code is loaded and compiled."""
+    """In the new process: the inputs, and one call on something small, which loads and compiles code."""
     cases_for(300)[name]()
     x, flow = points_of(count), Flow("layer", beta=1 / 8)
     return (lambda: flow(x)) if name == "Flow" else (lambda: naive(x))
@@ -94,12 +96,10 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for count, times in results["times"].items():
         ours, rival, extra = times["Flow"], times["naive"], times["measuring"]
         memory = results["memory"][count]
-        rows.append(
-            [
-                f"{int(count):,}", f"{1 / ours['best']:.3g}", f"{1 / rival['best']:.3g}", f"{rival['ratio']:.2f}", f"{extra['ratio']:.2f}",
-                f"{memory['Flow']['beyond'] / 1e6:.0f}", f"{memory['naive']['beyond'] / 1e6:.0f}",
-            ]
-        )  # fmt: skip
+        rates = [f"{1 / x['best']:.3g}" for x in (ours, rival)]
+        ratios = [f"{x['ratio']:.2f}" for x in (rival, extra)]
+        beyond = [f"{memory[x]['beyond'] / 1e6:.0f}" for x in ("Flow", "naive")]
+        rows.append([f"{int(count):,}", *rates, *ratios, *beyond])
     return header, rows
 
 

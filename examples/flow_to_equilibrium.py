@@ -10,11 +10,10 @@ def main() -> None:
     print("renormaliser  clusters  largest  mean cosine  sliced A² (Gaussian: 0.39)")
     for name in ("sphere", "layer", "batch", "whiten"):
         path = Flow(name, beta=1.0).run(points, 150, keep="last", measure_every=10)
-        row = f"{name:12s}  {int(path.clusters.count[-1]):8d}  {float(path.clusters.largest[-1]):7.2f}  {float(path.mean_cosine[-1]):11.3f}"
-        print(
-            row
-            + f"  {float(path.gaussianity.sliced[0]):.2f} at first, {float(path.gaussianity.sliced[5]):.2f} after 50 steps"
-        )
+        last, shape = path.clusters, path.gaussianity.sliced
+        row = f"{name:12s}  {int(last.count[-1]):8d}  {float(last.largest[-1]):7.2f}"
+        row += f"  {float(path.mean_cosine[-1]):11.3f}"
+        print(f"{row}  {float(shape[0]):.2f} at first, {float(shape[5]):.2f} after 50 steps")
 
 
 if __name__ == "__main__":

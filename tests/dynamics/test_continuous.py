@@ -1,4 +1,6 @@
-"""The continuous limit: velocities against projections derived by hand, constraints kept, order of convergence, closed forms."""
+"""The continuous limit: velocities against projections derived by hand, constraints kept, order of
+convergence, closed forms.
+"""
 
 import math
 import sys

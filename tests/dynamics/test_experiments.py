@@ -33,8 +33,12 @@ def test_starts(name):
     assert (x.var(0) - 1).abs().max() < limit
     assert x.isfinite().all()
     assert (float(gaussianity(x).sliced_p) > 1e-3) == (name == "gaussian")
-    laws = {"laplace": scipy.stats.laplace(scale=math.sqrt(0.5)), "student": scipy.stats.t(3, scale=math.sqrt(1 / 3)),
-            "skewed": scipy.stats.expon(loc=-1), "uniform": scipy.stats.uniform(-math.sqrt(3), 2 * math.sqrt(3))}  # fmt: skip
+    laws = {
+        "laplace": scipy.stats.laplace(scale=math.sqrt(0.5)),
+        "student": scipy.stats.t(3, scale=math.sqrt(1 / 3)),
+        "skewed": scipy.stats.expon(loc=-1),
+        "uniform": scipy.stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)),
+    }
     if name in laws:
         assert scipy.stats.kstest(x[:, 0].numpy(), laws[name].cdf).pvalue > 1e-3
     with pytest.raises(ArgumentError, match="Pass one of gaussian"):
@@ -106,7 +110,9 @@ def sweep():
 
 
 def test_equilibria_are_clusters(sweep):
-    """THEORY B5: one point on the sphere, a simplex of D + 1 under whitening; under layer and batch norm a few."""
+    """THEORY B5: one point on the sphere, a simplex of D + 1 under whitening; under layer and batch norm a
+    few.
+    """
     assert len(sweep.settings) == 8
     for s in sweep.settings:
         if s.renormalizer == "sphere":

@@ -296,7 +296,8 @@ def test_one_dimension():
 def test_theorem_of_the_target():
     """Whitening to N(Σ⁻¹μ, Σ⁻¹) after ∇G of N(μ, Σ): each point of a cloud with those moments is fixed.
 
-    Nor is Σ⁻¹ special: η ↦ (1 + Σ)η + μ has a symmetric positive matrix, and its inverse is the least-moving map back, whatever the target.
+    Nor is Σ⁻¹ special: η ↦ (1 + Σ)η + μ has a symmetric positive matrix, and its inverse is the
+    least-moving map back, whatever the target.
     """
     m, a = cloud(3), cloud(3, 3, seed=1)
     S = a @ a.mT + torch.eye(3, dtype=F64)

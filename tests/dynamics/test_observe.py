@@ -54,7 +54,9 @@ def test_sliced_in_one_dimension_is_anderson_and_darling(count, bend):
 
 
 def test_p_values_are_uniform_for_gaussians():
-    """400 clouds of a sheared Gaussian: each test rejects at 5% about 5% of the time (a binomial's 4 standard deviations)."""
+    """400 clouds of a sheared Gaussian: each test rejects at 5% about 5% of the time (a binomial's 4
+    standard deviations).
+    """
     x = (
         cloud(400, 200, 3, seed=5)
         @ torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 9.0]], dtype=F64)

@@ -53,7 +53,9 @@ def test_epsilon_is_that_of_torch():
 @pytest.mark.parametrize("renormalize", [Layer(), RMS(), Sphere(2.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_the_quick_way_is_the_careful_one(renormalize, dtype):
-    """With derivatives asked for the careful way is taken; the quick one agrees to rounding, and gives way where numbers are extreme."""
+    """With derivatives asked for the careful way is taken; the quick one agrees to rounding, and gives way
+    where numbers are extreme.
+    """
     tiny, large = (1e-30, 1e30) if dtype == torch.float32 else (1e-250, 1e250)
     for x in (
         cloud(40, 7),
@@ -96,7 +98,9 @@ def test_whitening_hits_its_target(seed, dimension, batched):
 
 
 def test_whitening_moves_points_least():
-    """Any other root of the covariance (turned by an orthogonal matrix) is farther from where the points were."""
+    """Any other root of the covariance (turned by an orthogonal matrix) is farther from where the points
+    were.
+    """
     x = cloud(40, 3) @ torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.2, 0.3], [0.0, 0.0, 0.8]], dtype=F64)
     x = x - x.mean(0)
     S = torch.tensor([[1.5, 0.4, 0.0], [0.4, 1.0, 0.2], [0.0, 0.2, 0.7]], dtype=F64)

@@ -209,7 +209,9 @@ def test_animate_says_what_it_needs():
 
 
 def test_large_cloud_in_little_memory():
-    """3000 points: a matrix of scores would be 72 MB of float64; torch's own count of what is allocated stays far below."""
+    """3000 points: a matrix of scores would be 72 MB of float64; torch's own count of what is allocated
+    stays far below.
+    """
     points = cloud(3000, 8)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True

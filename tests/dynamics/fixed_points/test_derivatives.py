@@ -1,4 +1,6 @@
-"""Derivatives of fixed points: closed forms, an unrolled oracle, gradcheck, torch.func transforms in mixture."""
+"""Derivatives of fixed points: closed forms, an unrolled oracle, gradcheck, torch.func transforms in
+mixture.
+"""
 
 import gc
 import itertools
@@ -140,7 +142,9 @@ def test_plain_backward_after_vmap_and_batched_cotangents() -> None:
 
 @pytest.mark.usefixtures("linear_solver")
 def test_order_is_what_it_says() -> None:
-    """Derivatives up to the order are exact, the one after it is refused, and the message says what to pass."""
+    """Derivatives up to the order are exact, the one after it is refused, and the message says what to
+    pass.
+    """
     b = torch.tensor([0.4], dtype=F64)
     t = torch.tensor(0.7, dtype=F64)
 
@@ -349,7 +353,9 @@ def test_singular_derivative_is_found_out() -> None:
 
 
 def test_attention_layer_and_kernels_inside() -> None:
-    """Z = norm(z + attend(z) + x) with the library's own attention: first and second derivatives of keys and input."""
+    """Z = norm(z + attend(z) + x) with the library's own attention: first and second derivatives of keys
+    and input.
+    """
     g = generator(7)
     x, w = 0.5 * torch.randn(1, 3, 4, dtype=F64, generator=g), torch.randn(4, 4, dtype=F64, generator=g) / 3
 

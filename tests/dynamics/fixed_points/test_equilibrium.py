@@ -263,7 +263,9 @@ def test_phantom_gradients_as_torchdeq_has_them() -> None:
 
 
 def test_jacobian_penalty() -> None:
-    """Against the matrix written out; its gradient against that of the matrix; as torchdeq for the same draws."""
+    """Against the matrix written out; its gradient against that of the matrix; as torchdeq for the same
+    draws.
+    """
     f, x = layer(), inputs()[:1]
     z = Equilibrium(f, event_dims=2)(x).detach()
 
@@ -300,5 +302,5 @@ def test_jacobian_penalty() -> None:
 
 @pytest.mark.parametrize("wrong", [{"phantom_steps": 0}, {"phantom_damping": 0.5}])
 def test_phantom_options_are_checked(wrong: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=list(wrong)[0]):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
         Equilibrium(layer(), **wrong)  # type: ignore[arg-type]

@@ -79,7 +79,9 @@ def test_gmres_says_when_there_is_no_answer() -> None:
 
 
 def test_gmres_goes_on_where_no_step_helps() -> None:
-    """A cyclic shift: b − Au does not fall at all before the space is whole. And a skew matrix, for which <r, Ar> = 0."""
+    """A cyclic shift: b − Au does not fall at all before the space is whole. And a skew matrix, for which
+    <r, Ar> = 0.
+    """
     n = 12
     skew = torch.randn(n, n, dtype=F64, generator=generator(6))
     for a in (torch.eye(n, dtype=F64).roll(1, 0), skew - skew.mT):
@@ -92,7 +94,9 @@ def test_gmres_goes_on_where_no_step_helps() -> None:
 
 @pytest.mark.parametrize("memory", [2**28, 1])
 def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.99 times a rotation: 30 vectors hardly help, and a space begun anew forgets them; it has to grow. An easy sample is no bar."""
+    """0.99 times a rotation: 30 vectors hardly help, and a space begun anew forgets them; it has to grow.
+    An easy sample is no bar.
+    """
     monkeypatch.setattr(krylov, "_MEMORY", memory)
     n = 80
     turn = torch.linalg.qr(torch.randn(n, n, dtype=F64, generator=generator(7))).Q
@@ -114,7 +118,9 @@ def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_gmres_gives_up_in_time() -> None:
-    """J has the eigenvalue 1, and b a part along it: nothing helps, and the space does not grow to all 400 dimensions."""
+    """J has the eigenvalue 1, and b a part along it: nothing helps, and the space does not grow to all 400
+    dimensions.
+    """
     n = 400
     spectrum = torch.linspace(-1, 1, n, dtype=F64)
     calls: list[int] = []

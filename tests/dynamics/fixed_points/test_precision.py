@@ -1,4 +1,6 @@
-"""Half precision and autocast: f sees what the caller chose, the solver works in float32, and answers are right to a few eps."""
+"""Half precision and autocast: f sees what the caller chose, the solver works in float32, and answers are
+right to a few eps.
+"""
 
 import copy
 

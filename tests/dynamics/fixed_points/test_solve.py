@@ -67,7 +67,9 @@ def test_accelerated_solvers_need_fewer_steps(solver: str) -> None:
 
 
 def test_newton_is_quadratic_and_broyden_superlinear() -> None:
-    """Cos x: Newton's residual squares each step; Broyden's in one dimension is the secant rule, order 1.618."""
+    """Cos x: Newton's residual squares each step; Broyden's in one dimension is the secant rule, order
+    1.618.
+    """
     newton = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="newton-krylov").trace
     assert int((newton < 1e-2).nonzero()[0]) + 3 >= len(newton)
     broyden = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="broyden").trace.log()
@@ -107,7 +109,9 @@ def test_window_and_regularization_matter() -> None:
 
 @each
 def test_samples_of_different_difficulty_end_by_themselves(solver: str) -> None:
-    """Each row ends as it would alone, and does not move after that: its residuals repeat, and it is what it was."""
+    """Each row ends as it would alone, and does not move after that: its residuals repeat, and it is what
+    it was.
+    """
     rate = torch.tensor([0.0, 0.5, 0.98], dtype=F64)[:, None]
     together = fixed_point(lambda x: rate * torch.sin(x) + 1, torch.zeros(3, 4, dtype=F64), solver=solver)
     for row in range(3):
@@ -136,7 +140,9 @@ def test_zero_as_a_fixed_point_is_reached_from_afar() -> None:
 @each
 @pytest.mark.parametrize("scale", [None, 0.0])
 def test_a_contraction_to_zero_ends(solver: str, scale: float | None) -> None:
-    """The default scale is eps (‖x₀‖ + ‖f(x₀)‖). Without any, squares of what is left underflow, which is not the function's fault."""
+    """The default scale is eps (‖x₀‖ + ‖f(x₀)‖). Without any, squares of what is left underflow, which is
+    not the function's fault.
+    """
     weights, start = contraction(10, 0.9, 8), torch.ones(3, 10, dtype=F64)
     found = fixed_point(lambda z: torch.tanh(z @ weights), start, solver=solver, scale=scale, max_steps=3000)
     assert found.converged
@@ -265,7 +271,9 @@ def test_empty_batch() -> None:
 
 
 def test_a_scale_ends_what_shrinks_to_zero() -> None:
-    """x/2 halves the state, and its relative residual is 1 for ever; in units of a scale it is what is left over that."""
+    """x/2 halves the state, and its relative residual is 1 for ever; in units of a scale it is what is left
+    over that.
+    """
     start = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=F64)
     assert not fixed_point(
         lambda x: x / 2, start, solver="picard", tolerance=1e-6, max_steps=40, throw=False
@@ -381,7 +389,9 @@ def test_a_residual_that_must_rise_first(solver: str) -> None:
 
 
 def scalar_problems(count: int, seed: int):
-    """Random scalar maps with a known fixed point: contractions, slopes down to −3, cubes, waves, bounded tails."""
+    """Random scalar maps with a known fixed point: contractions, slopes down to −3, cubes, waves, bounded
+    tails.
+    """
     g = generator(seed)
 
     def uniform() -> torch.Tensor:

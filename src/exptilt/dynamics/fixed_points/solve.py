@@ -9,8 +9,10 @@ from then on it stands still while others go on. It has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
-and then, as after NaN or at max_steps, it returns the point on its way with the least residual. A solver
-whose own step is not finite, though f was, takes Picard's step instead.
+and then, as after NaN or at max_steps, it returns the point on its way with the least residual. (No residual
+can tell a fixed point from infinity: x + 1/x has none, but x = 1e8 is one to the last bit of float64. Look at
+the size of the answer where f may have none.) A solver whose own step is not finite, though f was, takes
+Picard's step instead.
 
 Half precision and autocast are for f; the solver keeps its state in float32 (``precision.py``). eps above
 is that of the solver's state. The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
@@ -114,7 +116,7 @@ def solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options)
     """`fixed_point` with all settings in one object."""
     if torch.compiler.is_compiling():
         # A loop that ends when the numbers say so is not a graph: it runs beside the compiled parts.
-        eager: Callable[..., Solution[Tensor]] = torch.compiler.disable(_solve)  # type: ignore[no-untyped-call]
+        eager: Callable[..., Solution[Tensor]] = torch.compiler.disable(_solve)
         return eager(function, start, options)
     return _solve(function, start, options)
 
