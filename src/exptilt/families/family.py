@@ -271,7 +271,10 @@ class ExponentialFamily(Measure):
         fisher = inverse_mean.hessian(self.log_partition, self.natural_parameter)
         if coordinates == "natural":
             return fisher
-        return torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
+        inverse: Tensor = (
+            torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
+        )
+        return inverse
 
     def update(self, statistic: Tensor) -> Self:
         """The member whose natural parameter is larger by a sum of statistics; see `posterior`.
@@ -327,7 +330,7 @@ class ExponentialFamily(Measure):
         size = vector.shape[-1] if vector.ndim else 0
         if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
             wanted = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
-            got = tuple(vector.shape)
+            got = str(tuple(vector.shape))
             raise ArgumentError(
                 f"{cls.__name__}: {name} must be (..., K) with K one of {wanted}, ...; got shape {got}."
             )

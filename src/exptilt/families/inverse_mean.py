@@ -70,7 +70,8 @@ def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
 def _factor(covariance: Tensor) -> Tensor:
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     ridge = 4 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * diagonal
-    factor, _ = torch.linalg.cholesky_ex(covariance + torch.diag_embed(torch.where(diagonal > 0, ridge, 1.0)))
+    raised = covariance + torch.diag_embed(torch.where(diagonal > 0, ridge, 1.0))
+    factor: Tensor = torch.linalg.cholesky_ex(raised)[0]
     return factor
 
 
@@ -335,4 +336,5 @@ class _Newton(torch.autograd.Function):
                 ones = [1] * (mean.ndim - 1 - (leaf.ndim - event))
                 leaf = leaf.reshape(size, *ones, *leaf.shape[1:])
             moved.append(leaf)
-        return _Newton.apply(spec, events, tolerance, max_steps, mean, *moved), (0, 0, 0, None, 0)
+        found = _Newton.apply(spec, events, tolerance, max_steps, mean, *moved)  # type: ignore[no-untyped-call]
+        return found, (0, 0, 0, None, 0)

@@ -104,8 +104,8 @@ def maximum_entropy(
     _check(A, b, mean)
     labels = tuple(map(str, range(A.shape[-1]))) if names is None else tuple(names)
     if len(labels) != A.shape[-1]:
-        wanted = f"{A.shape[-1]} constraints (columns of A)"
-        raise ArgumentError(f"maximum_entropy: {len(labels)} names for {wanted}.")
+        count = f"{A.shape[-1]} constraints (columns of A)"
+        raise ArgumentError(f"maximum_entropy: {len(labels)} names for {count}.")
     base = Empirical(A, b)
     wanted = A.new_zeros(A.shape[-1]) if mean is None else mean
     solution = base.natural(wanted, tolerance=tolerance, max_steps=max_steps)
@@ -129,14 +129,14 @@ def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
         raise ArgumentError(f"{caller}: A must be a tensor (..., outcomes, constraints); got {got}.")
     outcomes, constraints = A.shape[-2:]
     if 0 in (outcomes, constraints):
-        got = tuple(A.shape)
+        got = str(tuple(A.shape))
         raise ArgumentError(f"{caller}: A needs at least one outcome and one constraint; got shape {got}.")
     fields = {"A": (A, 2)} | {name: (x, 1) for name, x in (("b", b), ("mean", mean)) if x is not None}
     check_tensors(caller, fields)
     finite(caller, A=A)
     for name, x, size, which in (("mean", mean, constraints, "column"), ("b", b, outcomes, "row")):
         if x is not None and x.shape[-1] != size:
-            got = tuple(x.shape)
+            got = str(tuple(x.shape))
             raise ArgumentError(
                 f"{caller}: {name} must be (..., {size}), one per {which} of A; got shape {got}."
             )

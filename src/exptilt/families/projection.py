@@ -99,8 +99,9 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
         return (weight * torch.where(weight > 0, mean, 0.0)).sum(-2)
     if mean is not None:
         return mean
-    mixture = isinstance(measure, AnyMixture)
-    kind = f"{type(measure.components).__name__} mixture" if mixture else type(measure).__name__
+    kind = type(measure).__name__
+    if isinstance(measure, AnyMixture):
+        kind = f"{type(measure.components).__name__} mixture"
     known = f"the expected {family.__name__} statistic of a {kind} is not known"
     raise ArgumentError(f"project: {known}. Sample it and project Empirical(draws).")
 

@@ -95,7 +95,8 @@ class BernoulliProduct(ExponentialFamily):
         """KL of coins with this mean from these, Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""
         p = mean.clamp(0, 1)
         entropy = torch.special.entr(p) + torch.special.entr(1 - p)
-        return (softplus(self.logit) - self.logit * p - entropy).sum(-1)
+        value: Tensor = (softplus(self.logit) - self.logit * p - entropy).sum(-1)
+        return value
 
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta

@@ -105,7 +105,8 @@ class Categorical(ExponentialFamily):
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of the mean, as probabilities, from these: Σ_k m log m − m log p, 0 log 0 = 0."""
         p = mean.clamp(0, 1)
-        return -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
+        value: Tensor = -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
+        return value
 
     def _covariance(self, eta: Tensor) -> Tensor:
         p = torch.softmax(self.logit + eta, -1)

@@ -96,7 +96,7 @@ class DiagonalGaussian(ExponentialFamily):
         noise = standard_normal(self.mean_vector, (*shape, *self.batch_shape, self.dimension), generator)
         return self.mean_vector + self.variance.sqrt() * noise
 
-    def _to_torch(self) -> distributions.Independent:
+    def _to_torch(self) -> distributions.Distribution:
         return distributions.Independent(distributions.Normal(self.mean_vector, self.variance.sqrt()), 1)
 
     @classmethod

@@ -132,7 +132,8 @@ class Dirichlet(ExponentialFamily):
         return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _support(self, x: Tensor) -> Tensor:
-        return (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
+        on: Tensor = (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
+        return on
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         total = self.concentration.sum(-1, keepdim=True)

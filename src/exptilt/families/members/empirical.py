@@ -140,7 +140,8 @@ class Points(Measure):
         even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
         drawn = self.points.reshape(count, -1)[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
         offset = drawn - drawn.mean(0)
-        return (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
+        rough: Tensor = (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
+        return rough
 
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)

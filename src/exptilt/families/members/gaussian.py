@@ -33,7 +33,8 @@ from exptilt.families.numerics.draws import standard_normal
 
 def whiten(factor: Tensor, vector: Tensor) -> Tensor:
     """L⁻¹ v for a lower triangular L ``(..., D, D)`` and v ``(..., D)``."""
-    return torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
+    white: Tensor = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
+    return white
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,8 @@ class Gaussian(ExponentialFamily):
         gap = (diagonal - 1) * (diagonal + 1)
         excess = deviance(torch.ones_like(diagonal), gap, 2 * diagonal.log()).sum(-1)
         offset = whiten(factor, other.mean_vector - self.mean_vector)
-        return (excess + (white.tril(-1) ** 2).sum((-2, -1)) + dot(offset, offset)) / 2
+        value: Tensor = (excess + (white.tril(-1) ** 2).sum((-2, -1)) + dot(offset, offset)) / 2
+        return value
 
     def _overlap(self, other: Self) -> Tensor:
         """log N(μ | μ', Σ + Σ')."""

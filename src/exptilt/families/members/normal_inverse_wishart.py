@@ -178,7 +178,10 @@ class NormalInverseWishart(ExponentialFamily):
         white = whiten(factor, mean - self.location)
         half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
         trace = (half**2).sum((-2, -1)) + self.count * dot(white, white)
-        return -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
+        value: Tensor = (
+            -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
+        )
+        return value
 
     def _precision_factor(self) -> Tensor:
         """Cholesky factor of Ψ⁻¹, the scale of the Wishart law of Σ⁻¹."""

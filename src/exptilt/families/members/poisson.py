@@ -115,7 +115,8 @@ class Poisson(ExponentialFamily):
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of counts with this mean from these: Σ_d m log m − m log λ − m + λ, 0 log 0 = 0."""
         m = mean.clamp_min(0)
-        return (self.rate - m * (1 + self.rate.log()) - torch.special.entr(m)).sum(-1)
+        value: Tensor = (self.rate - m * (1 + self.rate.log()) - torch.special.entr(m)).sum(-1)
+        return value
 
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed(self.rate * eta.exp())

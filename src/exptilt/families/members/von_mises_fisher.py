@@ -58,7 +58,8 @@ class VonMisesFisher(ExponentialFamily):
     @property
     def concentration(self) -> Tensor:
         """κ, ``(...)``."""
-        return torch.linalg.vector_norm(self.vector, dim=-1, dtype=torch.float64).to(self.dtype)
+        length: Tensor = torch.linalg.vector_norm(self.vector, dim=-1, dtype=torch.float64).to(self.dtype)
+        return length
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -84,7 +85,8 @@ class VonMisesFisher(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """Length minus 1."""
-        return torch.linalg.vector_norm(mean, dim=-1) - 1
+        excess: Tensor = torch.linalg.vector_norm(mean, dim=-1) - 1
+        return excess
 
     @classmethod
     def _typical_mean(cls, mean: Tensor) -> Tensor:
@@ -116,7 +118,8 @@ class VonMisesFisher(ExponentialFamily):
         return not_negative(large + (others.value - mine.value)).to(self.dtype)
 
     def _support(self, x: Tensor) -> Tensor:
-        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5
+        on: Tensor = (torch.linalg.vector_norm(x, dim=-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5
+        return on
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         # Around the first axis, then reflected so that this axis comes to lie along θ: x = y − 2 <r,y> r.

@@ -61,7 +61,8 @@ def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_fac
     index = torch.arange(diagonal.shape[-1], dtype=degrees.dtype, device=degrees.device)
     a, b = ((nu.unsqueeze(-1) - index) / 2 for nu in (degrees, other_degrees))
     each = gamma_kl(a, b, gap, log_ratio) + index / 2 * deviance(torch.ones_like(gap), gap, log_ratio)
-    return each.sum(-1) + degrees / 2 * (white.tril(-1) ** 2).sum((-2, -1))
+    value: Tensor = each.sum(-1) + degrees / 2 * (white.tril(-1) ** 2).sum((-2, -1))
+    return value
 
 
 def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
