@@ -14,7 +14,6 @@ from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.maximum_entropy import MaximumEntropy, maximum_entropy
 from exptilt.families.measure import Measure
-from exptilt.families.measure_of_members import measure_of_members
 from exptilt.families.members.bernoulli import BernoulliProduct
 from exptilt.families.members.beta import Beta
 from exptilt.families.members.categorical import Categorical
@@ -39,7 +38,8 @@ from exptilt.families.members.wishart import Wishart
 from exptilt.families.predictive import Predictive, log_marginal_likelihood, predictive
 from exptilt.families.projection import expected_statistic, project
 from exptilt.families.relations import posterior
-from exptilt.families.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl
+from exptilt.families.theory.measure_of_members import measure_of_members
+from exptilt.families.theory.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl
 
 # Pickles of earlier releases name a class by the module it was in, such as exptilt.families.gamma.
 for _name in [name for name in sys.modules if name.startswith(f"{__name__}.members.")]:

@@ -1,13 +1,16 @@
-"""Batch axes of measures: indexed, reshaped, expanded and stacked, as those of a tensor.
+"""What measures have of tensors and of random variables: batch axes, and E[x] and Var[x] of a draw.
 
 A measure is a dataclass of tensors ``batch + event`` whose batch axes broadcast together. Each operation is
 done to every tensor alike and leaves the event axes alone. A tensor without batch axes is shared by the
 whole batch and stays so where another tensor carries the batch.
+
+E[x] and Var[x] are the mean and the diagonal of the covariance where t(x) is x. A family for which it is not
+(Beta, Dirichlet, Wishart, ...) gives its closed forms in `_event_moments`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -97,6 +100,38 @@ class Batched(ABC):
 
 class BatchError(ArgumentError, IndexError, TypeError):
     """A batch axis that is not there, or an index that is out of range."""
+
+
+class EventMoments(ABC):
+    """What follows from `mean` and `covariance` for x itself."""
+
+    identity_coordinate: ClassVar[bool]
+
+    @abstractmethod
+    def mean(self, eta: Tensor | None = None) -> Tensor:
+        """E[t] under the tilted measure."""
+
+    @abstractmethod
+    def covariance(self, eta: Tensor | None = None) -> Tensor:
+        """Cov[t] under the tilted measure."""
+
+    @property
+    def event_mean(self) -> Any:
+        """E[x], shaped like one draw: infinite where the integral is, NaN where there is no mean."""
+        return self._event_moments()[0]
+
+    @property
+    def event_variance(self) -> Any:
+        """Var[x], entry by entry, shaped like one draw: infinite or NaN as for `event_mean`."""
+        return self._event_moments()[1]
+
+    def _event_moments(self) -> tuple[Any, Any]:
+        """E[x] and Var[x], each shaped like one draw."""
+        if not self.identity_coordinate:
+            raise ArgumentError(
+                f"{type(self).__name__}: E[x] has no closed form here. Average `sample` instead."
+            )
+        return self.mean(), self.covariance().diagonal(dim1=-2, dim2=-1)
 
 
 Some = TypeVar("Some", bound=Batched)

@@ -29,9 +29,8 @@ from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.batch import Batched
+from exptilt.families.batch import Batched, EventMoments
 from exptilt.families.estimate import Estimate
-from exptilt.families.event_moments import EventMoments
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
 

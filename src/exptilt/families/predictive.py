@@ -107,11 +107,14 @@ class Predictive:
         return torch.where(inside.squeeze(-1), value, -torch.inf)
 
     def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws ``shape + batch + (D,)``: a parameter of the prior, then an observation given it.
+        """Draws: a parameter of the prior, then an observation given it.
 
         Args:
             shape: how many, as a shape.
             generator: the source of randomness; torch's own if not given.
+
+        Returns:
+            ``(..., D)``, the leading axes ``shape + batch``.
         """
         family = self.likelihood if isinstance(self.likelihood, type) else type(self.likelihood)
         parameter = self.prior.sample(shape, generator=generator)

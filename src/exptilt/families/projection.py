@@ -17,7 +17,6 @@ from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Measure
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.members.empirical import Empirical
@@ -25,6 +24,7 @@ from exptilt.families.members.exponential import Exponential
 from exptilt.families.members.from_density import FromDensity
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.members.gaussian import Gaussian
+from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.mixture import AnyMixture
 from exptilt.families.relations import in_support
 

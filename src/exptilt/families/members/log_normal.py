@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.change_of_variable import ChangeOfVariable
 from exptilt.families.measure import make
+from exptilt.families.members.change_of_variable import ChangeOfVariable
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, distributions
 from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Base, make
 from exptilt.families.members.categorical import Categorical
+from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
 from exptilt.families.numerics.log_factorial import expected_log_coefficient

@@ -17,8 +17,8 @@ from torch.nn.functional import softplus
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.families.known_parameter import KnownParameter
 from exptilt.families.measure import Base, make
+from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder

@@ -1,0 +1,1 @@
+"""Claims of the theory about measures and their tilts, as functions."""
