@@ -1,4 +1,4 @@
-"""A loaded die: the least committed law with a mean of 4.5, and what happens when the constraints contradict each other."""
+"""A loaded die: the least committed law with a mean of 4.5, and constraints that contradict each other."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Flows with the whole N×N matrix, one point at a time, and the tests of Gaussianity by their definitions: float64, nothing shared."""
+"""Flows with the whole N×N matrix, and tests of Gaussianity by their definitions: float64, nothing shared."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Memories by the obvious formulas in float64: the whole matrix of scores, sorting, bisection. Nothing is shared with the package."""
+"""Memories by the obvious formulas in float64: the whole matrix of scores, sorting, bisection."""
 
 import itertools
 import math
@@ -104,7 +104,8 @@ def boltzmann_log_partition(weight, visible_bias, hidden_bias, levels):
     for v in itertools.product(levels, repeat=V):
         for h in itertools.product((0.0, 1.0), repeat=H):
             terms.append(
-                sum(float(visible_bias[i]) * v[i] for i in range(V)) + sum(float(hidden_bias[j]) * h[j] for j in range(H))
+                sum(float(visible_bias[i]) * v[i] for i in range(V))
+                + sum(float(hidden_bias[j]) * h[j] for j in range(H))
                 + sum(v[i] * float(weight[i, j]) * h[j] for i in range(V) for j in range(H))
             )  # fmt: skip
     top = max(terms)

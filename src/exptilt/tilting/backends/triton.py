@@ -61,12 +61,40 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
-    query, key, value, bias, log_weight, mask, output, statistics, best,
-    query_steps, key_steps, value_steps, bias_steps, weight_steps, mask_steps,
-    heads, group, weight_group, Q, K, D, Dv, window, scale: tl.float64, cap: tl.float64,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WHOLE: tl.constexpr,
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr, TILE_D: tl.constexpr, TILE_V: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    bias,
+    log_weight,
+    mask,
+    output,
+    statistics,
+    best,
+    query_steps,
+    key_steps,
+    value_steps,
+    bias_steps,
+    weight_steps,
+    mask_steps,
+    heads,
+    group,
+    weight_group,
+    Q,
+    K,
+    D,
+    Dv,
+    window,
+    scale: tl.float64,
+    cap: tl.float64,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    TILE_Q: tl.constexpr,
+    TILE_K: tl.constexpr,
+    TILE_D: tl.constexpr,
+    TILE_V: tl.constexpr,
+):
     """One tile of queries of one (batch, head), against all its keys; see `forward`.
 
     Tensors as in ``problem.py``, None if absent (value: if Dv = 0), each with its strides; mask as bytes.
