@@ -21,6 +21,7 @@ import atexit
 import ctypes
 import hashlib
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -175,10 +176,13 @@ class _Cache(FunctionCache):
         if not self._found:
             base.__init__(self._function)
             self._found = True
-        found = base.load_overload(signature, context)
-        if found is not None and tuple(found.signature.args) != tuple(
-            sigutils.normalize_signature(signature)[0]
-        ):
+        try:
+            found = base.load_overload(signature, context)
+        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            base.flush()  # what was kept names a class that the package no longer has, or was cut off
+            found = None
+        wanted = tuple(sigutils.normalize_signature(signature)[0])
+        if found is not None and tuple(found.signature.args) != wanted:
             found = None  # two processes that save for the first time at once may give their files one name
         if found is None:
             _announce(self._title)
