@@ -236,11 +236,14 @@ class ExponentialFamily(Measure):
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
         typical = None if all_inside else cls._typical_mean(mean)
         member = cls._from_mean(mean if typical is None else torch.where(inside[..., None], mean, typical))
+        reached = member.mean_parameter
+        if all_inside and reached is mean:  # the parameter itself: nothing can be off
+            return _judged(member, inside, excess, torch.zeros_like(excess))
         sound = member._sound()
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
             good = (inside & sound)[..., None]
             member = cls._from_mean(torch.where(good, mean, cls._typical_mean(mean)))
-        reached = member.mean_parameter
+            reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
         close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
         return _judged(member, close, excess, residual)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
+from exptilt._support.linalg import total
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.deviance import deviance, deviance_of
 from exptilt.families.numerics.draws import poisson
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
 from exptilt.families.numerics.hull import box_excess
@@ -104,7 +105,7 @@ class Poisson(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d λ log(λ/λ') − λ + λ'."""
-        return deviance(self.rate, other.rate - self.rate, other.rate.log() - self.rate.log()).sum(-1)
+        return total(deviance_of(self.rate, other.rate))
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return (self.rate * torch.expm1(eta)).sum(-1)

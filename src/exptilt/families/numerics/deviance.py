@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from exptilt._support.transforms import is_concrete
+from exptilt.families.numerics import kernels
 from exptilt.families.numerics.gamma_functions import horner, remainder, remainder_slope, trigamma_gap
+from exptilt.families.numerics.kernels import LEAST_CHANGE, NEAR, SERIES
 
-_NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it four bits are lost
-_SERIES = tuple(2 / (2 * k + 3) for k in range(9))
 _NODES = [((1 + t) / 2, w / 2) for t, w in zip(*np.polynomial.legendre.leggauss(6), strict=True)]
 
 
@@ -28,11 +28,19 @@ def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
         >>> deviance(torch.tensor(1e8), torch.tensor(8.0), torch.tensor(8e-8))  # 8² / (2 · 10⁸)
         tensor(3.2000e-07)
     """
-    near = gap.abs() < _NEAR * x
+    near = gap.abs() < NEAR * x
     small = torch.where(near, gap, 0.0)
     v = small / torch.where(near, 2 * x + gap, 1.0)
     q = v * v
-    return torch.where(near, v * (small - x * q * horner(_SERIES, q)), gap - x * log_ratio)
+    return torch.where(near, v * (small - x * q * horner(SERIES, q)), gap - x * log_ratio)
+
+
+def deviance_of(x: Tensor, m: Tensor) -> Tensor:
+    """D(x, m) of positive x and m, entry by entry."""
+    x, m = torch.broadcast_tensors(x, m)
+    if kernels.suits_logarithms(x, m):
+        return kernels.entrywise(kernels.deviance, x, m)
+    return deviance(x, m - x, m.log() - x.log())
 
 
 def log_excess(a: Tensor, b: Tensor) -> Tensor:
@@ -47,17 +55,20 @@ def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
     D(b, aρ) + [log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)]
     """
     a, b, change, log_rate = torch.broadcast_tensors(a, b, change, log_rate)
+    if kernels.suits(change, log_rate) and kernels.suits_logarithms(a, b):
+        return kernels.entrywise(kernels.gamma_kl, a, b, change, log_rate)
     gap, log_ratio = b - a, b.log() - a.log()
-    return deviance(b, a * change - gap, log_rate - log_ratio) + _shapes(a, gap, log_ratio)
+    away = torch.where(change < -LEAST_CHANGE, a * log_rate.clamp_max(0).exp() - b, a * change - gap)
+    return deviance(b, away, log_rate - log_ratio) + _shapes(a, b, gap, log_ratio)
 
 
-def _shapes(a: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
-    r"""log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a) with b = a + gap.
+def _shapes(a: Tensor, b: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
+    r"""log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a) with gap = b − a.
 
     Where b is near a, by Taylor's rest (b − a)² ∫₀¹ (1 − t) [ψ'(x) − 1/x] dt at x = a + t (b − a).
     """
-    near = gap.abs() < _NEAR * a
-    first = remainder(a + gap) - remainder(a) + gap * remainder_slope(a)
+    near = gap.abs() < NEAR * a
+    first = remainder(b) - remainder(a) + gap * remainder_slope(a)
     far = deviance(torch.ones_like(gap), gap / a, log_ratio) / 2 + first
     if is_concrete(near):
         a, gap = a[near], gap[near]

@@ -4,6 +4,7 @@ They are torch's. A gamma draw carries its pathwise derivative in the shape: for
 F(x; a), dx/da = −∂_a F / ∂_x F.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from exptilt._support import transforms
 from exptilt._support.transforms import is_concrete
 
+# Least shapes whose draws underflow with a probability below 1e-19.
+_SAFE = {torch.float64: 0.1, torch.float32: 0.5}
 _LARGE = 2.0**50  # beyond it a count is drawn as a rounded normal: float64 hardly tells the two laws apart
 
 
@@ -32,6 +35,13 @@ def shares(shape: Tensor, generator: torch.Generator | None) -> Tensor:
 
         log x = log y + (log u) / a     with y ~ Gamma(a + 1, 1) and u uniform.
     """
+    if (
+        is_concrete(shape)
+        and shape.numel()
+        and float(shape.detach().amin()) >= _SAFE.get(shape.dtype, math.inf)
+    ):
+        x = standard_gamma(shape, generator)
+        return x / x.sum(-1, keepdim=True)
     uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
     return torch.softmax(standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape, -1)
 

@@ -21,18 +21,16 @@ be looked at, and derivatives flow through the last Newton steps, where they are
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.linalg import multivariate_digamma
 from exptilt._support.transforms import is_concrete
+from exptilt.families.numerics import kernels
+from exptilt.families.numerics.kernels import BERNOULLI, SLOPE, STIRLING
 
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
-_NUMERATORS = (1, -1, 1, -1, 5, -691, 7, -3617, 43867, -174611)
-_DENOMINATORS = (6, 30, 42, 30, 66, 2730, 6, 510, 798, 330)
-_BERNOULLI = tuple(n / d for n, d in zip(_NUMERATORS, _DENOMINATORS, strict=True))
-_STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1))
-_SLOPE = tuple(b / (2 * k) for k, b in enumerate(_BERNOULLI, 1))
 
 
 def horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -47,13 +45,13 @@ def remainder(a: Tensor) -> Tensor:
     """R(a) at positive, finite a, entry by entry."""
     r, small = 1 / a.clamp_min(8.0), a.clamp_max(8.0)
     direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + HALF_LOG_2PI)
-    return torch.where(a < 8, direct, r * horner(_STIRLING, r * r))
+    return torch.where(a < 8, direct, r * horner(STIRLING, r * r))
 
 
 def remainder_slope(a: Tensor) -> Tensor:
     """r(a) at positive, finite a, entry by entry."""
     q, small = a.clamp_min(8.0) ** -2, a.clamp_max(8.0)
-    return torch.where(a < 8, small.log() - 0.5 / small - torch.digamma(small), q * horner(_SLOPE, q))
+    return torch.where(a < 8, small.log() - 0.5 / small - torch.digamma(small), q * horner(SLOPE, q))
 
 
 def gamma_entropy(a: Tensor) -> Tensor:
@@ -67,7 +65,7 @@ def trigamma(a: Tensor) -> Tensor:
     for i in range(1, 8):
         total = total + (a + i) ** -2
     u = 1 / (a + 8)
-    return total + u * (1 + u / 2 + u * u * horner(_BERNOULLI, u * u))
+    return total + u * (1 + u / 2 + u * u * horner(BERNOULLI, u * u))
 
 
 def digamma_gap(a: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ def trigamma_gap(a: Tensor) -> Tensor:
     large, small = a.clamp_min(8.0), a.clamp_max(8.0)
     q = large**-2
     return torch.where(
-        a < 8, (1 - small) / small + small * trigamma(small + 1), 0.5 / large + q * horner(_BERNOULLI, q)
+        a < 8, (1 - small) / small + small * trigamma(small + 1), 0.5 / large + q * horner(BERNOULLI, q)
     )
 
 
@@ -96,14 +94,16 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
         >>> digamma_rise(torch.tensor(1.0), torch.tensor(1e-20))  # b π²/6
         tensor(1.6449e-20)
     """
+    if kernels.suits(a, b):
+        return kernels.entrywise(kernels.digamma_rise, a, b)
     c = a + b
     rise = 1 / (a * c)
     for i in range(1, 8):
         rise = rise + 1 / ((a + i) * (c + i))
     u, v = 1 / (a + 8), 1 / (c + 8)
     q, p = u * u, v * v
-    shared, power, series = torch.ones_like(q), p, torch.full_like(q, _SLOPE[0])
-    for slope in _SLOPE[1:]:  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
+    shared, power, series = torch.ones_like(q), p, torch.full_like(q, SLOPE[0])
+    for slope in SLOPE[1:]:  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
         shared = shared * q + power
         power = power * p
         series = series + slope * shared
@@ -120,7 +120,7 @@ def trigamma_fall(a: Tensor, b: Tensor) -> Tensor:
     u, v = 1 / (a + 8), 1 / (c + 8)
     q, p = u * u, v * v
     shared, power, series = torch.zeros_like(q), torch.ones_like(q), 1 + (u + v) / 2
-    for bernoulli in _BERNOULLI:
+    for bernoulli in BERNOULLI:
         shared = shared * q + power
         power = power * p
         series = series + bernoulli * ((u + v) * u * shared + power)
@@ -205,10 +205,23 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     """
     given, mean = mean.dtype, mean.double()
     largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, mean.argmax(-1, keepdim=True), True)
-    alpha = _dirichlet_start(mean.detach(), largest)
+    if kernels.suits(known := mean.detach()):
+        alpha = _dirichlet_solved(known)
+        if kernels.suits(mean):
+            return alpha.to(given)
+    else:
+        alpha = _dirichlet_start(known, largest)
     for _ in range(3):
         alpha = _dirichlet_step(alpha, mean, largest)
     return alpha.to(given)
+
+
+def _dirichlet_solved(mean: Tensor) -> Tensor:
+    """α by the kernel, without derivatives."""
+    means = kernels.array(mean, -1, mean.shape[-1])
+    alpha = np.empty(means.shape)
+    kernels.run(kernels.invert_dirichlet, means, alpha)
+    return torch.from_numpy(alpha).reshape(mean.shape)
 
 
 def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:
