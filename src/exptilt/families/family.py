@@ -238,7 +238,9 @@ class ExponentialFamily(Measure):
         member = cls._from_mean(mean if typical is None else torch.where(inside[..., None], mean, typical))
         reached = member.mean_parameter
         if all_inside and reached is mean:  # the parameter itself: nothing can be off
-            return _judged(member, inside, excess, torch.zeros_like(excess))
+            nothing = torch.zeros_like(excess)
+            code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
+            return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
         sound = member._sound()
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
             good = (inside & sound)[..., None]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
+from exptilt._support.linalg import total
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
@@ -113,7 +114,7 @@ class Gamma(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
-        return gamma_kl(self.shape, other.shape, change, log_rate).sum(-1)
+        return total(gamma_kl(self.shape, other.shape, change, log_rate))
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         ratio = eta / self.rate

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import is_concrete
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -21,8 +22,12 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
     """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
     below, above = lower - mean, mean - upper
+    worst = torch.maximum(below, above)
+    worst = worst.squeeze(-1) if worst.shape[-1] == 1 else worst.amax(-1)
+    if worst.numel() and is_concrete(worst) and bool(worst.amax() < 0):
+        return worst
     outside = (below.clamp_min(0) ** 2 + above.clamp_min(0) ** 2).sum(-1).sqrt()
-    return torch.where(outside > 0, outside, torch.maximum(below, above).amax(-1).clamp_max(0))
+    return torch.where(outside > 0, outside, worst.clamp_max(0))
 
 
 def ended_on_boundary(solution: Solution[Tensor], excess: Tensor | None) -> Solution[Tensor]:
