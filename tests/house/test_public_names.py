@@ -2,6 +2,7 @@
 
 import copy
 import json
+from importlib import import_module
 
 import pytest
 
@@ -46,3 +47,13 @@ def test_a_new_option_is_no_break(snapshot):
     changed["exptilt"]["attend"]["extra"] = "keyword-only=None"
     changed["exptilt"]["new_name"] = {}
     assert public_names.differences(snapshot, changed) == []
+
+
+def test_classes_are_found_where_older_pickles_look_for_them():
+    """tests/data/former_modules.json: in which module each public class lay before folders were divided."""
+    former = json.loads((public_names.ROOT / "tests" / "data" / "former_modules.json").read_text("utf-8"))
+    assert len(former) > 50
+    for public, module in former.items():
+        folder, name = public.split(".")
+        here = getattr(import_module(f"exptilt.{folder}"), name)
+        assert getattr(import_module(module), name) is here, public

@@ -7,6 +7,8 @@ r"""Ascent on the log-normalizer: renormalised flows, fixed points, equilibria.
 layer. The functions of `experiments` ask the questions of THEORY B, each with its theory beside it.
 """
 
+import sys
+
 from exptilt._support.intervals import Interval
 from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.ascent import Slope
@@ -73,3 +75,14 @@ __all__ = [
     "spectral_radius",
     "theorem_one",
 ]
+
+# Objects that were pickled when these modules lay directly in this folder name them so.
+_MOVED = {
+    "clusters": "observe.clusters",
+    "diagnostics": "observe.snapshot",
+    "equilibrium": "fixed_points.equilibrium",
+    "gaussianity": "observe.gaussianity",
+    "stability": "fixed_points.stability",
+}
+for _old, _new in _MOVED.items():
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]

@@ -1,5 +1,7 @@
 """Looking at real transformers: watch attention, study heads and layers, monitor training."""
 
+import sys
+
 from exptilt.lens.studying.results import (
     HeadDetail,
     HeadMeasure,
@@ -36,3 +38,16 @@ __all__ = [
     "study",
     "watch",
 ]
+
+# Objects that were pickled when these modules lay directly in this folder name them so.
+_MOVED = {
+    "call": "watching.call",
+    "clip": "training.clip",
+    "monitor": "training.monitor",
+    "readings": "training.readings",
+    "record": "watching.record",
+    "results": "studying.results",
+    "watch": "watching.watch",
+}
+for _old, _new in _MOVED.items():
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]

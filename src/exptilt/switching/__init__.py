@@ -17,6 +17,8 @@
 True
 """
 
+import sys
+
 from .builders import fit_ready, join_modes
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
@@ -44,3 +46,15 @@ __all__ = [
     "fit_ready",
     "join_modes",
 ]
+
+# Objects that were pickled when these modules lay directly in this folder name them so.
+_MOVED = {
+    "climbing": "learning.maximum_likelihood",
+    "filtering": "inference.filter",
+    "fitting": "learning.fit",
+    "forecasting": "inference.forecast",
+    "simulation": "inference.simulate",
+    "smoothing": "inference.smooth",
+}
+for _old, _new in _MOVED.items():
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
