@@ -123,17 +123,17 @@ def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameter
 
 
 def run_smoother(run: Run, regressors: np.ndarray | None = None) -> Smoothing:
-    """The backward pass over all series of a filter's run, with EM's sums over `regressors` (rows, q)."""
+    """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too."""
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else regressors
-    q = n + known.shape[1]
+    q, wanted = n + known.shape[1], regressors is not None
     sizes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
     shared, parts = [np.empty(size) for size in sizes], []
 
     def work(begin: int, end: int) -> None:
         sums = [np.zeros(size) for size in ((M,), (M, q, q), (M, n, q), (M, n, n))]
         parts.append(sums)  # each thread adds into arrays of its own
-        smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, sizes_of(run.p))
+        smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, sizes_of(run.p), wanted)
 
     over_series(run.starts, work)
     return Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])

@@ -133,8 +133,10 @@ def add_pair(
 
 
 @kernel
-def smooth_back(run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sizes: Sizes) -> None:
-    """Run backwards over series `begin` to `end`; `regressors` is (rows, q)."""
+def smooth_back(
+    run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sizes: Sizes, sums: bool
+) -> None:
+    """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: does EM want its sums."""
     p, _, starts, out = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, n, law, nn = at.M, at.n, at.law, at.n * at.n
@@ -200,11 +202,11 @@ def smooth_back(run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer
                         copy(nn, w, work + law + n, w, link + nn + n)
                         move = link
                     rauch(w, at, move, state + j * law, hat + k * law, target, gain, work)
-                    # Cov(later, earlier) = P̂_k J'
-                    product(w, n, n, n, (hat + k * law + n, n, 1), (gain, 1, n), work)
-                    add_pair(
-                        s, k, w[pair + j * M + k], w, n, move, target, hat + k * law, work, regressors[row]
-                    )
+                    if sums:
+                        # Cov(later, earlier) = P̂_k J'
+                        product(w, n, n, n, (hat + k * law + n, n, 1), (gain, 1, n), work)
+                        known, later = regressors[row], hat + k * law
+                        add_pair(s, k, w[pair + j * M + k], w, n, move, target, later, work, known)
                 if mine > 0.0:
                     collapse_some(n, M, w, weight, 1, part, law, new + j * law)
                 else:  # a mode the series cannot have been in keeps its filtered moments
