@@ -136,7 +136,7 @@ def add_pair(
 def smooth_back(
     run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sizes: Sizes, sums: bool
 ) -> None:
-    """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: does EM want its sums."""
+    """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums."""
     p, _, starts, out = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, n, law, nn = at.M, at.n, at.law, at.n * at.n
