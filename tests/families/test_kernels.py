@@ -139,16 +139,3 @@ def test_derivatives_of_inverses_come_from_torch() -> None:
     (slope,) = torch.autograd.grad(gaussian._inverse(matrix).diagonal(dim1=-2, dim2=-1).sum(), matrix)
     inverse = gaussian._inverse(matrix.detach())
     torch.testing.assert_close((slope + slope.mT) / 2, -inverse @ inverse, rtol=1e-7, atol=1e-7)
-
-
-def test_round_trip_of_many_gaussians() -> None:
-    """With what is wrong told as for few: one covariance that is none."""
-    mean = f.Gaussian(torch.zeros(20000, 3, dtype=F64), spread(20000, 3)).mean_parameter
-    member = f.Gaussian.from_mean(mean).value
-    again = f.Gaussian.from_natural(member.natural_parameter)
-    torch.testing.assert_close(again.mean_parameter, mean, rtol=1e-7, atol=1e-9)
-    mean[7, 3] = -1.0
-    few, lots = f.Gaussian.from_mean(mean[5:9]), f.Gaussian.from_mean(mean)
-    assert torch.equal(lots.code[5:9], few.code)
-    assert int((lots.code != few.code[0]).sum()) == 1
-    torch.testing.assert_close(lots.distance[5:9], few.distance)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from exptilt._support.linalg import dot, matvec
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import has_tangent, is_wrapped, pytree
+from exptilt._support.transforms import apply, has_tangent, is_wrapped, pytree
 
 if TYPE_CHECKING:
     from exptilt.families.measure import Measure
@@ -336,5 +336,5 @@ class _Newton(torch.autograd.Function):
                 ones = [1] * (mean.ndim - 1 - (leaf.ndim - event))
                 leaf = leaf.reshape(size, *ones, *leaf.shape[1:])
             moved.append(leaf)
-        found = _Newton.apply(spec, events, tolerance, max_steps, mean, *moved)  # type: ignore[no-untyped-call]
+        found = apply(_Newton, spec, events, tolerance, max_steps, mean, *moved)
         return found, (0, 0, 0, None, 0)

@@ -328,7 +328,8 @@ def _one_batch_axis(x: Tensor | None, lead: torch.Size) -> Tensor | None:
 def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     """Output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is."""
     rows, lead = t.query.shape[:-1], t.query.shape[:-3]
-    t = Inputs(*(_one_batch_axis(x, lead) if lead else None if x is None else x.unsqueeze(0) for x in t))  # type: ignore[arg-type]
+    given: Any = (_one_batch_axis(x, lead) if lead else None if x is None else x.unsqueeze(0) for x in t)
+    t = Inputs(*given)
     output, lines = (
         t.query.new_empty((*rows, t.value.shape[-1])),
         t.query.new_empty((len(Lines._fields), *rows)),

@@ -60,7 +60,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`rules.Attend` as an operator."""
     settings = Settings(ScoreRule(scale, causal, window, softcap), backend, check)
-    return Attend.forward(query, key, value, bias, log_weight, sink, mask, settings)  # type: ignore[return-value]
+    found: Any = Attend.forward(query, key, value, bias, log_weight, sink, mask, settings)
+    return found  # type: ignore[no-any-return]
 
 
 @attend.register_fake

@@ -118,7 +118,8 @@ def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Te
     """
     a0 = bar.log_normalizer + bar.mean - bar.variance * stats.variance
     alive = stats.weight != 0
-    return tuple(torch.where(alive, x, 0.0) for x in (a0, bar.mean + 2 * bar.variance, bar.variance))  # type: ignore[return-value]
+    a1, a2 = bar.mean + 2 * bar.variance, bar.variance
+    return torch.where(alive, a0, 0.0), torch.where(alive, a1, 0.0), torch.where(alive, a2, 0.0)
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:

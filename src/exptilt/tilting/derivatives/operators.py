@@ -10,7 +10,7 @@ They know no derivatives themselves (``rules.py`` does) and take canonical tenso
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, List  # noqa: UP035 (old releases of torch read List, not list, in an operator's signature)
+from typing import Any, List  # noqa: UP035 (torch 2.6 reads List, not list, in an operator's signature)
 
 import torch
 from torch import Tensor
@@ -90,7 +90,8 @@ def _flat(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Te
     """Gradients with what was not asked for as tensors of shape (0,)."""
     wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
     none = found.row_sum.new_empty(0)
-    return tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))  # type: ignore[return-value]
+    flat: Any = tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))
+    return flat  # type: ignore[no-any-return]
 
 
 def _fake_gradients(query: Any, key: Any, value: Any, bias: Any, needs: Any) -> tuple[Tensor, ...]:
