@@ -70,6 +70,17 @@ def test_gamma_is_never_zero() -> None:
         assert float(x.min()) == torch.finfo(dtype).tiny
 
 
+def test_many_gammas_carry_the_slope_of_torch() -> None:
+    a = torch.linspace(0.3, 9, 10_000, dtype=F64)
+    leaf = a.clone().requires_grad_()
+    drawn = standard_gamma(leaf, generator())
+    assert torch.equal(
+        drawn.detach(), standard_gamma(a, generator())
+    )  # asking for a gradient changes nothing
+    (slope,) = torch.autograd.grad(drawn.sum(), leaf)
+    torch.testing.assert_close(slope, torch._standard_gamma_grad(a, drawn.detach()))
+
+
 @pytest.mark.parametrize("rate", [0.01, 3.0, 9.9, 11.0, 500.0])
 def test_poisson_law(rate: float) -> None:
     x = poisson(torch.full((20000,), rate, dtype=F64), generator(3))

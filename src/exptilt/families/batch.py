@@ -66,11 +66,7 @@ class Batched(ABC):
         Args:
             shape: sizes, or a sequence of them; one may be −1.
         """
-        sizes = _sizes("reshape", shape)
-        try:
-            sizes = tuple(torch.empty(self.batch_shape, device="meta").reshape(sizes).shape)
-        except RuntimeError as error:
-            raise ArgumentError(f"{type(self).__name__}.reshape: {error}.") from None
+        sizes = self._resized("reshape", shape)
         return self._along_batch(lambda leaf, event: leaf.reshape((*sizes, *leaf.shape[leaf.ndim - event :])))
 
     def expand(self, *shape: int | Sequence[int]) -> Self:
@@ -79,12 +75,16 @@ class Batched(ABC):
         Args:
             shape: sizes, or a sequence of them; −1 keeps the size of an axis.
         """
-        sizes = _sizes("expand", shape)
-        try:
-            sizes = tuple(torch.empty(self.batch_shape, device="meta").expand(sizes).shape)
-        except RuntimeError as error:
-            raise ArgumentError(f"{type(self).__name__}.expand: {error}.") from None
+        sizes = self._resized("expand", shape)
         return self.map(lambda leaf, event: leaf.expand((*sizes, *leaf.shape[leaf.ndim - event :])))
+
+    def _resized(self, method: str, shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+        """What `Tensor.reshape` or `Tensor.expand` would make of the batch's shape."""
+        batch = torch.empty(self.batch_shape, device="meta")
+        try:
+            return tuple(getattr(batch, method)(_sizes(method, shape)).shape)
+        except RuntimeError as error:
+            raise ArgumentError(f"{type(self).__name__}.{method}: {error}.") from None
 
     def _along_batch(self, function: Callable[[Tensor, int], Tensor]) -> Self:
         """Apply a function to every tensor with the whole batch; tensors that are shared stay as they are."""

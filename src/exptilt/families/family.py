@@ -273,13 +273,17 @@ class ExponentialFamily(Measure):
             ``(..., K, K)``.
         """
         choice("fisher_information", "coordinates", coordinates, ("natural", "mean"))
-        fisher = inverse_mean.hessian(self.log_partition, self.natural_parameter)
+        fisher = self._fisher()
         if coordinates == "natural":
             return fisher
         inverse: Tensor = (
             torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
         )
         return inverse
+
+    def _fisher(self) -> Tensor:
+        """Cov[u] ``(..., K, K)``."""
+        return inverse_mean.hessian(self.log_partition, self.natural_parameter)
 
     def update(self, statistic: Tensor) -> Self:
         """The member whose natural parameter is larger by a sum of statistics; see `posterior`.

@@ -6,13 +6,12 @@ on it. So a class alone cannot make a member of θ or of a mean; `from_natural`,
 """
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from exptilt._support.checks import entries, finite
-from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 from exptilt.families.family import ExponentialFamily
@@ -102,24 +101,8 @@ class KnownParameter(ExponentialFamily):
         some = cls._some(known, cls._checked_statistic(theta, "theta"), "log_partition")
         return some._partition_at(theta)
 
-    def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
-        """Cov[x], or in mean coordinates its inverse (pseudo-inverse where x is not minimal).
-
-        Args:
-            coordinates: "natural" or "mean".
-
-        Returns:
-            ``(..., K, K)``.
-        """
-        if coordinates not in ("natural", "mean"):
-            raise ArgumentError(f'coordinates must be "natural" or "mean"; got {coordinates!r}.')
-        fisher = self.covariance()
-        if coordinates == "natural":
-            return fisher
-        inverse: Tensor = (
-            torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
-        )
-        return inverse
+    def _fisher(self) -> Tensor:
+        return self.covariance()
 
     def update(self, statistic: Tensor) -> Self:
         """The member whose natural parameter is larger by this: the same as `tilt`.
