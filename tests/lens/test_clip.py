@@ -316,3 +316,55 @@ def test_a_record_is_used_once():
     assert fresh.by_head("score_max").max() == pytest.approx(5.0, rel=1e-3)
     assert xt.lens.clip_qk_(layer, fresh, 50.0) == []  # nothing passed: the record is still good
     assert len(xt.lens.clip_qk_(layer, fresh, 2.0)) == 4
+
+
+LATENT = SMALL | {"num_key_value_heads": 4, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+LATENT |= {"v_head_dim": 6, "max_position_embeddings": 32, "first_k_dense_replace": 2, "n_routed_experts": 4}
+LATENT |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 1, "topk_group": 1}
+MODELS_OF_LATENTS = {
+    "DeepSeek-V3": lambda: hf.DeepseekV3Model(hf.DeepseekV3Config(**LATENT, q_lora_rank=10)),
+    "DeepSeek-V3, plain queries": lambda: hf.DeepseekV3Model(hf.DeepseekV3Config(**LATENT, q_lora_rank=None)),
+    "DeepSeek-V2": lambda: hf.DeepseekV2Model(hf.DeepseekV2Config(**LATENT, q_lora_rank=10)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS_OF_LATENTS)
+def test_latent_attention(name, monkeypatch):
+    """Every score of a clipped head is γ times what it was, those of the others stay: the shared keys too."""
+    monkeypatch.setitem(MODELS, name, MODELS_OF_LATENTS[name])
+    model, inputs = build(name)
+    record, (_, old) = look(model, inputs), scores(model, inputs, 0)
+    top = record.by_head("score_max")[0]
+    threshold = float(sorted(top)[1]) * 0.999
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    alone = xt.lens.Record([call for call in record.calls if call.layer == 0])
+    changed = xt.lens.clip_qk_(model, alone, threshold)
+    assert [c.head for c in changed] == [h for h in range(4) if top[h] > threshold]
+    factor = torch.ones(4, dtype=old.dtype)
+    for c in changed:
+        factor[c.head] = c.factor
+    new = scores(model, inputs, 0)[1]
+    torch.testing.assert_close(new, old * factor[:, None, None], rtol=1e-4, atol=1e-5)
+    query = "q_proj" if "plain" in name else "q_b_proj"
+    others = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert others == {f"layers.0.self_attn.{part}.weight" for part in (query, "kv_b_proj")}
+    ratio = (model.state_dict()[min(others)] / before[min(others)]).unflatten(0, (4, 14))[
+        :, :, 0
+    ]  # kv_b_proj
+    torch.testing.assert_close(ratio[:, :8], factor.sqrt()[:, None].expand(4, 8))
+    assert torch.equal(ratio[:, 8:], torch.ones(4, 6, dtype=ratio.dtype))  # values are left alone
+
+
+def test_layers_that_share_their_weights_are_clipped_once(monkeypatch):
+    sizes = {"embedding_size": 16, "max_position_embeddings": 32} | SMALL | {"num_hidden_layers": 3}
+    monkeypatch.setitem(MODELS, "ALBERT", lambda: hf.AlbertModel(hf.AlbertConfig(**sizes)))
+    model, inputs = build("ALBERT")
+    record, (_, old) = look(model, inputs), scores(model, inputs, 0)
+    top = record.by_head("score_max").max(0)
+    threshold = float(sorted(top)[1]) * 0.999
+    changed = xt.lens.clip_qk_(model, record, threshold)
+    assert [c.head for c in changed] == [h for h in range(4) if top[h] > threshold]
+    factor = torch.ones(4, dtype=old.dtype)
+    for c in changed:
+        factor[c.head] = threshold / top[c.head]
+    torch.testing.assert_close(scores(model, inputs, 0)[1], old * factor[:, None, None])

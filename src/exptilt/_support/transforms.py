@@ -1,8 +1,9 @@
 """Derivatives, transforms, compilation around a call: the only file that uses torch's private names."""
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -172,6 +173,33 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
 
 
 # ---- private for other reasons
+
+
+class _Inside:
+    """A function that is called inside a context."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]):
+        self.context, self.function = context, function
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self.context():
+            return self.function(*arguments)
+
+
+def rerun_checkpoint_inside(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Have the part under activation checkpointing that runs now, if any, run again inside a context.
+
+    torch runs a non-reentrant checkpoint anew in the backward pass and wants the same tensors saved as at
+    first. What is running is known by the hook that saves its tensors.
+    """
+    checkpoint = sys.modules.get("torch.utils.checkpoint")  # loaded by whoever checkpoints
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if checkpoint is not None else None
+    for cell in getattr(hooks[0], "__closure__", None) or () if hooks else ():
+        frame = cell.cell_contents
+        if isinstance(frame, cast(Any, checkpoint)._CheckpointFrame) and not isinstance(
+            frame.recompute_fn, _Inside
+        ):
+            frame.recompute_fn = _Inside(context, frame.recompute_fn)
 
 
 def function_modes() -> list[Any]:

@@ -46,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     most = f"read at most so many tokens (default: {MOST_TOKENS})"
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
+    add("--model-type", metavar="TYPE", help="such as llama, for a config.json that does not say")
     add("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 
 
@@ -81,11 +82,9 @@ def measure(arguments: argparse.Namespace) -> "Study":
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
     with announce_if_slow("Loading the model ..."):
-        loaded = models.load_model(source, tokenizer=arguments.tokenizer, allow_pickle=arguments.allow_pickle)
-    series = [
-        (step, partial(models.load_weights, folder, allow_pickle=arguments.allow_pickle))
-        for step, folder in checkpoints
-    ]
+        how = {"allow_pickle": arguments.allow_pickle, "model_type": arguments.model_type}
+        loaded = models.load_model(source, tokenizer=arguments.tokenizer, **how)
+    series = [(step, partial(models.load_weights, folder, **how)) for step, folder in checkpoints]
     with models.quiet():
         return study(
             loaded.model,

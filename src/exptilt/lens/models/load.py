@@ -7,6 +7,7 @@ caller allows them, and are then read with `weights_only`. A model is taken only
 there: random ones in place of missing ones would be measured as if they were real.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,11 @@ def default_folder() -> Path:
 
 
 def load_model(
-    where: str | Path, *, tokenizer: str | Path | None = None, allow_pickle: bool = False
+    where: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    allow_pickle: bool = False,
+    model_type: str | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -63,9 +68,11 @@ def load_model(
         where: a folder, a GGUF file, or a short name: "minilm" or "smollm2".
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
+        model_type: the architecture as transformers calls it, such as "llama", for a config.json that does
+            not say.
     """
     source, start = _find(where)
-    model = load_weights(source, allow_pickle=allow_pickle)
+    model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
     words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
@@ -73,7 +80,7 @@ def load_model(
     return Loaded(str(where) if str(where) in PACKAGED else own, source, model, words)
 
 
-def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
+def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | None = None) -> Any:
     """The model alone, in float32 and evaluation mode, from a folder or a GGUF file."""
     transformers = _transformers()
     options: dict[str, Any] = {**LOCAL, "dtype": torch.float32, "output_loading_info": True}
@@ -81,8 +88,7 @@ def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
         kind, place, options["gguf_file"] = transformers.AutoModelForCausalLM, source.parent, source.name
     else:
         pickled = _check_folder(source, allow_pickle)
-        with _explained(source, "config.json"):
-            config = transformers.AutoConfig.from_pretrained(source, **LOCAL)
+        config = _configuration(transformers, source, model_type)
         kind, place = _class(transformers, config), source
         options |= {"use_safetensors": not pickled, "config": config}
         options |= {"weights_only": True} if pickled else {}
@@ -194,6 +200,28 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
     return True
 
 
+def _configuration(transformers: Any, source: Path, model_type: str | None) -> Any:
+    """The configuration in a folder; its type is that of the file, or named by hand if the file has none."""
+    with _explained(source, "config.json"):
+        said = json.loads((source / "config.json").read_text("utf-8"))
+        known = said.get("model_type")
+    if known is None and model_type is None:
+        raise ArgumentError(
+            f"{source / 'config.json'} does not say what kind of model this is (model_type). "
+            "Name it with --model-type, such as --model-type llama."
+        )
+    if known is not None and model_type not in (None, known):
+        raise ArgumentError(f"{source} is of type {known}, not {model_type}. Leave --model-type out.")
+    with _explained(source, "config.json"):
+        if known is not None:
+            return transformers.AutoConfig.from_pretrained(source, **LOCAL)
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        if model_type not in CONFIG_MAPPING:
+            raise ArgumentError(f"transformers knows no model type {model_type!r}. Pass one such as llama.")
+        return CONFIG_MAPPING[str(model_type)].from_dict(said)
+
+
 def _class(transformers: Any, config: Any) -> Any:
     """The class that the weights were saved from, or the bare model of this type."""
     found = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
@@ -213,6 +241,8 @@ def _explained(source: Path, part: str) -> Iterator[None]:
     """What a damaged file makes the libraries raise, of whatever kind, as one line that names the file."""
     try:
         yield
+    except ArgumentError:
+        raise
     except Exception as problem:
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
         raise ArgumentError(f"{source}: its {part} cannot be read ({said}).") from problem

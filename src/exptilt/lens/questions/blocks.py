@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from exptilt.lens.watching.call import AttentionCall, Request
+from exptilt.lens.watching.torch_hook import FunctionalMode
 from exptilt.lens.watching.watch import Watch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -34,6 +35,10 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class _Stop(Exception):  # not an error, but the way out of a block that has said what we asked
     def __init__(self, query: Tensor, key: Tensor):
         self.query, self.key = query, key
+
+
+class DoesNotRunAgainError(Exception):
+    """A part of a model cannot be run on other hidden states than its own."""
 
 
 @dataclass
@@ -163,7 +168,7 @@ class Tracer:
     def __init__(self, model: nn.Module, finish: Callable[[str, Passage], None]):
         self.model, self._finish = model, finish
         self._open: list[tuple[str, Passage]] = []
-        self._stopping = False
+        self.stopping = False  # whether a part is only run again for its queries
         self._handles: list[Any] = []
         self._watch: Watch | None = None
 
@@ -194,25 +199,25 @@ class Tracer:
                 add(module.register_forward_hook(self._project))
 
     def _enter(self, name: str, arguments: Arguments) -> None:
-        if not self._stopping and (hidden := stream(arguments)) is not None:
+        if not self.stopping and (hidden := stream(arguments)) is not None:
             self._open.append((name, Passage(hidden, arguments)))
 
     def _leave(self, name: str, output: Any) -> None:
-        if not self._stopping and self._open and self._open[-1][0] == name:
+        if not self.stopping and self._open and self._open[-1][0] == name:
             passage = self._open[-1][1]
             passage.output = _first(output)
             self._finish(name, passage)
             self._open.pop()
 
     def _norm(self, args: tuple[Any, ...], output: Any) -> None:
-        if self._stopping or not self._open or not args:
+        if self.stopping or not self._open or not args:
             return
         passage, before = self._open[-1][1], args[0]
         if isinstance(before, Tensor) and before.shape == passage.hidden.shape:
             passage.norms.append(NormEvent(before, output, passage.projection is not None))
 
     def _project(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._stopping or not self._open or not args or not isinstance(args[0], Tensor):
+        if self.stopping or not self._open or not args or not isinstance(args[0], Tensor):
             return
         passage = self._open[-1][1]
         if len(passage.calls) != 1 or passage.projection is not None:
@@ -223,7 +228,7 @@ class Tracer:
 
     def observe(self, call: AttentionCall) -> None:
         """For `watch`: notes the call in the block that is running."""
-        if self._stopping:
+        if self.stopping:
             raise _Stop(call.query, call.key)
         if self._open:
             self._open[-1][1].calls.append(call)
@@ -233,7 +238,8 @@ class Tracer:
         states.
 
         The block or attention module runs again, as it was called on a batch of one, but on hidden states
-        ``(batch, token, width)``, and only as far as its first attention.
+        ``(batch, token, width)``, and only as far as its first attention. Raises `DoesNotRunAgainError` where
+        a module needs more than that (Zamba 2's takes the embeddings as well).
         """
 
         def stop(request: Request) -> Tensor:
@@ -241,17 +247,18 @@ class Tracer:
 
         args, kwargs = arguments
         args, kwargs = ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
-        self._stopping = True
+        self.stopping = True
         caught = self._watch.intercepted if self._watch is not None else None
         assert caught is not None
         attend, caught.attend = caught.attend, stop  # before attention is worked out, which nobody asks for
         try:
-            module(*args, **kwargs)
+            with FunctionalMode(caught):  # also where this is called from inside one, which is off then
+                module(*args, **kwargs)
         except _Stop as seen:
             return seen.query, seen.key
+        except Exception as problem:  # of whatever kind: it is the model's own code, on states of ours
+            raise DoesNotRunAgainError(f"{type(module).__name__} runs only as it was called") from problem
         finally:
-            self._stopping = False
+            self.stopping = False
             caught.attend = attend
-        raise RuntimeError(
-            f"{type(module).__name__} attended when it first ran, and does not when it runs again"
-        )
+        raise DoesNotRunAgainError(f"{type(module).__name__} does not attend when it runs again")

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from exptilt.lens.questions.blocks import Arguments, Tracer, inputs, stream
+from exptilt.lens.questions.blocks import Arguments, DoesNotRunAgainError, Tracer, inputs, stream
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.watch import watch
 
@@ -124,12 +124,17 @@ def measure_weights(model: nn.Module, ids: Tensor) -> dict[str, NDArray[Any]]:
         hidden = None if arguments is None else stream(arguments)
         if call.kind != "self" or call.module is None or arguments is None or hidden is None:
             return
-        maps = _affine_maps(*tracer.run_again(call.module, arguments, _probes(hidden.shape[-1], hidden)))
+        try:
+            again = tracer.run_again(call.module, arguments, _probes(hidden.shape[-1], hidden))
+        except DoesNotRunAgainError:
+            return
+        maps = _affine_maps(*again)
         if maps is not None:
             rows[-1] = torch.stack([symmetry(*maps), definiteness(*maps)]).cpu().numpy()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given.setdefault(module, (args, kwargs))
+        if not tracer.stopping:
+            given[module] = args, kwargs
 
     with torch.no_grad(), watch(model, observe=observe) as seen, tracer.attached(seen):
         attending = seen.modules.attending()

@@ -15,11 +15,10 @@ _COMMON = {
     "sample": "On a sample of tokens from all texts, without the first of each text.",
     "tokens": "Geometric mean over tokens without the first.",
     "no_matrix": "Queries or keys are not an affine function of the module's input (they are normalised, "
-    "say), so "
-    "there is no such matrix.",
+    "say), so there is no such matrix; or it does not run on inputs of ours.",
     "no_stream": "What a head writes to the residual stream was not found in this architecture: the stream "
-    "itself was "
-    "not, or what attention adds to it is not a scaling of what its output projection gives.",
+    "itself was not, or what attention adds to it is not a scaling of what its output projection gives, or "
+    "the block does not run on other hidden states.",
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from exptilt.lens.heads.scores import Scores
 from exptilt.lens.heads.statistics import TextStatistics, text_statistics
 from exptilt.lens.questions.ascent import ascent
-from exptilt.lens.questions.blocks import Passage, Tracer, inputs
+from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs
 from exptilt.lens.questions.canonical_link import link_r2
 from exptilt.lens.questions.depth import Depth
 from exptilt.lens.questions.local_gaussian import gaussian_fit
@@ -118,9 +118,13 @@ class _Meter:
             def query_at(hidden: Tensor) -> Tensor:
                 return self.tracer.run_again(block, passage.arguments, hidden)[0]
 
-            found = ascent(query_at, passage.hidden, call.key, call.options, write)
+            try:
+                found = ascent(query_at, passage.hidden, call.key, call.options, write)
+            except DoesNotRunAgainError:
+                found = None
             heads = self.layers[self.order[id(call)]]["heads"]
-            heads |= {f"ascent_{measure}": x.cpu().numpy() for measure, x in found._asdict().items()}
+            if found is not None:
+                heads |= {f"ascent_{measure}": x.cpu().numpy() for measure, x in found._asdict().items()}
         self.order.clear()
 
     def result(self) -> Unit:

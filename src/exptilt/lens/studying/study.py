@@ -22,6 +22,7 @@ from torch import nn
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
+from exptilt.lens.questions.blocks import inputs
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
@@ -98,6 +99,7 @@ def study(
             whole("study", label, given, least=2, otherwise=" tokens, or None")
     context = context_length(model, tokenizer)
     length = min(x for x in (CHUNK if chunk is None else int(chunk), context) if x is not None)
+    _try_to_read(model)
     read, names = as_texts(texts)
     taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
     sample = int(np.clip(2 * summary.SAMPLE // len(taken.chunks), 8, 256))
@@ -210,6 +212,20 @@ def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Un
         return measure(model, *arguments)
     except NothingSeenError as problem:
         raise ArgumentError(f"study: no attention to study in {type(model).__name__}. {problem}") from problem
+
+
+def _try_to_read(model: nn.Module) -> None:
+    """Raise if a model does not run on tokens alone, as one that compares them with pictures does not."""
+    try:
+        with torch.no_grad(), _evaluating(model):
+            model(**inputs(model, torch.tensor([0, 0])))
+    except Exception as problem:
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
+        parts = [name for name, part in model.named_children() if hasattr(part, "get_input_embeddings")]
+        hint = f" Pass the part that reads text; its parts are {', '.join(parts)}." if parts else ""
+        raise ArgumentError(
+            f"study: {type(model).__name__} does not run on tokens alone ({said}).{hint}"
+        ) from problem
 
 
 @contextmanager

@@ -7,8 +7,10 @@ by ab. With m the largest score seen and t the threshold,
     γ = t / m,      a = b = √γ    where a key head serves one query head
                     a = γ, b = 1  where it serves several, so that the scores of the others stay as they are
 
-and biases of queries and keys are scaled along. Under a softcap, what was seen is m = c·tanh(x/c), so that
-γ = artanh(t/c) / artanh(m/c).
+and biases of queries and keys are scaled along. In latent attention, where a part of the keys is shared by
+all heads, the other part and its queries get √γ, the queries of the shared part γ. Layers that share their
+weights (ALBERT) count as one: the largest score of any of them decides. Under a softcap, what was seen is
+m = c·tanh(x/c), so that γ = artanh(t/c) / artanh(m/c).
 """
 
 import math
@@ -89,6 +91,16 @@ def _weights(reading: HeadReading, calls: list[CallRecord] | None, module: nn.Mo
     return find_projections(module, reading.name, calls[0].dim, calls[0].values.shape[-1])
 
 
+def _largest(readings: list[HeadReading]) -> list[HeadReading]:
+    """One reading for each head of each module: that of the layer with the largest score."""
+    found: dict[tuple[str, int], HeadReading] = {}
+    for reading in readings:
+        known = found.setdefault((reading.name, reading.head), reading)
+        if reading.score_max > known.score_max:
+            found[reading.name, reading.head] = reading
+    return list(found.values())
+
+
 @torch.no_grad()
 def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[ClippedHead]:
     """Rescale, in place, the weights of heads whose largest score passed a threshold, so that it becomes the
@@ -135,7 +147,8 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
         # A monitor's names are those of the model inside, a watch's those of what it was given.
         modules = dict(model.module.named_modules()) | modules
     plan = []
-    for reading in read_heads(record, {layer: some[0].name for layer, some in calls.items()}):
+    readings = read_heads(record, {layer: some[0].name for layer, some in calls.items()})
+    for reading in _largest(readings):
         if reading.score_max > threshold:
             some = calls.get(reading.layer)
             weights = _weights(reading, some, modules.get(reading.name))
@@ -146,7 +159,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
     for reading, weights, factor in plan:
         alone = weights.key_heads == weights.query[0].heads
         for rows in weights.query:
-            rows.of(reading.head).mul_(math.sqrt(factor) if alone else factor)
+            rows.of(reading.head).mul_(factor ** (rows.power or (0.5 if alone else 1.0)))
         for rows in weights.key if alone else []:
             rows.of(reading.head).mul_(math.sqrt(factor))
         r, scaled = reading, "query and key" if alone else "query"

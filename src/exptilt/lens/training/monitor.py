@@ -129,8 +129,7 @@ class TrainingMonitor:
     def _take(self, step: int, seen: Watch) -> None:
         """Read, log, warn."""
         self.record = seen.record
-        names = {number: seen.modules.name(module) for module, number in seen.modules.numbers.items()}
-        self.readings = read_heads(seen.record, names)
+        self.readings = read_heads(seen.record, seen.modules.layer_names())
         if spans_processes() and dist.get_rank() != 0:
             return
         self._log(step, self.readings)

@@ -8,14 +8,17 @@ A head's scores are s = scale · ⟨W_q x, W_k y⟩ up to a rotation, so they sc
     one map, [q | k | v]     GPT-2's c_attn (columns), Phi-3's qkv_proj, torch's in_proj_weight
     one map, [q k v] a head  GPT-NeoX's query_key_value
     norms after the maps     OLMo 2: a norm over all heads together, whose weight then scales them one by one
+    latent attention (MLA)   DeepSeek V2 and V3, Kimi K2: queries and keys of two parts, ⟨q₁, k₁⟩ + ⟨q₂, k₂⟩,
+                             where k₁ is a head's own and k₂, with its rotary positions, one for all heads: q₁
+                             and k₁ are scaled by √γ, q₂ by γ. The norms of its latent states come before
 
 Anything else raises. Among it: a norm of each head by itself with one weight for all of them (Qwen 3, Gemma
 3), after which no weight belongs to one head alone.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, replace
+from typing import NoReturn, cast
 
 from torch import Tensor, nn
 
@@ -36,6 +39,7 @@ class Rows:
     stride: int  # from one head to the next
     dim: int  # length of a piece
     heads: int
+    power: float | None = None  # by which power of γ it is scaled; None: by how many queries share a key
 
     def of(self, head: int) -> Tensor:
         """The piece of one head, a view."""
@@ -113,6 +117,27 @@ class _Finder:
             key.append(Rows(module.bias_k, 2, 0, *pieces))
         return Projections(query, key)
 
+    def latent(self) -> Projections:
+        """Multi-head latent attention: keys of a part by head and a part for all heads."""
+        sizes = [
+            getattr(self.module, name, None)
+            for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        ]
+        q = "q_b_proj" if isinstance(getattr(self.module, "q_b_proj", None), nn.Module) else "q_proj"
+        if not all(isinstance(size, int) for size in sizes) or not hasattr(self.module, q):
+            self.unknown("latent keys")
+        own, shared, values = cast(list[int], sizes)
+        lengths = self.length(q), self.length("kv_b_proj")
+        if own + shared != self.dim or lengths != (self.heads * self.dim, self.heads * (own + values)):
+            self.unknown(f"{q} of {lengths[0]} rows and kv_b_proj of {lengths[1]}")
+        query = self.linear(q, 0, self.dim, self.heads)
+        key = self.linear("kv_b_proj", 0, own + values, self.heads)
+        return Projections(
+            [replace(rows, dim=own, power=0.5) for rows in query]
+            + [replace(rows, start=own, dim=shared, power=1.0) for rows in query],
+            [replace(rows, dim=own, power=0.5) for rows in key],
+        )
+
     def wide_norms(self, norms: dict[str, nn.Module]) -> Projections:
         """Norms over all heads together; the weights before them do not change the size of what comes out."""
         found = []
@@ -168,10 +193,13 @@ class _Finder:
         if isinstance(module, nn.MultiheadAttention):
             return self.multihead(module)
         parts = dict(module.named_children())
+        if {"kv_a_layernorm", "kv_b_proj"} <= parts.keys():
+            return self.latent()
         norms = {
             name: part
             for name, part in parts.items()
-            if "norm" in name.lower() and not isinstance(part, nn.Identity)
+            # "LayerNorm" is ALBERT's, of what its attention module gives back
+            if "norm" in name.lower() and name != "LayerNorm" and not isinstance(part, nn.Identity)
         }
         if norms:
             return self.wide_norms(norms)

@@ -101,6 +101,10 @@ class Request:
         self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
 
 
+def _nothing() -> None:
+    """Nothing to do before attention."""
+
+
 @dataclass
 class Intercepted:
     """A model whose attention is worked out elsewhere: what hooks must know, and where they send calls."""
@@ -112,10 +116,39 @@ class Intercepted:
     outer: "Intercepted | None" = None  # the model that was intercepted around this one
     elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
     real_query: Tensor | None = None  # of the last self-attention
+    softmax: bool = False  # whether attention is also taken from a softmax over scores
+    by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend through one
+    before_attention: Callable[[], None] = _nothing  # called when attention is about to be worked out
     configurations: list[tuple[Any, Any]] = field(default_factory=list)  # with what they said before
 
     def __post_init__(self) -> None:
         self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
+        self.busy = False  # at work on an attention call
+        self.ran = False  # whether the model was called at all
+        self._turns: dict[tuple[nn.Module | None, str], int] = {}
+
+    def work_out(self, request: Request) -> Tensor:
+        """The output of a call, ``(batch, Hq, Q, Dv)``."""
+        self.before_attention()
+        self.busy = True
+        try:
+            return self.attend(request)
+        finally:
+            self.busy = False
+
+    def enter(self, module: nn.Module, arguments: Any) -> None:
+        """The model, or a model inside it, begins a forward pass: its modules have their first turn again."""
+        self.ran = True
+        for key in [key for key in self._turns if self.modules.inside(key[0], module)]:
+            del self._turns[key]
+
+    def turn(self, module: nn.Module | None, kind: str) -> int:
+        """How often a module has attended before in this forward pass: shared layers attend several times."""
+        if not self.ran:
+            return 0  # a part of the model was called by itself
+        turn = self._turns.get((module, kind), 0)
+        self._turns[module, kind] = turn + 1
+        return turn
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module belongs to the model, or to the one around it."""
@@ -126,12 +159,7 @@ class Intercepted:
         return "cross" if module is not None and self.elsewhere.get(module, False) else "self"
 
     def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
-        """Whether self-attention without a mask is causal: as asked, or as the module says.
-
-        False for models that support only eager attention.
-        """
-        if not getattr(self.model, "_supports_sdpa", True):
-            return False
+        """Whether self-attention without a mask is causal: as asked, or as the module says."""
         return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
     def own_queries(self, request: Request) -> Tensor | None:

@@ -1,14 +1,16 @@
 r"""Masks of transformers, kept as rules for as long as possible; and what dense masks hide and add.
 
 transformers makes the mask of a model once a forward pass, through a function of the chosen attention
-implementation. Ours returns a `RuleMask`: a boolean tensor of shape (batch, 1, Q, K) that holds no cells,
-only the rule
+implementation. Ours returns a `RuleMask`: a tensor of shape (batch, 1, Q, K) that holds no cells, only the
+rule
 
     query i sees key j  ⇔  rule(i + query_offset, j + key_offset)  and  key j is not padding.
 
 Causal, bidirectional and sliding-window rules are what `attend` knows by itself, and nothing n×n is ever made
 for them. Any other rule (packed sequences, chunks, a function of the model or the user), or any operation
-that a model does on its mask, makes the dense mask.
+that a model does on its mask, makes the dense mask. Since a model may calculate with it (BEiT adds its
+position bias, DeepSeek-V4 appends columns), it is of the kind that the model's own implementation would get:
+booleans, numbers to add where that is eager attention, or no mask at all.
 """
 
 import weakref
@@ -69,7 +71,7 @@ def read_rule(function: Callable[..., Any]) -> Rule | None:
 
 
 class RuleMask(Tensor):
-    """A boolean mask (batch, 1, Q, K) that is a rule until somebody asks for its cells."""
+    """A mask (batch, 1, Q, K), boolean or to be added, that is a rule until somebody asks for its cells."""
 
     rule: Rule | None  # None if `attend` does not know it
     padding: Tensor | None  # (batch, key positions) booleans by absolute position, False at padding
@@ -80,13 +82,16 @@ class RuleMask(Tensor):
     __torch_function__ = no_torch_function  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], device: torch.device, *_: Any) -> "RuleMask":  # noqa: D102
-        return empty_wrapper(cls, shape, torch.bool, device)  # type: ignore[no-any-return]
+    def __new__(  # noqa: D102
+        cls, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *_: Any
+    ) -> "RuleMask":
+        return empty_wrapper(cls, shape, dtype, device)  # type: ignore[no-any-return]
 
     def __init__(
         self,
         shape: tuple[int, ...],
         device: torch.device,
+        dtype: torch.dtype,
         rule: Rule | None,
         padding: Tensor | None,
         offsets: tuple[int, int],
@@ -100,6 +105,11 @@ class RuleMask(Tensor):
         if self._cells is None:
             self._cells = self._make()
         return self._cells
+
+    def shown(self) -> Tensor:
+        """The mask as booleans, True where a key is seen."""
+        cells = self.dense()
+        return cells if cells.dtype == torch.bool else cells == 0
 
     def positions(self, start: int, length: int) -> Tensor | None:
         """(batch, length): which of the positions from start are not padding; None if all of them."""
@@ -120,17 +130,20 @@ class RuleMask(Tensor):
         return f"RuleMask({tuple(self.shape)}, rule={self.rule}, padded={self.padding is not None})"
 
 
-def make_mask(**asked: Any) -> RuleMask:
-    """The mask function registered with transformers; keywords are those of its ``sdpa_mask``."""
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
+def make_mask(*, eager: bool = False, **asked: Any) -> RuleMask | None:
+    """The mask function registered with transformers, for models whose own attention is eager or not.
 
-    function = asked.get("mask_function") or causal_mask_function
+    Keywords are those of its ``sdpa_mask``. None where the model's own implementation would get no mask.
+    """
+    from transformers import masking_utils as m
+
+    function = asked.get("mask_function") or m.causal_mask_function
     offsets = int(asked.get("q_offset", 0)), int(asked.get("kv_offset", 0))
-    always: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    always |= {"q_offset": offsets[0], "kv_offset": offsets[1], "mask_function": function}
+    asked |= {"q_offset": offsets[0], "kv_offset": offsets[1], "mask_function": function}
+    always = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 
     def make() -> Tensor:
-        mask = sdpa_mask(**{**asked, **always})
+        mask = (m.eager_mask if eager else m.sdpa_mask)(**{**asked, **always})
         assert mask is not None
         return mask
 
@@ -138,9 +151,18 @@ def make_mask(**asked: Any) -> RuleMask:
     shape = (asked["batch_size"], 1, asked["q_length"], asked["kv_length"])
     if padding is not None and bool(padding.all()) and padding.shape[1] >= shape[3] + offsets[1]:
         padding = None
-    return RuleMask(
-        shape, torch.device(asked.get("device", "cpu")), read_rule(function), padding, offsets, make
-    )
+    rule = read_rule(function)
+    width = asked.get("local_size")
+    if asked.get("allow_is_bidirectional_skip") and padding is None and (width is None or shape[3] < width):
+        return None
+    dtype = asked.get("dtype", torch.float32) if eager else torch.bool
+    device = torch.device(asked.get("device", "cpu"))
+    return RuleMask(shape, device, dtype, rule, padding, offsets, make)
+
+
+# Masks made by hand hide a key with −1e4 or −1e9: a weight of e^−9000 is 0 in every format. Position biases
+# may go as low far from the query (ALiBi), but come down to it by degrees.
+_HIDES = -9e3
 
 
 def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -152,7 +174,10 @@ def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
             f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans "
             "or floats."
         )
-    seen = mask > torch.finfo(mask.dtype).min / 2
+    lowest = torch.finfo(mask.dtype).min / 2
+    if not bool(((mask > _HIDES) & (mask < _HIDES / 2)).any()):
+        lowest = max(lowest, _HIDES)
+    seen = mask > lowest
     adds = mask.requires_grad or bool(((mask != 0) & seen).any())
     return (None if bool(seen.all()) else seen), (mask.masked_fill(~seen, 0.0) if adds else None)
 

@@ -73,6 +73,7 @@ class Modules:
         how = {module: ways(cast(Any, type(module))) for module in self.names}
         found = [module for module in self.names if how[module]]
         self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
+        self._shared: dict[tuple[nn.Module | None, int], int] = {}
         self.interface = any(INTERFACE in how[module] for module in found)
         near = [self.names[module] for module in found]
         # Called attention, but with no known way to attend, and neither inside nor around a module that has
@@ -83,12 +84,29 @@ class Modules:
             if "Attention" in type(module).__name__ and not any(_related(name, other) for other in inside):
                 self.strangers.append(module)
 
+    def inside(self, module: nn.Module | None, whole: nn.Module) -> bool:
+        """Whether a module is a part of another one, or that one itself; None is outside of all."""
+        name, around = self.name(module), self.name(whole)
+        return not around or name == around or name.startswith(f"{around}.")
+
     def __contains__(self, module: nn.Module | None) -> bool:
         return module in self.names
 
-    def number(self, module: nn.Module | None) -> int:
-        """Place of a module among those that attend; a new one comes last."""
-        return self.numbers.setdefault(module, len(self.numbers))
+    def number(self, module: nn.Module | None, turn: int = 0) -> int:
+        """Number of a layer: the place of its module among those that attend; a new one comes last.
+
+        A module that several layers share attends several times in a forward pass. Each turn after the first
+        is a layer of its own, numbered after all modules.
+        """
+        known = len(self.numbers) + len(self._shared)
+        if turn == 0:
+            return self.numbers.setdefault(module, known)
+        return self._shared.setdefault((module, turn), known)
+
+    def layer_names(self) -> dict[int, str]:
+        """Dotted names of modules by the number of the layer."""
+        shared = {number: self.name(module) for (module, _), number in self._shared.items()}
+        return {number: self.name(module) for module, number in self.numbers.items()} | shared
 
     def name(self, module: nn.Module | None) -> str:
         """Dotted name of a module, empty for none."""

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from exptilt._support.transforms import function_modes
 from exptilt.lens.watching.call import Intercepted, Request
+from exptilt.lens.watching.softmax_hook import Softmaxes
 from exptilt.lens.watching.transformers_hook import read_dense
 
 _SDPA = F.scaled_dot_product_attention
@@ -32,7 +33,7 @@ class FunctionalMode(TorchFunctionMode):
     """Sends the attention of an intercepted model where it is worked out."""
 
     def __init__(self, model: Intercepted):
-        self.model = model
+        self.model, self.softmaxes = model, Softmaxes(model, _caller)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is _SDPA or function is F.multi_head_attention_forward:
@@ -41,7 +42,9 @@ class FunctionalMode(TorchFunctionMode):
                 return _attention(self.model, module, self.model.kind(module), False, *args, **(kwargs or {}))
             if ours:
                 return self._multihead(module, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        output = function(*args, **(kwargs or {}))
+        self.softmaxes.called(function, args, kwargs, output)
+        return output
 
     def _multihead(
         self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any
@@ -63,7 +66,7 @@ def innermost() -> Intercepted | None:
 
 def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
     """The nearest module up the stack or None; and whether it is the model's own (or there is none)."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(1)
     nearest: nn.Module | None = None
     while frame is not None:
         owner = frame.f_locals.get("self")
@@ -111,8 +114,13 @@ def _attention(
     if not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v)):
         return original()  # torch says what is wrong
     q, k, v = (x.expand(-1, count, -1, -1) for x, count in ((q, heads), (k, key_heads), (v, key_heads)))
-    options = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
+    options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
     request = Request(module, kind, q, k, v, options)
+    biases = sys.modules.get("torch.nn.attention.bias")  # loaded by whoever has made one
+    if biases is not None and isinstance(attn_mask, biases.CausalBias):
+        lower_right = attn_mask.variant == biases.CausalVariant.LOWER_RIGHT
+        is_causal, attn_mask = not lower_right, None
+        options |= {"causal": True} if lower_right else {}
     if is_causal:
         request.see_from_the_start()
     if attn_mask is None:
@@ -127,7 +135,7 @@ def _attention(
         if only_look:
             return torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
         return original()
-    output = model.attend(request)
+    output = model.work_out(request)
     return output.reshape(*lead, *output.shape[1:]) if query.dim() > 2 else output.reshape(*output.shape[2:])
 
 

@@ -38,6 +38,7 @@ HARMLESS = {
 
 def attention_function(
     model: Intercepted,
+    eager: bool,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -54,7 +55,8 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks: ``(batch, Q, Hq, Dv)``, and None for the weights, which are never made.
 
-    Arguments other than the first are those of its attention interface: query ``(batch, Hq, Q, D)``, a mask
+    `eager` says that the model's own attention is eager, which without a mask sees everything. Other
+    arguments are those of its attention interface: query ``(batch, Hq, Q, D)``, a mask
     that is a `RuleMask`, dense ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added, or None; s_aux
     ``(Hq,)`` are scores of a sink.
     """
@@ -68,7 +70,8 @@ def attention_function(
         options["sink"] = s_aux.to(query.dtype)
     request = Request(module, model.kind(module), query, key, value, options, dropout)
     if attention_mask is None:
-        without_mask(model, request, request.kind == "self" and model.is_causal(module, is_causal))
+        causal = not eager and request.kind == "self" and model.is_causal(module, is_causal)
+        without_mask(model, request, causal)
     elif isinstance(attention_mask, RuleMask):
         _with_rule(model, attention_mask, request)
     else:
@@ -77,7 +80,7 @@ def attention_function(
         bias, K = position_bias.to(query.dtype), request.key.shape[2]
         bias = bias if bias.shape[-1] in (1, K) else bias[..., :K]
         options["bias"] = bias + options["bias"] if "bias" in options else bias
-    return model.attend(request).transpose(1, 2).contiguous(), None
+    return model.work_out(request).transpose(1, 2).contiguous(), None
 
 
 def _refuse(
@@ -139,7 +142,7 @@ def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:
         real_key = mask.positions(key_offset, K)
         real_query = own if request.kind == "cross" else mask.positions(query_offset, Q)
         shown = None if real_key is None else real_key[:, None, None]
-        shown = shown if fits else _fitting(model, mask.dense(), request)
+        shown = shown if fits else _fitting(model, mask.shown(), request)
         if shown is not None:
             options["mask"] = shown
         request.look(real_query, real_key)

@@ -4,16 +4,13 @@ r"""`watch`: look at the attention of a model while it runs, at the price of its
         model(**inputs)
     seen.record.to_frame()
 
-On entering, every configuration inside a transformers model is pointed to an attention function and a mask
-function of this watch, both under one new name (without the second, causality would be lost), and a torch
-function mode catches attention that goes through ``scaled_dot_product_attention`` or
-``torch.nn.MultiheadAttention``. On leaving, also by an exception, all is as it was found.
+How a model is taken over and given back is in `interception`; here is what is done with each attention call:
+`attend` gives the output that the model goes on with, and the statistics along with it.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -27,17 +24,15 @@ from exptilt.lens.heads.key_mass import key_mass
 from exptilt.lens.heads.statistics import PER_QUERY, first_key, summarise
 from exptilt.lens.watching.call import AttentionCall, Intercepted, Request
 from exptilt.lens.watching.dropout import dropped
-from exptilt.lens.watching.masks import make_mask
-from exptilt.lens.watching.modules import looks_elsewhere
+from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.record import CallRecord, Record
-from exptilt.lens.watching.torch_hook import FunctionalMode, innermost
-from exptilt.lens.watching.transformers_hook import attention_function
+from exptilt.lens.watching.verification import Verification
 from exptilt.tilting import Tilted
 
 _KNOWN = (
     "Watched are the attention interface of transformers, torch.nn.functional.scaled_dot_product_attention "
-    "and "
-    "torch.nn.MultiheadAttention; some models use the second if loaded with attn_implementation='sdpa'."
+    "and torch.nn.MultiheadAttention; some models use the second if loaded with attn_implementation='sdpa'. "
+    "Attention written out with a softmax is seen by watch(model, softmax=True), the slow way."
 )
 
 
@@ -54,18 +49,8 @@ class Wanted:
     observe: Callable[[AttentionCall], object] | None = None
     keep_graph: bool = False
     check: bool | None = None
-
-
-def _configurations(model: nn.Module) -> list[Any]:
-    """All configurations of transformers inside the model, each once."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    while waiting:
-        config = waiting.pop()
-        if hasattr(config, "_attn_implementation_internal") and id(config) not in found:
-            found[id(config)] = config
-            waiting.extend(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
-    return list(found.values())
+    softmax: bool = False
+    verify: bool = False
 
 
 def _uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -89,120 +74,57 @@ class Watch:
         self.record = Record()
         self.wanted = wanted
         attend, look_at = _uncast(self._attend), _uncast(self._look_at)
-        self.intercepted = Intercepted(model, attend, look_at, self._note)
+        self.intercepted = Intercepted(model, attend, look_at, self._note, softmax=wanted.softmax)
         self.modules = self.intercepted.modules
-        self.own_name = f"exptilt-{id(self)}"
-        self._handles: list[Any] = []
-        self._steps: dict[nn.Module | None, int] = {}
-        self._model_ran = False
-        self._mode: FunctionalMode | None = None
-        self._stance: Any = None
+        self._interception = Interception(self.intercepted)
+        self._verification = Verification(self._interception) if wanted.verify else None
+        self._steps: dict[int, int] = {}  # calls so far by layer
+        self._seen: set[nn.Module | None] = set()
 
     def __enter__(self) -> "Watch":
-        if self._mode is not None:
-            raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
-        self.intercepted.outer = innermost()
-        model = self.intercepted.model
-        try:
-            self._switch()
-            self._handles.append(model.register_forward_pre_hook(self._model_runs))
-            for module in [*self.modules.attending(), *self.modules.strangers]:
-                self._handles.append(module.register_forward_pre_hook(self._module_runs, with_kwargs=True))
-            if any(hasattr(x, "_orig_mod") or x._compiled_call_impl is not None for x in model.modules()):
-                # A compiled graph has no room for a look at it.
-                self._stance = torch.compiler.set_stance("force_eager")
-            self._mode = FunctionalMode(self.intercepted)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._restore()
-            raise
+        self._interception.__enter__()
+        if self._verification is not None:
+            self._verification.attach()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        mode, self._mode = self._mode, None
-        try:
-            if mode is not None:
-                mode.__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
-        finally:
-            self._restore()
+        if self._verification is not None:
+            self._verification.detach()
+        self._interception.__exit__(kind, problem, trace)
         if kind is None:
             self._complain()
 
-    def _switch(self) -> None:
-        """Point all configurations to this watch."""
-        configs = _configurations(self.intercepted.model) if self.modules.interface else []
-        if not configs:
-            return
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        AttentionInterface.register(self.own_name, partial(attention_function, self.intercepted))
-        AttentionMaskInterface.register(self.own_name, make_mask)
-        for config in configs:
-            self.intercepted.configurations.append((config, config._attn_implementation_internal))
-            config._attn_implementation_internal = self.own_name
-
-    def _restore(self) -> None:
-        """Leave all as it was found."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
-        if self.intercepted.configurations:
-            from transformers import AttentionInterface, AttentionMaskInterface
-
-            for config, before in self.intercepted.configurations:
-                self._give_back(config, before, AttentionInterface._global_mapping)
-            AttentionInterface._global_mapping.pop(self.own_name, None)
-            AttentionMaskInterface._global_mapping.pop(self.own_name, None)
-        self.intercepted.configurations.clear()
-
-    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
-        """Point a configuration to where it pointed before.
-
-        If another watch has it now (two models that share a configuration, in two threads), that one does so
-        when it ends.
-        """
-        if config._attn_implementation_internal == self.own_name:
-            config._attn_implementation_internal = before
-            return
-        for function in list(registry.values()):
-            other = function.args[0] if isinstance(function, partial) and function.args else None
-            if isinstance(other, Intercepted):
-                other.configurations = [
-                    (c, before if c is config and b == self.own_name else b) for c, b in other.configurations
-                ]
-
-    def _model_runs(self, module: nn.Module, arguments: Any) -> None:
-        self._model_ran = True
-
-    def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
-
     def _complain(self) -> None:
         """Raise or warn if attention was missed."""
-        ran = [m for m in self.modules.names if m in self.intercepted.elsewhere and m not in self._steps]
-        missed = [m for m in ran if m not in self.modules.strangers or not self.record.calls]
+        seen = self.intercepted
+        by_hand = [m for m in seen.by_softmax if m not in self._seen and m in self.modules]
+        ran = [m for m in self.modules.names if m in seen.elsewhere and not self._within(m)]
+        strangers = {*self.modules.strangers, *by_hand} - {*self.modules.attending()}
+        ran += [m for m in by_hand if m is not None and m not in ran]
+        missed = [m for m in ran if m not in strangers or not self.record.calls]
         if missed:
             raise NothingSeenError(
                 f"watch: {len(missed)} attention modules of {self.intercepted.name} ran, but their attention "
-                "did not "
-                f"come by: {self._some(missed)}. {_KNOWN}"
+                f"did not come by: {self._some(missed)}. {_KNOWN}"
             )
         if ran:
             text = (
                 f"watch: the record of {self.intercepted.name} is without {len(ran)} modules that compute "
-                "attention "
-                f"without a function that watch can intercept: {self._some(ran)}. {_KNOWN}"
+                f"attention without a function that watch can intercept: {self._some(ran)}. {_KNOWN}"
             )
             warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
             what = "was not called inside the watch, or has no attention"
-            what = "ran, but no attention of it came by" if self._model_ran else what
+            what = "ran, but no attention of it came by" if seen.ran else what
             raise NothingSeenError(f"watch: {self.intercepted.name} {what}. {_KNOWN}")
+
+    def _within(self, module: nn.Module) -> bool:
+        """Whether attention was seen in a module, or in a part of it if the module is a stranger."""
+        if module not in self.modules.strangers:
+            return module in self._seen
+        return any(self.modules.inside(part, module) for part in self._seen)
 
     def _some(self, modules: Sequence[nn.Module]) -> str:
         """Names and classes of the first three."""
@@ -242,6 +164,8 @@ class Watch:
             self.intercepted.outer.note(r, tilted)
         if r.module is not None and r.module not in self.modules:
             return  # a module of another model that shares its configuration, or belongs to the outer watch
+        if self._verification is not None and self._verification.under_way:
+            return
         wanted, visible = self.wanted, r.visible
         if r.kind == "self":
             self.intercepted.real_query = visible.real_query
@@ -250,9 +174,11 @@ class Watch:
             mass = key_mass(r.query, r.key, r.options, visible, wanted.check) if wanted.key_mass else None
             first = first_key(r.query, r.key, r.options, visible, still.log_normalizer).mass
             values = summarise(still, first, mass, visible, r.options.get("sink") is not None)
-        step = self._steps.get(r.module, 0)
-        self._steps[r.module] = step + 1
-        layer, name = self.modules.number(r.module), self.modules.name(r.module)
+        turn = self.intercepted.turn(r.module, r.kind)
+        layer, name = self.modules.number(r.module, turn), self.modules.name(r.module)
+        step = self._steps.get(layer, 0)
+        self._steps[layer] = step + 1
+        self._seen.add(r.module)
         tokens = {label: getattr(still, label, first) for label in PER_QUERY} if wanted.per_token else None
         made = (r.query.shape[-1], r.options.get("softcap"), r.options.get("bias") is not None)
         self.record.calls.append(
@@ -273,6 +199,8 @@ def watch(
     observe: Callable[[AttentionCall], object] | None = None,
     keep_graph: bool = False,
     check: bool | None = None,
+    softmax: bool = False,
+    verify: bool = False,
 ) -> Watch:
     """Watch the attention of a model while it runs; its outputs stay the same up to rounding, and memory is
     O(n).
@@ -287,6 +215,10 @@ def watch(
             made of them.
         check: raise if NaN or an infinity reaches attention, as in `attend`; False lets a model that diverged
             run as it does unwatched.
+        softmax: also take attention from a softmax over a matrix of scores, for models that write it out.
+            This is the slow way: the model has made all n×n scores, and they are read once more.
+        verify: run the first call of the model both ways, watched and not, in eval mode; raise if the outputs
+            differ by more than rounding.
 
     Returns:
         A context manager; inside and after it, ``.record`` is the `Record`.
@@ -303,4 +235,4 @@ def watch(
         raise ArgumentError(
             f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model."
         )
-    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check))
+    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, verify))

@@ -1,0 +1,197 @@
+r"""The attention of a model worked out elsewhere for a while: how a model is taken over, and given back.
+
+On entering, every configuration inside a transformers model is pointed to an attention function and a mask
+function, both under one new name (without the second, causality would be lost), and a torch function mode
+catches attention that goes through ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On
+leaving, also by an exception, all is as it was found. A copy of the model that is made meanwhile is a copy of
+the model as it was: neither the new name nor the hooks go along.
+
+A layer under non-reentrant activation checkpointing runs again in the backward pass, which may come when the
+model has been given back, and must save the same tensors then: the interception opens again for that run.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import rerun_checkpoint_inside
+from exptilt.lens.watching.call import Intercepted
+from exptilt.lens.watching.masks import make_mask
+from exptilt.lens.watching.modules import looks_elsewhere
+from exptilt.lens.watching.torch_hook import FunctionalMode, innermost
+from exptilt.lens.watching.transformers_hook import attention_function
+
+_EAGER = "-eager"  # ends the name where the model's own attention is eager
+
+
+class _Name(str):
+    """An attention implementation of ours; copied or pickled it is the one that stood there before."""
+
+    before: Any
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.before, memo)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.before,)
+
+
+class _Hook:
+    """A hook on a module that does not go along when the module is copied or pickled."""
+
+    def __init__(self, function: Callable[..., None]):
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self.function(*arguments)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _nothing
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def _nothing(*arguments: Any) -> None:
+    """A hook that does nothing."""
+
+
+def _no_hook() -> Any:
+    """What a pickled hook is read as."""
+    return _nothing
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    """All configurations of transformers inside the model, each once."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if hasattr(config, "_attn_implementation_internal") and id(config) not in found:
+            found[id(config)] = config
+            waiting.extend(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+    return list(found.values())
+
+
+class Interception:
+    """A context manager: inside it, the attention of a model goes to the functions of an `Intercepted`."""
+
+    def __init__(self, intercepted: Intercepted):
+        self.intercepted = intercepted
+        intercepted.before_attention = self._before_attention
+        self._names = {kind: f"exptilt-{id(self)}{_EAGER * kind}" for kind in (False, True)}
+        self._handles: list[Any] = []
+        self._mode: FunctionalMode | None = None
+        self._stance: Any = None
+
+    def __enter__(self) -> "Interception":
+        if self._mode is not None:
+            raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
+        seen = self.intercepted
+        seen.outer = innermost()
+        try:
+            self._switch()
+            self._hook()
+            if any(
+                hasattr(x, "_orig_mod") or x._compiled_call_impl is not None for x in seen.model.modules()
+            ):
+                # A compiled graph has no room for a look at it.
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._mode = FunctionalMode(seen)
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        mode, self._mode = self._mode, None
+        try:
+            if mode is not None:
+                mode.__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
+        finally:
+            self._restore()
+
+    def _before_attention(self) -> None:
+        """Let a checkpointed layer, if this is one, find the same attention when it runs again."""
+        rerun_checkpoint_inside(self._again)
+
+    def _again(self) -> "Interception":
+        """The same interception, to be entered another time; this one may be open or closed."""
+        seen = copy.copy(self.intercepted)
+        seen.configurations, seen.elsewhere = [], {}
+        return Interception(seen)
+
+    def _hook(self) -> None:
+        """Hear when the model and when its attention modules run."""
+        seen, modules = self.intercepted, self.intercepted.modules
+        whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
+        for module in whole:
+            self._handles.append(module.register_forward_pre_hook(_Hook(seen.enter)))
+        for module in [*modules.attending(), *modules.strangers]:
+            hook = _Hook(self._module_runs)
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
+
+    def _switch(self) -> None:
+        """Point all configurations here."""
+        seen = self.intercepted
+        configs = _configurations(seen.model) if seen.modules.interface else []
+        if not configs:
+            return
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        for eager, name in self._names.items():
+            AttentionInterface.register(name, partial(attention_function, seen, eager))
+            AttentionMaskInterface.register(name, partial(make_mask, eager=eager))
+        for config in configs:
+            before = config._attn_implementation_internal
+            seen.configurations.append((config, before))
+            name = _Name(self._names[before == "eager" or str(before).endswith(_EAGER)])
+            name.before = before
+            config._attn_implementation_internal = name
+
+    def _restore(self) -> None:
+        """Leave all as it was found."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+        if self.intercepted.configurations:
+            from transformers import AttentionInterface, AttentionMaskInterface
+
+            for config, before in self.intercepted.configurations:
+                self._give_back(config, before, AttentionInterface._global_mapping)
+            for name in self._names.values():
+                AttentionInterface._global_mapping.pop(name, None)
+                AttentionMaskInterface._global_mapping.pop(name, None)
+        self.intercepted.configurations.clear()
+
+    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
+        """Point a configuration to where it pointed before.
+
+        If another interception has it now (two models that share a configuration, in two threads), that one
+        does so when it ends.
+        """
+        ours = self._names.values()
+        if config._attn_implementation_internal in ours:
+            config._attn_implementation_internal = before
+            return
+        for function in list(registry.values()):
+            other = function.args[0] if isinstance(function, partial) and function.args else None
+            if isinstance(other, Intercepted):
+                other.configurations = [
+                    (c, before if c is config and b in ours else b) for c, b in other.configurations
+                ]

@@ -1,0 +1,105 @@
+r"""Attention written out by hand: a softmax over scores whose result multiplies values.
+
+    weights = softmax(scores, -1),   output = weights @ values
+
+A softmax alone may be a router or a classifier; one that is then contracted over the axis it normalised is
+attention. Between the two, weights may be dropped out, cast, masked or reshaped. A watch
+that is not asked for such attention only learns which modules have it, to say that it did not see them; one
+that is takes the scores as they stand, in which queries and keys are no longer apart, as the bias of a query
+of 0. It is the slow way: scores are n×n, because the model has made them so.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exptilt.lens.watching.call import Intercepted, Request
+from exptilt.lens.watching.transformers_hook import read_dense
+
+_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+_KEEPS = {
+    *(F.dropout, torch.dropout, torch.dropout_, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float),
+    *(Tensor.half, Tensor.bfloat16, Tensor.double, Tensor.view, Tensor.reshape, torch.reshape),
+    *(Tensor.contiguous, Tensor.masked_fill, torch.masked_fill, Tensor.expand, Tensor.flatten),
+    *(torch.flatten, Tensor.mul, torch.mul, Tensor.__mul__, Tensor.nan_to_num, torch.nan_to_num),
+}
+_PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A softmax of which it is not known yet whether it is attention."""
+
+    module: nn.Module | None
+    scores: Tensor | None  # kept only if they are wanted
+    length: int  # of the axis that was normalised
+
+
+class Softmaxes:
+    """Follows the results of softmaxes of a model until they are multiplied or lost."""
+
+    def __init__(
+        self, model: Intercepted, caller: Callable[[Intercepted], tuple[nn.Module | None, bool]]
+    ) -> None:
+        self.model, self._caller = model, caller
+        self._followed: deque[tuple[weakref.ref[Tensor], _Pending]] = deque(maxlen=8)
+
+    def called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """A torch function was called inside the watch and gave an output."""
+        if function in _SOFTMAX:
+            self._softmax(args, kwargs or {}, output)
+        elif self._followed:
+            if function in _KEEPS:
+                if isinstance(output, Tensor) and (found := self._find(args[:1])) is not None:
+                    self._followed.append((weakref.ref(output), found))
+            elif function in _PRODUCTS and (found := self._find(_left(function, args))) is not None:
+                self._followed = deque([x for x in self._followed if x[1] is not found], maxlen=8)
+                self._attended(found)
+
+    def _find(self, tensors: Any) -> _Pending | None:
+        """The softmax that one of the tensors is of, and still has on its last axis."""
+        for x in tensors:
+            for reference, pending in self._followed:
+                if isinstance(x, Tensor) and reference() is x and x.shape[-1] == pending.length:
+                    return pending
+        return None
+
+    def _softmax(self, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if self.model.busy:
+            return
+        scores = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(scores, Tensor) or scores.dim() < 2 or axis not in (-1, scores.dim() - 1):
+            return
+        module, ours = self._caller(self.model)
+        if ours:
+            kept = scores.detach().to(output.dtype) if self.model.softmax else None
+            self._followed.append((weakref.ref(output), _Pending(module, kept, scores.shape[-1])))
+
+    def _attended(self, found: _Pending) -> None:
+        self.model.by_softmax[found.module] = None
+        if found.scores is None:
+            return
+        scores = found.scores
+        scores = scores.reshape(-1, *((1,) * (3 - scores.dim())), *scores.shape[-3:])
+        batch, heads, Q, K = scores.shape
+        query, key = scores.new_zeros(batch, heads, Q, 1), scores.new_zeros(batch, heads, K, 1)
+        request = Request(found.module, self.model.kind(found.module), query, key, key, {"scale": 1.0})
+        read_dense(scores, request, self.model.own_queries(request))
+        self.model.look_at(request)
+
+
+def _left(function: Any, args: Any) -> Any:
+    """The operands of a product whose last axis is contracted."""
+    if function is not torch.einsum:
+        return args[:1]
+    operands = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else args[1:]
+    inputs, _, result = str(args[0]).replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    return [x for x, term in zip(operands, terms, strict=False) if term[-1:] not in result]
