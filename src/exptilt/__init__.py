@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from exptilt._support import process as _process  # noqa: F401
 
 if TYPE_CHECKING:
-    from exptilt import attention, dynamics, families, lens, memory, report, switching, tilting
+    from exptilt import attention, dynamics, families, lens, losses, memory, report, switching, tilting
     from exptilt.attention import MultiheadAttention, attend
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
@@ -35,7 +35,7 @@ _HOME = {
     "merge": "tilting",
     "project": "families",
 }
-_FOLDERS = ("attention", "dynamics", "families", "lens", "memory", "report", "switching", "tilting")
+_FOLDERS = ("attention", "dynamics", "families", "lens", "losses", "memory", "report", "switching", "tilting")
 
 __all__ = [
     "Empirical",
@@ -52,6 +52,7 @@ __all__ = [
     "kl",
     "lens",
     "log_normalizer",
+    "losses",
     "maximum_entropy",
     "memory",
     "merge",

@@ -25,6 +25,11 @@ from exptilt.tilting.tilted import Tilted
 _prepare = partial(prepare, autocast=True)
 
 
+def _flat(*tensors: Tensor) -> bool:
+    """Whether all are matrices, (N, D): one head, whose axis the caller has left out."""
+    return all(isinstance(x, Tensor) and x.dim() == 2 for x in tensors)
+
+
 def run(call: Call, *, key_mass: bool = False) -> Tilted:
     """Carry out a checked call."""
     if call.autocast:  # inputs have been cast as they should be; what follows chooses its own precision
@@ -162,8 +167,8 @@ def log_normalizer(
     the (scaled) keys, its Hessian their covariance.
 
     Args:
-        query: ``(..., Hq, Q, D)``.
-        key: ``(..., Hkv, K, D)``; Hkv divides Hq.
+        query: ``(..., Hq, Q, D)``, or ``(Q, D)``.
+        key: ``(..., Hkv, K, D)``; Hkv divides Hq; or ``(K, D)``, if the query is a matrix too.
         scale: factor of <q,k>; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, log h of each key.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores.
@@ -176,12 +181,14 @@ def log_normalizer(
         check: see `attend`.
 
     Returns:
-        ``(..., Hq, Q)``; −inf for a query that sees nothing.
+        ``(..., Hq, Q)``, or ``(Q,)`` for matrices; −inf for a query that sees nothing.
 
     Example:
-        >>> log_normalizer(torch.zeros(1, 1, 2), torch.randn(1, 8, 2)).exp().round()
-        tensor([[8.]])
+        >>> log_normalizer(torch.zeros(1, 2), torch.randn(8, 2)).exp().round()
+        tensor([8.])
     """
+    flat = _flat(query, key)
+    query, key = (query[None], key[None]) if flat else (query, key)
     call = _prepare(
         "log_normalizer",
         query,
@@ -198,7 +205,8 @@ def log_normalizer(
         backend,
         check,
     )
-    return run(call).log_normalizer
+    G = run(call).log_normalizer
+    return G[0] if flat else G
 
 
 @explain_keywords
@@ -226,9 +234,9 @@ def fisher_vector_product(
     Differentiable.
 
     Args:
-        query: ``(..., Hq, Q, D)``.
-        key: ``(..., Hkv, K, D)``.
-        vector: ``(..., Hq, Q, D)``, one for each query.
+        query: ``(..., Hq, Q, D)``, or ``(Q, D)``.
+        key: ``(..., Hkv, K, D)``, or ``(K, D)``, if the query is a matrix too.
+        vector: of the shape of query, one for each.
         scale: as in `log_normalizer`, like all that follow.
         log_weight: ``(..., Hkv, K)``.
         bias: broadcasts to ``(..., Hq, Q, K)``.
@@ -241,13 +249,15 @@ def fisher_vector_product(
         check: see `attend`.
 
     Returns:
-        ``(..., Hq, Q, D)``.
+        Of the shape of query.
 
     Example:
-        >>> q, k = torch.zeros(1, 1, 2), torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
-        >>> fisher_vector_product(q, k, torch.ones(1, 1, 2), scale=1.0)
-        tensor([[[1., 0.]]])
+        >>> q, k = torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> fisher_vector_product(q, k, torch.ones(1, 2), scale=1.0)
+        tensor([[1., 0.]])
     """
+    flat = _flat(query, key, vector)
+    query, key, vector = (query[None], key[None], vector[None]) if flat else (query, key, vector)
     call = _prepare(
         "fisher_vector_product",
         query,
@@ -281,7 +291,8 @@ def fisher_vector_product(
         product = compiled.hessian_product(*tensors, *numbers, settings.backend, settings.check)
     else:
         product = masses.hessian_product(t, along, settings)
-    return product.to(call.dtype)
+    product = product.to(call.dtype)
+    return product[0] if flat else product
 
 
 def _reference_product(call: Call, along: Tensor) -> Tensor:

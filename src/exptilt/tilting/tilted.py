@@ -124,8 +124,8 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     log_total = torch.where(alive, total, 1.0).log()
     # Values come from the parts, derivatives from the results that they were rounded to.
     log_z = _valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, G_parts, 0.0))
-    w_value = torch.where(some, torch.exp(log_z - log_total), 0.0)
-    log_normalizer = _valued(log_total, (w_value.detach() * torch.where(some, G_parts, 0.0)).sum(0))
+    joined = torch.where(alive, torch.where(some, log_z, -torch.inf), 0.0).logsumexp(0)
+    log_normalizer = _valued(log_total, joined)
     log_w = torch.where(some, log_z - log_normalizer, 0.0)
     w = torch.where(some, torch.exp(log_w), 0.0)
     centres = torch.where(some, _valued(gap + apart, torch.where(some, means, 0.0)), 0.0)

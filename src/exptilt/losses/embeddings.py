@@ -1,0 +1,154 @@
+r"""Embeddings and temperatures as every contrastive loss takes them, and the loss of one anchor.
+
+Embeddings of half precision are widened to float32 first, and autocast is kept out, as torch does for its
+own losses. A temperature τ may be a number or a tensor to learn: the anchors are divided by it, so that
+scores are <x, y>/τ and gradients reach τ like any other tensor.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from exptilt._support import checks
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import is_concrete, pytree
+from exptilt.tilting import Tilted, attend, merge
+from exptilt.tilting.problem import wide_dtype
+
+SIMILARITIES = ("cosine", "unit", "dot")
+REDUCTIONS = ("mean", "sum", "none")
+_Given, _Result = ParamSpec("_Given"), TypeVar("_Result")
+
+
+def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Keep autocast out of a loss; its sums are taken in float32 or better."""
+
+    @wraps(function)
+    def plain(*arguments: _Given.args, **keywords: _Given.kwargs) -> _Result:
+        first: object = arguments[0] if arguments else None
+        device = first.device.type if isinstance(first, Tensor) else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return function(*arguments, **keywords)
+        with torch.autocast(device, enabled=False):
+            return function(*arguments, **keywords)
+
+    return plain
+
+
+def embeddings(caller: str, similarity: str, **tensors: Tensor) -> list[Tensor]:
+    """Checked and widened, and of length 1 where the similarity is a cosine.
+
+    Args:
+        caller: begins a message.
+        similarity: ``cosine`` divides by the length, ``unit`` is the caller's promise that lengths are 1,
+            which is checked, ``dot`` takes the tensors as they are.
+        tensors: each ``(..., d)`` by its name; all with one d, dtype and device.
+    """
+    checks.choice(caller, "similarity", similarity, SIMILARITIES)
+    for name, x in tensors.items():
+        checks.floating(caller, name, x, axes=2, shape="(batch, dimension)")
+        checks.finite(caller, **{name: x})
+    checks.alike(caller, **tensors)
+    (first, x), *others = tensors.items()
+    for name, y in others:
+        if y.shape[-1] != x.shape[-1]:
+            raise ArgumentError(
+                f"{caller}: {first} has dimension {x.shape[-1]}, {name} has {y.shape[-1]}. "
+                "Scores need the same last axis in both."
+            )
+    return [_lengthened(caller, similarity, name, x.to(wide_dtype(x.dtype))) for name, x in tensors.items()]
+
+
+def _lengthened(caller: str, similarity: str, name: str, x: Tensor) -> Tensor:
+    if similarity == "dot":
+        return x
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    concrete = is_concrete(x)
+    if similarity == "unit":
+        # Lengths that were normalised in bfloat16 are 1 to about 1 part in 256.
+        if concrete and bool(((length - 1).abs() > 0.02).any()):
+            far = float(length.flatten()[(length - 1).abs().argmax()])
+            raise ArgumentError(
+                f"{caller}: similarity is 'unit', but {name} has a row of length {far:.4g}. "
+                "Pass similarity='cosine' to have rows divided by their length, or 'dot' to leave them."
+            )
+        return x
+    if concrete and bool((length == 0).any()):
+        row = tuple((length[..., 0] == 0).nonzero()[0].tolist())
+        raise ArgumentError(
+            f"{caller}: {name}{list(row)} is 0, and a zero vector has no cosine. "
+            "Remove the row, or pass similarity='dot'."
+        )
+    return x / length
+
+
+def paired(caller: str, **tensors: Tensor) -> None:
+    """Raise unless both are ``(batch, d)`` with as many rows."""
+    (first, x), (second, y) = tensors.items()
+    if x.ndim != 2 or x.shape != y.shape:
+        raise ArgumentError(
+            f"{caller}: {first} is {tuple(x.shape)}, {second} is {tuple(y.shape)}. Pass two tensors "
+            "(batch, dimension) of one shape; row i of one belongs to row i of the other."
+        )
+
+
+def cooled(caller: str, x: Tensor, temperature: float | Tensor) -> Tensor:
+    """The rows divided by the temperature, a positive number or tensor of one number."""
+    if not isinstance(temperature, Tensor):
+        return x / checks.number(caller, "temperature", temperature, above=0, otherwise=", or a tensor")
+    if temperature.numel() != 1 or not temperature.is_floating_point():
+        raise ArgumentError(
+            f"{caller}: temperature is {tuple(temperature.shape)} {temperature.dtype}. "
+            "Pass a number, or a floating-point tensor of one number."
+        )
+    checks.positive(caller, temperature=temperature)
+    return x / temperature.to(x).reshape(())
+
+
+def alternatives(query: Tensor, key: Tensor, *, causal: bool = False) -> Tilted:
+    """The statistics of scores <q, k> of ``(N, d)`` and ``(K, d)``, each ``(N,)``."""
+    found = attend(query[None], key[None], key[None, :, :0], scale=1.0, causal=causal)
+    return unbatched(found)
+
+
+def unbatched(tilted: Tilted) -> Tilted:
+    """The first and only head, without its axis."""
+    return pytree.tree_map(lambda x: x[0], tilted)
+
+
+def all_but_own(query: Tensor, key: Tensor) -> Tilted:
+    """The statistics of each query's scores against every key but the one of its own row.
+
+    Leaving a row out would take a mask of n × n; instead the rows before are one causal sweep, and the rows
+    after are another over the reversed rows. Together they cost one full sweep.
+    """
+    before = alternatives(query, key[:-1], causal=True)  # row i sees j ≤ i − 1: the sequences end together
+    after = alternatives(query.flip(0), key.flip(0)[:-1], causal=True)
+    leaves, form = pytree.tree_flatten(after)
+    return merge([before, pytree.tree_unflatten([x.flip(0) for x in leaves], form)])
+
+
+def surprise(tilted: Tilted, score: Tensor) -> Tensor:
+    r"""−log p of the alternative with this score: G − s, never negative.
+
+    G and s are sums that round by themselves. Of an alternative that is nearly certain their difference
+    would be all rounding, so its value is log Σ e^{s_j − max} + (max − s), and max − s is 0 where the two
+    differ by no more than the rounding of a score. Derivatives are those of G − s.
+    """
+    plain = tilted.log_normalizer - score
+    if tilted.parts is None:
+        return plain
+    shift, weight = tilted.parts[0], tilted.parts[1]
+    behind = shift - score.detach()
+    rounding = 4 * torch.finfo(behind.dtype).eps * shift.abs()
+    value = weight.log() + torch.where(behind <= rounding, 0.0, behind)
+    return value.detach() + (plain - plain.detach())
+
+
+def reduced(caller: str, losses: Tensor, reduction: str) -> Tensor:
+    """The mean, the sum, or one loss for each anchor."""
+    checks.choice(caller, "reduction", reduction, REDUCTIONS)
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

@@ -1,0 +1,136 @@
+r"""InfoNCE: which of the keys belongs to this query?
+
+    loss_i = G_i − <q_i, k_i>/τ,   G_i = log Σ_j e^{<q_i, k_j>/τ}
+
+over the keys of the batch and whatever further negatives there are. No matrix of similarities is kept: G
+and its derivatives are streamed, in memory that grows with the batch and not with its square.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from exptilt._support.errors import ArgumentError
+from exptilt.losses.embeddings import (
+    alternatives,
+    cooled,
+    embeddings,
+    paired,
+    reduced,
+    surprise,
+    without_autocast,
+)
+
+
+@without_autocast
+def info_nce(
+    query: Tensor,
+    key: Tensor,
+    *,
+    temperature: float | Tensor = 0.07,
+    negatives: Tensor | None = None,
+    in_batch: bool = True,
+    symmetric: bool = False,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    r"""The contrastive loss of pairs: row i of `key` is right for row i of `query`, everything else is not.
+
+    Exact in all derivatives, forwards, backwards and twice, in the embeddings and in the temperature.
+
+    Args:
+        query: ``(B, d)``; float64, float32, bfloat16 or float16 (sums are taken in float32 or better).
+        key: ``(B, d)``.
+        temperature: τ > 0, a number or a tensor to learn.
+        negatives: ``(N, d)``, further wrong keys for all queries, such as a memory bank; or ``(B, N, d)``,
+            hard negatives of each query.
+        in_batch: whether the keys of other pairs count as wrong keys; False leaves the negatives alone
+            (as MoCo does with its bank).
+        symmetric: the mean of this loss and the one in which keys choose among the queries (which has no
+            further negatives).
+        similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
+        reduction: ``mean``, ``sum`` or ``none``.
+
+    Returns:
+        One number, or ``(B,)`` with ``reduction="none"``; in float32 or better.
+
+    Example:
+        >>> x = torch.eye(4)
+        >>> xt.losses.info_nce(x, x, temperature=1.0)  # log(e + 3) − 1
+        tensor(0.7437)
+    """
+    caller = "info_nce"
+    given = {"query": query, "key": key} | ({} if negatives is None else {"negatives": negatives})
+    paired(caller, query=query, key=key)
+    _check_candidates(caller, query, negatives, in_batch, symmetric)
+    q, k, *more = embeddings(caller, similarity, **given)
+    q = cooled(caller, q, temperature)
+    right = (q * k).sum(-1)
+    if in_batch:
+        seen = alternatives(q, k)
+        losses, G = surprise(seen, right), seen.log_normalizer
+    else:
+        losses, G = torch.zeros_like(right), right
+    for wrong in more:  # log(e^G + e^G') − s = (G − s) + log(1 + e^{G' − G})
+        if wrong.ndim == 2:
+            G_wrong = alternatives(q, wrong).log_normalizer
+        else:
+            G_wrong = torch.einsum("bd,bnd->bn", q, wrong).logsumexp(-1)
+        losses = losses - logsigmoid(G - G_wrong)
+    if symmetric:
+        losses = (losses + surprise(alternatives(k, q), right)) / 2
+    return reduced(caller, losses, reduction)
+
+
+def _check_candidates(
+    caller: str, query: Tensor, negatives: Tensor | None, in_batch: bool, symmetric: bool
+) -> None:
+    if negatives is None and not in_batch:
+        raise ArgumentError(f"{caller}: in_batch is False and there are no negatives. Pass one of them.")
+    if symmetric and not in_batch:
+        raise ArgumentError(f"{caller}: symmetric needs the batch's own pairs. Leave in_batch=True.")
+    if negatives is None and query.shape[0] == 1:
+        raise ArgumentError(
+            f"{caller}: a batch of 1 has no wrong keys, so the loss is 0 whatever is learned. "
+            "Pass a larger batch, or negatives=."
+        )
+    wrong = negatives is not None and (
+        negatives.ndim not in (2, 3) or (negatives.ndim == 3 and negatives.shape[0] != query.shape[0])
+    )
+    if wrong and negatives is not None:
+        raise ArgumentError(
+            f"{caller}: negatives is {tuple(negatives.shape)}, query is {tuple(query.shape)}. "
+            "Pass (N, dimension) for all queries, or (batch, N, dimension) for each."
+        )
+
+
+def clip(
+    image: Tensor,
+    text: Tensor,
+    *,
+    temperature: float | Tensor = 0.07,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    r"""CLIP's loss: images choose among the texts and texts among the images, half each.
+
+    With a parameter `logit_scale` as open_clip keeps it, pass ``temperature=(-logit_scale).exp()``; the
+    gradient reaches it.
+
+    Args:
+        image: ``(B, d)``.
+        text: ``(B, d)``; row i belongs to image i.
+        temperature: τ > 0, a number or a tensor to learn; scores are cosines over τ.
+        similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
+        reduction: ``mean``, ``sum`` or ``none`` (one loss for each pair).
+
+    Returns:
+        One number, or ``(B,)`` with ``reduction="none"``.
+
+    Example:
+        >>> xt.losses.clip(torch.eye(4), torch.eye(4), temperature=1.0)
+        tensor(0.7437)
+    """
+    return info_nce(
+        image, text, temperature=temperature, symmetric=True, similarity=similarity, reduction=reduction
+    )

@@ -1,0 +1,117 @@
+r"""NT-Xent and the supervised contrastive loss: which of the others is another view of me, or of my class?
+
+    loss_i = G_i − mean_{p ∈ P(i)} <z_i, z_p>/τ,   G_i = log Σ_{j ≠ i} e^{<z_i, z_j>/τ}
+
+The positives P(i) are the other views of an item, or the others of its class. Their mean score is one dot
+product with a sum of embeddings, so nothing here is of size n × n.
+"""
+
+import torch
+from torch import Tensor
+
+from exptilt._support import checks
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import is_concrete
+from exptilt.losses.embeddings import all_but_own, cooled, embeddings, reduced, surprise, without_autocast
+
+
+@without_autocast
+def nt_xent(
+    views: Tensor, *, temperature: float | Tensor = 0.5, similarity: str = "cosine", reduction: str = "mean"
+) -> Tensor:
+    r"""SimCLR's loss: each view of an item picks its other view among all views of all items but itself.
+
+    Args:
+        views: ``(V, B, d)``, V ≥ 2 views of B ≥ 2 items: ``torch.stack([z1, z2])``. With more than two, the
+            right answer is the mean over the other views, as in `supervised_contrastive`.
+        temperature: τ > 0, a number or a tensor to learn.
+        similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
+        reduction: ``mean``, ``sum`` or ``none``.
+
+    Returns:
+        One number, or ``(V, B)`` with ``reduction="none"``.
+
+    Example:
+        >>> z = torch.eye(4)
+        >>> xt.losses.nt_xent(torch.stack([z, z]), temperature=1.0)  # log(e + 6) − 1
+        tensor(1.1656)
+    """
+    caller = "nt_xent"
+    checks.floating(caller, "views", views)
+    if views.ndim != 3 or views.shape[0] < 2 or views.shape[1] < 2:
+        raise ArgumentError(
+            f"{caller}: views is {tuple(views.shape)}. Pass (views, batch, dimension) with at least two "
+            "views of at least two items: torch.stack([z1, z2])."
+        )
+    (z,) = embeddings(caller, similarity, views=views)
+    positive = (z.sum(0) - z) / (views.shape[0] - 1)
+    losses = _losses(caller, z.flatten(0, 1), positive.flatten(0, 1), temperature)
+    return reduced(caller, losses.unflatten(0, views.shape[:2]), reduction)
+
+
+@without_autocast
+def supervised_contrastive(
+    embedding: Tensor,
+    label: Tensor,
+    *,
+    temperature: float | Tensor = 0.1,
+    without_positives: str = "error",
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    r"""The supervised contrastive loss (Khosla et al. 2020, L_out): others of my class against all others.
+
+    Args:
+        embedding: ``(N, d)``.
+        label: ``(N,)``, whole numbers; rows with the same one belong together.
+        temperature: τ > 0, a number or a tensor to learn.
+        without_positives: what to do with a row that is alone in its class: ``error``, or ``skip``, which
+            leaves it out of the mean (its loss is 0) but not out of the alternatives of others.
+        similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
+        reduction: ``mean`` over the rows that count, ``sum`` or ``none``.
+
+    Returns:
+        One number, or ``(N,)`` with ``reduction="none"``.
+
+    Example:
+        >>> z = torch.eye(4).repeat(2, 1)
+        >>> xt.losses.supervised_contrastive(z, torch.arange(4).repeat(2), temperature=1.0)
+        tensor(1.1656)
+    """
+    caller = "supervised_contrastive"
+    checks.choice(caller, "without_positives", without_positives, ("error", "skip"))
+    checks.choice(caller, "reduction", reduction, ("mean", "sum", "none"))
+    (z,) = embeddings(caller, similarity, embedding=embedding)
+    if not isinstance(label, Tensor) or label.is_floating_point() or label.shape != z.shape[:1]:
+        got = f"{tuple(label.shape)} {label.dtype}" if isinstance(label, Tensor) else type(label).__name__
+        raise ArgumentError(
+            f"{caller}: label is {got}, embedding is {tuple(embedding.shape)}. "
+            "Pass one whole number for each row, a tensor (rows,)."
+        )
+    if z.shape[0] < 2:
+        raise ArgumentError(f"{caller}: one row has nothing to be compared with. Pass a larger batch.")
+    _, kind = label.unique(return_inverse=True)
+    count = torch.zeros(z.shape[0], dtype=z.dtype, device=z.device).index_add(0, kind, torch.ones_like(z[:, 0]))
+    mates = count[kind] - 1
+    some = mates > 0
+    if is_concrete(z, label) and not bool(some.all()) and (without_positives == "error" or not bool(some.any())):
+        alone = int((~some).nonzero()[0])
+        rows = "no row" if not bool(some.any()) else f"not row {alone} (label {int(label[alone])})"
+        raise ArgumentError(
+            f"{caller}: {rows} has another of its class in the batch. Pass batches with at least two of a "
+            "class, or without_positives='skip' to leave single rows out."
+        )
+    total = torch.zeros_like(z).index_add(0, kind, z)
+    positive = (total[kind] - z) / mates.clamp(min=1)[:, None]
+    losses = torch.where(some, _losses(caller, z, positive, temperature), 0.0)
+    if reduction == "mean":
+        return losses.sum() / some.sum()
+    return reduced(caller, losses, reduction)
+
+
+def _losses(caller: str, z: Tensor, positive: Tensor, temperature: float | Tensor) -> Tensor:
+    """One loss for each row of z; `positive` is the mean of what is right for it."""
+    # s = <z_i, z_j>/τ for both sides of the pair: z/√τ against itself
+    root = cooled(caller, torch.ones((), dtype=z.dtype, device=z.device), temperature).sqrt()
+    x = z * root
+    return surprise(all_but_own(x, x), (x * (positive * root)).sum(-1))

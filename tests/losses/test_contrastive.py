@@ -1,0 +1,256 @@
+"""Contrastive losses equal their printed formulas with the whole matrix, in value and in all derivatives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError
+from losses import formulas
+
+L = xt.losses
+T = torch.float64
+
+
+def batch(*shapes, dtype=T, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, dtype=dtype, generator=generator).requires_grad_() for s in shapes]
+
+
+TARGET, SAMPLED = torch.tensor([0, 1, 2, 0, 8, 1, 3]), torch.tensor([1, 3, 4, 1])
+EACH = torch.randint(0, 9, (7, 4), generator=torch.Generator().manual_seed(0))
+LABEL = torch.tensor([5, -2, 5, -2, 5, -2, -2])
+TAU = torch.tensor(0.4, dtype=T)
+PLACE = torch.arange(9.0, dtype=T).log_softmax(0)
+
+# name: shapes, ours, the formula; each of them takes the tensors and gives one loss for each anchor
+CASES = {
+    "info_nce": (
+        [(7, 3), (7, 3), ()],
+        lambda q, k, x: L.info_nce(q, k, temperature=x.exp(), reduction="none"),
+        lambda q, k, x: formulas.info_nce(q, k, x.exp()),
+    ),
+    "info_nce, negatives for all": (
+        [(7, 3), (7, 3), (9, 3)],
+        lambda q, k, n: L.info_nce(q, k, temperature=TAU, negatives=n, reduction="none"),
+        lambda q, k, n: formulas.info_nce(q, k, TAU, n),
+    ),
+    "info_nce, negatives for each, symmetric": (
+        [(7, 3), (7, 3), (7, 2, 3)],
+        lambda q, k, n: L.info_nce(
+            q, k, temperature=0.4, negatives=n, symmetric=True, similarity="dot", reduction="none"
+        ),
+        lambda q, k, n: formulas.info_nce(q, k, 0.4, n, symmetric=True, similarity="dot"),
+    ),
+    "info_nce, a memory bank alone": (
+        [(7, 3), (7, 3), (9, 3)],
+        lambda q, k, n: L.info_nce(q, k, temperature=0.4, negatives=n, in_batch=False, reduction="none"),
+        lambda q, k, n: formulas.info_nce(q, k, 0.4, n, in_batch=False),
+    ),
+    "clip": (
+        [(7, 3), (7, 3), ()],
+        lambda q, k, x: L.clip(q, k, temperature=(-x).exp(), reduction="none"),
+        lambda q, k, x: formulas.info_nce(q, k, (-x).exp(), symmetric=True),
+    ),
+    "nt_xent": (
+        [(2, 4, 3), ()],
+        lambda z, x: L.nt_xent(z, temperature=x.exp(), reduction="none"),
+        lambda z, x: formulas.nt_xent(z, x.exp()),
+    ),
+    "nt_xent, three views": (
+        [(3, 2, 3)],
+        lambda z: L.nt_xent(z, temperature=0.3, reduction="none"),
+        lambda z: formulas.nt_xent(z, 0.3),
+    ),
+    "supervised": (
+        [(7, 3), ()],
+        lambda z, x: L.supervised_contrastive(z, LABEL, temperature=x.exp(), reduction="none"),
+        lambda z, x: formulas.supervised(z, LABEL, x.exp()),
+    ),
+    "sigmoid": (
+        [(7, 3), (7, 3), (), ()],
+        lambda q, k, x, b: L.sigmoid(q, k, temperature=x.exp(), bias=b, reduction="none"),
+        lambda q, k, x, b: formulas.sigmoid(q, k, x.exp(), b),
+    ),
+    "sampled_softmax": (
+        [(7, 3), (9, 3), (9,)],
+        lambda h, W, b: L.sampled_softmax(h, W, TARGET, SAMPLED, log_noise=PLACE, bias=b, reduction="none"),
+        lambda h, W, b: formulas.sampled_softmax(h, W, TARGET, SAMPLED, PLACE, b),
+    ),
+    "sampled_softmax, for each": (
+        [(7, 3), (9, 3)],
+        lambda h, W: L.sampled_softmax(h, W, TARGET, EACH, reduction="none"),
+        lambda h, W: formulas.sampled_softmax(h, W, TARGET, EACH),
+    ),
+    "nce": (
+        [(7, 3), (9, 3), (9,)],
+        lambda h, W, b: L.nce(h, W, TARGET, EACH, log_noise=PLACE, bias=b, reduction="none"),
+        lambda h, W, b: formulas.nce(h, W, TARGET, EACH, PLACE, b),
+    ),
+    "nce, noise for all": (
+        [(7, 3), (9, 3)],
+        lambda h, W: L.nce(h, W, TARGET, SAMPLED, reduction="none"),
+        lambda h, W: formulas.nce(h, W, TARGET, SAMPLED),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_derivatives(name):
+    shapes, ours, formula = CASES[name]
+    tensors = batch(*shapes)
+    torch.testing.assert_close(ours(*tensors), formula(*tensors), rtol=1e-10, atol=1e-10)
+    weight = torch.arange(1.0, 1 + ours(*tensors).numel(), dtype=T)
+
+    def total(*tensors):
+        return (weight * ours(*tensors).flatten()).sum()
+
+    assert gradcheck(total, tensors, check_forward_ad=True)
+    assert gradgradcheck(total, tensors, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("sampled", "nce", "supervised"))])
+def test_transforms_and_compilation(name):
+    shapes, ours, formula = CASES[name]
+    tensors = [x.detach() for x in batch(*shapes)]
+    found = torch.func.hessian(lambda x: ours(x, *tensors[1:]).sum())(tensors[0])
+    want = torch.func.hessian(lambda x: formula(x, *tensors[1:]).sum())(tensors[0])
+    torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
+    two = torch.stack([tensors[0], 2 * tensors[0] + 1])
+    found = torch.func.vmap(lambda x: ours(x, *tensors[1:]))(two)
+    want = torch.stack([formula(x, *tensors[1:]) for x in two])
+    torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "sigmoid"])
+def test_compiles_without_a_graph_break(name):
+    shapes, ours, _ = CASES[name]
+    tensors = batch(*shapes)
+    found = torch.compile(ours, backend="aot_eager", fullgraph=True)(*tensors)
+    torch.testing.assert_close(found, ours(*tensors))
+    for x, y in zip(
+        torch.autograd.grad(found.sum(), tensors), torch.autograd.grad(ours(*tensors).sum(), tensors), strict=True
+    ):
+        torch.testing.assert_close(x, y)
+
+
+def test_reductions_and_single_rows():
+    z, label = batch((7, 3))[0], torch.tensor([0, 1, 0, 1, 2, 0, 3])
+    each = L.supervised_contrastive(z, label, without_positives="skip", reduction="none")
+    alone = torch.tensor([4, 6])
+    assert (each[alone] == 0).all()
+    want = formulas.supervised(z, label, 0.1)
+    kept = torch.tensor([0, 1, 2, 3, 5])
+    torch.testing.assert_close(each[kept], want[kept])
+    mean = L.supervised_contrastive(z, label, without_positives="skip")
+    torch.testing.assert_close(mean, want[kept].mean())
+    torch.testing.assert_close(L.supervised_contrastive(z, label, without_positives="skip", reduction="sum"), each.sum())
+    q, k = batch((7, 3), (7, 3))
+    each = L.info_nce(q, k, reduction="none")
+    torch.testing.assert_close(L.info_nce(q, k), each.mean())
+    torch.testing.assert_close(L.info_nce(q, k, reduction="sum"), each.sum())
+
+
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "sigmoid", "supervised", "nce"])
+def test_half_precision_is_summed_in_float32(name):
+    shapes, ours, _ = CASES[name]
+    tensors = [x.detach() for x in batch(*shapes, dtype=torch.float32)]
+    half = [x.bfloat16() if x.ndim > 1 else x for x in tensors]
+    wide = [x.float() for x in half]
+    found = ours(*half)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, ours(*wide))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # embeddings stay as they are
+        torch.testing.assert_close(ours(*wide), ours(*wide))
+        assert ours(*wide).dtype == torch.float32
+
+
+def test_sharp_temperatures():
+    """τ = 0.005: scores reach 200, and the right key is nearly certain."""
+    x = F.normalize(torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
+    y = F.normalize(x + 0.1 * torch.randn(64, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
+    for ours, formula in (
+        (L.info_nce(x, y, temperature=0.005, reduction="none"), formulas.info_nce),
+        (L.nt_xent(torch.stack([x, y]), temperature=0.005, reduction="none"), None),
+    ):
+        if formula is None:
+            want = formulas.nt_xent(torch.stack([x, y]).double(), 0.005)
+            theirs = formulas.nt_xent(torch.stack([x, y]), 0.005)
+        else:
+            want, theirs = formula(x.double(), y.double(), 0.005), formula(x, y, 0.005)
+        assert (ours >= 0).all()
+        assert (ours - want).abs().max() <= 2 * (theirs - want).abs().max() + 4e-5  # 4 roundings of 200
+
+
+def test_diagnose_is_what_its_formulas_say():
+    q, k = (x.detach() for x in batch((20, 4), (20, 4)))
+    said = L.diagnose(q, k, temperature=0.3)
+    s = formulas.scores(q, k, 0.3)
+    p = s.softmax(-1)
+    own = torch.eye(20, dtype=torch.bool)
+    wrong = s.masked_fill(own, -torch.inf).softmax(-1)
+    torch.testing.assert_close(said.loss, formulas.info_nce(q, k, 0.3))
+    torch.testing.assert_close(said.log_normalizer, s.logsumexp(-1))
+    torch.testing.assert_close(said.entropy, -(p * p.log()).sum(-1))
+    torch.testing.assert_close(said.effective_negatives, torch.special.entr(wrong).sum(-1).exp())
+    assert torch.equal(said.accuracy, s.argmax(-1) == torch.arange(20))
+    x, y = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    torch.testing.assert_close(said.alignment, (x - y).square().sum(-1).mean())
+    apart = torch.pdist(torch.cat([x, y])).square()
+    torch.testing.assert_close(said.uniformity, (-2 * apart).exp().mean().log())
+    assert "20 pairs" in repr(said)
+    assert len(said.plot().axes) == 3
+
+
+def test_matrices_need_no_axis_of_heads():
+    q, k, v = batch((7, 3), (9, 3), (7, 3))
+    bias, mask = torch.randn(7, 9, dtype=T), torch.rand(7, 9) < 0.8
+    options = {"scale": 0.5, "log_weight": torch.randn(9, dtype=T), "bias": bias, "mask": mask}
+    torch.testing.assert_close(
+        xt.log_normalizer(q, k, **options), xt.log_normalizer(q[None], k[None], **options)[0]
+    )
+    product = xt.fisher_vector_product(q, k, v, **options)
+    torch.testing.assert_close(product, xt.fisher_vector_product(q[None], k[None], v[None], **options)[0])
+    with pytest.raises(ArgumentError, match="heads"):
+        xt.log_normalizer(q, k[None])
+
+
+X, Y = torch.eye(4), torch.eye(4)
+BAD = [
+    (lambda: L.info_nce(X[:1], Y[:1]), "a batch of 1"),
+    (lambda: L.info_nce(X, Y[:3]), "of one shape"),
+    (lambda: L.info_nce(X, Y[:, :3]), "of one shape"),
+    (lambda: L.info_nce(X, Y.double()), "same dtype"),
+    (lambda: L.info_nce(X, Y, temperature=0), "temperature is 0"),
+    (lambda: L.info_nce(X, Y, temperature=torch.tensor(-1.0)), "temperature must be positive"),
+    (lambda: L.info_nce(X, Y, temperature=torch.ones(2)), "one number"),
+    (lambda: L.info_nce(X, Y, in_batch=False), "no negatives"),
+    (lambda: L.info_nce(X, Y, negatives=torch.ones(3, 2, 4)), r"\(batch, N, dimension\)"),
+    (lambda: L.info_nce(X, Y, negatives=torch.ones(3, 5)), "dimension 4, negatives has 5"),
+    (lambda: L.info_nce(X, 2 * Y, similarity="unit"), "a row of length 2"),
+    (lambda: L.info_nce(X, 0 * Y), r"key\[0\] is 0"),
+    (lambda: L.info_nce(X, Y * torch.nan), "finite"),
+    (lambda: L.info_nce(X, Y, similarity="euclidean"), "'cosine', 'unit', 'dot'"),
+    (lambda: L.info_nce(X, Y, reduction="average"), "'mean', 'sum', 'none'"),
+    (lambda: L.nt_xent(X), "torch.stack"),
+    (lambda: L.nt_xent(X[:, None]), "at least two items"),
+    (lambda: L.supervised_contrastive(X, torch.arange(4)), "no row"),
+    (lambda: L.supervised_contrastive(X, torch.tensor([0, 0, 1, 2])), r"row 2 \(label 1\)"),
+    (lambda: L.supervised_contrastive(X, torch.arange(4), without_positives="skip"), "no row"),
+    (lambda: L.supervised_contrastive(X, torch.zeros(4)), "whole number"),
+    (lambda: L.sigmoid(X[:1], Y[:1]), "a batch of 1"),
+    (lambda: L.sigmoid(X, Y, bias=torch.ones(2)), "one number"),
+    (lambda: L.sampled_softmax(X, Y, torch.tensor([0, 1, 2, 4]), torch.tensor([0])), r"target\[3\]"),
+    (lambda: L.sampled_softmax(X, Y, torch.arange(4), torch.tensor([[0]])), "sampled is"),
+    (lambda: L.nce(X, Y, torch.arange(4), torch.tensor([0.0])), "whole numbers"),
+    (lambda: L.nce(X, Y, torch.arange(4), torch.tensor([0]), log_noise=torch.ones(3)), "4 outcomes"),
+    (lambda: L.diagnose(X[:1], Y[:1]), "a batch of 1"),
+]
+
+
+@pytest.mark.parametrize("call", [call for call, _ in BAD], ids=[words for _, words in BAD])
+def test_bad_input(call):
+    words = next(words for other, words in BAD if other is call)
+    with pytest.raises(ArgumentError, match=words):
+        call()
