@@ -1,5 +1,7 @@
 """Losses as their papers print them, with the whole matrix, in plain torch."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -58,7 +60,7 @@ def sigmoid(x, y, temperature, bias, similarity="cosine"):
 def sampled_softmax(h, W, t, sampled, log_noise=None, bias=None):
     s = h @ W.T + (0.0 if bias is None else bias)
     if log_noise is not None:
-        s = s - log_noise - torch.tensor(float(sampled.shape[-1])).log()
+        s = s - log_noise - math.log(sampled.shape[-1])
     sampled = sampled.expand(len(h), -1)
     right = s.gather(1, t[:, None])
     wrong = s.gather(1, sampled).masked_fill(sampled == t[:, None], -torch.inf)
@@ -68,6 +70,6 @@ def sampled_softmax(h, W, t, sampled, log_noise=None, bias=None):
 def nce(h, W, t, sampled, log_noise=None, bias=None):
     s = h @ W.T + (0.0 if bias is None else bias)
     if log_noise is not None:
-        s = s - log_noise - torch.tensor(float(sampled.shape[-1])).log()
+        s = s - log_noise - math.log(sampled.shape[-1])
     wrong = s.gather(1, sampled.expand(len(h), -1))
     return -F.logsigmoid(s.gather(1, t[:, None]))[:, 0] - F.logsigmoid(-wrong).sum(1)

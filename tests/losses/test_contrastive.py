@@ -130,7 +130,9 @@ def test_compiles_without_a_graph_break(name):
     found = torch.compile(ours, backend="aot_eager", fullgraph=True)(*tensors)
     torch.testing.assert_close(found, ours(*tensors))
     for x, y in zip(
-        torch.autograd.grad(found.sum(), tensors), torch.autograd.grad(ours(*tensors).sum(), tensors), strict=True
+        torch.autograd.grad(found.sum(), tensors),
+        torch.autograd.grad(ours(*tensors).sum(), tensors),
+        strict=True,
     ):
         torch.testing.assert_close(x, y)
 
@@ -145,7 +147,9 @@ def test_reductions_and_single_rows():
     torch.testing.assert_close(each[kept], want[kept])
     mean = L.supervised_contrastive(z, label, without_positives="skip")
     torch.testing.assert_close(mean, want[kept].mean())
-    torch.testing.assert_close(L.supervised_contrastive(z, label, without_positives="skip", reduction="sum"), each.sum())
+    torch.testing.assert_close(
+        L.supervised_contrastive(z, label, without_positives="skip", reduction="sum"), each.sum()
+    )
     q, k = batch((7, 3), (7, 3))
     each = L.info_nce(q, k, reduction="none")
     torch.testing.assert_close(L.info_nce(q, k), each.mean())

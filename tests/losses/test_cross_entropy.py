@@ -35,7 +35,9 @@ def ours(h, W, b, t, options, **more):
 def plain(h, W, b, t, options):
     given = {k: v for k, v in options.items() if k not in ("bias", "label_smoothing")}
     smoothing = options.get("label_smoothing", 0.0)
-    return formulas.linear_cross_entropy(h, W, t, b if options.get("bias") else None, smoothing=smoothing, **given)
+    return formulas.linear_cross_entropy(
+        h, W, t, b if options.get("bias") else None, smoothing=smoothing, **given
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,7 +51,9 @@ def test_values_and_gradients_on_random_options(data):
     want = plain(h, W, b, t, options)
     for reduction in ("none", "sum", "mean"):
         found = ours(h, W, b, t, options, reduction=reduction)
-        total = want if reduction == "none" else want.sum() / ((t != -100).sum() if reduction == "mean" else 1)
+        total = (
+            want if reduction == "none" else want.sum() / ((t != -100).sum() if reduction == "mean" else 1)
+        )
         torch.testing.assert_close(found, total, rtol=1e-9, atol=1e-9)
         for x, y in zip(
             torch.autograd.grad(found.sum(), (h, W), retain_graph=True),

@@ -29,7 +29,7 @@ class CrossEntropy(NamedTuple):
     """A loss and what the head says of each token; NaN (rank: −1) where the target is ignored.
 
     Attributes:
-        loss: as without statistics.
+        loss: ``()``, or the shape of target: as without statistics.
         log_normalizer: the shape of target, G = log Σ_j e^{s_j}.
         entropy: the shape of target, of the predicted distribution, in nats.
         score_max: the shape of target, the largest logit.
@@ -56,17 +56,20 @@ class Head(Function):
 
     @staticmethod
     def forward(weight: Tensor, hidden: Tensor, target: Tensor, smooth: bool) -> tuple[Tensor, ...]:
+        """The three results."""
         mean = weight.mean(0) if smooth else weight.new_zeros(())
         return weight.view_as(weight), (hidden * weight[target]).sum(-1), mean
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the inputs."""
         weight, hidden, target, ctx.smooth = inputs
         ctx.save_for_backward(weight, hidden, target)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, by_weight: Tensor | None, by_score: Tensor | None, by_mean: Tensor | None) -> Any:
+        """Gradients by weight and hidden."""
         weight, hidden, target = ctx.saved_tensors
         by_hidden = None
         if by_score is not None and ctx.needs_input_grad[1]:
@@ -133,8 +136,8 @@ def linear_cross_entropy(
     _check(caller, hidden, weight, target, bias, z_loss, label_smoothing, reduction)
     shape, counted = target.shape, target != ignore_index
     _check_targets(caller, target, counted, weight.shape[0], reduction)
+    h, W = _cast(hidden.reshape(-1, hidden.shape[-1])), _cast(weight)
     with torch.autocast(hidden.device.type, enabled=False):
-        h, W = _cast(hidden.reshape(-1, hidden.shape[-1])), _cast(weight)
         h, t, kept = _rows_that_count(h, target.reshape(-1).long(), counted.reshape(-1))
         b = None if bias is None else bias.to(W.dtype)
         tilted, score, mean = _scores(h, W, t, b, softcap, scale, label_smoothing > 0)
@@ -159,7 +162,7 @@ def linear_cross_entropy(
         found = tilted.log_normalizer, tilted.entropy, tilted.score_max, score
         said = [spread(x, torch.nan) for x in found]
         place = spread(_rank(h, W, t, b, softcap, scale, score), -1) if rank else None
-        return CrossEntropy(loss, *said, place)
+        return CrossEntropy(loss, said[0], said[1], said[2], said[3], place)
 
 
 def _check(
@@ -194,8 +197,10 @@ def _check(
             "Pass one target for each row of hidden."
         )
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
-        got = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
-        raise ArgumentError(f"{caller}: bias is {got}. Pass one number for each of {weight.shape[0]} outcomes.")
+        shown = str(tuple(bias.shape)) if isinstance(bias, Tensor) else type(bias).__name__
+        raise ArgumentError(
+            f"{caller}: bias is {shown}. Pass one number for each of {weight.shape[0]} outcomes."
+        )
 
 
 def _check_targets(caller: str, target: Tensor, counted: Tensor, outcomes: int, reduction: str) -> None:
@@ -319,8 +324,10 @@ def fisher_vector_product(
     target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
-    primal = hidden.reshape(-1, hidden.shape[-1]), weight, b
-    given = [torch.zeros_like(x) if v is None else v for x, v in zip((hidden, weight, b), direction, strict=True)]
+    primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)
+    given = [
+        torch.zeros_like(x) if v is None else v for x, v in zip((hidden, weight, b), direction, strict=True)
+    ]
     for name, x, v in zip(("hidden", "weight", "bias"), (hidden, weight, b), given, strict=True):
         if v.shape != x.shape or v.dtype != x.dtype:
             raise ArgumentError(
@@ -333,12 +340,13 @@ def fisher_vector_product(
         return log_normalizer(h[None], W[None], scale=scale, log_weight=b[None]).sum()
 
     # ∇²G has one term more than F: scores are bilinear in h and w, so E[ẇ] and Σ_i p_ij ḣ_i come in.
-    _, product = torch.func.jvp(torch.func.grad(total, (0, 1, 2)), primal, (h_dot, W_dot, b_dot))
+    product = torch.func.jvp(torch.func.grad(total, (0, 1, 2)), primal, (h_dot, W_dot, b_dot))[1]
 
     def output(value: Tensor) -> Tensor:
         h, W, b = primal
         return attend(h[None], W[None], value[None], scale=scale, log_weight=b[None]).output[0]
 
-    mean, pull = torch.func.vjp(output, W_dot)
-    found = product[0] - scale * mean, product[1] - scale * pull(h_dot)[0], product[2]
+    pulled = torch.func.vjp(output, W_dot)
+    mean, by_weight = pulled[0], pulled[1](h_dot)[0]
+    found = product[0] - scale * mean, product[1] - scale * by_weight, product[2]
     return found[0].reshape(hidden.shape), found[1], found[2]

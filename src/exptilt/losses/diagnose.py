@@ -34,8 +34,8 @@ class Diagnosis:
         accuracy: ``(B,)`` booleans: the right key has the largest score.
         positive: ``(B,)``, the score of the right key, over the temperature.
         hardest: ``(B,)``, the largest score of a wrong key.
-        alignment: one number, the mean squared distance of a pair on the unit sphere: 0 is best, 2 is chance.
-        uniformity: one number, of all embeddings on the unit sphere: 0 if all are one point, −4 is the
+        alignment: ``()``, the mean squared distance of a pair on the unit sphere: 0 is best, 2 is chance.
+        uniformity: ``()``, of all embeddings on the unit sphere: 0 if all are one point, −4 is the
             bound for a spread over a high-dimensional sphere.
     """
 
@@ -63,7 +63,9 @@ class Diagnosis:
         right, hard = self.positive.tolist(), self.hardest.tolist()
         with new_figure(9.0, 2.8) as figure:
             scores, loss, negatives = figure.subplots(1, 3)
-            scores.hist([right, hard], bins=30, histtype="stepfilled", alpha=0.6, label=["right", "hardest wrong"])
+            scores.hist(
+                [right, hard], bins=30, histtype="stepfilled", alpha=0.6, label=["right", "hardest wrong"]
+            )
             scores.legend()
             caption(scores, "Scores", "score / temperature", "anchors")
             loss.hist(self.loss.tolist(), bins=30)
@@ -83,7 +85,7 @@ def diagnose(
     Args:
         query: ``(B, d)``.
         key: ``(B, d)``; row i belongs to query i.
-        temperature: τ > 0.
+        temperature: τ > 0, a number or a tensor ``()``.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
 
     Returns:
@@ -121,4 +123,3 @@ def diagnose(
         (x - y).square().sum(-1).mean(),
         near.logsumexp(0) - 4 - math.log(pairs),
     )
-

@@ -20,7 +20,8 @@ from exptilt.tilting.problem import wide_dtype
 
 SIMILARITIES = ("cosine", "unit", "dot")
 REDUCTIONS = ("mean", "sum", "none")
-_Given, _Result = ParamSpec("_Given"), TypeVar("_Result")
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -82,7 +83,8 @@ def _lengthened(caller: str, similarity: str, name: str, x: Tensor) -> Tensor:
             f"{caller}: {name}{list(row)} is 0, and a zero vector has no cosine. "
             "Remove the row, or pass similarity='dot'."
         )
-    return x / length
+    found: Tensor = x / length
+    return found
 
 
 def paired(caller: str, **tensors: Tensor) -> None:
@@ -116,7 +118,8 @@ def alternatives(query: Tensor, key: Tensor, *, causal: bool = False) -> Tilted:
 
 def unbatched(tilted: Tilted) -> Tilted:
     """The first and only head, without its axis."""
-    return pytree.tree_map(lambda x: x[0], tilted)
+    found: Tilted = pytree.tree_map(lambda x: x[0], tilted)
+    return found
 
 
 def all_but_own(query: Tensor, key: Tensor) -> Tilted:
@@ -135,16 +138,17 @@ def surprise(tilted: Tilted, score: Tensor) -> Tensor:
     r"""−log p of the alternative with this score: G − s, never negative.
 
     G and s are sums that round by themselves. Of an alternative that is nearly certain their difference
-    would be all rounding, so its value is log Σ e^{s_j − max} + (max − s), and max − s is 0 where the two
-    differ by no more than the rounding of a score. Derivatives are those of G − s.
+    would be all rounding, so its value is log Σ e^{s_j − max} + (max − s), and max − s is 0 where the
+    alternative is the maximum itself. That is so if s is within 0.1 of the maximum and the sum is below
+    1.8: another one so near would make it 1 + e^{−0.1} or more (1 + e^{−0.2}, if s is a mean of several).
+    Derivatives are those of G − s.
     """
     plain = tilted.log_normalizer - score
     if tilted.parts is None:
         return plain
     shift, weight = tilted.parts[0], tilted.parts[1]
     behind = shift - score.detach()
-    rounding = 4 * torch.finfo(behind.dtype).eps * shift.abs()
-    value = weight.log() + torch.where(behind <= rounding, 0.0, behind)
+    value = weight.log() + torch.where((weight < 1.8) & (behind < 0.1), 0.0, behind)
     return value.detach() + (plain - plain.detach())
 
 

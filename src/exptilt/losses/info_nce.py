@@ -41,7 +41,7 @@ def info_nce(
     Args:
         query: ``(B, d)``; float64, float32, bfloat16 or float16 (sums are taken in float32 or better).
         key: ``(B, d)``.
-        temperature: τ > 0, a number or a tensor to learn.
+        temperature: τ > 0, a number or a tensor ``()`` to learn.
         negatives: ``(N, d)``, further wrong keys for all queries, such as a memory bank; or ``(B, N, d)``,
             hard negatives of each query.
         in_batch: whether the keys of other pairs count as wrong keys; False leaves the negatives alone
@@ -120,7 +120,7 @@ def clip(
     Args:
         image: ``(B, d)``.
         text: ``(B, d)``; row i belongs to image i.
-        temperature: τ > 0, a number or a tensor to learn; scores are cosines over τ.
+        temperature: τ > 0, a number or a tensor ``()`` to learn; scores are cosines over τ.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none`` (one loss for each pair).
 

@@ -24,7 +24,7 @@ def nt_xent(
     Args:
         views: ``(V, B, d)``, V ≥ 2 views of B ≥ 2 items: ``torch.stack([z1, z2])``. With more than two, the
             right answer is the mean over the other views, as in `supervised_contrastive`.
-        temperature: τ > 0, a number or a tensor to learn.
+        temperature: τ > 0, a number or a tensor ``()`` to learn.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none``.
 
@@ -34,7 +34,7 @@ def nt_xent(
     Example:
         >>> z = torch.eye(4)
         >>> xt.losses.nt_xent(torch.stack([z, z]), temperature=1.0)  # log(e + 6) − 1
-        tensor(1.1656)
+        tensor(1.1654)
     """
     caller = "nt_xent"
     checks.floating(caller, "views", views)
@@ -64,7 +64,7 @@ def supervised_contrastive(
     Args:
         embedding: ``(N, d)``.
         label: ``(N,)``, whole numbers; rows with the same one belong together.
-        temperature: τ > 0, a number or a tensor to learn.
+        temperature: τ > 0, a number or a tensor ``()`` to learn.
         without_positives: what to do with a row that is alone in its class: ``error``, or ``skip``, which
             leaves it out of the mean (its loss is 0) but not out of the alternatives of others.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
@@ -76,7 +76,7 @@ def supervised_contrastive(
     Example:
         >>> z = torch.eye(4).repeat(2, 1)
         >>> xt.losses.supervised_contrastive(z, torch.arange(4).repeat(2), temperature=1.0)
-        tensor(1.1656)
+        tensor(1.1654)
     """
     caller = "supervised_contrastive"
     checks.choice(caller, "without_positives", without_positives, ("error", "skip"))
@@ -90,23 +90,27 @@ def supervised_contrastive(
         )
     if z.shape[0] < 2:
         raise ArgumentError(f"{caller}: one row has nothing to be compared with. Pass a larger batch.")
-    _, kind = label.unique(return_inverse=True)
-    count = torch.zeros(z.shape[0], dtype=z.dtype, device=z.device).index_add(0, kind, torch.ones_like(z[:, 0]))
+    _, kind, count = label.unique(return_inverse=True, return_counts=True)
     mates = count[kind] - 1
     some = mates > 0
-    if is_concrete(z, label) and not bool(some.all()) and (without_positives == "error" or not bool(some.any())):
-        alone = int((~some).nonzero()[0])
-        rows = "no row" if not bool(some.any()) else f"not row {alone} (label {int(label[alone])})"
-        raise ArgumentError(
-            f"{caller}: {rows} has another of its class in the batch. Pass batches with at least two of a "
-            "class, or without_positives='skip' to leave single rows out."
-        )
+    if is_concrete(z, label):
+        _check_mates(caller, label, some, without_positives)
     total = torch.zeros_like(z).index_add(0, kind, z)
     positive = (total[kind] - z) / mates.clamp(min=1)[:, None]
     losses = torch.where(some, _losses(caller, z, positive, temperature), 0.0)
-    if reduction == "mean":
-        return losses.sum() / some.sum()
-    return reduced(caller, losses, reduction)
+    mean: Tensor = losses.sum() / some.sum()
+    return mean if reduction == "mean" else reduced(caller, losses, reduction)
+
+
+def _check_mates(caller: str, label: Tensor, some: Tensor, without_positives: str) -> None:
+    if bool(some.all()) or (without_positives == "skip" and bool(some.any())):
+        return
+    alone = int((~some).nonzero()[0])
+    rows = f"row {alone} (label {int(label[alone])}) has no" if bool(some.any()) else "no row has"
+    raise ArgumentError(
+        f"{caller}: {rows} other of its class in the batch. Pass batches with at least two of a class, or "
+        "without_positives='skip' to leave single rows out."
+    )
 
 
 def _losses(caller: str, z: Tensor, positive: Tensor, temperature: float | Tensor) -> Tensor:

@@ -8,6 +8,8 @@ With S outcomes drawn from a noise distribution Q, each expected S·Q(j) times:
 Without log Q the scores stay as they are: NCE is then word2vec's negative sampling.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -64,7 +66,7 @@ def sampled_softmax(
         log_weight = correction[sampled][None]
         G = log_normalizer(h[None], W[sampled][None], scale=1.0, log_weight=log_weight, mask=seen)[0]
     # A token whose every sample is its own target has no alternatives: its loss is 0.
-    some = G > -torch.inf
+    some = -torch.inf < G
     return reduced(caller, torch.where(some, -logsigmoid(right - torch.where(some, G, 0.0)), 0.0), reduction)
 
 
@@ -152,5 +154,5 @@ def _correction(W: Tensor, bias: Tensor | None, log_noise: Tensor | None, sample
     """What is added to <h, w> of each outcome: b − log(S Q)."""
     total = torch.zeros_like(W[:, 0]) if bias is None else bias.to(W.dtype)
     if log_noise is not None:
-        total = total - log_noise.to(W.dtype) - torch.tensor(float(samples), dtype=W.dtype, device=W.device).log()
+        total = total - log_noise.to(W.dtype) - math.log(samples)
     return total

@@ -37,8 +37,8 @@ def sigmoid(
     Args:
         image: ``(B, d)``.
         text: ``(B, d)``; row i belongs to image i.
-        temperature: τ > 0, a number or a tensor to learn (SigLIP's t is 1/τ).
-        bias: b, a number or a tensor to learn.
+        temperature: τ > 0, a number or a tensor ``()`` to learn (SigLIP's t is 1/τ).
+        bias: b, a number or a tensor ``()`` to learn.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean`` over the images of the sum over texts, ``sum``, or ``none``.
 

@@ -236,7 +236,7 @@ def fisher_vector_product(
     Args:
         query: ``(..., Hq, Q, D)``, or ``(Q, D)``.
         key: ``(..., Hkv, K, D)``, or ``(K, D)``, if the query is a matrix too.
-        vector: of the shape of query, one for each.
+        vector: ``(..., Hq, Q, D)``, or ``(Q, D)``, one for each query.
         scale: as in `log_normalizer`, like all that follow.
         log_weight: ``(..., Hkv, K)``.
         bias: broadcasts to ``(..., Hq, Q, K)``.
@@ -249,7 +249,7 @@ def fisher_vector_product(
         check: see `attend`.
 
     Returns:
-        Of the shape of query.
+        ``(..., Hq, Q, D)``, or ``(Q, D)``, the shape of query.
 
     Example:
         >>> q, k = torch.zeros(1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
