@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exptilt import attention, dynamics, families, lens, losses, memory, report, switching, tilting
     from exptilt.attention import MultiheadAttention, attend
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
+    from exptilt.lens import differentiable
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _HOME = {
     "MultiheadAttention": "attention",
     "Tilted": "tilting",
     "attend": "attention",
+    "differentiable": "lens",
     "fisher_vector_product": "tilting",
     "kl": "families",
     "log_normalizer": "tilting",
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "attend",
     "attention",
+    "differentiable",
     "dynamics",
     "families",
     "fisher_vector_product",

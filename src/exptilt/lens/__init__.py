@@ -2,6 +2,7 @@
 
 import sys
 
+from exptilt.lens.differentiable import differentiable
 from exptilt.lens.studying.results import (
     HeadDetail,
     HeadMeasure,
@@ -35,6 +36,7 @@ __all__ = [
     "Training",
     "TrainingMonitor",
     "clip_qk_",
+    "differentiable",
     "study",
     "watch",
 ]

@@ -70,6 +70,7 @@ class Request:
     value: Tensor
     options: dict[str, Any]
     dropout: float = 0.0  # probability with which a weight is dropped from the output, not from statistics
+    quiet: bool = False  # whether nobody asks who sees whom
     visible: Visibility = field(init=False)
 
     @property
@@ -98,7 +99,8 @@ class Request:
 
     def look(self, real_query: Tensor | None = None, real_key: Tensor | None = None) -> None:
         """Find out who sees whom, given what is real: ``(batch, Q)`` and ``(batch, K)``, None for all."""
-        self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
+        if not self.quiet:
+            self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
 
 
 def _nothing() -> None:
@@ -116,6 +118,7 @@ class Intercepted:
     outer: "Intercepted | None" = None  # the model that was intercepted around this one
     elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
     real_query: Tensor | None = None  # of the last self-attention
+    quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
     by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend through one
     before_attention: Callable[[], None] = _nothing  # called when attention is about to be worked out

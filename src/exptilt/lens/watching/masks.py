@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import empty_wrapper, no_torch_function, pytree
+from exptilt._support.transforms import empty_wrapper, is_concrete, no_torch_function, pytree
 
 
 class Rule(NamedTuple):
@@ -117,7 +117,7 @@ class RuleMask(Tensor):
             return None
         stop = start + length
         real = F.pad(self.padding, (0, max(0, stop - self.padding.shape[1])))[:, start:stop]
-        return None if bool(real.all()) else real
+        return None if is_concrete(real) and bool(real.all()) else real
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore
@@ -149,7 +149,8 @@ def make_mask(*, eager: bool = False, **asked: Any) -> RuleMask | None:
 
     padding: Tensor | None = asked.get("attention_mask")
     shape = (asked["batch_size"], 1, asked["q_length"], asked["kv_length"])
-    if padding is not None and bool(padding.all()) and padding.shape[1] >= shape[3] + offsets[1]:
+    long_enough = padding is not None and padding.shape[1] >= shape[3] + offsets[1]
+    if padding is not None and long_enough and is_concrete(padding) and bool(padding.all()):
         padding = None
     rule = read_rule(function)
     width = asked.get("local_size")
@@ -175,6 +176,8 @@ def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
             "or floats."
         )
     lowest = torch.finfo(mask.dtype).min / 2
+    if not is_concrete(mask):  # inside vmap nothing can be asked of the numbers
+        return mask > lowest, mask.masked_fill(mask <= lowest, 0.0)
     if not bool(((mask > _HIDES) & (mask < _HIDES / 2)).any()):
         lowest = max(lowest, _HIDES)
     seen = mask > lowest

@@ -71,7 +71,7 @@ class Softmaxes:
         return None
 
     def _softmax(self, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if self.model.busy:
+        if self.model.busy or self.model.quiet:
             return
         scores = args[0] if args else kwargs.get("input", kwargs.get("self"))
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)

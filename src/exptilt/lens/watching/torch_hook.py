@@ -50,6 +50,8 @@ class FunctionalMode(TorchFunctionMode):
         self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any
     ) -> Any:
         wanted = keywords.get("need_weights", True)
+        if wanted and self.model.quiet:  # torch makes the weights, and differentiates them in every way
+            return F.multi_head_attention_forward(query, key, *rest, **keywords)
         inner = partial(_attention, self.model, module, "self" if query is key else "cross", wanted)
         if wanted:
             with torch.no_grad():
@@ -115,7 +117,7 @@ def _attention(
         return original()  # torch says what is wrong
     q, k, v = (x.expand(-1, count, -1, -1) for x, count in ((q, heads), (k, key_heads), (v, key_heads)))
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
-    request = Request(module, kind, q, k, v, options)
+    request = Request(module, kind, q, k, v, options, dropout_p, model.quiet)
     biases = sys.modules.get("torch.nn.attention.bias")  # loaded by whoever has made one
     if biases is not None and isinstance(attn_mask, biases.CausalBias):
         lower_right = attn_mask.variant == biases.CausalVariant.LOWER_RIGHT

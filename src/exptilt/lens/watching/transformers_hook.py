@@ -68,7 +68,7 @@ def attention_function(
         options["softcap"] = float(softcap)
     if s_aux is not None:
         options["sink"] = s_aux.to(query.dtype)
-    request = Request(module, model.kind(module), query, key, value, options, dropout)
+    request = Request(module, model.kind(module), query, key, value, options, dropout, model.quiet)
     if attention_mask is None:
         causal = not eager and request.kind == "self" and model.is_causal(module, is_causal)
         without_mask(model, request, causal)
@@ -146,7 +146,7 @@ def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:
         if shown is not None:
             options["mask"] = shown
         request.look(real_query, real_key)
-        known[place] = shown, request.visible
+        known[place] = shown, getattr(request, "visible", None)
     shown, request.visible = known[place]
     if shown is not None:
         options["mask"] = shown
@@ -171,7 +171,8 @@ def _with_dense(model: Intercepted, mask: Tensor, request: Request) -> None:
     place = (request.kind, request.lengths, id(own), request.query.shape[0])
     if place not in known:
         read_dense(cut, request, own)
-        known[place] = request.options.get("mask"), request.options.get("bias"), request.visible
+        found = request.options.get("mask"), request.options.get("bias")
+        known[place] = *found, getattr(request, "visible", None)
     seen, bias, request.visible = known[place]
     if seen is not None:
         request.options["mask"] = seen
@@ -189,7 +190,7 @@ def read_dense(mask: Tensor, request: Request, own: Tensor | None) -> None:
     if (there := options.pop("mask", None)) is not None:
         mask = mask & there if mask.dtype == torch.bool else mask.masked_fill(~there, -torch.inf)
     seen, bias = split_mask(mask)
-    real_key = real_keys(seen, request.query.shape[0], K)
+    real_key = None if request.quiet else real_keys(seen, request.query.shape[0], K)
     real_query = real_key if request.kind == "self" and Q == K and real_key is not None else own
     options |= {name: x for name, x in (("mask", seen), ("bias", bias)) if x is not None}
     request.look(real_query, real_key)

@@ -53,7 +53,7 @@ class Wanted:
     verify: bool = False
 
 
-def _uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
     """A function of a request, called outside of autocast with what autocast makes of the request."""
 
     def called(r: Request) -> Any:
@@ -73,7 +73,7 @@ class Watch:
     def __init__(self, model: nn.Module, wanted: Wanted):
         self.record = Record()
         self.wanted = wanted
-        attend, look_at = _uncast(self._attend), _uncast(self._look_at)
+        attend, look_at = uncast(self._attend), uncast(self._look_at)
         self.intercepted = Intercepted(model, attend, look_at, self._note, softmax=wanted.softmax)
         self.modules = self.intercepted.modules
         self._interception = Interception(self.intercepted)

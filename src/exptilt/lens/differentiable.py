@@ -1,0 +1,79 @@
+r"""`differentiable`: any derivative of a model that attends, in O(n) memory, with the model as it is.
+
+Fused attention in torch has a gradient and no more: `torch.func.jvp` through it raises, and so does a second
+backward pass. Attention that is written out has all derivatives, and n×n weights for each of them. The
+derivative of attention along a direction is again attention,
+
+    d E_p[v] = E_p[dv] + Cov_p(v, ds),      ds_j = scale (⟨dq, k_j⟩ + ⟨q, dk_j⟩),
+
+streamed over the keys by `attend` to any order. So the model's attention is worked out there.
+"""
+
+from contextlib import ContextDecorator
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from exptilt._support.errors import ArgumentError
+from exptilt.attention import attend
+from exptilt.lens.watching.call import Intercepted, Request
+from exptilt.lens.watching.interception import Interception
+from exptilt.lens.watching.watch import uncast
+
+
+class differentiable(ContextDecorator):
+    """Give a model that attends all its derivatives: inside, its attention is worked out by `attend`.
+
+    `torch.func.jvp`, ``jacfwd``, double backward, Hessian and Gauss–Newton products and per-sample gradients
+    (``vmap(grad)``) work, for every model that `lens.watch` can take over without ``softmax=True``. Nothing
+    is recorded; outputs stay the same up to rounding; on leaving, the model is as it was found. Attention
+    dropout must be off.
+
+    Args:
+        model: a transformers model, or any module that attends through ``scaled_dot_product_attention`` or
+            ``nn.MultiheadAttention``.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 4, dropout=0.0, batch_first=True)
+        >>> x, v = torch.randn(2, 2, 10, 16)
+        >>> with xt.differentiable(layer):
+        ...     output, along = torch.func.jvp(layer, (x,), (v,))
+        >>> @xt.differentiable(layer)
+        ... def curvature(x, v):
+        ...     return torch.func.jvp(torch.func.grad(lambda x: layer(x).square().sum()), (x,), (v,))[1]
+        >>> along.shape, curvature(x, v).shape
+        (torch.Size([2, 10, 16]), torch.Size([2, 10, 16]))
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(
+                f"differentiable: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a "
+                "transformers model."
+            )
+        self._model = model
+        self._open: list[Interception] = []
+
+    def __enter__(self) -> nn.Module:
+        seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
+        self._open.append(Interception(seen).__enter__())
+        return self._model
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.pop().__exit__(kind, problem, trace)
+
+
+def _attend(request: Request) -> Tensor:
+    _refuse_dropout(request)
+    return attend(request.query, request.key, request.value, **request.options, check=False).output
+
+
+def _refuse_dropout(request: Request) -> None:
+    """Raise if weights are to be dropped: which ones would have to be the same in every derivative."""
+    if request.dropout > 0:
+        raise ArgumentError(
+            f"differentiable: a {type(request.module).__name__} drops attention weights with probability "
+            f"{request.dropout:g}. Call model.eval(), or set its attention dropout to 0."
+        )

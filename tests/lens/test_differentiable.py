@@ -1,0 +1,136 @@
+"""Every derivative of a model inside `differentiable`, against torch's attention written out, in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jacfwd, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError
+from oracles import tiny_models as models
+
+
+def problem(name, side=None):
+    model = models.make(name, dtype=torch.float64, attention="sdpa")
+    inputs, real = models.inputs(name, side, dtype=torch.float64)
+    weights = {label: p.detach() for label, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    along = {label: torch.randn(p.shape, generator=generator).to(p) for label, p in weights.items()}
+
+    def loss(weights, given, real):
+        return functional_call(model, weights, (), given)[0][real].square().mean()
+
+    return model, inputs, real, weights, along, loss
+
+
+def close(found, wanted):
+    size = max(float(x.abs().max()) for x in wanted.values())
+    for label, x in wanted.items():
+        torch.testing.assert_close(found[label], x, rtol=1e-9, atol=1e-12 * size)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("gpt2", None), ("bert", "right"), ("bart", "right"), ("vit", None)]
+)
+def test_derivatives(name, side):
+    model, inputs, real, weights, along, loss = problem(name, side)
+    inputs |= {} if name == "vit" else {"use_cache": False}
+
+    def everything():
+        slope = jvp(lambda w: loss(w, inputs, real), (weights,), (along,))[1]
+        product = jvp(grad(lambda w: loss(w, inputs, real)), (weights,), (along,))[1]
+        leaves = {label: x.clone().requires_grad_() for label, x in weights.items()}
+        slopes = torch.autograd.grad(
+            loss(leaves, inputs, real), list(leaves.values()), create_graph=True, allow_unused=True
+        )
+        squared = sum(x.square().sum() for x in slopes if x is not None)
+        twice = torch.autograd.grad(squared, list(leaves.values()), allow_unused=True)
+        kept = {label: x for label, x in zip(leaves, twice, strict=True) if x is not None}
+        return slope, product, kept
+
+    with pytest.raises(NotImplementedError, match="forward AD"):
+        everything()  # what plain torch does
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = everything()
+    with xt.differentiable(model):
+        found = everything()
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-9, atol=0)
+    close(found[1], wanted[1])
+    close(found[2], wanted[2])
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_gradients_of_each_text_with_its_own_padding(name):
+    model, inputs, _, weights, _, _ = problem(name, "right")
+
+    def one(w, tokens, mask):
+        given = {"input_ids": tokens[None], "attention_mask": mask[None]}
+        output = functional_call(model, w, (), given | {"use_cache": False})[0]
+        return (output.square().mean(-1) * mask).sum()
+
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    with xt.differentiable(model):
+        found = vmap(grad(one), (None, 0, 0))(weights, tokens, mask)
+    with sdpa_kernel(SDPBackend.MATH):
+        for text in range(len(tokens)):
+            wanted = grad(one)(weights, tokens[text], mask[text])
+            close({label: x[text] for label, x in found.items()}, wanted)
+
+
+def test_modules_of_torch_and_a_jacobian():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True).double()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    x = torch.randn(1, 4, 8).double()
+    for function in (
+        layer,
+        lambda x: attention(x, x, x)[0],
+        lambda x: attention(x, x, x, need_weights=False)[0],
+    ):
+        with sdpa_kernel(SDPBackend.MATH):
+            wanted = jacfwd(function)(x)
+        with xt.differentiable(layer), xt.differentiable(attention):
+            torch.testing.assert_close(jacfwd(function)(x), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_as_a_decorator_and_inside_itself():
+    model, inputs, real, weights, along, loss = problem("gpt2")
+    inputs["use_cache"] = False
+
+    @xt.differentiable(model)
+    def slope(times):
+        if times:
+            return slope(times - 1)
+        return jvp(lambda w: loss(w, inputs, real), (weights,), (along,))[1]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = jvp(lambda w: loss(w, inputs, real), (weights,), (along,))[1]
+    torch.testing.assert_close(slope(2), wanted, rtol=1e-9, atol=0)
+
+    def stop():
+        with xt.differentiable(model) as same:
+            assert same is model
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        stop()
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_bad_input():
+    with pytest.raises(ArgumentError, match="model is a str"):
+        xt.differentiable("gpt2")
+    model = models.make("gpt2", attention="sdpa", attn_pdrop=0.1).train()
+    inputs, _ = models.inputs("gpt2")
+    with (
+        pytest.raises(ArgumentError, match=r"drops attention weights with probability 0\.1"),
+        xt.differentiable(model),
+    ):
+        model(**inputs)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+    x = torch.randn(1, 4, 8)
+    with pytest.raises(ArgumentError, match=r"MultiheadAttention drops"), xt.differentiable(layer):
+        layer(x, x, x, need_weights=False)
