@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 from exptilt._support import process as _process  # noqa: F401
 
 if TYPE_CHECKING:
-    from exptilt import attention, dynamics, families, lens, losses, memory, report, switching, tilting
+    from exptilt import (
+        attention,
+        distributed,
+        dynamics,
+        families,
+        lens,
+        losses,
+        memory,
+        report,
+        switching,
+        tilting,
+    )
     from exptilt.attention import MultiheadAttention, attend
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
@@ -37,7 +48,18 @@ _HOME = {
     "merge": "tilting",
     "project": "families",
 }
-_FOLDERS = ("attention", "dynamics", "families", "lens", "losses", "memory", "report", "switching", "tilting")
+_FOLDERS = (
+    "attention",
+    "distributed",
+    "dynamics",
+    "families",
+    "lens",
+    "losses",
+    "memory",
+    "report",
+    "switching",
+    "tilting",
+)
 
 __all__ = [
     "Empirical",
@@ -49,6 +71,7 @@ __all__ = [
     "attend",
     "attention",
     "differentiable",
+    "distributed",
     "dynamics",
     "families",
     "fisher_vector_product",

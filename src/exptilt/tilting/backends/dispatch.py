@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
 _TRITON = (3, 6)  # as in pyproject.toml
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
+_REGISTERED: dict[str, Any] = {}
 _MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton"}
 
 
@@ -49,8 +50,34 @@ def _say_once(backend: str, sweep: str) -> None:
     warnings.warn(text, ExptiltWarning, stacklevel=2)
 
 
+def register(name: str, sweeps: Any) -> None:
+    """Let `Settings.backend` name an object whose methods are the sweeps, over keys that are not all here.
+
+    It also has `maximum_tangent` and `maximum_gradient`, as ``derivatives/identities.py`` has them.
+    """
+    _REGISTERED[name] = sweeps
+
+
+def registered(backend: str) -> Any:
+    """The object of that name, or None: then all keys are here."""
+    return _REGISTERED.get(backend)
+
+
+def refuse_higher(backend: str) -> None:
+    """Raise where keys are not all here: derivatives of third order, and twice forward, need them."""
+    if backend in _REGISTERED:
+        raise BackendError(
+            "attend: derivatives of third order (second ones of key_mass are), and forward derivatives of "
+            "forward derivatives, are not known where queries and keys are sharded. For a second derivative "
+            "take the forward derivative of a gradient, or the gradient of a gradient."
+        )
+
+
 def sweep(backend: str, name: str) -> Callable[..., Any]:
     """The function that does a sweep."""
+    if backend in _REGISTERED:
+        own: Callable[..., Any] = getattr(_REGISTERED[backend], name)
+        return own
     module: ModuleType = import_module(_MODULES[backend]) if backend in _MODULES else tiled
     if not hasattr(module, name):
         _say_once(backend, name)

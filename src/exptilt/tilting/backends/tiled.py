@@ -139,13 +139,19 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
 
 
 def gradient(
-    t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
+    whole: bool = True,
 ) -> Gradients:
     """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to
     the inputs.
 
     output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are
-    enough.
+    enough. With `whole` False these are some of the keys that output and rows belong to.
     """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
@@ -157,7 +163,7 @@ def gradient(
         tile = _Tile(t, rule, j0, j1)
         p, c, some = tile.weights(lines)
         y = _against(cotangent, tile.v)
-        if len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
+        if whole and len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
         d = torch.where(some, p * (y - met + a0 + c * (a1 + a2 * c)), 0.0)
         z = d if tile.slope is None else d * tile.slope
@@ -174,6 +180,7 @@ def second(
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
+    whole: bool = True,
 ) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
     t = _widened(t)
@@ -192,7 +199,7 @@ def second(
             if dots.value is None
             else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
         )
-        if len(tiles) == 1:
+        if whole and len(tiles) == 1:
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
             met_dot = torch.where(some, p * (x * y + g), 0.0).sum(-1, keepdim=True)
         y, g = y - met + a0 + c * (a1 + a2 * c), g - met_dot

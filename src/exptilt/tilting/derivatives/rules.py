@@ -48,7 +48,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply, forward_derivatives, in_transform, without_tangent
-from exptilt.tilting.backends.dispatch import check_sink
+from exptilt.tilting.backends.dispatch import check_sink, refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities, operators
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
@@ -150,7 +150,8 @@ class Attend(Function):
         o, G, entropy, mean, variance, at_maximum = bars[:6]
         found = Dots()
         if at_maximum is not None:
-            found = identities.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
+            keys = registered(ctx.settings.backend) or identities
+            found = keys.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
         if any(x is not None for x in (o, G, entropy, mean, variance)):
             G, mean = _sum(G, entropy), _sum(mean, None if entropy is None else -entropy)
             if o is None:  # nothing flows through the values: leave them out of the sweep
@@ -166,7 +167,8 @@ class Attend(Function):
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = Dots(*tangents[: len(Dots._fields)]), ctx.settings
         o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
-        moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
+        keys = registered(settings.backend) or identities
+        moved = keys.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
     @staticmethod
@@ -214,6 +216,7 @@ class Tangent(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        refuse_higher(ctx.settings.backend)
         return higher.push_tangent(TANGENT.read(saved), TANGENT.read(tangents), ctx.settings.rule)
 
     @staticmethod
@@ -294,6 +297,7 @@ class Second(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        refuse_higher(ctx.settings.backend)
         found = higher.pull_second(
             SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs
         )
@@ -302,6 +306,7 @@ class Second(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        refuse_higher(ctx.settings.backend)
         return higher.push_second(
             SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs
         )

@@ -1,0 +1,282 @@
+r"""`attend` where the keys lie on several processes: the same numbers as one process would get from all.
+
+    G = log Σ_r e^{G_r},    o = Σ_r e^{G_r − G} o_r,    …                       (``tilting/tilted.py``)
+
+The results over each process's keys join exactly, so nothing is approximated and no process ever holds all
+keys. ``replicated.py`` joins them by sums over the processes, for queries that every process has;
+``ring.py`` lets the keys go around, for queries that are spread out with them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exptilt._support.checks import choice
+from exptilt._support.errors import ArgumentError, BackendError
+from exptilt._support.transforms import is_concrete
+from exptilt.distributed import replicated
+from exptilt.distributed.group import Group, GroupError, Members, agree
+from exptilt.distributed.order import ORDERS
+from exptilt.distributed.ring import Ring
+from exptilt.tilting.arguments import Call, explain_keywords, prepare
+from exptilt.tilting.attend import run
+from exptilt.tilting.score_rule import ScoreRule
+from exptilt.tilting.tilted import Tilted
+
+QUERIES = ("replicated", "sharded")
+
+
+@explain_keywords
+def attend(
+    query: Tensor,
+    key_shard: Tensor,
+    value_shard: Tensor,
+    *,
+    group: Group = None,
+    queries: str = "replicated",
+    order: str = "contiguous",
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    key_mass: bool = False,
+    backend: str | None = None,
+    check: bool = True,
+) -> Tilted:
+    r"""Exact attention over keys that lie on several processes, with all statistics of `exptilt.attend`.
+
+    Every process of the group makes the same call with its own keys. Two layouts:
+
+    ``queries="replicated"``: all processes pass the same queries and get the same results. If each then
+    computes the same loss, gradients are those of one process with all keys: of its own keys on each process,
+    of query and sink the whole gradient on all. Three sums over the processes, whose size does not depend on
+    the keys.
+
+    ``queries="sharded"``: each process passes its own queries and gets their results. The objective is the
+    sum of what the processes compute, and each gets its gradient by its own query and key; by what all
+    processes have, such as sink, its own part, to be added up as data-parallel training does. Keys and values
+    go around a ring while the process computes with those that it has.
+
+    Derivatives are exact backwards, forwards and twice. What needs all keys at once raises for sharded
+    queries: forward over forward, third order, and second order of score_max and key_mass. All processes
+    must ask for the same derivatives.
+
+    Args:
+        query: ``(..., Hq, Q, D)``; of sharded queries the own ones, whose number may differ.
+        key_shard: ``(..., Hkv, K, D)``, this process's keys; K may differ from process to process.
+        value_shard: ``(..., Hkv, K, Dv)``.
+        group: the processes, as ``torch.distributed.new_group`` returns them; None for all.
+        queries: "replicated" or "sharded".
+        order: how sharded queries and keys lie in the sequence, which matters for causal and window:
+            "contiguous", or "zigzag", with which causal attention is the same work for all (`shard` cuts so).
+        scale: factor of <q,k>; 1/sqrt(D) if None.
+        log_weight: ``(..., Hkv, K)``, of this process's keys; −inf hides a key.
+        bias: broadcasts to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
+        mask: booleans that broadcast to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
+        causal: query i sees key j where j <= i + (all keys) − Q for replicated queries; a sharded query sees
+            the keys that stand no later in the sequence.
+        window: as in `exptilt.attend`, in places of the whole sequence. A window's edge costs a mask.
+        softcap: c > 0, for scores c·tanh(s/c).
+        sink: ``(..., Hq)``, the score of one more outcome, the same on every process; it counts once.
+        key_mass: also return the attention that this process's keys receive from all queries.
+        backend: that sweeps one process's keys: ``tiled``, ``cpu`` or ``gpu``; None chooses.
+        check: first compare what the processes pass, 24 bytes each, and raise on all of them if they differ
+            or if a result is NaN. False leaves that out, and takes it that all have as many keys.
+
+    Returns:
+        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` of this
+        process's keys, or None.
+    """
+    members = Members("attend", group)
+    problem: Exception | None = None
+    call: Call | None = None
+    try:
+        call = _prepared(
+            query,
+            key_shard,
+            value_shard,
+            {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask, "softcap": softcap}
+            | {"sink": sink},
+            causal,
+            window,
+            queries,
+            order,
+            backend,
+        )
+    except (ArgumentError, BackendError) as error:
+        problem = error
+    sizes = _agreed(members, call, problem, queries, order, key_mass, check)
+    assert call is not None
+    if call.autocast:  # inputs have been cast; what follows chooses its own precision
+        with torch.autocast(call.inputs.query.device.type, enabled=False):
+            return _run(call, members, sizes, queries, order, key_mass, check)
+    return _run(call, members, sizes, queries, order, key_mass, check)
+
+
+def log_normalizer(
+    query: Tensor,
+    key_shard: Tensor,
+    *,
+    group: Group = None,
+    queries: str = "replicated",
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    softcap: float | None = None,
+    backend: str | None = None,
+    check: bool = True,
+) -> Tensor:
+    r"""The log-normalizer G of each query over the keys of all processes: that of `attend`, without values.
+
+        G(q) = log Σ_r Σ_j e^{s_rj}
+
+    Args:
+        query: ``(..., Hq, Q, D)``.
+        key_shard: ``(..., Hkv, K, D)``, this process's keys.
+        group: the processes; None for all.
+        queries: "replicated" or "sharded", with the same gradients as in `attend`.
+        scale: factor of <q,k>; 1/sqrt(D) if None.
+        log_weight: ``(..., Hkv, K)``, of this process's keys.
+        softcap: c, for scores c·tanh(s/c).
+        backend: see `attend`.
+        check: see `attend`.
+
+    Returns:
+        ``(..., Hq, Q)``.
+    """
+    none = key_shard[..., :0] if isinstance(key_shard, Tensor) else key_shard
+    options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
+    options |= {"group": group, "queries": queries, "backend": backend, "check": check}
+    found: Tilted = attend(query, key_shard, none, **options)
+    return found.log_normalizer
+
+
+def _prepared(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+    causal: bool,
+    window: int | None,
+    queries: str,
+    order: str,
+    backend: str | None,
+) -> Call:
+    """The checked call of this process's keys; its rule is that of all keys."""
+    choice("attend", "queries", queries, QUERIES)
+    choice("attend", "order", order, ORDERS)
+    if torch.compiler.is_compiling():
+        raise BackendError(
+            "attend: a call that waits for other processes cannot be compiled. "
+            "Wrap it in torch.compiler.disable."
+        )
+    if backend == "reference":
+        raise ArgumentError(
+            "attend: backend is 'reference', which holds all keys. Pass tiled, cpu, gpu or None."
+        )
+    call = prepare("attend", query, key, value, **options, window=window, backend=backend, autocast=True)
+    rule = call.settings.rule
+    Q, K = query.shape[-2], key.shape[-2]
+    if queries == "sharded":
+        for label in ("bias", "mask"):
+            if options[label] is not None:
+                hint = "Pass log_weight, −inf for keys to hide, which goes around with the keys."
+                raise ArgumentError(
+                    f"attend: {label} with sharded queries would have a column for every key. {hint}"
+                )
+        if (causal or window is not None) and Q != K:
+            hint = (
+                "With causal or window, the queries and keys of a process are the same part of the sequence."
+            )
+            raise ArgumentError(f"attend: this process has {Q} queries and {K} keys. {hint}")
+    elif order != "contiguous":
+        raise ArgumentError(
+            f"attend: order is {order!r}, but queries are replicated. Pass queries='sharded' with it."
+        )
+    if order == "zigzag" and K % 2:
+        raise ArgumentError(
+            f"attend: this process has {K} keys, and order 'zigzag' has two equal parts. Use shard."
+        )
+    return replace(
+        call, settings=replace(call.settings, rule=ScoreRule(rule.scale, bool(causal), window, rule.softcap))
+    )
+
+
+def _agreed(
+    members: Members,
+    call: Call | None,
+    problem: Exception | None,
+    queries: str,
+    order: str,
+    mass: bool,
+    check: bool,
+) -> tuple[int, ...]:
+    """How many keys each process has; raises on all of them unless they agree."""
+    if not check:
+        if problem is not None:
+            raise problem
+        assert call is not None
+        return (call.inputs.key.shape[-2],) * members.count
+    if call is None:
+        device = torch.device("cuda") if "nccl" in str(members.group.name()) else None
+        return agree(members, "attend", {}, problem=problem, device=device)
+    t = call.inputs
+    spread = queries == "sharded"
+    alike = {"key": t.key, "value": t.value, "log_weight": t.log_weight}
+    facts: dict[str, Any] = {
+        f"the shape of {name} but for its keys": None
+        if x is None
+        else (*x.shape[:-2], *x.shape[-1:])
+        if name != "log_weight"
+        else x.shape[:-1]
+        for name, x in alike.items()
+    }
+    Q = t.query.shape
+    facts |= {
+        "the shape of query": (*Q[:-2], *Q[-1:]) if spread else tuple(Q),
+        "the shape of sink": None if t.sink is None else tuple(t.sink.shape),
+        "the dtype": call.dtype,
+        "the device": t.query.device.type,
+        "scale, causal, window, softcap": call.settings.rule.numbers,
+        "queries, order, key_mass": (queries, order, mass),
+        "whether derivatives are wanted": call.tracked,
+        "whether query, key, value, log_weight need gradients": tuple(
+            x is not None and is_concrete(x) and x.requires_grad for x in (t.query, *alike.values())
+        ),
+    }
+    sizes = agree(members, "attend", facts, count=t.key.shape[-2], device=t.query.device)
+    if order == "zigzag" and len(set(sizes)) > 1:
+        raise GroupError(
+            f"attend: the ranks have {sizes} keys, and order 'zigzag' has equal parts. Use shard."
+        )
+    return sizes
+
+
+def _run(
+    call: Call,
+    members: Members,
+    sizes: tuple[int, ...],
+    queries: str,
+    order: str,
+    key_mass: bool,
+    check: bool,
+) -> Tilted:
+    if queries == "replicated":
+        return replicated.attend(call, members, sizes, key_mass, check)
+    t = call.inputs
+    ring = Ring(members, order, sizes, call.settings.backend)
+    settings = replace(call.settings, backend=ring.name, check=False)
+    found = run(replace(call, settings=settings), key_mass=key_mass)
+    if check and is_concrete(t.query, t.key):
+        bad = bool(found.log_normalizer.isnan().any()) or not bool(torch.isfinite(t.query).all())
+        error = ArgumentError(
+            "attend: a log-normalizer is NaN or a query is not finite: query, key or log_weight of some rank "
+            "holds NaN or an infinity, or the scores overflow. check=False skips this test."
+        )
+        agree(members, "attend", {}, problem=error if bad else None, device=t.query.device)
+    return found

@@ -1,0 +1,76 @@
+r"""Sums over the processes of a group that torch can differentiate.
+
+A tensor is *common* if all processes hold the same, and *own* if each has its own. Two maps lead from one to
+the other:
+
+    total   own → common    y = Σ_r x_r       tangent: ẏ = Σ_r ẋ_r     cotangent: x̄_r = ȳ
+    share   common → own    y_r = x           tangent: ẏ_r = ẋ         cotangent: x̄ = Σ_r ȳ_r
+
+Each is the transpose of the other, so derivatives of every order come out of these two alone. What all
+processes compute from common tensors is common again, derivatives included: a loss that every process
+computes from common results counts once, and its gradients are those of one process that holds everything.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from exptilt._support.transforms import apply
+from exptilt.distributed.group import Members
+
+
+def total(x: Tensor, members: Members) -> Tensor:
+    """The sum over all processes of what each of them has; the result is common."""
+    found: Tensor = apply(_Total, x, members) if members.count > 1 else x
+    return found
+
+
+def share(x: Tensor, members: Members) -> Tensor:
+    """A common tensor, for use with what differs from process to process: its gradients are added up."""
+    found: Tensor = apply(_Share, x, members) if members.count > 1 else x
+    return found
+
+
+class _Total(Function):
+    @staticmethod
+    def forward(x: Tensor, members: Members) -> Tensor:
+        return members.reduce(x, "sum", "attend")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.members = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Any:
+        return share(bar, ctx.members), None
+
+    @staticmethod
+    def jvp(ctx: Any, dot: Tensor, _: Any) -> Tensor:
+        return total(dot, ctx.members)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members) -> Any:
+        return total(x, members), in_dims[0]
+
+
+class _Share(Function):
+    @staticmethod
+    def forward(x: Tensor, members: Members) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.members = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Any:
+        return total(bar, ctx.members), None
+
+    @staticmethod
+    def jvp(ctx: Any, dot: Tensor, _: Any) -> Tensor:
+        return share(dot, ctx.members)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members) -> Any:
+        return share(x, members), in_dims[0]

@@ -1,0 +1,256 @@
+r"""Every process has all queries and some of the keys: each sweeps its own, and three sums join the results.
+
+Process k finds G_k, mean μ_k, variance V_k, entropy H_k and output o_k over its keys. ``tilting/tilted.py``
+says how such results join; here its sums run over processes. With c_k = μ_k − top and z_k = e^{G_k − top},
+where top is the largest score of all:
+
+    1. maximum   top
+    2. sum       Z = Σ z_k,   Σ z_k c_k,   Σ z_k o_k          which give G, μ, o and w_k = z_k / Z
+    3. sum       V = Σ w_k (V_k + (c_k − c)²),   H = Σ w_k (H_k − log w_k)
+
+In bytes a query: 2 + (Dv + 3) + 3 numbers, whatever the number of processes. The sums are those of
+``collectives.py``, which torch differentiates, so derivatives of all orders and both modes are exact.
+"""
+
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from exptilt._support.transforms import apply, is_concrete
+from exptilt.distributed.collectives import share, total
+from exptilt.distributed.group import GroupError, Members
+from exptilt.tilting.arguments import Call
+from exptilt.tilting.attend import run
+from exptilt.tilting.derivatives import key_mass as masses
+from exptilt.tilting.derivatives.identities import Statistics
+from exptilt.tilting.derivatives.rules import Settings, gradient
+from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.score_rule import ScoreRule, columns
+from exptilt.tilting.tilted import Tilted, merge
+
+_LOG_WEIGHT = (False, False, False, False, True, False)
+
+
+def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool, check: bool) -> Tilted:
+    """Common results of common queries over the keys of all processes, key mass of the own ones.
+
+    Args:
+        call: of the own keys; its rule speaks of all keys, in the order of the ranks.
+        members: the group.
+        sizes: how many keys each process has.
+        key_mass: whether to return the mass of the own keys.
+        check: whether every process raises if a result is NaN somewhere.
+    """
+    t = call.inputs
+    t = t._replace(query=share(t.query, members))
+    if t.bias is not None and t.bias.shape[-1] == 1:  # the same for all keys, and so for all processes
+        t = t._replace(bias=share(t.bias, members))
+    wide = wide_dtype(call.dtype)
+    quiet = replace(call.settings, check=False)
+    found = []
+    for piece, rule in _pieces(t, call.settings.rule, sizes, members.rank):
+        part = replace(call, inputs=piece, settings=replace(quiet, rule=rule), dtype=wide)
+        found.append((part, run(part)))
+    local = found[0][1] if len(found) == 1 else _stacked([tilted for _, tilted in found])
+    joined = join(local, members, check and is_concrete(*(x for x in t if x is not None)), t.query)
+    joined = with_sink(joined, t.sink)
+    mass = None
+    if key_mass:
+        weight = _share_of_part(local, joined, members)
+        mass, row = weight.new_zeros(*weight.shape[:-1], t.key.shape[-2]), 0
+        for part, tilted in found:
+            rows = slice(row, row + part.inputs.query.shape[-2])
+            row = rows.stop
+            if part.inputs.key.shape[-2]:  # rows that see none of the own keys have none
+                mass = mass + _mass(part.inputs, tilted, weight[..., rows], part.settings)
+    return replace(joined, output=joined.output.to(call.dtype), key_mass=mass)
+
+
+def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> list[tuple[Inputs, ScoreRule]]:
+    """The own keys' part of the problem, as problems of consecutive rows, with the rule of each.
+
+    Own keys stand at start, …, start + K − 1 of all, query i at i' = i + (all keys) − Q. By causality the
+    rows before start see none of them, those after the last key all; the rows between end with it, as the
+    causal rule has it.
+    """
+    start, Q, K = sum(sizes[:rank]), t.query.shape[-2], t.key.shape[-2]
+    first = sum(sizes) - Q  # the key at which query 0 stands
+    plain = ScoreRule(rule.scale, softcap=rule.softcap)
+    t = t._replace(sink=None)
+    if rule.window is not None:
+        device = t.query.device
+        own = torch.arange(Q, device=device) + first
+        seen = rule.sees(own[:, None], torch.arange(start, start + K, device=device)[None, :])
+        assert seen is not None
+        seen = seen[(None,) * (t.query.dim() - 2)]
+        return [(t._replace(mask=seen if t.mask is None else seen & t.mask), plain)]
+    if not rule.causal:
+        return [(t, plain)]
+    none, some = (min(max(x, 0), Q) for x in (start - first, start + K - first))
+    cuts = [(0, none, slice(0, 0), plain), (none, some, slice(0, K), replace(plain, causal=True))]
+    cuts.append((some, Q, slice(0, K), plain))
+    return [
+        (_cut(t, slice(a, b), keys), own) for a, b, keys, own in cuts if b > a or (Q == 0 and a == b == 0)
+    ]
+
+
+def _cut(t: Inputs, rows: slice, keys: slice) -> Inputs:
+    """Some queries and keys of a problem."""
+
+    def plane(x: Tensor | None) -> Tensor | None:
+        return None if x is None else columns(x, keys.start, keys.stop, rows)
+
+    return Inputs(
+        t.query[..., rows, :],
+        t.key[..., keys, :],
+        t.value[..., keys, :],
+        plane(t.bias),
+        None if t.log_weight is None else t.log_weight[..., keys],
+        None,
+        plane(t.mask),
+    )
+
+
+def _stacked(found: list[Tilted]) -> Tilted:
+    """Results of consecutive rows as one."""
+    named = {
+        f.name: torch.cat([getattr(x, f.name) for x in found], -2 if f.name == "output" else -1)
+        for f in fields(Tilted)
+        if f.name not in ("key_mass", "parts")
+    }
+    parts = [x.parts for x in found if x.parts is not None]
+    shift, weight, gap = (torch.cat(x, -1) for x in zip(*parts, strict=True))
+    return Tilted(**named, parts=(shift, weight, gap))
+
+
+def join(local: Tilted, members: Members, check: bool = False, query: Tensor | None = None) -> Tilted:
+    """The result over the keys of all processes, from that over the own ones; common.
+
+    Args:
+        local: over the own keys, with its parts.
+        members: the group.
+        check: whether to raise, on every process, where a log-normalizer is NaN or a query is not finite.
+        query: ``(..., Hq, Q, D)``, to be looked at.
+    """
+    assert local.parts is not None
+    shift, weight, gap = local.parts
+    some = weight != 0
+    tops = torch.stack([torch.where(some, shift, -torch.inf), local.score_max.detach()])
+    flag = local.log_normalizer.new_zeros(1)
+    if check and (bool(local.log_normalizer.isnan().any()) or not bool(torch.isfinite(query).all())):  # type: ignore[arg-type]
+        flag, tops = flag + 1 + members.rank, torch.zeros_like(tops)
+    tops = tops.detach()
+    reduced = _largest(torch.cat([tops.flatten(), flag]), members)
+    if check and bool(reduced[-1] != 0):
+        raise GroupError(
+            f"attend: on rank {int(reduced[-1]) - 1} a log-normalizer is NaN or a query is not finite: "
+            "query, key, bias or log_weight holds NaN or an infinity there, or the scores overflow. "
+            "xt.attend on that rank's own tensors says where; check=False skips this test."
+        )
+    top, maximum = reduced[:-1].reshape(tops.shape).unbind()
+    top = torch.where(top == -torch.inf, 0.0, top)
+    apart = torch.where(some, shift - top, 0.0)
+    # Values come from the parts, derivatives from the results that they were rounded to.
+    log_z = _valued(
+        apart + torch.where(some, weight, 1.0).log(), torch.where(some, local.log_normalizer, 0.0)
+    )
+    z = torch.where(some, torch.exp(log_z), 0.0)
+    c = torch.where(some, _valued(gap + apart, local.score_mean), 0.0)
+    highest = (local.score_max == maximum) & (maximum != -torch.inf)  # keys on several processes may tie
+    rows = torch.stack([z, z * c, highest.to(z.dtype)], -1)
+    sums = total(torch.cat([rows, z.unsqueeze(-1) * local.output], -1), members)
+    Z, zc, ties = (sums[..., i] for i in range(3))
+    alive = Z != 0
+    safe = torch.where(alive, Z, 1.0)
+    log_Z, centre = safe.log(), zc / safe
+    output = sums[..., 3:] / safe.unsqueeze(-1)
+    w, own_log, own_centre = (share(x, members) for x in (safe, log_Z, centre))
+    w, log_w = z / w, torch.where(some, log_z - own_log, 0.0)
+    spread = torch.where(w != 0, c - own_centre, 0.0)
+    top_share = torch.where(highest, local.score_max, 0.0) / ties.detach().clamp(min=1)
+    last = torch.stack([w * (local.score_variance + spread.square()), w * (local.entropy - log_w), top_share])
+    variance, entropy, tie = total(last, members).unbind()
+    return Tilted(
+        output,
+        torch.where(alive, top + log_Z, -torch.inf),
+        entropy,
+        torch.where(alive, top + centre, 0.0),
+        variance,
+        _valued(maximum, tie) if members.count > 1 else local.score_max,
+        parts=(top, Z.detach(), centre.detach()),
+    )
+
+
+def _largest(x: Tensor, members: Members) -> Tensor:
+    """The maximum over all processes, without a derivative; also under torch.func."""
+    found: Tensor = apply(_Largest, x, members)
+    return found
+
+
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, members: Members) -> Tensor:
+        return members.reduce(x, "max", "attend")
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def backward(ctx: object, bar: Tensor) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def jvp(ctx: object, *dots: object) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: object, in_dims: tuple[int, None], x: Tensor, members: Members) -> tuple[Tensor, int]:
+        return _largest(x, members), in_dims[0]
+
+
+def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:
+    """(..., Hq, Q): e^{G_k − G}, the probability that the own keys have among all."""
+    assert local.parts is not None
+    assert joined.parts is not None
+    (shift, weight, _), (top, Z, _) = local.parts, joined.parts
+    some = weight != 0
+    value = torch.where(some, shift - top + (weight / torch.where(some, Z, 1.0)).log(), 0.0)
+    G, own = (
+        torch.where(some, x, 0.0) for x in (share(joined.log_normalizer, members), local.log_normalizer)
+    )
+    return torch.where(some, torch.exp(_valued(value, own - G)), 0.0)
+
+
+def _mass(t: Inputs, local: Tilted, weight: Tensor, settings: Settings) -> Tensor:
+    """(..., Hq, K): Σ_i w_i p_ij, the derivative of Σ_i w_i G_i by the keys' log-weights, for constant w."""
+    assert local.parts is not None
+    own = masses.with_own_weights(t)
+    shift, _, _ = local.parts
+    known = torch.where(shift == -torch.inf, 0.0, shift), *local.parts[1:], local.score_variance.detach()
+    inputs, bar, stats = masses.sum_of_G(own, *known)
+    found = gradient(
+        inputs, bar._replace(log_normalizer=weight), Statistics(*stats), settings, _LOG_WEIGHT
+    ).log_weight
+    assert found is not None
+    return found
+
+
+def with_sink(x: Tilted, sink: Tensor | None) -> Tilted:
+    """A result with one more outcome of score sink (..., Hq) and value 0; score_max is that of the keys."""
+    if sink is None:
+        return x
+    s = sink.unsqueeze(-1).expand(x.log_normalizer.shape)
+    there = s.detach() != -torch.inf
+    shift, zero = torch.where(there, s.detach(), 0.0), torch.zeros_like(s)
+    mean = torch.where(there, s, 0.0)
+    none = torch.full_like(zero, -torch.inf)
+    parts = shift, there.to(s.dtype), zero
+    outcome = Tilted(torch.zeros_like(x.output), s, zero, mean, zero, none, parts=parts)
+    return replace(merge([x, outcome]), score_max=x.score_max)
+
+
+def _valued(value: Tensor, derivative: Tensor) -> Tensor:
+    """A number with the value of one tensor and the derivatives of another."""
+    return value.detach() + (derivative - derivative.detach())

@@ -1,0 +1,438 @@
+r"""Every process has some of the queries and some of the keys: the keys go around, the queries stay.
+
+The four sweeps of ``tilting/backends`` over keys that pass by, for the rules of ``tilting/derivatives``: to
+these a `Ring` is one more backend, so every derivative that they know is had here too, in the memory of two
+processes' keys. What makes this exact is that derivatives know a query by its statistics over *all* keys
+(shift, weight, gap, variance, output): with these, each key's share can be found wherever the key is.
+
+    forward    keys and values travel; results join by `merge`
+    tangent    so do their tangents; results over the keys of k join by their weight w_k (see `tangent`)
+    gradient   keys and values travel, and behind them their gradients, to which each process adds its
+    second     queries' part; after a full turn they are home
+
+Who sees whom. Queries and keys of a process stand at the same places of the sequence where that matters
+(causality, window). In order "contiguous" process r of P has the r-th part; its first queries see little and
+its last ones much, and by causality the first process would wait for the last. In order "zigzag" the sequence
+is cut into 2P parts, and process r has parts r and 2P − 1 − r. Then with the keys of process s
+
+    s = r    queries see keys by causality within the own parts
+    s < r    both parts of the queries see all of part s, and nothing of part 2P − 1 − s
+    s > r    the second part of the queries sees both parts of the keys, the first part nothing
+
+so that at each step every process sweeps the same number of pairs, half of all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from exptilt._support.transforms import apply
+from exptilt.distributed.group import GroupError, Members, agree
+from exptilt.distributed.order import positions
+from exptilt.distributed.travel import Sending, Shape, pack, tour, unpack
+from exptilt.tilting.backends import dispatch, tiled
+from exptilt.tilting.derivatives import identities
+from exptilt.tilting.derivatives.identities import Statistics
+from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, wide_dtype
+from exptilt.tilting.score_rule import ScoreRule
+from exptilt.tilting.tilted import Tilted, merge
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the own queries see of the keys that are here: which rows, which keys, by which rule."""
+
+    rows: slice
+    keys: slice
+    rule: ScoreRule
+    mask: Tensor | None = None
+
+    def cut(self, t: Inputs, key: Any, value: Any, log_weight: Any) -> Inputs:
+        """The problem of these rows and keys."""
+        weight = None if log_weight is None else log_weight[..., self.keys]
+        mask = None if self.mask is None else self.mask[(None,) * (t.query.dim() - 2)]
+        query = t.query[..., self.rows, :]
+        return Inputs(query, key[..., self.keys, :], value[..., self.keys, :], None, weight, None, mask)
+
+    def cut_dots(self, dots: Dots, key: Any, value: Any, log_weight: Any) -> Dots:
+        """Their tangents."""
+        return Dots(
+            None if dots.query is None else dots.query[..., self.rows, :],
+            None if key is None else key[..., self.keys, :],
+            None if value is None else value[..., self.keys, :],
+            None,
+            None if log_weight is None else log_weight[..., self.keys],
+        )
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The sweeps over the keys of all processes.
+
+    Attributes:
+        members: the group.
+        order: "contiguous" or "zigzag".
+        sizes: how many keys each process has.
+        backend: that sweeps the keys of one process.
+    """
+
+    members: Members
+    order: str
+    sizes: tuple[int, ...]
+    backend: str
+
+    @property
+    def name(self) -> str:
+        """What `Settings.backend` is to be; the ring is found by it."""
+        found = f"ring {self.members.name} {self.order} {self.sizes} {self.backend}"
+        dispatch.register(found, self)
+        return found
+
+    # ---- who sees whom
+
+    def piece(self, source: int, rule: ScoreRule, length_q: int, device: torch.device) -> Piece | None:
+        """What the own queries see of the keys of a process; None for nothing."""
+        mine = self.members.rank
+        rows, keys, causal, window = slice(None), slice(None), False, None
+        if rule.causal:
+            if source == mine:
+                causal = True
+            elif self.order == "contiguous":
+                if source > mine:
+                    return None
+            elif source < mine:
+                keys = slice(0, self.sizes[source] // 2)
+            else:
+                rows = slice(length_q // 2, None)
+        mask = None
+        if rule.window is not None:
+            if source == mine and self.order == "contiguous":
+                window = rule.window
+            else:
+                own = positions(self.sizes, mine, self.order, device)[rows]
+                seen = rule.sees(own[:, None], positions(self.sizes, source, self.order, device)[keys][None])
+                assert seen is not None
+                if not bool(seen.any()):
+                    return None
+                causal, mask = False, None if bool(seen.all()) else seen
+        return Piece(rows, keys, ScoreRule(rule.scale, causal, window, rule.softcap), mask)
+
+    def _visits(
+        self, t: Inputs, rule: ScoreRule, more: Sequence[Tensor | None] = ()
+    ) -> Iterator[tuple[int, Piece | None, list[Any]]]:
+        """Each process's key, value, log_weight and more, with what the own queries see of them."""
+        own = [t.key, t.value, t.log_weight, *more]
+        axes = [-2, -2, -1, -2, -2, -1][: len(own)]
+        shapes = [[_resized(x, axis, size) for x, axis in zip(own, axes, strict=True)] for size in self.sizes]
+        for source, tensors in tour(self.members, own, shapes, "attend"):
+            yield source, self.piece(source, rule, t.query.shape[-2], t.query.device), tensors
+
+    # ---- the sweeps
+
+    def forward(self, t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
+        """Output (..., Hq, Q, Dv), the members of `Lines` stacked, and the number of the best key of all."""
+        shape, wide = t.query.shape[:-1], wide_dtype(t.query.dtype)
+        zero = t.query.new_zeros(shape, dtype=wide)
+        none = torch.full_like(zero, -torch.inf)
+        output = zero.new_zeros(*shape, t.value.shape[-1])
+        found = Tilted(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
+        best = torch.zeros(shape, dtype=torch.int64, device=t.query.device)
+        for source, piece, (key, value, weight) in self._visits(t, rule):
+            if piece is None:
+                continue
+            problem = piece.cut(t, key, value, weight)
+            output, lines, at = _sweep(self.backend, "forward")(problem, piece.rule)[:3]
+            part = _as_tilted(output, Lines(*lines.unbind()))
+            first = sum(self.sizes[:source]) + (piece.keys.start or 0)
+            before = _rows(found, piece.rows)
+            higher = part.score_max > before.score_max
+            best[..., piece.rows] = torch.where(higher, at + first, best[..., piece.rows])
+            joined = merge([before, part]) if source != self.members.rank else part
+            found = joined if piece.rows == slice(None) else _with_rows(found, joined, piece.rows)
+        assert found.parts is not None
+        _, weight, gap = found.parts
+        six = found.log_normalizer, found.entropy, found.score_mean, found.score_variance, found.score_max
+        return found.output, torch.stack([*six, weight, gap]), best
+
+    def tangent(self, t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+        r"""Σ p (ṡ v + v̇) and the sums 0, Σ p ṡ, Σ p c ṡ, Σ p c² ṡ, stacked.
+
+        Over the keys of one process, with their own statistics, tangents are Ġ_k, x_k = E_k[c ṡ], V̇_k, ȯ_k.
+        With w_k = e^{G_k − G} and d_k = μ_k − μ, sums over all keys are
+
+            Σ p ṡ = Σ w_k Ġ_k     Σ p c ṡ = Σ w_k (x_k + d_k Ġ_k)     Σ p (ṡ v + v̇) = Σ w_k (ȯ_k + Ġ_k o_k)
+            Σ p c² ṡ = Σ w_k (E_k[c_k² ṡ] + 2 d_k x_k + d_k² Ġ_k),    E_k[c_k² ṡ] = V̇_k − 2 x_k + V_k Ġ_k.
+        """
+        self._same("tangent", t, dots)
+        shape = t.query.shape[:-1]
+        pushed = rows.new_zeros(*shape, t.value.shape[-1])
+        x0, x1, x2 = (rows.new_zeros(shape) for _ in range(3))
+        shift, inverse, gap = rows.unbind()
+        moving = (dots.key, dots.value, dots.log_weight)
+        for _, piece, (key, value, weight, *moved) in self._visits(t, rule, moving):
+            if piece is None:
+                continue
+            problem, at = piece.cut(t, key, value, weight), piece.rows
+            output, stacked = _sweep(self.backend, "forward")(problem, piece.rule)[:2]
+            lines = Lines(*stacked.unbind())
+            stats = Statistics(output, identities.shift_of(lines), lines.weight, lines.gap, lines.variance)
+            moves, known = piece.cut_dots(dots, *moved), identities.tangent_rows(stats)
+            towards, sums = _sweep(self.backend, "tangent")(problem, moves, known, piece.rule)
+            dot = identities.finish_tangent(towards, sums, stats, None, None)
+            some = stats.weight != 0
+            apart = torch.where(some, stats.shift - shift[..., at], 0.0)
+            w = torch.where(some, stats.weight * torch.exp(apart) * inverse[..., at], 0.0)
+            d = torch.where(w != 0, stats.gap + apart - gap[..., at], 0.0)
+            G = torch.where(some, dot.log_normalizer, 0.0)
+            square = dot.variance - 2 * dot.gap + stats.variance * G
+            x0[..., at] += w * G
+            x1[..., at] += w * (dot.gap + d * G)
+            x2[..., at] += w * (square + 2 * d * dot.gap + d.square() * G)
+            pushed[..., at, :] += w.unsqueeze(-1) * (dot.output + G.unsqueeze(-1) * output)
+        return pushed, torch.stack([torch.zeros_like(x0), x0, x1, x2])
+
+    def gradient(
+        self, t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
+    ) -> Gradients:
+        """A cotangent of the output carried back to the own queries and, all around the ring, to the keys."""
+        self._same("gradient", t, Dots(), needs)
+
+        def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
+            at = piece.rows
+            given = cotangent[..., at, :], output[..., at, :], rows[..., at]
+            problem = piece.cut(t, *tensors)
+            found: Gradients = _sweep(self.backend, "gradient")(problem, *given, piece.rule, needs)
+            return found
+
+        return self._gradients(t, rule, needs, sweep)
+
+    def second(
+        self,
+        t: Inputs,
+        cotangent: Tensor,
+        output: Tensor,
+        output_dot: Tensor,
+        dots: Dots,
+        rows: Tensor,
+        rule: ScoreRule,
+        needs: Needs,
+    ) -> Gradients:
+        """The gradient of a forward derivative."""
+        self._same("second", t, dots, needs)
+
+        def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
+            at, problem = piece.rows, piece.cut(t, *tensors[:3])
+            given = cotangent[..., at, :], output[..., at, :], output_dot[..., at, :]
+            moved = piece.cut_dots(dots, *tensors[3:])
+            found: Gradients = _sweep(self.backend, "second")(
+                problem, *given, moved, rows[..., at], piece.rule, needs
+            )
+            return found
+
+        return self._gradients(t, rule, needs, sweep, (dots.key, dots.value, dots.log_weight))
+
+    def _gradients(
+        self, t: Inputs, rule: ScoreRule, needs: Needs, sweep: "_Sweep", more: Sequence[Tensor | None] = ()
+    ) -> Gradients:
+        """`_carry` for what a backward sweep yields."""
+        lead, (heads, _, _) = t.query.shape[:-3], t.query.shape[-3:]
+        kept = [
+            (*lead, *t.key.shape[-3:]) if needs.key else None,
+            (*lead, *t.value.shape[-3:]) if needs.value else None,
+            (*lead, heads, t.key.shape[-2]) if needs.columns else None,
+        ]
+        query, sums = self._carry(t, self._visits(t, rule, more), kept, sweep)
+        none = query.new_empty(0)
+        key, value, column_sum = (none.clone() if x is None else x for x in sums)
+        return Gradients(query if needs.query else none, key, value, column_sum, none.clone(), none.clone())
+
+    def _carry(
+        self, t: Inputs, visits: "_Visits", kept: Sequence[tuple[int, ...] | None], sweep: "_Sweep"
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Gradients of the own queries, summed here, and of the own keys, summed on their way around.
+
+        `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
+        """
+        wide, count, axes = wide_dtype(t.query.dtype), self.members.count, (-2, -2, -1)
+        query = torch.zeros(t.query.shape, dtype=wide, device=t.query.device)
+        like = [None if shape is None else query.new_empty(()).expand(shape) for shape in kept]
+
+        def shapes(source: int) -> list[Shape]:
+            return [_resized(x, axis, self.sizes[source]) for x, axis in zip(like, axes, strict=True)]
+
+        sums: list[Tensor | None] = []
+        sending: Sending | None = None
+        for source, piece, tensors in visits:
+            sums = [None if shape is None else query.new_zeros(shape[0]) for shape in shapes(source)]
+            if piece is not None:
+                found = sweep(source, piece, tensors)
+                if found.query.dim() > 1:
+                    query[..., piece.rows, :] += found.query
+                for into, x, axis in zip(sums, (found.key, found.value, found.column_sum), axes, strict=True):
+                    if into is not None:
+                        start, stop, _ = piece.keys.indices(into.shape[axis])
+                        into.narrow(axis, start, stop - start).add_(x)
+            if sending is not None:
+                arrived = unpack(sending.arrive(), shapes(source))
+                for into, more in zip(sums, arrived, strict=True):
+                    if into is not None and more is not None:
+                        into.add_(more)
+            if count > 1:
+                coming = shapes((source - 1) % count)
+                sending = Sending(self.members, pack(sums, query.device), coming, "attend")
+        if sending is not None:  # from the process that saw the own keys last
+            sums = [
+                None if x is None else x.clone() for x in unpack(sending.arrive(), shapes(self.members.rank))
+            ]
+        return query, sums
+
+    # ---- the largest score
+
+    def maximum_tangent(
+        self, t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: ScoreRule
+    ) -> Tensor:
+        """How the largest score moves: as the score of the key it stands on, wherever that is."""
+        moving = (dots.key, dots.value, dots.log_weight)
+
+        def run() -> tuple[Tensor]:
+            self._same("maximum_tangent", t, dots)
+            found = torch.zeros_like(maximum)
+            for source, _, (key, value, weight, *moved) in self._visits(t, rule, moving):
+                here, at = self._at(source, best)
+                problem = t._replace(key=key, value=value, log_weight=weight)
+                moved_by = Dots(dots.query, moved[0], moved[1], None, moved[2])
+                moves = identities.maximum_tangent(problem, moved_by, at, maximum, rule)
+                found = torch.where(here, moves, found)
+            return (found,)
+
+        given = [x for x in (*t[:6], *dots, maximum) if x is not None]
+        result: Tensor = apply(_Once, run, *given)[0]
+        return result
+
+    def maximum_gradient(
+        self, t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule: ScoreRule
+    ) -> Dots:
+        """The transpose of ``maximum_tangent``: keys get their part from every process."""
+        kept = [t.key.shape, None, None if t.log_weight is None else t.log_weight.shape]
+        empty = bar.new_empty(0)
+
+        def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
+            key, value, weight = tensors
+            here, at = self._at(source, best)
+            problem = t._replace(key=key, value=value, log_weight=weight)
+            found = identities.maximum_gradient(problem, torch.where(here, bar, 0.0), at, maximum, rule)
+            query, key, weight = (
+                empty if x is None else x for x in (found.query, found.key, found.log_weight)
+            )
+            return Gradients(query, key, empty, weight, empty, empty)
+
+        def run() -> tuple[Tensor, ...]:
+            self._same("maximum_gradient", t, Dots())
+            everything = ScoreRule(rule.scale, softcap=rule.softcap)
+            query, sums = self._carry(t, self._visits(t, everything), kept, sweep)
+            return query, *(x for x in sums if x is not None)
+
+        given = [x for x in (*t[:6], bar, maximum) if x is not None]
+        query, key, *weight = apply(_Once, run, *given)
+        return Dots(query, key, log_weight=weight[0] if weight else None)
+
+    def _at(self, source: int, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether a query's best key is one of that process, and its number there."""
+        first, size = sum(self.sizes[:source]), self.sizes[source]
+        here = (best >= first) & (best < first + size)
+        return here, torch.where(here, best - first, 0)
+
+    def _same(self, what: str, t: Inputs, dots: Dots, needs: Needs | None = None) -> None:
+        """Raise on every process unless all want the same derivatives."""
+        facts = {
+            "the kind of derivative": what,
+            "the value's width": t.value.shape[-1],
+            "batch and heads": tuple(t.query.shape[:-2]),
+            "tangents of query, key, value, bias, log_weight, sink": tuple(x is not None for x in dots),
+            "gradients by query, key, value, log_weight": None if needs is None else tuple(needs.flags()),
+        }
+        agree(self.members, f"the derivative of attend ({what})", facts, device=t.query.device)
+
+
+_Sweep = Callable[[int, Piece, list[Any]], Gradients]
+_Visits = Iterator[tuple[int, Piece | None, list[Any]]]
+
+
+class _Once(Function):
+    """What a function of tensors returns, which has no derivatives: asking for one is an error."""
+
+    @staticmethod
+    def forward(run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        return run()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Any) -> Any:
+        raise GroupError(
+            "attend: second derivatives of score_max are not known where queries are sharded. Leave it "
+            "out of what is differentiated twice, or use queries='replicated'."
+        )
+
+    jvp = backward
+
+
+def _resized(x: Tensor | None, axis: int, size: int) -> Shape:
+    """Shape and dtype of a tensor with another number of keys."""
+    if x is None:
+        return None
+    shape = list(x.shape)
+    shape[axis] = size
+    return tuple(shape), x.dtype
+
+
+def _sweep(backend: str, name: str) -> Callable[..., Any]:
+    """A sweep over some of the keys, given statistics over all."""
+    found = dispatch.sweep(backend, name)
+    return partial(found, whole=False) if found in (tiled.gradient, tiled.second) else found
+
+
+def _as_tilted(output: Tensor, lines: Lines) -> Tilted:
+    parts = identities.shift_of(lines), lines.weight, lines.gap
+    return Tilted(output, *lines[:5], parts=parts)
+
+
+def _rows(x: Tilted, rows: slice) -> Tilted:
+    """Some queries of a result."""
+    if rows == slice(None):
+        return x
+    assert x.parts is not None
+    G, entropy, mean, variance, maximum = (
+        line[..., rows] for line in (x.log_normalizer, x.entropy, x.score_mean, x.score_variance, x.score_max)
+    )
+    shift, weight, gap = (part[..., rows] for part in x.parts)
+    output = x.output[..., rows, :]
+    return Tilted(output, G, entropy, mean, variance, maximum, parts=(shift, weight, gap))
+
+
+def _with_rows(x: Tilted, new: Tilted, rows: slice) -> Tilted:
+    """A result with other numbers for its last queries."""
+    start = rows.start
+    assert x.parts is not None
+    assert new.parts is not None
+
+    def put(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+        return torch.cat([a.narrow(axis, 0, start), b], axis)
+
+    shift, weight, gap = (put(a, b) for a, b in zip(x.parts, new.parts, strict=True))
+    return Tilted(
+        put(x.output, new.output, -2),
+        put(x.log_normalizer, new.log_normalizer),
+        put(x.entropy, new.entropy),
+        put(x.score_mean, new.score_mean),
+        put(x.score_variance, new.score_variance),
+        put(x.score_max, new.score_max),
+        parts=(shift, weight, gap),
+    )

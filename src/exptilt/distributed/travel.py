@@ -1,0 +1,97 @@
+"""Tensors that go around the ring: from each process to the next, until all have seen them.
+
+At step t process r holds what came from process r − t. While it computes with that, the same bytes are on
+their way to process r + 1, and those of step t + 1 come in from r − 1: sending hides behind computing as long
+as it takes less time. All tensors of a process travel as one message.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from exptilt.distributed.group import Members
+
+_ALIGNED = 64  # bytes: where a tensor may begin inside a message
+Shape = tuple[tuple[int, ...], torch.dtype] | None  # of a tensor; None where there is none
+
+
+def _places(shapes: Sequence[Shape]) -> tuple[list[tuple[int, int]], int]:
+    """First and last byte of each tensor inside a message, and the message's length."""
+    found, end = [], 0
+    for shape in shapes:
+        size = 0 if shape is None else prod(shape[0]) * shape[1].itemsize
+        found.append((end, end + size))
+        end += -(-size // _ALIGNED) * _ALIGNED
+    return found, end
+
+
+def pack(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """The bytes of several tensors, as one message."""
+    places, length = _places([None if x is None else (tuple(x.shape), x.dtype) for x in tensors])
+    message = torch.empty(length, dtype=torch.uint8, device=device)
+    for x, (start, stop) in zip(tensors, places, strict=True):
+        if x is not None:
+            message[start:stop].view(x.dtype).view(x.shape).copy_(x.detach())
+    return message
+
+
+def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor | None]:
+    """The tensors of a message, in its own memory."""
+    places, _ = _places(shapes)
+    return [
+        None if shape is None else message[start:stop].view(shape[1]).view(shape[0])
+        for shape, (start, stop) in zip(shapes, places, strict=True)
+    ]
+
+
+class Sending:
+    """A message on its way to the next process, and one that comes from the one before."""
+
+    def __init__(self, members: Members, message: Tensor, shapes: Sequence[Shape], caller: str) -> None:
+        self.members, self.caller, self.shapes = members, caller, shapes
+        self.message = message  # must live until it is sent
+        self.arriving = message.new_empty(_places(shapes)[1])
+        steps = [(dist.isend, message, 1), (dist.irecv, self.arriving, -1)]
+        operations = [
+            dist.P2POp(how, x, members.peer(step), members.group) for how, x, step in steps if x.numel()
+        ]
+        self.works: list[Any] = []
+        if operations:
+            with members.waiting(caller):
+                self.works = dist.batch_isend_irecv(operations)
+
+    def arrive(self) -> Tensor:
+        """Wait for both; the message that came."""
+        with self.members.waiting(self.caller):
+            for work in self.works:
+                work.wait()
+        return self.arriving
+
+
+def tour(
+    members: Members, own: Sequence[Tensor | None], shapes: Sequence[Sequence[Shape]], caller: str
+) -> Iterator[tuple[int, list[Tensor | None]]]:
+    """Rank and tensors of each process in turn, the own first; the next are on their way meanwhile.
+
+    Args:
+        members: the group.
+        own: the tensors of this process.
+        shapes: shapes and dtypes of the tensors of each process.
+        caller: for messages of errors.
+    """
+    tensors, message, source = list(own), None, members.rank
+    device = next(x.device for x in own if x is not None)
+    for step in range(members.count):
+        coming = (source - 1) % members.count
+        sending = None
+        if step + 1 < members.count:
+            message = pack(own, device) if message is None else message
+            sending = Sending(members, message, shapes[coming], caller)
+        yield source, tensors
+        if sending is not None:
+            message = sending.arrive()
+            source, tensors = coming, unpack(message, shapes[coming])

@@ -1,0 +1,239 @@
+"""Run by torchrun: attention over the keys of all processes, against one process that has them all."""
+
+import torch
+import torch.distributed as dist
+from torch.func import jvp
+
+import exptilt as xt
+from exptilt.distributed.collectives import total
+from exptilt.distributed.group import Members
+from exptilt.distributed.order import positions
+
+NAMES = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
+HEADS, KEY_HEADS, D, DV = 4, 2, 8, 5
+
+
+def draw(*shape, seed, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def loss(found, names, part=None):
+    """A number that depends on every entry of these results, each in its own way; part picks rows."""
+    total = 0.0
+    for seed, name in enumerate(names):
+        x = getattr(found, name)
+        if x is None:
+            continue
+        weight = draw(*x.shape, seed=100 + seed) if part is None else part(name, seed)
+        total = total + (torch.where(x.detach().isfinite(), x, 0.0) * weight).sum()
+    return total
+
+
+def close(mine, right, tolerance, what):
+    mine, right = mine.double(), right.double()
+    assert mine.shape == right.shape, (what, mine.shape, right.shape)
+    same = (mine == right) | ((mine - right).abs() <= tolerance * (1 + right.abs()))
+    if not bool(same.all()):
+        raise AssertionError(f"{what}: off by {(mine - right).abs().max():.2e}, allowed {tolerance:.0e}")
+
+
+def whole(queries, length, dtype, options):
+    """All tensors, which every process draws alike."""
+    q = 2 * draw(2, HEADS, queries, D, seed=1, dtype=dtype)
+    k = draw(2, KEY_HEADS, length, D, seed=2, dtype=dtype)
+    v = draw(1, KEY_HEADS, length, DV, seed=3, dtype=dtype)
+    more = {}
+    if options.get("log_weight"):
+        more["log_weight"] = draw(2, KEY_HEADS, length, seed=4, dtype=dtype)
+    if options.get("bias"):
+        more["bias"] = draw(HEADS, queries, length, seed=5, dtype=dtype)
+    if options.get("mask"):
+        more["mask"] = draw(queries, length, seed=6) > -0.5
+    if options.get("sink"):
+        more["sink"] = draw(HEADS, seed=7, dtype=dtype)
+    plain = {name: x for name, x in options.items() if name in ("causal", "window", "softcap", "key_mass")}
+    return q, k, v, more, plain
+
+
+class Sharding:
+    """Which rows and columns this process has."""
+
+    def __init__(self, queries, sizes, order, sharded):
+        rank, count = dist.get_rank(), dist.get_world_size()
+        sizes = [sizes[i % len(sizes)] for i in range(count)]
+        if order == "zigzag":
+            self.keys = positions(tuple(sizes), rank, "zigzag")
+            self.length = sum(sizes)
+        else:
+            self.length = sum(sizes)
+            self.keys = torch.arange(sizes[rank]) + sum(sizes[:rank])
+        if not sharded:
+            self.queries, self.rows = queries, torch.arange(queries)
+        elif queries is None:
+            self.queries, self.rows = self.length, self.keys
+        else:
+            lengths = [queries + i for i in range(count)]
+            self.queries, self.rows = sum(lengths), torch.arange(lengths[rank]) + sum(lengths[:rank])
+
+
+def compare(
+    label,
+    options,
+    *,
+    queries,
+    sizes,
+    sharded=False,
+    order="contiguous",
+    dtype=torch.float64,
+    twice=False,
+    names=NAMES,
+):
+    """Results, gradients and tangents of this process's part, against those of one process."""
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
+    cut = Sharding(queries, sizes, order, sharded)
+    q, k, v, more, plain = whole(cut.queries, cut.length, dtype, options)
+    axes = {"log_weight": -1, "bias": -1, "mask": -1}
+    mine = {name: x.index_select(axes[name], cut.keys) if name in axes else x for name, x in more.items()}
+    moving = [name for name in ("log_weight", "bias", "sink") if name in more]
+    everything = [*names, *(["key_mass"] if plain.get("key_mass") else [])]
+    full = [q, k, v, *(more[n] for n in moving)]
+    own = [q.index_select(-2, cut.rows), k.index_select(-2, cut.keys), v.index_select(-2, cut.keys)]
+    own += [mine[n] for n in moving]
+    backend = options.get("backend")
+
+    def one(q, k, v, *rest):
+        given = more | dict(zip(moving, rest, strict=True)) | plain
+        return xt.attend(q, k, v, **given)
+
+    def many(q, k, v, *rest):
+        given = mine | dict(zip(moving, rest, strict=True)) | plain
+        how = {"queries": "sharded", "order": order} if sharded else {}
+        return xt.distributed.attend(q, k, v, **given, **how, backend=backend)
+
+    def cut_of(name, x):
+        """The own part of a result of one process."""
+        if name == "key_mass":
+            return x.index_select(-1, cut.keys)
+        return x.index_select(-2 if name == "output" else -1, cut.rows)
+
+    def part(name, seed):
+        shape = getattr(right, name).shape
+        return cut_of(name, draw(*shape, seed=100 + seed))
+
+    full = [x.clone().requires_grad_() for x in full]
+    own = [x.clone().requires_grad_() for x in own]
+    right, found = one(*full), many(*own)
+    for name in everything:
+        close(getattr(found, name), cut_of(name, getattr(right, name)), tolerance, f"{label}: {name}")
+    with torch.no_grad():
+        quiet = many(*own)
+    for name in everything:
+        close(
+            getattr(quiet, name), cut_of(name, getattr(right, name)), tolerance, f"{label}: {name}, no grad"
+        )
+
+    places = [(-2, cut.rows), (-2, cut.keys), (-2, cut.keys)]
+    places += [(-1, cut.keys) if name in axes else None for name in moving]
+
+    def mine_of(i, x):
+        """The own part of what belongs to the i-th tensor of one process."""
+        return x if places[i] is None else x.index_select(*places[i])
+
+    def summed(i, x):
+        """A gradient; of what all have, with queries sharded: the sum over processes."""
+        if not sharded or places[i] is not None:
+            return x
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    wanted = torch.autograd.grad(loss(right, everything), full, create_graph=twice)
+    got = torch.autograd.grad(loss(found, everything, part), own, create_graph=twice)
+    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        close(summed(i, a), mine_of(i, b), 10 * tolerance, f"{label}: gradient {i}")
+    if twice:
+        along = [draw(*x.shape, seed=50 + i, dtype=dtype) for i, x in enumerate(full)]
+        mine_along = [mine_of(i, x) for i, x in enumerate(along)]
+        right2 = torch.autograd.grad(sum((g * x).sum() for g, x in zip(wanted, along, strict=True)), full)
+        common = [not sharded and (i == 0 or place is None) for i, place in enumerate(places)]
+        got2 = torch.autograd.grad(product(got, mine_along, common, sharded), own)
+        for i, (a, b) in enumerate(zip(got2, right2, strict=True)):
+            close(summed(i, a), mine_of(i, b), 100 * tolerance, f"{label}: second derivative {i}")
+    # forward mode, one direction through all inputs
+    dots = [draw(*x.shape, seed=70 + i, dtype=dtype) for i, x in enumerate(full)]
+    mine_dots = [mine_of(i, x) for i, x in enumerate(dots)]
+
+    def as_tuple(function):
+        return lambda *x: tuple(getattr(function(*x), name) for name in everything)
+
+    right_dot = jvp(as_tuple(one), tuple(x.detach() for x in full), tuple(dots))[1]
+    found_dot = jvp(as_tuple(many), tuple(x.detach() for x in own), tuple(mine_dots))[1]
+    for name, a, b in zip(everything, found_dot, right_dot, strict=True):
+        close(a, cut_of(name, b), 10 * tolerance, f"{label}: tangent of {name}")
+
+
+def product(grads, along, common, sharded):
+    """<gradient, along>; with queries replicated one number, the same on all processes."""
+    found = [(g * x).sum() for g, x in zip(grads, along, strict=True)]
+    if not sharded:
+        members = Members("test")
+        found = [x if same else total(x, members) for x, same in zip(found, common, strict=True)]
+    return sum(found)
+
+
+def main():
+    everything = {"log_weight": True, "sink": True, "softcap": 3.0, "key_mass": True}
+    no_mass = everything | {"key_mass": False}
+    no_max, uneven = NAMES[:-1], (6, 4, 9)
+    replicated, ring = {"sizes": uneven}, {"sizes": uneven, "sharded": True}
+    zigzag = {"queries": None, "sizes": (6,), "sharded": True, "order": "zigzag"}
+    planes = everything | {"bias": True, "mask": True}
+    compare("replicated", planes, queries=7, twice=True, **replicated)
+    compare("replicated causal", {"causal": True, "key_mass": True}, queries=9, twice=True, **replicated)
+    compare("replicated causal, more queries than keys", {"causal": True}, queries=23, **replicated)
+    compare("replicated window", {"causal": True, "window": 5}, queries=9, **replicated)
+    compare("replicated float32", everything, queries=7, dtype=torch.float32, **replicated)
+    compare("ring", everything, queries=5, **ring)
+    compare("ring twice", no_mass, queries=5, twice=True, names=no_max, **ring)
+    tiled = no_mass | {"backend": "tiled"}
+    compare("ring tiled", tiled, queries=5, twice=True, names=no_max, **ring)
+    compare("ring float32", everything, queries=5, dtype=torch.float32, **ring)
+    compare("ring causal", {"causal": True, "key_mass": True}, queries=None, **ring)
+    compare("ring window", {"causal": True, "window": 4}, queries=None, **ring)
+    for window in (None, 5):
+        options = {"causal": True, "window": window, "log_weight": True, "key_mass": True}
+        compare(f"zigzag {window}", options, **zigzag)
+    compare("zigzag twice", {"causal": True}, twice=True, names=no_max, **zigzag)
+    compare("zigzag, not causal", {"window": 4}, **zigzag)
+    refused()
+
+
+def refused():
+    """What is not known raises, and says so."""
+    q = draw(1, 4, 8, seed=9 + dist.get_rank()).requires_grad_()
+
+    def maximum(q):
+        return xt.distributed.attend(q, q, q, queries="sharded").score_max.sum()
+
+    (first,) = torch.autograd.grad(maximum(q), q, create_graph=True)
+    message = raised(xt.distributed.GroupError, lambda: torch.autograd.grad(first.sum(), q))
+    assert "score_max" in message, message
+
+    def output(q):
+        return xt.distributed.attend(q, q, q, queries="sharded").output
+
+    def moved(q):
+        return jvp(output, (q,), (torch.ones_like(q),))[1]
+
+    x = q.detach()
+    message = raised(RuntimeError, lambda: jvp(moved, (x,), (torch.ones_like(x),)))
+    assert "forward derivatives of forward derivatives" in message, message
+
+
+def raised(kind, call):
+    """The message of the error that a call raises."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")

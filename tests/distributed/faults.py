@@ -1,0 +1,88 @@
+"""Run by torchrun: mistakes and failures of one process, as the others see them."""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import exptilt as xt
+from exptilt._support.errors import ExptiltError
+
+
+def told(call):
+    """The error that a call raises, as text with its class."""
+    try:
+        call()
+    except ExptiltError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def mistakes():
+    """Each is made by rank 1 alone; what this rank is told of it. Afterwards the group still works."""
+    rank, found = dist.get_rank(), {}
+    odd = rank == 1
+    q, k = torch.zeros(2, 3, 4), torch.randn(2, 5, 4)
+
+    def both(name, query=q, key=k, value=k, **options):
+        for queries in ("replicated", "sharded"):
+            found[f"{name}, {queries}"] = told(
+                lambda queries=queries: xt.distributed.attend(query, key, value, queries=queries, **options)
+            )
+
+    double = [x.double() for x in (q, k, k)]
+    both("dtype", *(double if odd else [q, k, k]))
+    both("heads", key=torch.randn(1, 5, 4) if odd else k, value=torch.randn(1, 5, 4) if odd else k)
+    both("positions", value=k[:, :4] if odd else k)
+    both("option", softcap=2.0 if odd else None)
+    both("gradient", key=k.clone().requires_grad_() if odd else k)
+    both("NaN", key=torch.full_like(k, torch.nan) if odd else k)
+    mine = q.clone().requires_grad_()
+    seen = xt.distributed.attend(mine, k, k, queries="sharded")
+    loss = seen.log_normalizer.sum() if odd else seen.output.sum()
+    found["another result"] = told(loss.backward)
+    assert xt.distributed.attend(q, k, k, queries="sharded").output.isfinite().all()
+    return found
+
+
+def never_called():
+    """Rank 0 waits for a call that rank 1 never makes."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    q = torch.zeros(2, 3, 4)
+    if dist.get_rank() == 0:
+        return {"never called": told(lambda: xt.distributed.attend(q, q, q, group=group))}
+    time.sleep(6)
+    return {}
+
+
+def killed():
+    """The last rank is killed while keys go around; what the others are told, and after how long."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun would end the others at once
+    q = torch.randn(1, 64, 8)
+    xt.distributed.attend(q, q, q, queries="sharded")
+    if dist.get_rank() == dist.get_world_size() - 1:
+        from exptilt.distributed import travel
+
+        def die(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        travel.Sending.arrive = die
+    start = time.monotonic()
+    text = told(lambda: xt.distributed.attend(q, q, q, queries="sharded"))
+    return {"killed": text, "seconds": time.monotonic() - start}
+
+
+if __name__ == "__main__":
+    import json
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    what, folder = sys.argv[1:]
+    found = killed() if what == "killed" else mistakes() | never_called()
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    os._exit(0)

@@ -1,0 +1,86 @@
+"""Two and three real processes, started by torchrun, against one process that has everything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import exptilt as xt
+
+HERE = Path(__file__).resolve().parent
+
+
+def torchrun(count, script, *words, extra=()):
+    """Start a script on so many processes."""
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={count}",
+        *extra,
+    ]
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return subprocess.run(
+        [*start, str(HERE / script), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_as_one_process(count):
+    done = torchrun(count, "ranks.py")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("all cases hold") == count
+
+
+def test_mistakes_of_one_process_are_told_to_all(tmp_path):
+    done = torchrun(2, "faults.py", "mistakes", tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for queries in ("replicated", "sharded"):
+        for found in (zero, one):
+            assert (
+                "the dtype is torch.float32 on rank 0 and torch.float64 on rank 1"
+                in found[f"dtype, {queries}"]
+            )
+            assert "the shape of key but for its keys" in found[f"heads, {queries}"]
+            assert "scale, causal, window, softcap" in found[f"option, {queries}"]
+            assert (
+                "need gradients" in found[f"gradient, {queries}"]
+                or "derivatives" in found[f"gradient, {queries}"]
+            )
+            assert "NaN" in found[f"NaN, {queries}"]
+        assert one[f"positions, {queries}"].startswith(
+            "ArgumentError: attend: key has 5 positions, value has 4"
+        )
+        assert "rank 1 was refused" in zero[f"positions, {queries}"]
+        assert "key has 5 positions, value has 4" in zero[f"positions, {queries}"]
+    assert "the value's width" in zero["another result"]
+    assert zero["another result"] == one["another result"]
+    assert "rank 0 of 2 did not get an answer" in zero["never called"]
+
+
+def test_a_killed_process_is_told_to_the_others(tmp_path):
+    torchrun(3, "faults.py", "killed", tmp_path)
+    assert not (tmp_path / "2.json").exists()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (
+            f"GroupError: attend: rank {rank} of 3 did not get an answer from the others" in found["killed"]
+        )
+        assert found["seconds"] < 60  # the group's timeout is 20 s
+
+
+def test_no_group():
+    q = torch.zeros(1, 2, 4)
+    with pytest.raises(xt.distributed.GroupError, match="init_process_group"):
+        xt.distributed.attend(q, q, q)
