@@ -6,7 +6,7 @@ sizes (see `kalman.count`); all else uses one build for all sizes.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,14 @@ def sizes_of(p: Parameters) -> Sizes:
     return M, len(p.initial_mean) // M, p.observation_offset.shape[-1] // M
 
 
+def build_sizes(p: Parameters, rows: int) -> Any:
+    """M, n and m in the form that picks the build: tuples for a build of exactly these sizes."""
+    sizes = sizes_of(p)
+    if rows >= LONG and all(size <= most for size, most in zip(sizes, SMALL, strict=True)):
+        return tuple((0,) * size for size in sizes)
+    return sizes
+
+
 def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:
     """A run with room for each step, or for the last of each series."""
     (M, n, _), series = sizes_of(p), len(starts) - 1
@@ -49,9 +57,7 @@ def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool =
 
 def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, everything: bool = True) -> Run:
     """Filter all series by one of `METHODS`; keep each step, or only the last of each series."""
-    run, sizes = new_run(p, y, starts, everything), cast(Any, sizes_of(p))
-    if len(y) >= LONG and all(size <= most for size, most in zip(sizes, SMALL, strict=True)):
-        sizes = tuple((0,) * size for size in sizes)
+    run, sizes = new_run(p, y, starts, everything), build_sizes(p, len(y))
 
     def work(begin: int, end: int) -> None:
         forward(run, begin, end, METHODS[method], everything, sizes)
@@ -129,11 +135,12 @@ def run_smoother(run: Run, regressors: np.ndarray | None = None) -> Smoothing:
     q, wanted = n + known.shape[1], regressors is not None
     sizes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
     shared, parts = [np.empty(size) for size in sizes], []
+    build = build_sizes(run.p, rows)
 
     def work(begin: int, end: int) -> None:
         sums = [np.zeros(size) for size in ((M,), (M, q, q), (M, n, q), (M, n, n))]
         parts.append(sums)  # each thread adds into arrays of its own
-        smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, sizes_of(run.p), wanted)
+        smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, wanted, build)
 
     over_series(run.starts, work)
     return Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])

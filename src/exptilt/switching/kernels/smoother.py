@@ -19,21 +19,25 @@ On the way the pass adds up what EM needs, for each mode k with z_t = (x_{t−1}
     rz_k = Σ E[r z'; s_t = k],     rr_k = Σ E[r r'; s_t = k]
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffers import Place, Run, Sizes, begin_series, keep, load, places, recall, work_buffer
+from .buffers import Place, Run, begin_series, keep, load, places, recall, work_buffer
 from .kalman import (
     Buffer,
     add_product,
     cholesky,
+    choose,
     clear,
+    collapse,
     collapse_some,
     copy,
+    count,
     inlined,
     kernel,
     log_sum,
+    predict,
     predict_some,
     product,
     solve,
@@ -56,7 +60,7 @@ class Smoothing(NamedTuple):
     rr: Buffer  # (M, n, n)
 
 
-@kernel
+@inlined
 def rauch(
     w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int, work: int
 ) -> None:
@@ -68,7 +72,7 @@ def rauch(
     rest = work  # I − J F, as a move without offset and noise
     ahead = rest + at.move
     gap = ahead + at.law
-    predict_some(n, w, move, filtered, ahead, rest)
+    predict(n, w, move, filtered, ahead, rest)
     product(w, n, n, n, (filtered + n, n, 1), (move, 1, n), gain)
     copy(nn, w, ahead + n, w, gap + n)
     cholesky(n, w, gap + n, 1e-12)
@@ -80,11 +84,19 @@ def rauch(
     clear(at.move, w, rest, 0, 0.0)
     clear(nn, w, rest, n, 1.0)
     add_product(w, n, n, n, -1.0, (gain, n, 1), (move, n, 1), w, rest)
-    predict_some(n, w, rest, filtered, ahead, target)
+    predict(n, w, rest, filtered, ahead, target)
     # what is left is a move too: J (later − ahead) + x, of covariance J (P̂ + Q) J' + (I − J F) P (I − J F)'
     copy(n, w, filtered, w, gain + nn)
     copy(nn, w, ahead + n, w, gain + nn + n)
-    predict_some(n, w, gain, gap, target, rest)
+    predict(n, w, gain, gap, target, rest)
+
+
+@kernel
+def rauch_some(
+    w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int, work: int
+) -> None:
+    """`rauch` for sizes known only at run time."""
+    rauch(w, at, move, filtered, later, target, gain, work)
 
 
 @inlined
@@ -134,11 +146,18 @@ def add_pair(
 
 @kernel
 def smooth_back(
-    run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sizes: Sizes, sums: bool
+    run: Run,
+    begin: int,
+    end: int,
+    s: Smoothing,
+    regressors: Buffer,
+    sums: bool,
+    sizes: tuple[Any, Any, Any],
 ) -> None:
     """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums."""
     p, _, starts, out = run
-    at = places(sizes[0], sizes[1], sizes[2], p)
+    at = places(count(sizes[0]), count(sizes[1]), count(sizes[2]), p)
+    back_step, merge = choose(sizes[1], rauch, rauch_some), choose(sizes[1], collapse, collapse_some)
     M, n, law, nn = at.M, at.n, at.law, at.n * at.n
     state = at.end
     log_mode = state + M * law
@@ -201,14 +220,14 @@ def smooth_back(
                         copy(n, w, move + nn, w, link + nn)
                         copy(nn, w, work + law + n, w, link + nn + n)
                         move = link
-                    rauch(w, at, move, state + j * law, hat + k * law, target, gain, work)
+                    back_step(w, at, move, state + j * law, hat + k * law, target, gain, work)
                     if sums:
                         # Cov(later, earlier) = P̂_k J'
                         product(w, n, n, n, (hat + k * law + n, n, 1), (gain, 1, n), work)
                         known, later = regressors[row], hat + k * law
                         add_pair(s, k, w[pair + j * M + k], w, n, move, target, later, work, known)
                 if mine > 0.0:
-                    collapse_some(n, M, w, weight, 1, part, law, new + j * law)
+                    merge(n, M, w, weight, 1, part, law, new + j * law)
                 else:  # a mode the series cannot have been in keeps its filtered moments
                     copy(law, w, state + j * law, w, new + j * law)
             for j in range(M):
