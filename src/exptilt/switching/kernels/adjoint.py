@@ -107,21 +107,21 @@ def update_adjoint(
     PK = Px + n
     PA = PK + n * m
     copy(m, w, e, w, v)
-    solve(m, w, S, v)
+    solve(m, 1, w, S, v)
     clear(m * m, w, inverse, m, 1.0)
-    product(w, m, n, 1, (K, 1, m), x_bar, b)
+    solve(m, m, w, S, inverse)
+    product(w, m, n, 1, (K, n, 1), x_bar, b)
     for r in range(m):
-        solve(m, w, S, inverse + r * m)
         w[d_bar + r] = g * w[v + r] - w[b + r]
         for c in range(m):
             w[G + r * m + c] = 0.5 * g * (w[v + r] * w[v + c] - w[inverse + r * m + c])
             w[R_bar + r * m + c] = w[G + r * m + c] - 0.5 * (w[b + r] * w[v + c] + w[b + c] * w[v + r])
-    product(w, n, n, 1, (A, 1, n), x_bar, a)
+    product(w, n, n, 1, (A, n, 1), x_bar, a)
     product(w, n, n, 1, P, x_bar, Px)
     product(w, n, m, 1, HT, (v, 1, 1), hv)
-    product(w, n, n, m, P_bar, (K, m, 1), PK)
+    product(w, n, n, m, P_bar, (K, 1, n), PK)
     product(w, m, m, n, (G, m, 1), H, GH)
-    product(w, n, n, n, P_bar, (A, n, 1), PA)
+    product(w, n, n, n, P_bar, (A, 1, n), PA)
     for i in range(n):
         w[source_bar + i] = w[a + i] + g * w[hv + i]
         for k in range(n):
@@ -129,9 +129,9 @@ def update_adjoint(
         for r in range(m):
             x = g * w[source + i] + w[Px + i]
             w[room + r * n + i] = w[v + r] * x - w[b + r] * w[target + i]
-    add_product(w, n, n, n, 1.0, (A, 1, n), (PA, n, 1), w, P0_bar)
+    add_product(w, n, n, n, 1.0, (A, n, 1), (PA, n, 1), w, P0_bar)
     add_product(w, n, m, n, 1.0, HT, (GH, n, 1), w, P0_bar)
-    add_product(w, m, n, m, 1.0, (K, 1, m), (PK, m, 1), w, R_bar)
+    add_product(w, m, n, m, 1.0, (K, n, 1), (PK, m, 1), w, R_bar)
     add_product(w, m, n, n, 2.0, (GH, n, 1), P0, w, room)
     add_product(w, m, n, n, -2.0, (PK, 1, m), P, w, room)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kalman import Buffer, copy, inlined, law_size, update_room
+from .kalman import Buffer, copy, inlined, law_size, turn, update_room
 
 Sizes = tuple[int, int, int]  # M, n, m
 
@@ -68,8 +68,11 @@ class Place(NamedTuple):
     sensors: int  # one a mode
     y: int  # the components that were seen
     seen: int  # sensors of those components alone
-    read: int  # a law read through a map
+    own_move: int  # of the mode at work, and its sensor: places that are known when sizes are
+    own_sensor: int
+    read: int  # a law, read through a map if there is one
     ahead: int  # a law predicted
+    after: int  # a law updated
     scratch: int  # of `update`
     end: int
 
@@ -85,17 +88,18 @@ def places(M: int, n: int, m: int, p: Parameters) -> Place:
     """Lay out the work buffer."""
     modes = p.initial_log_probability.shape[0]
     states = p.initial_mean.shape[0] // modes
-    law, move, sensor = law_size(n), 2 * n * n + n, sensor_size(n, m)
+    law, move, sensor = law_size(n), 3 * n * n + n, sensor_size(n, m)
     moves = M * M
     sensors = moves + M * move
     y = sensors + M * sensor
     seen = y + m
-    read = seen + M * sensor
-    scratch = read + 2 * law
+    own = seen + M * sensor
+    read = own + move + sensor
+    ahead, after = read + law, read + 2 * law
+    scratch = after + law
     end = scratch + update_room(n, m)
-    return Place(
-        M, n, m, modes, states, law, move, sensor, 0, moves, sensors, y, seen, read, read + law, scratch, end
-    )
+    sizes = (M, n, m, modes, states, law, move, sensor)
+    return Place(*sizes, 0, moves, sensors, y, seen, own, own + move, read, ahead, after, scratch, end)
 
 
 @inlined
@@ -127,6 +131,8 @@ def load(p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, 
             w[at.log_transition + i] = np.log(p.transition[k, i])
     if again or p.dynamics.shape[0] > 1:
         spread(M, n * n, p.dynamics[step_of(p.dynamics.shape[0], t)], w, at.moves, at.move)
+        for j in range(M):
+            turn(n, w, at.moves + j * at.move)
     if again or c.shape[1] > 1:
         row = c[step_of(c.shape[0], series), step_of(c.shape[1], t)]
         spread(M, n, row, w, at.moves + n * n, at.move)
@@ -143,6 +149,8 @@ def load(p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, 
         spread(M, m * m, row, w, at.sensors + m * n + m, at.sensor)
     if again and p.maps.size > 0:  # as moves without an offset, which the buffer holds as zeros
         spread(M * M, n * n, p.maps, w, maps, at.move)
+        for ij in range(M * M):
+            turn(n, w, maps + ij * at.move)
         spread(M * M, n * n, p.map_covariance, w, maps + n * n + n, at.move)
 
 
@@ -176,16 +184,33 @@ def begin_series(p: Parameters, w: Buffer, at: Place, state: int, log_mode: int)
 
 
 @inlined
+def write_row(length: int, w: Buffer, at: int, out: Buffer, row: int, column: int) -> None:
+    """Copy `length` numbers to a row of a table, from `column` on: a view would have to be counted."""
+    for i in range(length):
+        out[row, column + i] = w[at + i]
+
+
+@inlined
+def read_row(length: int, table: Buffer, row: int, column: int, w: Buffer, at: int) -> None:
+    """Copy `length` numbers from a row of a table, from `column` on."""
+    for i in range(length):
+        w[at + i] = table[row, column + i]
+
+
+@inlined
 def recall(out: Stored, row: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
     """Put the filtered laws of a row in place."""
-    spread(at.M, at.n, out.mode_mean[row], w, state, at.law)
-    spread(at.M, at.n * at.n, out.mode_covariance[row], w, state + at.n, at.law)
-    copy(at.M, out.log_mode[row], 0, w, log_mode)
+    n = at.n
+    for j in range(at.M):
+        read_row(n, out.mode_mean, row, j * n, w, state + j * at.law)
+        read_row(n * n, out.mode_covariance, row, j * n * n, w, state + j * at.law + n)
+    read_row(at.M, out.log_mode, row, 0, w, log_mode)
 
 
 @inlined
 def keep(w: Buffer, at: Place, state: int, mean: Buffer, cov: Buffer, row: int) -> None:
     """Write the M laws at `state` to a row of means and covariances."""
+    n = at.n
     for j in range(at.M):
-        copy(at.n, w, state + j * at.law, mean[row], j * at.n)
-        copy(at.n * at.n, w, state + j * at.law + at.n, cov[row], j * at.n * at.n)
+        write_row(n, w, state + j * at.law, mean, row, j * n)
+        write_row(n * n, w, state + j * at.law + n, cov, row, j * n * n)

@@ -29,6 +29,7 @@ from .buffers import (
     places,
     sensor_size,
     work_buffer,
+    write_row,
 )
 from .kalman import (
     Buffer,
@@ -43,6 +44,7 @@ from .kalman import (
     log_sum,
     predict,
     predict_some,
+    symmetric,
     update,
     update_some,
 )
@@ -69,16 +71,18 @@ def sensor_of(at: Place, seen: int, j: int) -> int:
 def carry(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int, target: int) -> float:
     """Move a law by mode j (unless the series has only begun) and condition it on what is seen.
 
-    Returns the log-density of what is seen (NaN: its covariance is singular); the predicted law stays at
-    `at.ahead`.
+    Returns the log-density of what is seen (NaN: its covariance is singular). Move and sensor of the mode
+    must be at `at.own_move` and `at.own_sensor`. The law is worked on in places that are known when sizes
+    are, for then the compiler knows what overlaps, and keeps sums in registers.
     """
     n, m = at.n, at.m
     if begun:
         copy(at.law, w, source, w, at.ahead)
     else:
-        predict(n, w, at.moves + j * at.move, source, at.ahead, at.scratch)
+        predict(n, w, at.own_move, source, at.ahead, at.scratch)
     if seen == m:
-        density = update(n, m, w, at.y, at.sensors + j * at.sensor, at.ahead, target, at.scratch)
+        density = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
+        symmetric(n, w, at.after, target)
     else:
         density = update_some(at.states, seen, w, at.y, sensor_of(at, seen, j), at.ahead, target, at.scratch)
     return float(density)
@@ -86,7 +90,7 @@ def carry(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int, tar
 
 @kernel
 def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int, target: int) -> float:
-    """`carry` for sizes known only at run time."""
+    """`carry` for sizes known only at run time; the predicted law stays at `at.ahead`."""
     if begun:
         copy(at.law, w, source, w, at.ahead)
     else:
@@ -133,9 +137,9 @@ def keep_step(
 ) -> None:
     """Write one step's results."""
     out.terms[row] = term
-    copy(at.M, w, log_mode, out.log_mode[row], 0)
+    write_row(at.M, w, log_mode, out.log_mode, row, 0)
     keep(w, at, state, out.mode_mean, out.mode_covariance, row)
-    copy(at.M * at.M, w, weight, out.mixing[row], 0)
+    write_row(at.M * at.M, w, weight, out.mixing, row, 0)
 
 
 @kernel
@@ -149,8 +153,8 @@ def forward(
     M, n, law = at.M, at.n, at.law
     state = at.end
     log_mode = state + M * law
-    mixed = log_mode + M
-    after = mixed + M * law
+    read = log_mode + M  # laws as mode j reads them
+    after = read + M * law
     score = after + M * M * law
     weight = score + M * M
     prior = weight + M * M
@@ -168,22 +172,27 @@ def forward(
             pairs = method == GPB2 and not begun
             if begun:
                 copy(M, w, log_mode, w, prior)
-                copy(M * law, w, state, w, mixed)
                 clear(M * M, w, weight, M, 1.0)
             elif not pairs:
                 mixing_weights(w, at, log_mode, method == GPB1, score, weight, prior)
-                for j in range(M):
-                    if p.maps.size > 0:
-                        for i in range(at.modes):
-                            move = maps + (i * M + j) * at.move
-                            predict_some(at.states, w, move, state + i * law, after + i * law, at.scratch)
-                        collapse_some(at.states, at.modes, w, weight + j, M, after, law, mixed + j * law)
-                    else:
-                        merge(n, M, w, weight + j, M, state, law, mixed + j * law)
-            for ij in range(at.modes * at.modes if pairs else at.modes):
-                i, j = ij // M, ij % M
-                source = read_as(p, w, at, maps, i, j, state + i * law) if pairs else mixed + j * law
-                value = step(w, at, seen, begun, j, source, after + ij * law)
+            for ji in range(at.modes * at.modes if pairs else at.modes):
+                i, j = (ji % M, ji // M) if pairs else (0, ji)
+                ij = i * M + j
+                if i == 0:
+                    copy(at.move, w, at.moves + j * at.move, w, at.own_move)
+                    copy(at.sensor, w, at.sensors + j * at.sensor, w, at.own_sensor)
+                if begun:
+                    copy(law, w, state + j * law, w, at.read)
+                elif pairs:
+                    copy(law, w, read_as(p, w, at, maps, i, j, state + i * law), w, at.read)
+                elif p.maps.size > 0:
+                    for k in range(at.modes):
+                        move = maps + (k * M + j) * at.move
+                        predict_some(at.states, w, move, state + k * law, read + k * law, at.scratch)
+                    collapse_some(at.states, at.modes, w, weight + j, M, read, law, at.read)
+                else:
+                    merge(n, M, w, weight + j, M, state, law, at.read)
+                value = step(w, at, seen, begun, j, at.read, after + ij * law)
                 if np.isnan(value):
                     out.failure[series, 0], out.failure[series, 1] = t, j
                     return
@@ -202,7 +211,8 @@ def forward(
                 for j in range(M):
                     backward_weights(M, w, j, score, w[log_weight + j], log_mode, weight)
                 for j in range(M):
-                    merge(n, M, w, weight + j, M, after + j * law, M * law, state + j * law)
+                    merge(n, M, w, weight + j, M, after + j * law, M * law, at.read)
+                    symmetric(n, w, at.read, state + j * law)
             else:
                 copy(M * law, w, after, w, state)
             for j in range(M):

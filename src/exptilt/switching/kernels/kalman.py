@@ -11,10 +11,10 @@ All matrices of a kernel live row by row in ONE one-dimensional float64 buffer `
 offset. What belongs together lies together, under one offset:
 
     a law      x (n), P (n·n)
-    a move     W (n·n), c (n), Q (n·n)
+    a move     W (n·n), c (n), Q (n·n), W' (n·n)
     a sensor   H (m·n), d (m), R (m·m)
 
-Of each symmetric result only the lower triangle is computed and then mirrored, so symmetry cannot be lost.
+Of each law that is kept the lower triangle is mirrored to the upper one, so symmetry cannot be lost.
 Joseph's form is a sum of positive terms, so positive definiteness is not lost either.
 
 The sizes arrive as arguments. They may be known when the caller is compiled (see `count`); as everything
@@ -25,8 +25,9 @@ and as all offsets count from one base the compiler knows that no two matrices o
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 from ..._support import kernels
 
@@ -83,8 +84,13 @@ def update_room(n: int, m: int) -> int:
 
 @inlined
 def copy(length: int, source: Buffer, source_at: int, target: Buffer, target_at: int) -> None:
-    """Copy `length` numbers."""
-    for i in range(length):
+    """Copy `length` numbers, four at a time: a four read before it is written may be one vector."""
+    fours = length // 4
+    for block in range(fours):
+        i, j = source_at + 4 * block, target_at + 4 * block
+        a, b, c, d = source[i], source[i + 1], source[i + 2], source[i + 3]
+        target[j], target[j + 1], target[j + 2], target[j + 3] = a, b, c, d
+    for i in range(4 * fours, length):
         target[target_at + i] = source[source_at + i]
 
 
@@ -127,6 +133,43 @@ def mirror(n: int, w: Buffer, P: int) -> None:
             w[P + j * n + i] = w[P + i * n + j]
 
 
+@intrinsic
+def add_four(typing_context, w, factor, row, target):  # type: ignore[no-untyped-def]
+    """Add `factor` times four numbers to four others, as one vector."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        vector, fuse = ir.VectorType(ir.DoubleType(), 4), ("contract", "reassoc", "nsz")
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 4), [0] * 4)
+        first, empty = ir.Constant(ir.IntType(32), 0), ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(empty, arguments[1], first)
+        places = [builder.bitcast(builder.gep(data, [at]), vector.as_pointer()) for at in arguments[2:]]
+        x, y = (builder.load(place, align=8) for place in places)
+        scaled = builder.fmul(builder.shuffle_vector(one, one, zeros), x, flags=fuse)
+        builder.store(builder.fadd(y, scaled, flags=fuse), places[1], align=8)
+        return context.get_dummy_value()
+
+    return types.void(w, types.float64, types.int64, types.int64), generate
+
+
+@inlined
+def add_row(length: int, w: Buffer, factor: float, row: int, target: int) -> None:
+    """Add `factor` times one row to another, four places at a time: all products are sums of rows."""
+    fours = length // 4
+    for block in range(fours):
+        add_four(w, factor, row + 4 * block, target + 4 * block)  # type: ignore[call-arg]
+    for j in range(4 * fours, length):
+        w[target + j] += factor * w[row + j]
+
+
+@inlined
+def turn(n: int, w: Buffer, move: int) -> None:
+    """Write the transpose of a move's W to its place."""
+    for i in range(n):
+        for k in range(n):
+            w[move + 2 * n * n + n + k * n + i] = w[move + i * n + k]
+
+
 # The three moves are written out: the products above cost a quarter more here.
 
 
@@ -134,30 +177,30 @@ def mirror(n: int, w: Buffer, P: int) -> None:
 def predict(n: int, w: Buffer, move: int, source: int, target: int, scratch: int) -> None:
     """Write the law at `source`, moved, to `target`; `scratch` holds n·n numbers."""
     W, c, Q = move, move + n * n, move + n * n + n
-    P, cov = source + n, target + n
+    turned, P, cov = Q + n * n, source + n, target + n
     for i in range(n):
-        s = w[c + i]
+        w[target + i] = w[c + i]
+    for k in range(n):
+        add_row(n, w, w[source + k], turned + k * n, target)
+    for i in range(n * n):
+        w[scratch + i] = 0.0
+        w[cov + i] = w[Q + i]
+    for i in range(n):
         for k in range(n):
-            s += w[W + i * n + k] * w[source + k]
-        w[target + i] = s
-    for i in range(n):
-        for j in range(n):
-            s = 0.0
-            for k in range(n):
-                s += w[W + i * n + k] * w[P + k * n + j]
-            w[scratch + i * n + j] = s
-    for i in range(n):
-        for j in range(i + 1):
-            s = w[Q + i * n + j]
-            for k in range(n):
-                s += w[scratch + i * n + k] * w[W + j * n + k]
-            w[cov + i * n + j] = s
-    mirror(n, w, cov)
+            add_row(n, w, w[W + i * n + k], P + k * n, scratch + i * n)
+        for k in range(n):
+            add_row(n, w, w[scratch + i * n + k], turned + k * n, cov + i * n)
+
+
+@kernel
+def log_some(x: float) -> float:
+    """The logarithm where it is seldom wanted: called, or the compiler would take it in any case."""
+    return float(np.log(x))
 
 
 @inlined
-def cholesky(m: int, w: Buffer, S: int, cutoff: float) -> float:
-    """Factor S = L L' in place (lower triangle, the diagonal holds 1/L_ii) and return log |S|.
+def factor(m: int, w: Buffer, S: int, cutoff: float) -> float:
+    """Factor S = L D L' in place (L below the diagonal, 1/D on it) and return log |S|.
 
     A pivot of at most `cutoff` times its diagonal counts as zero: with a cutoff of 0 the result is NaN (S is
     not positive definite), with a larger one `solve` leaves its direction out, as a generalised inverse does.
@@ -166,14 +209,14 @@ def cholesky(m: int, w: Buffer, S: int, cutoff: float) -> float:
     product = 1.0
     for a in range(m):
         for b in range(a):
-            s = w[S + a * m + b]
             for k in range(b):
-                s -= w[S + a * m + k] * w[S + b * m + k]
-            w[S + a * m + b] = s * w[S + b * m + b]
+                w[S + a * m + b] -= w[S + a * m + k] * w[S + b * m + k]
         s = w[S + a * m + a]
         least = cutoff * s
         for k in range(a):
-            s -= w[S + a * m + k] * w[S + a * m + k]
+            scaled = w[S + a * m + k] * w[S + k * m + k]
+            s -= w[S + a * m + k] * scaled
+            w[S + a * m + k] = scaled
         if not (s > least and s < np.inf):
             if cutoff == 0.0:
                 return np.nan
@@ -181,40 +224,34 @@ def cholesky(m: int, w: Buffer, S: int, cutoff: float) -> float:
             continue
         product *= s
         if not (1e-150 < product < 1e150):  # one logarithm for many pivots, without under- or overflow
-            log_determinant += np.log(product)
+            log_determinant += log_some(product)
             product = 1.0
-        w[S + a * m + a] = 1.0 / np.sqrt(s)
+        w[S + a * m + a] = 1.0 / s
     return float(log_determinant + np.log(product))
 
 
 @inlined
-def whiten(m: int, w: Buffer, S: int, x: int) -> None:
-    """Overwrite the vector at `x` with L^{-1} x, S as `cholesky` left it."""
+def solve(m: int, columns: int, w: Buffer, S: int, X: int) -> None:
+    """Overwrite the matrix X (m, columns) with S^{-1} X, S as `factor` left it."""
     for a in range(m):
-        s = w[x + a]
         for b in range(a):
-            s -= w[S + a * m + b] * w[x + b]
-        w[x + a] = s * w[S + a * m + a]
-
-
-@inlined
-def solve(m: int, w: Buffer, S: int, x: int) -> None:
-    """Overwrite the vector at `x` with S^{-1} x, S as `cholesky` left it."""
-    whiten(m, w, S, x)
+            for i in range(columns):
+                w[X + a * columns + i] -= w[S + a * m + b] * w[X + b * columns + i]
     for back in range(m):
         a = m - 1 - back
-        s = w[x + a]
+        for i in range(columns):
+            w[X + a * columns + i] *= w[S + a * m + a]
         for b in range(a + 1, m):
-            s -= w[S + b * m + a] * w[x + b]
-        w[x + a] = s * w[S + a * m + a]
+            for i in range(columns):
+                w[X + a * columns + i] -= w[S + b * m + a] * w[X + b * columns + i]
 
 
 @inlined
 def update(n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: int, scratch: int) -> float:
     """Condition the law at `source` on the `m` numbers at `y`; return their log-density (NaN: S is singular).
 
-    `scratch` is left with the factor of S (m·m), K and K R (n·m each), e and L^{-1} e (m each), A = I − K H
-    and A P (n·n each).
+    `scratch` is left with the factor of S (m·m), K' and (K R)' (m·n each), e and S^{-1} e (m each),
+    A' = (I − K H)' and A P (n·n each).
     """
     H, d, R = sensor, sensor + m * n, sensor + m * n + m
     P, cov = source + n, target + n
@@ -224,63 +261,48 @@ def update(n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: 
     e = KR + n * m
     A = e + 2 * m
     AP = A + n * n
-    for i in range(n):
-        for a in range(m):
-            s = 0.0
-            for k in range(n):
-                s += w[P + i * n + k] * w[H + a * n + k]
-            w[K + i * m + a] = s
+    for i in range(m * n):
+        w[K + i] = 0.0
+        w[KR + i] = 0.0
     for a in range(m):
+        for k in range(n):
+            add_row(n, w, w[H + a * n + k], P + k * n, K + a * n)
         for b in range(a + 1):
             s = w[R + a * m + b]
             for k in range(n):
-                s += w[H + a * n + k] * w[K + k * m + b]
+                s += w[H + a * n + k] * w[K + b * n + k]
             w[S + a * m + b] = s
-    log_determinant = cholesky(m, w, S, 0.0)
-    for i in range(n):
-        solve(m, w, S, K + i * m)
-    square = 0.0
+    log_determinant = factor(m, w, S, 0.0)
+    solve(m, n, w, S, K)
     for a in range(m):
         s = w[y + a] - w[d + a]
         for k in range(n):
             s -= w[H + a * n + k] * w[source + k]
         w[e + a] = s
-        for b in range(a):
-            s -= w[S + a * m + b] * w[e + m + b]
-        s *= w[S + a * m + a]
         w[e + m + a] = s
-        square += s * s
+    solve(m, 1, w, S, e + m)
+    square = 0.0
+    for a in range(m):
+        square += w[e + a] * w[e + m + a]
     for i in range(n):
-        s = w[source + i]
+        w[target + i] = w[source + i]
+    for i in range(n * n):
+        w[A + i] = 1.0 if i % (n + 1) == 0 else 0.0
+        w[AP + i] = 0.0
+        w[cov + i] = 0.0
+    for a in range(m):
+        add_row(n, w, w[e + a], K + a * n, target)
+        for k in range(n):
+            add_row(n, w, -w[H + a * n + k], K + a * n, A + k * n)
+        for b in range(m):
+            add_row(n, w, w[R + a * m + b], K + b * n, KR + a * n)
+    for i in range(n):
+        for k in range(n):
+            add_row(n, w, w[A + k * n + i], P + k * n, AP + i * n)
+        for k in range(n):
+            add_row(n, w, w[AP + i * n + k], A + k * n, cov + i * n)
         for a in range(m):
-            s += w[K + i * m + a] * w[e + a]
-        w[target + i] = s
-    for i in range(n):
-        for j in range(n):
-            s = 1.0 if i == j else 0.0
-            for a in range(m):
-                s -= w[K + i * m + a] * w[H + a * n + j]
-            w[A + i * n + j] = s
-    for i in range(n):
-        for j in range(n):
-            s = 0.0
-            for k in range(n):
-                s += w[A + i * n + k] * w[P + k * n + j]
-            w[AP + i * n + j] = s
-        for a in range(m):
-            s = 0.0
-            for b in range(m):
-                s += w[K + i * m + b] * w[R + b * m + a]
-            w[KR + i * m + a] = s
-    for i in range(n):
-        for j in range(i + 1):
-            s = 0.0
-            for k in range(n):
-                s += w[AP + i * n + k] * w[A + j * n + k]
-            for a in range(m):
-                s += w[KR + i * m + a] * w[K + j * m + a]
-            w[cov + i * n + j] = s
-    mirror(n, w, cov)
+            add_row(n, w, w[KR + a * n + i], K + a * n, cov + i * n)
     return float(-0.5 * (m * LOG_TWO_PI + log_determinant + square))
 
 
@@ -290,20 +312,26 @@ def collapse(
 ) -> None:
     """Write the law with mean and covariance of a mixture of the `parts` laws at first, first + step, …"""
     cov = target + n
+    for i in range(law_size(n)):
+        w[target + i] = 0.0
+    for k in range(parts):
+        add_row(n, w, w[weight + k * weight_step], first + k * step, target)
+    for k in range(parts):
+        part, share = first + k * step, w[weight + k * weight_step]
+        add_row(n * n, w, share, part + n, cov)
+        for i in range(n):
+            gap = share * (w[part + i] - w[target + i])
+            for j in range(n):
+                w[cov + i * n + j] += gap * (w[part + j] - w[target + j])
+
+
+@inlined
+def symmetric(n: int, w: Buffer, source: int, target: int) -> None:
+    """Copy a law, the lower triangle of its covariance to both."""
+    copy(n, w, source, w, target)
     for i in range(n):
-        s = 0.0
-        for k in range(parts):
-            s += w[weight + k * weight_step] * w[first + k * step + i]
-        w[target + i] = s
-    for i in range(n):
-        for j in range(i + 1):
-            s = 0.0
-            for k in range(parts):
-                part = first + k * step
-                di, dj = w[part + i] - w[target + i], w[part + j] - w[target + j]
-                s += w[weight + k * weight_step] * (w[part + n + i * n + j] + di * dj)
-            w[cov + i * n + j] = s
-    mirror(n, w, cov)
+        for j in range(n):
+            w[target + n + i * n + j] = w[source + n + max(i, j) * n + min(i, j)]
 
 
 @inlined
@@ -327,6 +355,7 @@ def log_sum(length: int, w: Buffer, at: int, step: int) -> float:
 def predict_some(n: int, w: Buffer, move: int, source: int, target: int, scratch: int) -> None:
     """`predict` for sizes known only at run time."""
     predict(n, w, move, source, target, scratch)
+    mirror(n, w, target + n)
 
 
 @kernel
@@ -337,7 +366,9 @@ def update_some(
     if m == 0:
         copy(law_size(n), w, source, w, target)
         return 0.0
-    return float(update(n, m, w, y, sensor, source, target, scratch))
+    density = update(n, m, w, y, sensor, source, target, scratch)
+    mirror(n, w, target + n)
+    return float(density)
 
 
 @kernel
@@ -346,3 +377,4 @@ def collapse_some(
 ) -> None:
     """`collapse` for sizes known only at run time."""
     collapse(n, parts, w, weight, weight_step, first, step, target)
+    mirror(n, w, target + n)

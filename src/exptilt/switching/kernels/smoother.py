@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffers import Place, Run, begin_series, keep, load, places, recall, work_buffer
+from .buffers import Place, Run, begin_series, keep, load, places, recall, work_buffer, write_row
 from .kalman import (
     Buffer,
     add_product,
-    cholesky,
     choose,
     clear,
     collapse,
     collapse_some,
     copy,
     count,
+    factor,
     inlined,
     kernel,
     log_sum,
@@ -41,6 +41,7 @@ from .kalman import (
     predict_some,
     product,
     solve,
+    turn,
 )
 
 
@@ -73,21 +74,25 @@ def rauch(
     ahead = rest + at.move
     gap = ahead + at.law
     predict(n, w, move, filtered, ahead, rest)
-    product(w, n, n, n, (filtered + n, n, 1), (move, 1, n), gain)
+    product(w, n, n, n, (move, n, 1), (filtered + n, n, 1), rest)
     copy(nn, w, ahead + n, w, gap + n)
-    cholesky(n, w, gap + n, 1e-12)
+    factor(n, w, gap + n, 1e-12)
+    solve(n, n, w, gap + n, rest)
     for i in range(n):
-        solve(n, w, gap + n, gain + i * n)
+        for k in range(n):
+            w[gain + i * n + k] = w[rest + k * n + i]
         w[gap + i] = w[later + i] - w[ahead + i]
     for i in range(nn):
         w[gap + n + i] = w[later + n + i] + w[move + nn + n + i]
     clear(at.move, w, rest, 0, 0.0)
     clear(nn, w, rest, n, 1.0)
     add_product(w, n, n, n, -1.0, (gain, n, 1), (move, n, 1), w, rest)
+    turn(n, w, rest)
     predict(n, w, rest, filtered, ahead, target)
     # what is left is a move too: J (later − ahead) + x, of covariance J (P̂ + Q) J' + (I − J F) P (I − J F)'
     copy(n, w, filtered, w, gain + nn)
     copy(nn, w, ahead + n, w, gain + nn + n)
+    turn(n, w, gain)
     predict(n, w, gain, gap, target, rest)
 
 
@@ -146,13 +151,7 @@ def add_pair(
 
 @kernel
 def smooth_back(
-    run: Run,
-    begin: int,
-    end: int,
-    s: Smoothing,
-    regressors: Buffer,
-    sums: bool,
-    sizes: tuple[Any, Any, Any],
+    run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sums: bool, sizes: tuple[Any, Any, Any]
 ) -> None:
     """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums."""
     p, _, starts, out = run
@@ -181,7 +180,7 @@ def smooth_back(
         for back in range(length):
             t = length - 1 - back
             row = starts[series] + t
-            copy(M, w, hat_mode, s.probability[row], 0)
+            write_row(M, w, hat_mode, s.probability, row, 0)
             keep(w, at, hat, s.mean, s.covariance, row)
             if t == 0 and p.first == 1:
                 for i in range(M * M):
@@ -199,7 +198,7 @@ def smooth_back(
                 for j in range(M):
                     share = np.exp(w[score + j] - total) if total > -np.inf else 0.0
                     w[pair + j * M + k] = w[hat_mode + k] * share
-            copy(M * M, w, pair, s.pairs[row], 0)
+            write_row(M * M, w, pair, s.pairs, row, 0)
             for j in range(M):
                 mine = 0.0
                 for k in range(M):
@@ -219,6 +218,7 @@ def smooth_back(
                         predict_some(n, w, move, work, work + law, gain)
                         copy(n, w, move + nn, w, link + nn)
                         copy(nn, w, work + law + n, w, link + nn + n)
+                        turn(n, w, link)
                         move = link
                     back_step(w, at, move, state + j * law, hat + k * law, target, gain, work)
                     if sums:
@@ -235,5 +235,5 @@ def smooth_back(
                 for k in range(M):
                     w[hat_mode + j] += w[pair + j * M + k]
             copy(M * law, w, new, w, hat)
-        copy(M, w, hat_mode, s.initial_probability[series], 0)
+        write_row(M, w, hat_mode, s.initial_probability, series, 0)
         keep(w, at, hat, s.initial_mean, s.initial_covariance, series)
