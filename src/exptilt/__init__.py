@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         losses,
         memory,
         report,
+        sampling,
         switching,
         tilting,
     )
@@ -57,6 +58,7 @@ _FOLDERS = (
     "losses",
     "memory",
     "report",
+    "sampling",
     "switching",
     "tilting",
 )
@@ -84,6 +86,7 @@ __all__ = [
     "merge",
     "project",
     "report",
+    "sampling",
     "switching",
     "tilting",
 ]

@@ -38,6 +38,7 @@ from exptilt.families.members.wishart import Wishart
 from exptilt.families.predictive import Predictive, log_marginal_likelihood, predictive
 from exptilt.families.projection import expected_statistic, project
 from exptilt.families.relations import posterior
+from exptilt.families.theory.link import LinearLink, fit_linear_link, link
 from exptilt.families.theory.measure_of_members import measure_of_members
 from exptilt.families.theory.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl
 
@@ -61,6 +62,7 @@ __all__ = [
     "GaussianMixture",
     "InverseGamma",
     "Kind",
+    "LinearLink",
     "LogNormal",
     "MaximumEntropy",
     "MeanCovariance",
@@ -80,7 +82,9 @@ __all__ = [
     "expected_statistic",
     "exponential_bregman",
     "exponential_sum",
+    "fit_linear_link",
     "kl",
+    "link",
     "log_marginal_likelihood",
     "maximum_entropy",
     "measure_of_members",

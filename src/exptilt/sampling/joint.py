@@ -1,0 +1,202 @@
+r"""A joint exponential family of several sites, discrete and continuous (THEORY E8, E9).
+
+    p(x) = Π_s h_s(x_s) · e^{β U(x)} / Z(β),     U(x) = Σ_s <b_s, t_s(x_s)> + Σ_{s<r} t_s(x_s)' J_sr t_r(x_r)
+
+Each site s has a measure h_s, any of `exptilt.families`, and the statistic t_s that tilting acts on. Given
+the others, a site is h_s tilted by what they say:
+
+    x_s | rest ~ h_s tilted by η_s = β (b_s + Σ_r J_sr t_r(x_r))
+
+so conditionals are exact whatever the measures are. A Categorical coupled to a Gaussian is a mixture, a
+BernoulliProduct coupled to a Gaussian or to another is a Boltzmann machine, an `Empirical` coupled to
+anything is attention: its conditional weighs the points by softmax(<x_n, η>). β = 0 is the product of the
+h_s, β = 1 the joint law: SMC goes from one to the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from exptilt._support.checks import entries, finite
+from exptilt._support.errors import ArgumentError
+from exptilt.families import Measure
+
+State = dict[str, Tensor]
+"""By site, x ``(*shape, *event)``."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint law of sites that tilt each other.
+
+    Args:
+        sites: a measure for each name, without batch axes.
+        coupling: for pairs of names, J ``(D of the first, D of the second)``; a pair that is not named is
+            not coupled.
+        bias: for names, b ``(D,)``; 0 where a name is missing.
+
+    Example:
+        >>> from exptilt.families import Categorical, Gaussian
+        >>> means = torch.tensor([[-3.0], [3.0]])
+        >>> mixture = Joint(
+        ...     {"class": Categorical(torch.zeros(2)), "x": Gaussian(torch.zeros(1), torch.eye(1))},
+        ...     {("class", "x"): means},
+        ... )
+        >>> mixture.conditional("x", {"class": torch.tensor([0.0, 1.0])}).mean()
+        tensor([3.])
+    """
+
+    sites: Mapping[str, Measure]
+    coupling: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
+    bias: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.sites or not all(isinstance(h, Measure) for h in self.sites.values()):
+            raise ArgumentError(
+                "Joint: sites must be measures by name, such as {'x': xt.Gaussian(mean, covariance)}."
+            )
+        for name, h in self.sites.items():
+            if len(h.event_shapes) != 1:
+                raise ArgumentError(
+                    f"Joint: site {name!r} is a {type(h).__name__}, whose events are not one tensor."
+                )
+            if h.batch_shape:
+                raise ArgumentError(
+                    f"Joint: site {name!r} has batch axes {tuple(h.batch_shape)}. Pass one measure."
+                )
+        for pair in self.coupling:
+            if not (
+                isinstance(pair, tuple)
+                and len(pair) == 2
+                and pair[0] != pair[1]
+                and pair[::-1] not in self.coupling
+            ):
+                raise ArgumentError(
+                    f"Joint: coupling has the key {pair!r}. Pass each pair of different sites once."
+                )
+        named: list[tuple[str, tuple[str, ...], Tensor]] = [
+            *((f"coupling[{pair!r}]", pair, J) for pair, J in self.coupling.items()),
+            *((f"bias[{name!r}]", (name,), b) for name, b in self.bias.items()),
+        ]
+        for what, names, value in named:
+            missing = [name for name in names if name not in self.sites]
+            if missing:
+                raise ArgumentError(
+                    f"Joint: {what} names {missing[0]!r}, which is none of {list(self.sites)}."
+                )
+            wanted = tuple(self.sites[name].dimension for name in names)
+            if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ArgumentError(f"Joint: {what} must be a tensor {wanted}; got {got}.")
+            finite("Joint", **{what: value})
+
+    def _statistics(self, state: Mapping[str, Tensor], *, without: str | None = None) -> dict[str, Tensor]:
+        wanted = [name for name in self.sites if name != without]
+        missing = [name for name in wanted if name not in state]
+        if missing and without is None:
+            raise ArgumentError(
+                f"Joint: the state has no {missing[0]!r}. Pass x for each of {list(self.sites)}."
+            )
+        return {name: self.sites[name].coordinate(state[name]) for name in wanted if name in state}
+
+    def tilt_of(self, site: str, state: Mapping[str, Tensor]) -> Tensor:
+        """b_s + Σ_r J_sr t_r(x_r), what the other sites say.
+
+        Args:
+            site: its name.
+            state: x of all sites coupled to it, ``(*shape, *event)`` each.
+
+        Returns:
+            ``(*shape, D)``.
+        """
+        if site not in self.sites:
+            raise ArgumentError(f"Joint: there is no site {site!r} among {list(self.sites)}.")
+        found = self.bias.get(site)
+        total = (
+            torch.zeros(self.sites[site].dimension).to(next(iter(state.values()))) if found is None else found
+        )
+        for (first, second), J in self.coupling.items():
+            if site not in (first, second):
+                continue
+            other = second if site == first else first
+            if other not in state:
+                raise ArgumentError(
+                    f"Joint: {site!r} is coupled to {other!r}, which the state does not have."
+                )
+            t = self.sites[other].coordinate(state[other])
+            total = total + (t @ J.mT if site == first else t @ J)
+        return total
+
+    def conditional(self, site: str, state: Mapping[str, Tensor], *, strength: float = 1.0) -> Measure:
+        """The law of one site given the others, as a measure.
+
+        Args:
+            site: its name.
+            state: x of the other sites, ``(*shape, *event)`` each.
+            strength: β.
+        """
+        eta = self.tilt_of(site, state)
+        return self.sites[site].tilt(strength * eta)
+
+    def log_tilt(self, state: Mapping[str, Tensor]) -> Tensor:
+        """U(x), the log of what tilts the product of the sites' measures.
+
+        Args:
+            state: x of all sites, ``(*shape, *event)`` each.
+
+        Returns:
+            ``(*shape)``.
+        """
+        t = self._statistics(state)
+        total = sum(
+            (t[name] @ b for name, b in self.bias.items()), torch.zeros(()).to(next(iter(t.values())))
+        )
+        for (first, second), J in self.coupling.items():
+            total = total + ((t[first] @ J) * t[second]).sum(-1)
+        lead = next(iter(t.values())).shape[:-1]
+        return total.expand(lead)
+
+    def independent(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> State:
+        """Draws of each site from its own measure: β = 0.
+
+        Args:
+            shape: ``(*shape)``.
+            generator: the source of randomness; torch's own if not given.
+
+        Returns:
+            By site, ``(*shape, *event)``.
+        """
+        return {name: h.sample(shape, generator=generator) for name, h in self.sites.items()}
+
+    def sweep(
+        self,
+        state: Mapping[str, Tensor],
+        *,
+        strength: float = 1.0,
+        generator: torch.Generator | None = None,
+        keep: tuple[str, ...] = (),
+    ) -> State:
+        """The state after each site in turn was drawn given the others, which keeps the law at this strength.
+
+        Args:
+            state: x of all sites, ``(*shape, *event)`` each.
+            strength: β.
+            generator: the source of randomness; torch's own if not given.
+            keep: sites that are given and stay as they are.
+
+        Returns:
+            By site, ``(*shape, *event)``.
+        """
+        self._statistics(state)
+        state = dict(state)
+        for name in self.sites:
+            if name in keep:
+                continue
+            h = self.sites[name]
+            lead = h.coordinate(state[name]).shape[:-1]
+            eta = strength * self.tilt_of(name, state).expand(*lead, h.dimension)
+            state[name] = h.tilt(eta).sample(generator=generator)
+            entries("Joint.sweep", name, state[name], state[name].isfinite(), "finite: is there a joint law?")
+        return state

@@ -1,0 +1,65 @@
+r"""Resampling: N equally spaced pointers into the cumulative weights, moved by one uniform number.
+
+    pointer_i = (i + U) / N,     ancestor_i = the least k with W_1 + … + W_k > pointer_i
+
+Particle k is taken ⌊N W_k⌋ or ⌈N W_k⌉ times, N W_k on average.
+"""
+
+import torch
+from torch import Tensor
+
+from exptilt._support.checks import entries, floating, whole
+from exptilt._support.checks import generator as check_generator
+
+
+def systematic(
+    log_weight: Tensor, count: int | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Indices of the particles that go on, drawn systematically and in ascending order.
+
+    Args:
+        log_weight: ``(..., N)``, up to a constant; −inf for a particle that is dead.
+        count: how many are drawn; N if not given.
+        generator: the source of randomness; torch's own if not given.
+
+    Returns:
+        ``(..., count)``.
+
+    Example:
+        >>> systematic(torch.tensor([0.0, -torch.inf, 0.0, 0.0, 0.0]), 4)
+        tensor([0, 2, 3, 4])
+    """
+    floating("systematic", "log_weight", log_weight, axes=1, shape="(..., N)")
+    check_generator("systematic", generator, log_weight.device)
+    number = log_weight.shape[-1] if count is None else whole("systematic", "count", count)
+    alive = (log_weight > -torch.inf).any(-1) & (log_weight < torch.inf).all(-1)  # NaN is neither
+    entries("systematic", "log_weight", log_weight, alive, "finite or −inf, and not −inf throughout")
+    cumulative = torch.softmax(log_weight.detach().double(), -1).cumsum(-1)
+    start = torch.rand(
+        (*log_weight.shape[:-1], 1), dtype=torch.float64, device=log_weight.device, generator=generator
+    )
+    pointer = (torch.arange(number, device=log_weight.device) + start) / number * cumulative[..., -1:]
+    last = (
+        (log_weight > -torch.inf)
+        .long()
+        .mul(torch.arange(1, log_weight.shape[-1] + 1, device=log_weight.device))
+    )
+    index = torch.searchsorted(cumulative, pointer, right=True)
+    return torch.minimum(index, last.amax(-1, keepdim=True) - 1)  # rounding may end beyond the last one alive
+
+
+def effective_size(log_weight: Tensor) -> Tensor:
+    """(Σ w)² / Σ w², how many particles of equal weight these are worth.
+
+    Args:
+        log_weight: ``(..., N)``, up to a constant.
+
+    Returns:
+        ``(...)``, between 1 and N; 0 where all are dead.
+
+    Example:
+        >>> effective_size(torch.tensor([0.0, 0.0, -torch.inf]))
+        tensor(2.)
+    """
+    floating("effective_size", "log_weight", log_weight, axes=1, shape="(..., N)")
+    return torch.softmax(log_weight, -1).square().sum(-1).reciprocal().nan_to_num(0.0)
