@@ -8,13 +8,10 @@ import exptilt as xt
 from exptilt.distributed.collectives import total
 from exptilt.distributed.group import Members
 from exptilt.distributed.order import positions
+from oracles.ranks import close, draw, raised
 
 NAMES = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
 HEADS, KEY_HEADS, D, DV = 4, 2, 8, 5
-
-
-def draw(*shape, seed, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def loss(found, names, part=None):
@@ -27,14 +24,6 @@ def loss(found, names, part=None):
         weight = draw(*x.shape, seed=100 + seed) if part is None else part(name, seed)
         total = total + (torch.where(x.detach().isfinite(), x, 0.0) * weight).sum()
     return total
-
-
-def close(mine, right, tolerance, what):
-    mine, right = mine.double(), right.double()
-    assert mine.shape == right.shape, (what, mine.shape, right.shape)
-    same = (mine == right) | ((mine - right).abs() <= tolerance * (1 + right.abs()))
-    if not bool(same.all()):
-        raise AssertionError(f"{what}: off by {(mine - right).abs().max():.2e}, allowed {tolerance:.0e}")
 
 
 def whole(queries, length, dtype, options):
@@ -228,12 +217,3 @@ def refused():
     x = q.detach()
     message = raised(RuntimeError, lambda: jvp(moved, (x,), (torch.ones_like(x),)))
     assert "forward derivatives of forward derivatives" in message, message
-
-
-def raised(kind, call):
-    """The message of the error that a call raises."""
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")

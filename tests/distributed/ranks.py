@@ -6,12 +6,15 @@ import sys
 import torch
 import torch.distributed as dist
 
-from distributed import attention_cases
-
 if __name__ == "__main__":
+    import attention_cases
+    import loss_cases
+    import memory_cases
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    attention_cases.main()
+    for cases in (attention_cases, loss_cases, memory_cases):
+        cases.main()
     dist.barrier()
     sys.stdout.write("all cases hold\n")
     sys.stdout.flush()

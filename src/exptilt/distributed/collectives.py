@@ -13,6 +13,7 @@ computes from common results counts once, and its gradients are those of one pro
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -74,3 +75,40 @@ class _Share(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, members: Members) -> Any:
         return share(x, members), in_dims[0]
+
+
+def largest(x: Tensor, members: Members) -> Tensor:
+    """The maximum over all processes, without a derivative; also under torch.func."""
+    found: Tensor = apply(_Largest, x, members)
+    return found
+
+
+class _Largest(Function):
+    @staticmethod
+    def forward(x: Tensor, members: Members) -> Tensor:
+        return members.reduce(x, "max", "attend")
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def backward(ctx: object, bar: Tensor) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def jvp(ctx: object, *dots: object) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: object, in_dims: tuple[int, None], x: Tensor, members: Members) -> tuple[Tensor, int]:
+        return largest(x, members), in_dims[0]
+
+
+def highest(x: Tensor, members: Members) -> Tensor:
+    """The largest of the processes' numbers, common, with the derivative of the one that it is."""
+    top = largest(x.detach(), members)
+    own = x.detach() == top
+    ties = total(own.to(x.dtype), members)
+    moved = total(torch.where(own, x, 0.0) / ties, members)
+    return top + (moved - moved.detach())

@@ -145,6 +145,23 @@ def agree(
     )
 
 
+@contextmanager
+def refused_together(caller: str, group: Group, device: torch.device | None = None) -> Iterator[None]:
+    """If arguments are refused here, let every process raise: the others are told when they next `agree`.
+
+    Args:
+        caller: begins the message.
+        group: the processes; None for this one alone.
+        device: where the group's backend wants its tensors.
+    """
+    try:
+        yield
+    except ArgumentError as problem:
+        if group is not None:
+            agree(Members(caller, group), caller, {}, problem=problem, device=device)
+        raise
+
+
 def _difference(details: list[Any]) -> str:
     """The first thing that two processes differ in, in words."""
     _, first, known = details[0]

@@ -17,8 +17,8 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import apply, is_concrete
-from exptilt.distributed.collectives import share, total
+from exptilt._support.transforms import is_concrete
+from exptilt.distributed.collectives import largest, share, total
 from exptilt.distributed.group import GroupError, Members
 from exptilt.tilting.arguments import Call
 from exptilt.tilting.attend import run
@@ -141,7 +141,7 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
     if check and (bool(local.log_normalizer.isnan().any()) or not bool(torch.isfinite(query).all())):  # type: ignore[arg-type]
         flag, tops = flag + 1 + members.rank, torch.zeros_like(tops)
     tops = tops.detach()
-    reduced = _largest(torch.cat([tops.flatten(), flag]), members)
+    reduced = largest(torch.cat([tops.flatten(), flag]), members)
     if check and bool(reduced[-1] != 0):
         raise GroupError(
             f"attend: on rank {int(reduced[-1]) - 1} a log-normalizer is NaN or a query is not finite: "
@@ -180,34 +180,6 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
         _valued(maximum, tie) if members.count > 1 else local.score_max,
         parts=(top, Z.detach(), centre.detach()),
     )
-
-
-def _largest(x: Tensor, members: Members) -> Tensor:
-    """The maximum over all processes, without a derivative; also under torch.func."""
-    found: Tensor = apply(_Largest, x, members)
-    return found
-
-
-class _Largest(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, members: Members) -> Tensor:
-        return members.reduce(x, "max", "attend")
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: object, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)  # type: ignore[attr-defined]
-
-    @staticmethod
-    def backward(ctx: object, bar: Tensor) -> tuple[None, None]:
-        return None, None
-
-    @staticmethod
-    def jvp(ctx: object, *dots: object) -> None:
-        return None
-
-    @staticmethod
-    def vmap(info: object, in_dims: tuple[int, None], x: Tensor, members: Members) -> tuple[Tensor, int]:
-        return _largest(x, members), in_dims[0]
 
 
 def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:

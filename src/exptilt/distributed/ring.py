@@ -34,7 +34,7 @@ from torch.autograd import Function
 from exptilt._support.transforms import apply
 from exptilt.distributed.group import GroupError, Members, agree
 from exptilt.distributed.order import positions
-from exptilt.distributed.travel import Sending, Shape, pack, tour, unpack
+from exptilt.distributed.travel import Homewards, Shape, tour
 from exptilt.tilting.backends import dispatch, tiled
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Statistics
@@ -258,15 +258,14 @@ class Ring:
 
         `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
         """
-        wide, count, axes = wide_dtype(t.query.dtype), self.members.count, (-2, -2, -1)
+        wide, axes = wide_dtype(t.query.dtype), (-2, -2, -1)
         query = torch.zeros(t.query.shape, dtype=wide, device=t.query.device)
         like = [None if shape is None else query.new_empty(()).expand(shape) for shape in kept]
 
         def shapes(source: int) -> list[Shape]:
             return [_resized(x, axis, self.sizes[source]) for x, axis in zip(like, axes, strict=True)]
 
-        sums: list[Tensor | None] = []
-        sending: Sending | None = None
+        behind = Homewards(self.members, shapes, "attend")
         for source, piece, tensors in visits:
             sums = [None if shape is None else query.new_zeros(shape[0]) for shape in shapes(source)]
             if piece is not None:
@@ -277,19 +276,8 @@ class Ring:
                     if into is not None:
                         start, stop, _ = piece.keys.indices(into.shape[axis])
                         into.narrow(axis, start, stop - start).add_(x)
-            if sending is not None:
-                arrived = unpack(sending.arrive(), shapes(source))
-                for into, more in zip(sums, arrived, strict=True):
-                    if into is not None and more is not None:
-                        into.add_(more)
-            if count > 1:
-                coming = shapes((source - 1) % count)
-                sending = Sending(self.members, pack(sums, query.device), coming, "attend")
-        if sending is not None:  # from the process that saw the own keys last
-            sums = [
-                None if x is None else x.clone() for x in unpack(sending.arrive(), shapes(self.members.rank))
-            ]
-        return query, sums
+            behind.add(source, sums, query.device)
+        return query, behind.arrive()
 
     # ---- the largest score
 

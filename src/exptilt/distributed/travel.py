@@ -5,7 +5,7 @@ their way to process r + 1, and those of step t + 1 come in from r − 1: sendin
 as it takes less time. All tensors of a process travel as one message.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -95,3 +95,34 @@ def tour(
         if sending is not None:
             message = sending.arrive()
             source, tensors = coming, unpack(message, shapes[coming])
+
+
+class Homewards:
+    """Sums that follow the tensors of a tour around the ring: each process adds its part, then they are home.
+
+    What process r adds for the tensors of process s, at the step where it has them, goes on to r + 1, which
+    has them at the next step. It is waited for only when that step is done.
+    """
+
+    def __init__(self, members: Members, shapes: Callable[[int], list[Shape]], caller: str) -> None:
+        self.members, self.shapes, self.caller = members, shapes, caller
+        self.sending: Sending | None = None
+        self.sums: list[Tensor | None] = []
+
+    def add(self, source: int, sums: list[Tensor | None], device: torch.device) -> None:
+        """Add this process's part, of the tensors of `source`, and send the sum on."""
+        if self.sending is not None:
+            for into, more in zip(sums, unpack(self.sending.arrive(), self.shapes(source)), strict=True):
+                if into is not None and more is not None:
+                    into.add_(more)
+        self.sums = sums
+        if self.members.count > 1:
+            coming = self.shapes((source - 1) % self.members.count)
+            self.sending = Sending(self.members, pack(sums, device), coming, self.caller)
+
+    def arrive(self) -> list[Tensor | None]:
+        """The sums of this process's own tensors."""
+        if self.sending is None:
+            return self.sums
+        found = unpack(self.sending.arrive(), self.shapes(self.members.rank))
+        return [None if x is None else x.clone() for x in found]

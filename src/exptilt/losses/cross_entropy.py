@@ -8,6 +8,7 @@ gradients in the weight would each be another matrix as large as the weight. `He
 the core has written instead.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +16,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from exptilt import distributed
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import apply, in_forward_mode, in_transform, is_concrete
+from exptilt.distributed.collectives import share, total
+from exptilt.distributed.group import Group, Members, agree, refused_together
 from exptilt.losses.embeddings import REDUCTIONS, surprise, unbatched
 from exptilt.tilting import Tilted, attend, log_normalizer
 from exptilt.tilting.problem import wide_dtype
@@ -101,6 +105,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     statistics: bool = False,
     rank: bool = False,
+    group: Group = None,
 ) -> Any:
     r"""Cross-entropy of a linear head, ``F.cross_entropy(hidden @ weight.T + bias, target)``, without logits.
 
@@ -122,6 +127,10 @@ def linear_cross_entropy(
         statistics: also return what the head says of each token, at no price.
         rank: also count the outcomes that come before the target (one more pass over the weight); implies
             statistics.
+        group: processes that share the vocabulary (`torch.distributed.group.WORLD` for all): hidden and
+            target are the same on each, weight ``(V_r, D)`` and bias are its own outcomes, in the order of
+            the ranks, as Megatron lays them out. All get the same loss; gradients are those of one process,
+            of weight and bias for its own outcomes. None for this process by itself.
 
     Returns:
         The loss: one number, or the shape of target with ``reduction="none"``; with statistics a
@@ -133,14 +142,16 @@ def linear_cross_entropy(
         tensor(4.6052)
     """
     caller = "linear_cross_entropy"
-    _check(caller, hidden, weight, target, bias, z_loss, label_smoothing, reduction)
+    with refused_together(caller, group):
+        _check(caller, hidden, weight, target, bias, z_loss, label_smoothing, reduction)
+    own = Vocabulary.of(caller, group, hidden, weight, bias, target)
     shape, counted = target.shape, target != ignore_index
-    _check_targets(caller, target, counted, weight.shape[0], reduction)
+    _check_targets(caller, target, counted, own.outcomes, reduction)
     h, W = _cast(hidden.reshape(-1, hidden.shape[-1])), _cast(weight)
     with torch.autocast(hidden.device.type, enabled=False):
         h, t, kept = _rows_that_count(h, target.reshape(-1).long(), counted.reshape(-1))
         b = None if bias is None else bias.to(W.dtype)
-        tilted, score, mean = _scores(h, W, t, b, softcap, scale, label_smoothing > 0)
+        tilted, score, mean = _scores(own, h, W, t, b, softcap, scale, label_smoothing > 0)
         losses = surprise(tilted, score)
         if mean is not None:
             losses = losses + label_smoothing * (score - mean)
@@ -161,7 +172,7 @@ def linear_cross_entropy(
             return loss
         found = tilted.log_normalizer, tilted.entropy, tilted.score_max, score
         said = [spread(x, torch.nan) for x in found]
-        place = spread(_rank(h, W, t, b, softcap, scale, score), -1) if rank else None
+        place = spread(_rank(own, h, W, t, b, softcap, scale, score), -1) if rank else None
         return CrossEntropy(loss, said[0], said[1], said[2], said[3], place)
 
 
@@ -234,11 +245,69 @@ def _rows_that_count(h: Tensor, t: Tensor, counted: Tensor) -> tuple[Tensor, Ten
     return (h, t, kept) if kept.numel() == t.numel() else (h[kept], t[kept], kept)
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The outcomes: all of them here, or this process's part of them.
+
+    Attributes:
+        members: the processes that share them; None if all are here.
+        first: the number of the first one here.
+        here: how many are here.
+        outcomes: how many there are.
+    """
+
+    members: Members | None
+    first: int
+    here: int
+    outcomes: int
+
+    @classmethod
+    def of(
+        cls, caller: str, group: Group, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor
+    ) -> "Vocabulary":
+        """Agreed upon with the other processes of the group."""
+        if group is None:
+            return cls(None, 0, weight.shape[0], weight.shape[0])
+        members = Members(caller, group)
+        facts = {
+            "the shape of hidden": tuple(hidden.shape),
+            "the sum of the targets": int(target.sum()) if is_concrete(target) else None,
+            "the dtypes": (hidden.dtype, weight.dtype),
+            "whether there is a bias": bias is not None,
+        }
+        sizes = agree(members, caller, facts, count=weight.shape[0], device=hidden.device)
+        return cls(members, sum(sizes[: members.rank]), weight.shape[0], sum(sizes))
+
+    def place(self, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where targets stand among the outcomes here, and whether they do (else 0); None if all do."""
+        if self.members is None:
+            return t, None
+        here = (t >= self.first) & (t < self.first + self.here)
+        return torch.where(here, t - self.first, 0), here
+
+    def common(self, h: Tensor) -> Tensor:
+        """Rows that all processes have, for use with outcomes that only this one has."""
+        return h if self.members is None else share(h, self.members)
+
+    def total(self, x: Tensor) -> Tensor:
+        """A sum over all outcomes, from that over those here."""
+        return x if self.members is None else total(x, self.members)
+
+
 def _scores(
-    h: Tensor, W: Tensor, t: Tensor, b: Tensor | None, softcap: float | None, scale: float, smooth: bool
+    own: Vocabulary,
+    h: Tensor,
+    W: Tensor,
+    t: Tensor,
+    b: Tensor | None,
+    softcap: float | None,
+    scale: float,
+    smooth: bool,
 ) -> tuple[Tilted, Tensor, Tensor | None]:
     """The tilted measure of the outcomes, the target's score, and the mean score if `smooth`."""
     linear = smooth and softcap is None
+    all_rows, h = h, own.common(h)
+    t, here = own.place(t)
     if torch.compiler.is_compiling() or in_transform() or in_forward_mode():
         along, mean_row = (h * W[t]).sum(-1), W.mean(0)
     else:
@@ -253,7 +322,13 @@ def _scores(
         score = score + b[t]
         mean = None if mean is None else mean + b.mean()
     log_weight = None if b is None else b[None]
-    found = attend(h[None], W[None], W[None, :, :0], scale=scale, log_weight=log_weight, softcap=softcap)
+    options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
+    if own.members is None:
+        found = attend(h[None], W[None], W[None, :, :0], **options)
+        return unbatched(found), score, mean
+    found = distributed.attend(all_rows[None], W[None], W[None, :, :0], group=own.members.group, **options)
+    score = own.total(torch.where(here, score, 0.0)) if here is not None else score
+    mean = None if mean is None else own.total(mean * (own.here / own.outcomes))
     return unbatched(found), score, mean
 
 
@@ -275,17 +350,29 @@ def _mean_capped(h: Tensor, W: Tensor, softcap: float | None) -> Tensor:
 
 @torch.no_grad()
 def _rank(
-    h: Tensor, W: Tensor, t: Tensor, b: Tensor | None, softcap: float | None, scale: float, score: Tensor
+    own: Vocabulary,
+    h: Tensor,
+    W: Tensor,
+    t: Tensor,
+    b: Tensor | None,
+    softcap: float | None,
+    scale: float,
+    score: Tensor,
 ) -> Tensor:
     """How many outcomes other than the target have a larger score."""
     found = []
     size = max(1, BLOCK // W.shape[0])
-    for rows, own, mark in zip(h.split(size), t.split(size), score.split(size), strict=True):
+    t, here = own.place(t)
+    for rows, place, mark in zip(h.split(size), t.split(size), score.split(size), strict=True):
         s = _capped(scale * (rows @ W.T), softcap)
         s = s if b is None else s + b
         before = (s > mark[:, None]).sum(-1)
-        found.append(before - (s.gather(-1, own[:, None])[:, 0] > mark).long())  # itself, by rounding
-    return torch.cat(found) if found else t.clone()
+        itself = s.gather(-1, place[:, None])[:, 0] > mark  # by rounding
+        found.append(torch.stack([before, itself.long()]))
+    if not found:
+        return t.clone()
+    before, itself = torch.cat(found, -1)
+    return own.total(before - (itself if here is None else itself * here))
 
 
 def fisher_vector_product(

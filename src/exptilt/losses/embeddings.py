@@ -12,9 +12,11 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from exptilt import distributed
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete, pytree
+from exptilt.distributed.group import Group, Members
 from exptilt.tilting import Tilted, attend, merge
 from exptilt.tilting.problem import wide_dtype
 
@@ -110,8 +112,14 @@ def cooled(caller: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     return x / temperature.to(x).reshape(())
 
 
-def alternatives(query: Tensor, key: Tensor, *, causal: bool = False) -> Tilted:
-    """The statistics of scores <q, k> of ``(N, d)`` and ``(K, d)``, each ``(N,)``."""
+def alternatives(query: Tensor, key: Tensor, *, causal: bool = False, group: Group = None) -> Tilted:
+    """The statistics of scores <q, k> of ``(N, d)`` and ``(K, d)``, each ``(N,)``.
+
+    With a group the keys are those of all its processes.
+    """
+    if group is not None:
+        spread = {"queries": "sharded", "group": group}
+        return unbatched(distributed.attend(query[None], key[None], key[None, :, :0], scale=1.0, **spread))
     found = attend(query[None], key[None], key[None, :, :0], scale=1.0, causal=causal)
     return unbatched(found)
 
@@ -152,7 +160,15 @@ def surprise(tilted: Tilted, score: Tensor) -> Tensor:
     return value.detach() + (plain - plain.detach())
 
 
-def reduced(caller: str, losses: Tensor, reduction: str) -> Tensor:
-    """The mean, the sum, or one loss for each anchor."""
+def reduced(caller: str, losses: Tensor, reduction: str, group: Group = None) -> Tensor:
+    """The mean, the sum, or one loss for each anchor.
+
+    With a group the mean is such that the mean of the processes' numbers is that of all anchors, however
+    many each process has: as data-parallel training averages gradients, so these are the gradients of it.
+    """
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
+    if group is not None and reduction == "mean":
+        members = Members(caller, group)
+        anchors = members.reduce(torch.tensor([losses.shape[0]], device=losses.device), "sum", caller)
+        return losses.sum() * (members.count / int(anchors))
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

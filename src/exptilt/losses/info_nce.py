@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
+from exptilt.distributed.group import Group, Members, refused_together
 from exptilt.losses.embeddings import (
+    REDUCTIONS,
     alternatives,
     cooled,
     embeddings,
@@ -33,6 +36,7 @@ def info_nce(
     symmetric: bool = False,
     similarity: str = "cosine",
     reduction: str = "mean",
+    group: Group = None,
 ) -> Tensor:
     r"""The contrastive loss of pairs: row i of `key` is right for row i of `query`, everything else is not.
 
@@ -50,6 +54,10 @@ def info_nce(
             further negatives).
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none``.
+        group: processes that each pass their own pairs (`torch.distributed.group.WORLD` for all): the keys of
+            all of them count, and nobody holds all similarities. Each returns the loss of its own queries,
+            whose mean over the processes is that of the whole batch, gradients too, as data-parallel training
+            takes it. Negatives are of the own queries alone. None for this process by itself.
 
     Returns:
         One number, or ``(B,)`` with ``reduction="none"``; in float32 or better.
@@ -61,13 +69,15 @@ def info_nce(
     """
     caller = "info_nce"
     given = {"query": query, "key": key} | ({} if negatives is None else {"negatives": negatives})
-    paired(caller, query=query, key=key)
-    _check_candidates(caller, query, negatives, in_batch, symmetric)
-    q, k, *more = embeddings(caller, similarity, **given)
-    q = cooled(caller, q, temperature)
+    with refused_together(caller, group):
+        paired(caller, query=query, key=key)
+        _check_candidates(caller, query, negatives, in_batch, symmetric, group)
+        q, k, *more = embeddings(caller, similarity, **given)
+        q = cooled(caller, q, temperature)
+        checks.choice(caller, "reduction", reduction, REDUCTIONS)
     right = (q * k).sum(-1)
     if in_batch:
-        seen = alternatives(q, k)
+        seen = alternatives(q, k, group=group)
         losses, G = surprise(seen, right), seen.log_normalizer
     else:
         losses, G = torch.zeros_like(right), right
@@ -78,18 +88,21 @@ def info_nce(
             G_wrong = torch.einsum("bd,bnd->bn", q, wrong).logsumexp(-1)
         losses = losses - logsigmoid(G - G_wrong)
     if symmetric:
-        losses = (losses + surprise(alternatives(k, q), right)) / 2
-    return reduced(caller, losses, reduction)
+        losses = (losses + surprise(alternatives(k, q, group=group), right)) / 2
+    return reduced(caller, losses, reduction, group)
 
 
 def _check_candidates(
-    caller: str, query: Tensor, negatives: Tensor | None, in_batch: bool, symmetric: bool
+    caller: str, query: Tensor, negatives: Tensor | None, in_batch: bool, symmetric: bool, group: Group
 ) -> None:
+    if group is not None and not in_batch:
+        hint = "Leave in_batch=True, or group=None: negatives of the own queries need no other process."
+        raise ArgumentError(f"{caller}: group without the batch's own pairs. {hint}")
     if negatives is None and not in_batch:
         raise ArgumentError(f"{caller}: in_batch is False and there are no negatives. Pass one of them.")
     if symmetric and not in_batch:
         raise ArgumentError(f"{caller}: symmetric needs the batch's own pairs. Leave in_batch=True.")
-    if negatives is None and query.shape[0] == 1:
+    if negatives is None and query.shape[0] == 1 and (group is None or Members(caller, group).count == 1):
         raise ArgumentError(
             f"{caller}: a batch of 1 has no wrong keys, so the loss is 0 whatever is learned. "
             "Pass a larger batch, or negatives=."
@@ -111,6 +124,7 @@ def clip(
     temperature: float | Tensor = 0.07,
     similarity: str = "cosine",
     reduction: str = "mean",
+    group: Group = None,
 ) -> Tensor:
     r"""CLIP's loss: images choose among the texts and texts among the images, half each.
 
@@ -123,6 +137,7 @@ def clip(
         temperature: τ > 0, a number or a tensor ``()`` to learn; scores are cosines over τ.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none`` (one loss for each pair).
+        group: processes that each pass their own pairs, as in `info_nce`; None for this one by itself.
 
     Returns:
         One number, or ``(B,)`` with ``reduction="none"``.
@@ -132,5 +147,11 @@ def clip(
         tensor(0.7437)
     """
     return info_nce(
-        image, text, temperature=temperature, symmetric=True, similarity=similarity, reduction=reduction
+        image,
+        text,
+        temperature=temperature,
+        symmetric=True,
+        similarity=similarity,
+        reduction=reduction,
+        group=group,
     )

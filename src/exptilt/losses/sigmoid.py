@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import in_transform
-from exptilt.losses.embeddings import REDUCTIONS, cooled, embeddings, paired, without_autocast
+from exptilt.distributed.group import Group, Members, agree, refused_together
+from exptilt.distributed.pairs import pair_sum
+from exptilt.losses.embeddings import REDUCTIONS, cooled, embeddings, paired, reduced, without_autocast
 
 BLOCK = 2**20  # entries of a block of scores: 4 MB in float32
 
@@ -28,6 +30,7 @@ def sigmoid(
     bias: float | Tensor = -10.0,
     similarity: str = "cosine",
     reduction: str = "mean",
+    group: Group = None,
 ) -> Tensor:
     r"""The sigmoid loss of pairs (Zhai et al. 2023), with SigLIP's starting values as defaults.
 
@@ -41,6 +44,8 @@ def sigmoid(
         bias: b, a number or a tensor ``()`` to learn.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean`` over the images of the sum over texts, ``sum``, or ``none``.
+        group: processes that each pass their own pairs, as in `info_nce`; texts go around, and second
+            derivatives raise. None for this one by itself.
 
     Returns:
         One number, or ``(B,)``, a sum over texts for each image, with ``reduction="none"``.
@@ -50,14 +55,25 @@ def sigmoid(
         tensor(1.0064)
     """
     caller = "sigmoid"
-    checks.choice(caller, "reduction", reduction, REDUCTIONS)
-    paired(caller, image=image, text=text)
-    if image.shape[0] == 1:
-        raise ArgumentError(f"{caller}: a batch of 1 has no wrong pairs. Pass a larger batch.")
-    x, y = embeddings(caller, similarity, image=image, text=text)
-    x = cooled(caller, x, temperature)
-    losses = pair_losses(x, y, shift_of(caller, bias, x), 0)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+    with refused_together(caller, group):
+        checks.choice(caller, "reduction", reduction, REDUCTIONS)
+        paired(caller, image=image, text=text)
+        if image.shape[0] == 1 and (group is None or Members(caller, group).count == 1):
+            raise ArgumentError(f"{caller}: a batch of 1 has no wrong pairs. Pass a larger batch.")
+        x, y = embeddings(caller, similarity, image=image, text=text)
+        x = cooled(caller, x, temperature)
+        b = shift_of(caller, bias, x)
+    if group is None:
+        return reduced(caller, pair_losses(x, y, b, 0), reduction)
+    members = Members(caller, group)
+    facts = {"the dimension": x.shape[1], "the dtype": x.dtype, "the reduction": reduction}
+    facts["whether gradients are needed"] = x.requires_grad, y.requires_grad, b.requires_grad
+    sizes = agree(members, caller, facts, count=x.shape[0], device=x.device)
+
+    def block(texts: Tensor, own: bool, x: Tensor, b: Tensor) -> Tensor:
+        return pair_losses(x, texts, b, 0 if own else None)
+
+    return reduced(caller, pair_sum(block, y, (x, b), members, sizes), reduction, group)
 
 
 def shift_of(caller: str, bias: float | Tensor, like: Tensor) -> Tensor:

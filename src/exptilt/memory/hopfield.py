@@ -12,11 +12,12 @@ This file holds the memory itself; how its patterns lie is in ``patterns.py``. M
 where their subject is: ``retrieval.py``, ``nearest.py``, ``storage.py`` and ``landscape``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from numbers import Real
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,15 +25,35 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
+from exptilt.distributed.collectives import highest
+from exptilt.distributed.group import Group, Members, agree, refused_together
 from exptilt.memory import nearest as _nearest
 from exptilt.memory import retrieval, storage
 from exptilt.memory.landscape import basins, margins, recall
 from exptilt.memory.landscape import metastable as _metastable
 from exptilt.memory.patterns import Block, Keys, as_patterns, as_tensor, check_state, extended
-from exptilt.memory.separation import Polynomial, Separation
+from exptilt.memory.separation import Polynomial, Separation, Softmax
 from exptilt.memory.separation import separation as _separation
 from exptilt.memory.similarity import Similarity
 from exptilt.memory.similarity import similarity as _similarity
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _with_all_patterns(method: _Method) -> _Method:
+    """The method, for memories whose patterns are all on this process; an error for others."""
+
+    @wraps(method)
+    def checked(self: "Hopfield", *arguments: Any, **keywords: Any) -> Any:
+        if self.members is not None:
+            name = method.__name__.strip("_")
+            raise ArgumentError(
+                f"Hopfield.{name}: the patterns lie on {self.members.count} processes, and this needs all of "
+                "them. Make a memory without group= for it; energy, step, read and retrieve work with one."
+            )
+        return method(self, *arguments, **keywords)
+
+    return cast(_Method, checked)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -51,6 +72,10 @@ class Hopfield:
         separation: ``softmax``, ``sparsemax``, ``entmax`` (α = 1.5), ``max``, ``polynomial`` (degree 3), or
             `Entmax(alpha)`, `Polynomial(degree)`.
         values: ``(..., N, Dv)``, what the patterns stand for, for `read` and `nearest`; None for nothing.
+        group: processes that share the patterns (`torch.distributed.group.WORLD` for all): each passes its
+            own, and the same states go to `energy`, `step`, `read` and `retrieve` on all of them, which
+            return the same on all, joined exactly. For softmax; gradients as those of
+            `exptilt.distributed.attend`. None if this process has all patterns.
 
     Example:
         >>> memory = Hopfield(torch.eye(3), beta=8.0)
@@ -62,6 +87,7 @@ class Hopfield:
     beta: Tensor
     similarity: Similarity
     rule: Separation
+    members: Members | None = None
 
     def __init__(
         self,
@@ -71,8 +97,30 @@ class Hopfield:
         similarity: str = "dot",
         separation: "str | Separation" = "softmax",
         values: Any = None,
+        group: Group = None,
+    ) -> None:
+        with refused_together("Hopfield", group):
+            self._fill(patterns, beta, similarity, separation, values, group)
+        if group is not None:
+            block, members = self.blocks[0], Members("Hopfield", group)
+            (heads, N, *rest), v = (block.patterns.shape[:-2], *block.patterns.shape[-2:]), block.values
+            facts = {
+                "the dimension and leading axes of patterns": (tuple(heads), *rest),
+                "the dtype of patterns": block.patterns.dtype,
+                "the width and dtype of values": None if v is None else (v.shape[-1], v.dtype),
+                "similarity": similarity,
+                "beta": self.beta.tolist() if is_concrete(self.beta) else None,
+            }
+            sizes = agree(members, "Hopfield", facts, count=N, device=block.patterns.device)
+            self.__dict__.update(members=members, _count=sum(sizes))
+
+    def _fill(
+        self, patterns: Any, beta: Any, similarity: str, separation: Any, values: Any, group: Group
     ) -> None:
         kind, rule = _similarity(similarity), _separation(separation)
+        if group is not None and not isinstance(rule, Softmax):
+            hint = "Pass separation='softmax', or all patterns to one process."
+            raise ArgumentError(f"Hopfield: with a group, separation is {separation!r}. {hint}")
         if isinstance(rule, Polynomial) and similarity == "euclidean":
             raise ArgumentError(
                 "Hopfield: with similarity 'euclidean' no score is positive, and 'polynomial' weighs those "
@@ -110,7 +158,9 @@ class Hopfield:
 
     @property
     def count(self) -> int:
-        """N, how many patterns are stored."""
+        """N, how many patterns are stored, on all processes of the group."""
+        if self.members is not None:
+            return int(self.__dict__["_count"])
         return sum(block.count for block in self.blocks)
 
     @property
@@ -121,9 +171,15 @@ class Hopfield:
     @property
     def size(self) -> Tensor:
         """M ``(...)``: the largest norm of a key, 1 on the sphere. Residuals are measured in it."""
-        largest = self.measure.amax(-1)
+        largest = self._largest
         size = torch.ones_like(largest) if self.similarity.sphere else largest.sqrt()
         return torch.where(size > 0, size, 1.0)
+
+    @property
+    def _largest(self) -> Tensor:
+        """The largest of what is kept of each pattern ``(...)``."""
+        largest = self.measure.amax(-1)
+        return largest if self.members is None else highest(largest, self.members)
 
     @property
     def keys(self) -> Keys:
@@ -133,7 +189,7 @@ class Hopfield:
                 "Hopfield: the patterns or values were written to after the memory was made, and what it "
                 "keeps of them belongs to the old ones. Make a new memory, or give this one patterns.clone()."
             )
-        return Keys(self.blocks, self.similarity)
+        return Keys(self.blocks, self.similarity, members=self.members)
 
     @property
     def reading(self) -> Keys:
@@ -172,7 +228,7 @@ class Hopfield:
         check_state(self, state)
         query, beta = self.similarity.query(self.rows(state)), self.head_beta
         potential = self.rule.read(self.keys, query, beta).potential
-        reach = self.similarity.reach(self.measure).reshape(beta.shape)
+        reach = self.similarity.reach(self._largest[..., None]).reshape(beta.shape)
         own = query.square().sum(-1) / 2
         energy = own - potential + (reach / 2 - self.rule.uniform(self.count) / beta)[..., None]
         # E ≥ ½(‖ξ‖ − M)²: what overflows as well does not outweigh ½<ξ,ξ>
@@ -232,14 +288,14 @@ class Hopfield:
         return found.reshape(*state.shape[:-1], held.shape[-1])
 
     retrieve = retrieval.retrieve
-    nearest = _nearest.nearest
-    search_index = _nearest.search_index
-    separation = margins.separation
-    duplicates = margins.duplicates
-    basin = basins.basin
-    capacity = recall.capacity
-    metastable = _metastable.metastable
-    save = storage.save
+    nearest = _with_all_patterns(_nearest.nearest)
+    search_index = _with_all_patterns(_nearest.search_index)
+    separation = _with_all_patterns(margins.separation)
+    duplicates = _with_all_patterns(margins.duplicates)
+    basin = _with_all_patterns(basins.basin)
+    capacity = _with_all_patterns(recall.capacity)
+    metastable = _with_all_patterns(_metastable.metastable)
+    save = _with_all_patterns(storage.save)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, mapped: bool = False) -> "Hopfield":
@@ -251,6 +307,7 @@ class Hopfield:
         """
         return cls(**storage.load(path, mapped=mapped))
 
+    @_with_all_patterns
     def append(self, patterns: Any, values: Any = None) -> "Hopfield":
         """A memory with more patterns, after those that are there, which are neither copied nor read.
 
@@ -288,6 +345,7 @@ class Hopfield:
         values = None if self.values is None else self.values[..., keep, :]
         return self.replaced(self.patterns[..., keep, :], values)
 
+    @_with_all_patterns
     def replaced(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
         """The same memory with other patterns.
 
@@ -297,6 +355,7 @@ class Hopfield:
         """
         return _again(patterns, self.beta, self.similarity.name, self.rule, values)
 
+    @_with_all_patterns
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.patterns, self.beta, self.similarity.name, self.rule, self.values)
 

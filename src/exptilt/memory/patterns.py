@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete, version
+from exptilt.distributed.group import Members
 from exptilt.memory.similarity import Similarity
 
 if TYPE_CHECKING:
@@ -175,11 +176,13 @@ class Keys:
         blocks: the patterns.
         similarity: makes keys of them.
         values: average the values, not the keys.
+        members: the processes that have the other patterns; None if all are here.
     """
 
     blocks: tuple[Block, ...]
     similarity: Similarity
     values: bool = False
+    members: Members | None = None
 
     def _rows(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
         """Patterns, measures, and values or None, with an axis of heads."""

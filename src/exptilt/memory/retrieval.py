@@ -150,6 +150,7 @@ def is_small(memory: "Hopfield", state: Any) -> bool:
     (block, *more), patterns = memory.blocks, memory.blocks[0].patterns
     return (
         not more
+        and memory.members is None
         and type(state) is type(patterns) is Tensor
         and patterns.ndim == 2
         and state.shape[-1:] == patterns.shape[1:]

@@ -29,9 +29,11 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.attention import attend
+from exptilt.distributed.collectives import share
+from exptilt.distributed.replicated import join
 from exptilt.memory.entmax import entmax_sweep
 from exptilt.memory.patterns import Keys
-from exptilt.tilting import merge
+from exptilt.tilting import Tilted, merge
 
 
 class Read(NamedTuple):
@@ -75,13 +77,22 @@ class Softmax(Separation):
     """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
 
     def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        together = keys.members
+        if together is not None:
+            query, own = share(query, together), share(beta, together)
+            tilted = join(self._over(keys, query, own), together)
+        else:
+            tilted = self._over(keys, query, beta)
+        return Read(tilted.output, tilted.log_normalizer / beta[..., None])
+
+    def _over(self, keys: Keys, query: Tensor, beta: Tensor) -> Tilted:
+        """The measure of the patterns that are here, tilted."""
         sharp = query * beta[..., None, None]
         found = []
         for key, value, offset in keys.parts():
             weight = None if offset is None else beta[..., None] * offset
             found.append(attend(sharp, key, value, scale=1.0, log_weight=weight, check=False))
-        tilted = found[0] if len(found) == 1 else merge(found)
-        return Read(tilted.output, tilted.log_normalizer / beta[..., None])
+        return found[0] if len(found) == 1 else merge(found)
 
 
 @dataclass(frozen=True)

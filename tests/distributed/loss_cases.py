@@ -1,0 +1,110 @@
+"""Run by torchrun: losses whose vocabulary or batch is spread over processes, against one process."""
+
+import torch
+import torch.distributed as dist
+from torch.func import jvp
+
+import exptilt as xt
+from oracles.ranks import close, cut, draw, raised
+
+
+def compare(label, one, many, tensors, sizes, common, dtype):
+    """Value, gradients and tangent; `common` says which tensors every process has whole."""
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
+    full = [x.to(dtype).clone().requires_grad_() for x in tensors]
+    own = [
+        (x if same else cut(x, sizes)).to(dtype).clone().requires_grad_()
+        for x, same in zip(tensors, common, strict=True)
+    ]
+    count = dist.get_world_size()
+    spread = not common[0]  # the batch is: the mean of the processes' losses is the loss
+    right, found = one(*full), many(*own)
+
+    def over_processes(x):
+        x = x.detach().clone()
+        dist.all_reduce(x)
+        return x / count
+
+    close(over_processes(found) if spread else found.detach(), right.detach(), tolerance, f"{label}: loss")
+    wanted, got = torch.autograd.grad(right, full), torch.autograd.grad(found, own)
+    for i, (a, b, same) in enumerate(zip(got, wanted, common, strict=True)):
+        if spread:  # as data-parallel training: the mean over the processes of each one's gradient
+            a = over_processes(a) if same else a / count
+        close(a, b if same else cut(b, sizes), 10 * tolerance, f"{label}: gradient {i}")
+    dots = [draw(*x.shape, seed=80 + i, dtype=dtype) for i, x in enumerate(full)]
+    mine = tuple(x if same else cut(x, sizes) for x, same in zip(dots, common, strict=True))
+    right = jvp(one, tuple(x.detach() for x in full), tuple(dots))[1]
+    found = jvp(many, tuple(x.detach() for x in own), mine)[1]
+    close(over_processes(found) if spread else found, right, 10 * tolerance, f"{label}: tangent")
+
+
+def main():
+    world = dist.group.WORLD
+    count = dist.get_world_size()
+    sizes = [[5, 8, 3][i % 3] for i in range(count)]
+    V, N, D = sum(sizes), 7, 6
+    h, W, b = draw(N, D, seed=1), 2 * draw(V, D, seed=2), draw(V, seed=3)
+    target = torch.randint(0, V, (N,), generator=torch.Generator().manual_seed(4))
+    target[2] = -100
+    head = xt.losses.linear_cross_entropy
+    cases = (
+        {},
+        {"softcap": 3.0, "label_smoothing": 0.1},
+        {"z_loss": 0.01, "label_smoothing": 0.2, "scale": 0.5},
+    )
+    for i, options in enumerate(cases):
+        for dtype in (torch.float64, torch.float32)[: 1 + (i == 2)]:
+            compare(
+                f"vocabulary {options}",
+                lambda h, W, b, o=options: head(h, W, target, bias=b, **o),
+                lambda h, W, b, o=options: head(h, W, target, bias=b, group=world, **o),
+                (h, W, b),
+                sizes,
+                (True, False, False),
+                dtype,
+            )
+    right = head(h, W, target, bias=b, rank=True)
+    found = head(h, cut(W, sizes), target, bias=cut(b, sizes), rank=True, group=world)
+    for name in right._fields:
+        close(
+            getattr(found, name).nan_to_num(), getattr(right, name).nan_to_num(), 1e-10, f"statistics: {name}"
+        )
+
+    x, y = draw(V, D, seed=5), draw(V, D, seed=6)
+    y = y + x
+    t, shift = torch.tensor(0.3, dtype=torch.float64), torch.tensor(-2.0, dtype=torch.float64)
+    losses = xt.losses
+    for dtype in (torch.float64, torch.float32):
+        for label, one in {
+            "info_nce": lambda x, y, t, **o: losses.info_nce(x, y, temperature=t, **o),
+            "symmetric": lambda x, y, t, **o: losses.info_nce(x, y, temperature=t, symmetric=True, **o),
+            "clip": lambda x, y, t, **o: losses.clip(x, y, temperature=t, **o),
+            "sigmoid": lambda x, y, t, **o: losses.sigmoid(x, y, temperature=t, bias=-2.0, **o),
+        }.items():
+            many = lambda x, y, t, f=one: f(x, y, t, group=world)  # noqa: E731
+            compare(label, one, many, (x, y, t), sizes, (False, False, True), dtype)
+    compare(
+        "sigmoid's bias",
+        lambda x, y, b: losses.sigmoid(x, y, bias=b),
+        lambda x, y, b: losses.sigmoid(x, y, bias=b, group=world),
+        (x, y, shift),
+        sizes,
+        (False, False, True),
+        torch.float64,
+    )
+    a, c = cut(x, sizes).requires_grad_(), cut(y, sizes)
+    (first,) = torch.autograd.grad(losses.sigmoid(a, c, group=world), a, create_graph=True)
+    assert "second derivatives" in raised(
+        xt.distributed.GroupError, lambda: torch.autograd.grad(first.sum(), a)
+    )
+    second = torch.autograd.grad(losses.info_nce(a, c, group=world), a, create_graph=True)[0]
+    assert torch.autograd.grad(second.square().sum(), a)[0].isfinite().all()
+
+    # a mistake of one process is told to all
+    bad = a.detach()[:1] if dist.get_rank() == 1 else a.detach()
+    for loss in (losses.info_nce, losses.clip, losses.sigmoid):
+        message = raised((ValueError, RuntimeError), lambda loss=loss: loss(bad, c, group=world))
+        assert "of one shape" in message, message
+    wrong = W[:, :5] if dist.get_rank() == 1 else cut(W, sizes)
+    message = raised((ValueError, RuntimeError), lambda: head(h, wrong, target, group=world))
+    assert "with the same dimension" in message, message
