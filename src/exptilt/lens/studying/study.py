@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch import nn
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
+from exptilt.distributed.group import Group, Members
 from exptilt.lens.questions.blocks import inputs
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
@@ -29,6 +30,7 @@ from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_unit
 from exptilt.lens.studying.results import Measures, Study, Training
+from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
 from exptilt.lens.studying.texts import Chunk, Cut, as_texts, context_length, cut, token_texts
 from exptilt.lens.watching.watch import NothingSeenError
@@ -53,6 +55,7 @@ def study(
     seed: int = 0,
     store: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    group: Group = None,
 ) -> Study:
     """Measure every head and layer of a transformer on texts.
 
@@ -71,6 +74,9 @@ def study(
         store: folder where finished parts are kept: an interrupted study resumes there, a repeated one is
             instant.
         progress: show a bar with time left; None where standard error is a terminal.
+        group: processes that share the work (`torch.distributed.group.WORLD` for all), each with the same
+            model and texts; all get the study that one would have made. With a store that all of them see,
+            processes that were started again resume. None for this process by itself.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -109,7 +115,7 @@ def study(
         moments(checkpoints),
         taken.chunks,
         Options(seed=seed, sample=sample, strip=strip),
-        Store(store),
+        Store(store) if group is None else Turns(store, Members("study", group)),
     )
     units, weights = plan.run(progress)
     first = units[0]
@@ -153,8 +159,9 @@ class _Plan:
     def run(self, progress: bool | None) -> tuple[list[Unit], Unit]:
         """Do all of it; units and weights of the model itself."""
         total = len(self.chunks) + 1 + len(self.series) * (len(self.few) + 1)
-        for _ in track(self._steps(), "studying", total=total, show=progress):
-            pass
+        with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
+            for _ in track(self._steps(), "studying", total=total, show=progress):
+                pass
         return self.found[0][1], self.found[0][2]
 
     def _steps(self) -> Iterator[None]:
