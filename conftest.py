@@ -1,4 +1,6 @@
-"""Names that every doctest may use without importing them (`torch`, `xt`), and what has no doctests to run.
+"""Names that docstrings may use without importing them (`torch`, `xt`), and what has no doctests to run.
+
+Pages run as typed: they import what they use.
 
 Where several processes share the tests (`make test`), each takes its part of the cores: with as many threads
 as cores in each, they would spin in each other's way.
@@ -45,6 +47,9 @@ def pytest_runtest_setup():
 
 
 @pytest.fixture(autouse=True)
-def _doctest_names(doctest_namespace):
-    doctest_namespace["torch"] = torch
-    doctest_namespace["xt"] = exptilt
+def _doctest_names(request, doctest_namespace):
+    for name, module in (("torch", torch), ("xt", exptilt)):
+        if request.path.suffix == ".py":
+            doctest_namespace[name] = module
+        else:
+            doctest_namespace.pop(name, None)
