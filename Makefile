@@ -54,7 +54,12 @@ fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or bette
 	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.tilting_fuzz
 
 # efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
-rivals: ## set up .venv-efax for the one rival that needs a newer Python than we do
+rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy or a newer Python than we do
+	@if ! { test -x .venv-smc/bin/python && .venv-smc/bin/python -c 'import blackjax, particles' 2>/dev/null; }; then \
+	  echo "Setting up .venv-smc (once; downloads jax) ..."; \
+	  $(PYTHON) -m venv .venv-smc && .venv-smc/bin/python -m pip install -qq particles==0.4 blackjax==1.3 \
+	    || echo "particles and blackjax could not be installed; the benchmarks go on without them."; \
+	fi
 	@if test -x .venv-efax/bin/python && .venv-efax/bin/python -c 'import efax' 2>/dev/null; then exit 0; fi; \
 	for version in 3.13 3.12; do \
 	  for python in python$$version "$$(ls -d "$$(pyenv root 2>/dev/null)/versions/$$version".*/bin/python 2>/dev/null | tail -1)"; do \
@@ -85,5 +90,5 @@ constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
 	@touch $(STAMP)
 
 clean: ## remove .venv, caches and the report
-	rm -rf $(VENV) .venv-efax report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-efax .venv-smc report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,9 +64,10 @@ def gibbs(
     discard = whole("gibbs", "discard", discard, least=0)
     check_generator("gibbs", generator)
     state = _started(joint, chains, start, given or {}, generator)
+    t = joint.statistics(state)
     kept: dict[str, list[Tensor]] = {name: [] for name in joint.sites}
     for step in range(discard + sweeps):
-        state = joint.sweep(state, generator=generator, keep=tuple(given or ()))
+        joint.advance(state, t, generator=generator, keep=tuple(given or ()))
         if step >= discard:
             for name, x in state.items():
                 kept[name].append(x)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import entries, finite
+from exptilt._support.checks import finite
 from exptilt._support.errors import ArgumentError
 from exptilt.families import Measure
 
@@ -92,14 +92,21 @@ class Joint:
                 raise ArgumentError(f"Joint: {what} must be a tensor {wanted}; got {got}.")
             finite("Joint", **{what: value})
 
-    def _statistics(self, state: Mapping[str, Tensor], *, without: str | None = None) -> dict[str, Tensor]:
-        wanted = [name for name in self.sites if name != without]
-        missing = [name for name in wanted if name not in state]
-        if missing and without is None:
+    def statistics(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """t(x) of every site.
+
+        Args:
+            state: x of all sites, ``(*shape, *event)`` each.
+
+        Returns:
+            By site, ``(*shape, D)``.
+        """
+        missing = [name for name in self.sites if name not in state]
+        if missing:
             raise ArgumentError(
                 f"Joint: the state has no {missing[0]!r}. Pass x for each of {list(self.sites)}."
             )
-        return {name: self.sites[name].coordinate(state[name]) for name in wanted if name in state}
+        return {name: h.coordinate(state[name]) for name, h in self.sites.items()}
 
     def tilt_of(self, site: str, state: Mapping[str, Tensor]) -> Tensor:
         """b_s + Σ_r J_sr t_r(x_r), what the other sites say.
@@ -113,21 +120,22 @@ class Joint:
         """
         if site not in self.sites:
             raise ArgumentError(f"Joint: there is no site {site!r} among {list(self.sites)}.")
-        found = self.bias.get(site)
-        total = (
-            torch.zeros(self.sites[site].dimension).to(next(iter(state.values()))) if found is None else found
-        )
-        for (first, second), J in self.coupling.items():
-            if site not in (first, second):
-                continue
-            other = second if site == first else first
+        others = {name for pair in self.coupling if site in pair for name in pair if name != site}
+        for other in others:
             if other not in state:
                 raise ArgumentError(
                     f"Joint: {site!r} is coupled to {other!r}, which the state does not have."
                 )
-            t = self.sites[other].coordinate(state[other])
-            total = total + (t @ J.mT if site == first else t @ J)
-        return total
+        return self._tilt(site, {other: self.sites[other].coordinate(state[other]) for other in others})
+
+    def _tilt(self, site: str, t: Mapping[str, Tensor]) -> Tensor:
+        total = self.bias.get(site)
+        for (first, second), J in self.coupling.items():
+            if site in (first, second):
+                part = t[second] @ J.mT if site == first else t[first] @ J
+                total = part if total is None else total + part
+        h = self.sites[site]
+        return torch.zeros(h.dimension, dtype=h.dtype, device=h.device) if total is None else total
 
     def conditional(self, site: str, state: Mapping[str, Tensor], *, strength: float = 1.0) -> Measure:
         """The law of one site given the others, as a measure.
@@ -149,14 +157,20 @@ class Joint:
         Returns:
             ``(*shape)``.
         """
-        t = self._statistics(state)
-        total = sum(
-            (t[name] @ b for name, b in self.bias.items()), torch.zeros(()).to(next(iter(t.values())))
-        )
-        for (first, second), J in self.coupling.items():
-            total = total + ((t[first] @ J) * t[second]).sum(-1)
-        lead = next(iter(t.values())).shape[:-1]
-        return total.expand(lead)
+        return self.log_tilt_of(self.statistics(state))
+
+    def log_tilt_of(self, t: Mapping[str, Tensor]) -> Tensor:
+        """U as a function of the statistics.
+
+        Args:
+            t: by site, ``(*shape, D)``.
+
+        Returns:
+            ``(*shape)``.
+        """
+        parts = [t[name] @ b for name, b in self.bias.items()]
+        parts += [((t[first] @ J) * t[second]).sum(-1) for (first, second), J in self.coupling.items()]
+        return sum(parts, torch.zeros_like(next(iter(t.values()))[..., 0]))
 
     def independent(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> State:
         """Draws of each site from its own measure: β = 0.
@@ -189,14 +203,30 @@ class Joint:
         Returns:
             By site, ``(*shape, *event)``.
         """
-        self._statistics(state)
-        state = dict(state)
-        for name in self.sites:
+        state, t = dict(state), self.statistics(state)
+        self.advance(state, t, strength, generator, keep)
+        return state
+
+    def advance(
+        self,
+        state: State,
+        t: dict[str, Tensor],
+        strength: float = 1.0,
+        generator: torch.Generator | None = None,
+        keep: tuple[str, ...] = (),
+    ) -> None:
+        """A sweep in place: `state` and its statistics are replaced site by site.
+
+        Args:
+            state: x of all sites, ``(*shape, *event)`` each.
+            t: their statistics, ``(*shape, D)`` each.
+            strength: β.
+            generator: the source of randomness; torch's own if not given.
+            keep: sites that are given and stay as they are.
+        """
+        for name, h in self.sites.items():
             if name in keep:
                 continue
-            h = self.sites[name]
-            lead = h.coordinate(state[name]).shape[:-1]
-            eta = strength * self.tilt_of(name, state).expand(*lead, h.dimension)
-            state[name] = h.tilt(eta).sample(generator=generator)
-            entries("Joint.sweep", name, state[name], state[name].isfinite(), "finite: is there a joint law?")
-        return state
+            x = h.tilt((strength * self._tilt(name, t)).expand(t[name].shape)).sample(generator=generator)
+            finite("Joint: is there a joint law? The draws of", **{name: x})
+            state[name], t[name] = x, h._coordinate(x)

@@ -83,10 +83,11 @@ def smc(
     target = number("smc", "target", target, above=0, below=1)
     check_generator("smc", generator)
     state = joint.independent((runs, particles), generator)
+    t = joint.statistics(state)
     beta, strength, effective = 0.0, [0.0], []
     evidence: Tensor | None = None
     for step in range(1, max_steps + 1):
-        U = joint.log_tilt(state)
+        U = joint.log_tilt_of(t)
         if not bool(U.isfinite().all(-1).all()):
             raise ConvergenceError(
                 f"smc: at step {step} (β = {beta:.3g}) weights are not finite: all particles are dead. "
@@ -105,9 +106,9 @@ def smc(
         beta = 1.0 if rise == 1.0 - beta else beta + rise
         strength.append(beta)
         chosen = systematic(weight, generator=generator)
-        state = {name: _taken(x, chosen) for name, x in state.items()}
+        state, t = ({name: _taken(x, chosen) for name, x in part.items()} for part in (state, t))
         for _ in range(sweeps):
-            state = joint.sweep(state, strength=beta, generator=generator)
+            joint.advance(state, t, beta, generator)
         if beta == 1.0:
             total = torch.logsumexp(evidence, 0) - torch.log(torch.tensor(float(runs)))
             error = (evidence - total).exp().std() / runs**0.5 if runs > 1 else total.new_full((), torch.nan)
