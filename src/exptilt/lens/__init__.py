@@ -3,6 +3,7 @@
 import sys
 
 from exptilt.lens.differentiable import differentiable
+from exptilt.lens.heads.kinds import Kind
 from exptilt.lens.studying.results import (
     HeadDetail,
     HeadMeasure,
@@ -28,6 +29,7 @@ __all__ = [
     "HeadMeasure",
     "HeadReading",
     "Histogram",
+    "Kind",
     "LayerMeasure",
     "NothingSeenError",
     "Record",

@@ -14,6 +14,7 @@ and of one text, in a study, also
     first_key_mass_given_choice   mean of p_i1 over queries that see the first key and have another outcome
     log_normalizer_variation      standard deviation of G_i − log Σ_j h_ij, h the keys' weights (1, or e^bias)
     normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
+    width                         how far attention goes, see `heads.kinds`
 
 Z grows with the number of keys a query sees, so its constancy is asked of Z per key. For small variation the
 standard deviation of log Z *is* the coefficient of variation of Z, and unlike it stays meaningful when one
@@ -30,6 +31,7 @@ from torch import Tensor
 from exptilt._support.transforms import pytree
 from exptilt.attention import attend
 from exptilt.lens.heads.key_mass import divergence, simpson
+from exptilt.lens.heads.kinds import moments, width
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.tilting import Tilted, log_normalizer
 from exptilt.tilting.problem import Inputs
@@ -121,7 +123,9 @@ def text_statistics(
     """The statistics of one text, none of it padding, from the arguments of `attend` and what it gave."""
     visible = Visibility.of(query, key, options)
     sink = options.get("sink") is not None
-    again = attend(query, key, key, **options, key_mass=True)
+    places = moments(key.shape[2], key).expand(*key.shape[:3], 3)
+    again = attend(query, key, torch.cat([key, places], -1), **options, key_mass=True)
+    mean_key, averaged = again.output[item].split([key.shape[-1], 3], -1)
     assert again.key_mass is not None
     wide: Tilted = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
@@ -139,8 +143,11 @@ def text_statistics(
     per_key = G - log_measure.double()
     found["log_normalizer_variation"] = _deviation(per_key, live)[item]
     found["normalizer_cv"] = _variation(per_key, live)[item]
+    if query.shape[2] == key.shape[2]:
+        choosing = outcomes > 1
+        found["width"] = width(averaged, choosing[item if choosing.shape[0] > 1 else 0])
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
-    return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
+    return TextStatistics(found, mean_key, again.key_mass[item].double(), even, seen_by)
 
 
 def _mean(x: Tensor, use: Tensor) -> Tensor:

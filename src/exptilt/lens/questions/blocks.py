@@ -128,9 +128,12 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """Keyword arguments to read token ids ``(token,)``; a decoder reads the same text as its encoder."""
+    """Keyword arguments to read token ids, ``(token,)`` or ``(batch, token)``.
+
+    A decoder reads the same text as its encoder.
+    """
     config: Any = model.config
-    batch = ids[None].to(next(model.parameters()).device)
+    batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     given: dict[str, Any] = {"input_ids": batch}
     if getattr(config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = batch

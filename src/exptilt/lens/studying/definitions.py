@@ -13,6 +13,8 @@ _COMMON = {
     "keys.",
     "capped": "Scores are softcapped, so they are not linear in the query; or no text was long enough.",
     "sample": "On a sample of tokens from all texts, without the first of each text.",
+    "places": "Queries and keys are not at the same places of one text (cross-attention).",
+    "repeats": "The texts have too few different tokens, or this is cross-attention.",
     "tokens": "Geometric mean over tokens without the first.",
     "no_matrix": "Queries or keys are not an affine function of the module's input (they are normalised, "
     "say), so there is no such matrix; or it does not run on inputs of ours.",
@@ -89,6 +91,36 @@ key_mass_divergence | key-mass concentration | nats | 0..
     How unevenly keys draw attention: KL divergence of their shares from what even attention would give. 0
     is even.
     Assumes: Shares are summed over all queries of a text; the baseline knows the mask.
+previous_mass | mass on the token before | | 0..1
+    Share of attention that goes to the token before: near 1 for a previous-token head.
+    Assumes: {queries} Self-attention only.
+    Absent: {places}
+next_mass | mass on the token after | | 0..1
+    Share of attention that goes to the token after.
+    Assumes: {queries} Only where later tokens are seen.
+    Absent: No query sees the token after it, or this is cross-attention.
+delimiter_mass | mass on delimiters | | 0..1
+    Share of attention that goes to line ends, punctuation and special tokens, the first token left out.
+    Assumes: Over all queries of a text. What is a delimiter is told by its characters.
+    Absent: {places}
+width | width of attention | tokens | 0..
+    How far attention goes, root mean square of the distance in tokens: 1 for a previous-token head.
+    Assumes: Over queries with a choice. Longer texts allow more.
+    Absent: {places}
+duplicate_mass | duplicate mass | | 0..1
+    On random tokens in a row, then once more: share of attention from the second time on the same token the
+    first time.
+    Assumes: Random order, so that nothing else ties the two; the text's own tokens.
+    Absent: {repeats}
+induction_mass | induction mass | | 0..1
+    On random tokens in a row, then once more: share of attention on the token that came after it the first
+    time, which is what comes next.
+    Assumes: As for duplicates. Random tokens are not a text: an induction head shows here more purely.
+    Absent: {repeats}
+write_size | size of the write | | 0..
+    Length of what the head writes to the residual stream over the stream's own, root mean square over tokens.
+    Assumes: As the block adds it; a head that writes next to nothing is dead.
+    Absent: {no_stream}
 ascent_cosine | ascent: cosine | | -1..1
     Cosine between what the head writes into the residual stream and the direction in which its own
     log-normalizer grows (F3). 1 if the head is a gradient step on G, 0 if unrelated, negative if it

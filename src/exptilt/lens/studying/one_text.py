@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from exptilt.lens.heads.kinds import mass_at
 from exptilt.lens.heads.scores import Scores
 from exptilt.lens.heads.statistics import TextStatistics, text_statistics
 from exptilt.lens.questions.ascent import ascent
@@ -62,6 +63,43 @@ def _loss(model: Any, output: Any, ids: Tensor) -> float:
     return float(nn.functional.cross_entropy(logits[0, :-1].double(), ids[1:].to(logits.device)))
 
 
+def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
+    """Attention on repeated tokens: sequences ``(sequence, 2n)``, the second half the first again.
+
+    Means over the sequences with their standard errors, by layer and head; NaN for cross-attention.
+    """
+    n = sequences.shape[1] // 2
+    place = torch.arange(2 * n)
+    keys = {"duplicate_mass": torch.where(place >= n, place - n, -1)}
+    keys["induction_mass"] = torch.where(place >= n, place - n + 1, -1)
+    rows: list[dict[str, NDArray[np.float64]]] = []
+
+    def observe(call: AttentionCall) -> None:
+        query, key, options = _widened(call)
+        found = {name: np.full((len(sequences), query.shape[1]), np.nan) for name in keys}
+        if call.kind == "self" and query.shape[2] == key.shape[2] == 2 * n:
+            for item in range(len(sequences)):
+                scores = Scores.of(query, key, options, item)
+                G = call.tilted.log_normalizer[item]
+                for name, index in keys.items():
+                    found[name][item] = mass_at(scores, G, index.to(G.device)).cpu().numpy()
+        rows.append(found)
+
+    with torch.no_grad(), watch(model, observe=observe):
+        model(**inputs(model, sequences))
+    heads = max(row["duplicate_mass"].shape[1] for row in rows)
+    found: Unit = {}
+    for name in keys:
+        table = np.full((len(rows), heads), np.nan)
+        errors = table.copy()
+        for layer, row in enumerate(rows):
+            values = row[name]
+            table[layer, : values.shape[1]] = values.mean(0)
+            errors[layer, : values.shape[1]] = values.std(0, ddof=1) / len(values) ** 0.5
+        found |= {f"head:{name}": table, f"error:{name}": errors}
+    return found
+
+
 class _Meter:
     """Collects what a forward pass shows."""
 
@@ -83,6 +121,8 @@ class _Meter:
         G = call.tilted.log_normalizer[0]
         text = text_statistics(query, key, options, call.tilted)
         heads = {name: text.by_name[name] for name in HEADS if name in text.by_name}
+        if call.kind == "self":
+            heads |= self._chosen_keys(scores, G, text)
         if scores.rule.softcap is None:  # a capped score is not linear in the query: neither question applies
             for prefix, neighbours in (("", None), ("local_", self.options.neighbours)):
                 fit = gaussian_fit(scores, G, text.mean_key, neighbours=neighbours)
@@ -99,6 +139,22 @@ class _Meter:
         if self.options.strip:
             found["strip"] = scores.strip(G, self.options.strip).cpu().numpy()
         return found
+
+    def _chosen_keys(self, scores: Scores, G: Tensor, text: TextStatistics) -> dict[str, Tensor]:
+        """Attention on the token before, on the one after, and on delimiters."""
+        Q, K = G.shape[1], text.drawn.shape[1]
+        if not Q == K == self.chunk.ids.shape[0]:
+            return {}
+        own = torch.arange(Q, device=G.device)
+        after = torch.where(own + 1 < Q, own + 1, -1)
+        ends = torch.tensor([int(token) in self.chunk.delimiters for token in self.chunk.ids])
+        ends[0] = False  # the first key draws attention for its place
+        drawn = text.drawn.cpu()
+        return {
+            "previous_mass": mass_at(scores, G, own - 1),
+            "next_mass": mass_at(scores, G, after),
+            "delimiter_mass": drawn[:, ends].sum(-1) / drawn.sum(-1),
+        }
 
     def _tokens(self, text: TextStatistics, by_key: Tensor) -> NDArray[np.float64]:
         """(head, distinct token): a quantity (head, key) summed over the places of a token that are seen."""
@@ -123,6 +179,8 @@ class _Meter:
             except DoesNotRunAgainError:
                 found = None
             heads = self.layers[self.order[id(call)]]["heads"]
+            sizes = (write.double().square().sum(-1).mean(1), passage.hidden.double().square().sum(-1).mean())
+            heads["write_size"] = (sizes[0] / sizes[1]).sqrt().cpu().numpy()
             if found is not None:
                 heads |= {f"ascent_{measure}": x.cpu().numpy() for measure, x in found._asdict().items()}
         self.order.clear()

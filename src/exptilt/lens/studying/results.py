@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
+from exptilt.lens.heads.kinds import Kind, kinds
 
 Array = NDArray[np.float64]
 Value = TypeVar("Value")
@@ -186,6 +187,11 @@ class Study:
     seed: int = 0
     layer_names: Sequence[str] = ()
 
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Kinds of heads by name, each with its rule, its numbers and its members; see `Kind`."""
+        return kinds(self.heads)
+
     def to_json(self) -> str:
         """The study as JSON text, from which `from_json` makes an equal one."""
         return json.dumps({"format": FORMAT, **_plain(self)}, ensure_ascii=False, allow_nan=False)
@@ -223,6 +229,12 @@ class Study:
             for suffix, array in (("", m.value), ("_error", m.error), ("_baseline", m.baseline)):
                 if array is not None:
                     columns[name + suffix] = array.ravel()
+        if (found := self.kinds) and layers:
+            members = np.stack([kind.members.ravel() for kind in found.values()])
+            names = list(found)
+            columns["kinds"] = [
+                ", ".join(n for n, is_in in zip(names, m, strict=True) if is_in) for m in members.T
+            ]
         return pd.DataFrame(columns)
 
 

@@ -28,15 +28,24 @@ from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
 from exptilt.lens.studying.definitions import HEADS
-from exptilt.lens.studying.one_text import Options, measure_unit
+from exptilt.lens.studying.one_text import Options, measure_repeats, measure_unit
 from exptilt.lens.studying.results import Measures, Study, Training
 from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
-from exptilt.lens.studying.texts import Chunk, Cut, as_texts, context_length, cut, token_texts
+from exptilt.lens.studying.texts import (
+    Chunk,
+    Cut,
+    as_texts,
+    context_length,
+    cut,
+    token_texts,
+    with_delimiters,
+)
 from exptilt.lens.watching.watch import NothingSeenError
 
 # Tokens in a chunk, if the model can read as many: long enough for distributions, short enough for several.
 CHUNK = 512
+REPEATED, SEQUENCES = 50, 4  # random tokens that are repeated, and how many sequences of them
 TRAINING_CHUNKS = 8  # on which checkpoints are measured
 STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where there are many heads to show
 
@@ -109,13 +118,15 @@ def study(
     read, names = as_texts(texts)
     taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
     sample = int(np.clip(2 * summary.SAMPLE // len(taken.chunks), 8, 256))
+    chunks = with_delimiters(taken.chunks, tokenizer)
     strip = STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP
     plan = _Plan(
         model,
         moments(checkpoints),
-        taken.chunks,
+        chunks,
         Options(seed=seed, sample=sample, strip=strip),
         Store(store) if group is None else Turns(store, Members("study", group)),
+        _repeated(chunks, length, seed),
     )
     units, weights = plan.run(progress)
     first = units[0]
@@ -147,6 +158,7 @@ class _Plan:
     chunks: list[Chunk]
     options: Options
     store: Store
+    repeated: torch.Tensor | None  # (sequence, 2n), random tokens and the same again
     found: list[tuple[float, list[Unit], Unit]] = field(default_factory=list)
 
     @property
@@ -158,7 +170,7 @@ class _Plan:
 
     def run(self, progress: bool | None) -> tuple[list[Unit], Unit]:
         """Do all of it; units and weights of the model itself."""
-        total = len(self.chunks) + 1 + len(self.series) * (len(self.few) + 1)
+        total = len(self.chunks) + 2 + len(self.series) * (len(self.few) + 2)
         with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
             for _ in track(self._steps(), "studying", total=total, show=progress):
                 pass
@@ -177,9 +189,17 @@ class _Plan:
             measure = partial(_seen, measure_weights, model, chunks[0].ids[:1])
             weights = self.store.get({"model": mark, "what": "weights"}, measure)
             yield
+            if self.repeated is not None:
+                tokens = hashlib.blake2b(self.repeated.numpy().tobytes(), digest_size=16).hexdigest()
+                measure = partial(_seen, measure_repeats, model, self.repeated)
+                weights = weights | self.store.get(
+                    {"model": mark, "what": "repeats", "tokens": tokens}, measure
+                )
+            yield
             for chunk in chunks:
                 tokens = hashlib.blake2b(chunk.ids.numpy().tobytes(), digest_size=16).hexdigest()
                 key = {"model": mark, "what": "unit", "tokens": tokens, "special": sorted(chunk.special)}
+                key["delimiters"] = sorted(chunk.delimiters)
                 measure = partial(_seen, measure_unit, model, chunk, options)
                 units.append(self.store.get({**key, "options": asdict(options)}, measure))
                 options = replace(options, strip=0)  # of the first chunk only
@@ -211,6 +231,17 @@ def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:
         if shape is not None:
             found[name] = np.stack([np.full(shape, np.nan) if x is None else x for x in values])
     return found
+
+
+def _repeated(chunks: list[Chunk], length: int, seed: int) -> torch.Tensor | None:
+    """A few sequences of the text's own tokens in random order, each twice in a row; None if too short."""
+    used = sorted({int(i) for chunk in chunks for i in chunk.ids if int(i) not in chunk.special})
+    n = min(REPEATED, len(used), length // 2)
+    if n < 8:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randperm(len(used), generator=generator)[:n] for _ in range(SEQUENCES)]
+    return torch.tensor(used)[torch.stack(drawn)].repeat(1, 2)
 
 
 def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Unit:

@@ -25,7 +25,7 @@ from exptilt.lens.studying.store import Unit
 BINS = 40
 TOP = 12
 RARE = 3  # tokens seen less often than this are not ranked if enough others are: chance would put them first
-FROM_WEIGHTS = {"link_symmetry", "link_definiteness"}
+FROM_WEIGHTS = {"link_symmetry", "link_definiteness", "duplicate_mass", "induction_mass"}
 SAMPLE = 1024  # hidden states that distributions are measured on
 
 
@@ -53,7 +53,9 @@ def head_measures(units: Sequence[Unit], weights: Unit) -> Measures[HeadMeasure]
 
     found: Measures[HeadMeasure] = Measures()
     for name, words in HEADS.items():
-        value, error = (weights[f"head:{name}"], None) if name in FROM_WEIGHTS else over_texts(name)
+        value, error = over_texts(name)
+        if name in FROM_WEIGHTS:
+            value, error = weights.get(f"head:{name}", unknown), weights.get(f"error:{name}")
         baseline = None if name in FROM_WEIGHTS else over_texts(f"{name}_baseline")[0]
         if baseline is not None and np.isnan(baseline).all():
             baseline = None

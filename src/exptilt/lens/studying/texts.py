@@ -6,8 +6,9 @@ around a text. A chunk is the unit of a study: one forward pass, nothing padded,
 chunks.
 """
 
+import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,7 @@ class Chunk:
     ids: Tensor  # (token,), special ones included
     text: int  # index of the text it comes from
     special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
+    delimiters: frozenset[int] = frozenset()  # ids in it that end a line or are punctuation
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -150,6 +152,21 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
         "first. "
         "Pass a tokenizer that adds them before and after only."
     )
+
+
+def with_delimiters(chunks: Sequence[Chunk], tokenizer: Any) -> list[Chunk]:
+    """The chunks, told which of their tokens are line ends, punctuation or special."""
+    used = sorted({int(i) for chunk in chunks for i in chunk.ids})
+    ends = set(chunks[0].special) | {
+        i for i, text in zip(used, token_texts(tokenizer, used), strict=True) if _ends(text)
+    }
+    return [replace(c, delimiters=frozenset(ends.intersection(c.ids.tolist()))) for c in chunks]
+
+
+def _ends(text: str) -> bool:
+    """Whether a token is a line end, or nothing but punctuation."""
+    word = text.strip()
+    return "\n" in text or (bool(word) and all(unicodedata.category(c).startswith("P") for c in word))
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:

@@ -1,0 +1,140 @@
+r"""What a head looks at: attention at chosen keys, and the kinds of heads that follow from it.
+
+Of one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n), and from moments that ride along
+with the sweep of the statistics:
+
+    previous_mass    mean of p_{i,i−1}          next_mass        mean of p_{i,i+1}
+    delimiter_mass   share of the attention that all keys draw that goes to delimiters after the first key
+    width            root of the mean over i of Σ_j p_ij (i − j)², in tokens
+
+On random tokens, each once, and then all of them again in the same order (n of them):
+
+    duplicate_mass   mean of p_{i,i−n}, the token itself when it stood there first
+    induction_mass   mean of p_{i,i−n+1}, the token that came after it: what comes next
+
+A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
+errors (by the value alone where the error is not known), so a head may be of several kinds, or of none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from exptilt.lens.heads.scores import Scores
+
+Array = NDArray[np.float64]
+
+
+class Rule(NamedTuple):
+    """How a kind is told: by which measure, beyond which threshold, on which side."""
+
+    measure: str
+    threshold: float
+    above: bool
+    about: str
+
+
+RULES = {
+    "previous token": Rule("previous_mass", 0.5, True, "most attention goes to the token before"),
+    "next token": Rule("next_mass", 0.5, True, "most attention goes to the token after"),
+    "first token": Rule("first_key_mass_given_choice", 0.5, True, "most attention goes to the first token"),
+    "delimiter": Rule("delimiter_mass", 0.5, True, "most attention goes to line ends and punctuation"),
+    "local": Rule("width", 8.0, False, "attention stays within 8 tokens, root mean square"),
+    "duplicate": Rule("duplicate_mass", 0.3, True, "a repeated token looks at where it stood before"),
+    "induction": Rule("induction_mass", 0.3, True, "a repeated token looks at what came after it before"),
+    "diffuse": Rule("relative_entropy", 0.9, True, "attention is nearly even over all visible keys"),
+    "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of the residual stream's length"),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The heads of one kind.
+
+    Attributes:
+        name: such as "previous token".
+        about: what such a head does, in a few words.
+        measure: name of the head measure that decides.
+        threshold: beyond which a head is of the kind.
+        above: whether beyond is above; else below.
+        value: ``(layer, head)``, of that measure.
+        error: ``(layer, head)``, its standard error, or None.
+        members: ``(layer, head)`` booleans: beyond the threshold by two standard errors.
+    """
+
+    name: str
+    about: str
+    measure: str
+    threshold: float
+    above: bool
+    value: Array
+    error: Array | None
+    members: NDArray[np.bool_]
+
+
+def kinds(heads: Mapping[str, Any]) -> dict[str, Kind]:
+    """The kinds that can be told from these head measures, by name."""
+    found = {}
+    for name, rule in RULES.items():
+        measure = heads.get(rule.measure)
+        if measure is None or measure.value is None:
+            continue
+        slack = 0.0 if measure.error is None else 2 * np.nan_to_num(measure.error)
+        with np.errstate(invalid="ignore"):
+            if rule.above:
+                members = measure.value - slack >= rule.threshold
+            else:
+                members = measure.value + slack <= rule.threshold
+        words = (name, rule.about, rule.measure, rule.threshold, rule.above)
+        found[name] = Kind(*words, measure.value, measure.error, members)
+    return found
+
+
+def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
+    """Mean over queries of the attention on one key each, ``(head,)``; NaN if no query sees its key.
+
+    G is ``(head, query)``, index ``(query,)`` the key of each query, or −1 for none.
+    """
+    rule, t = scores.rule, scores.inputs
+    Q, K = t.query.shape[1], t.key.shape[1]
+    at = index.clamp(min=0)
+    s = rule.soften(rule.scale * (t.query * t.key[:, at]).sum(-1)).scores
+
+    def pick(x: Tensor) -> Tensor:
+        return torch.take_along_dim(x.expand(x.shape[0], Q, K), at[None, :, None], -1).squeeze(-1)
+
+    if t.bias is not None:
+        s = s + pick(t.bias)
+    if t.log_weight is not None:
+        s = s + t.log_weight.repeat_interleave(s.shape[0] // t.log_weight.shape[0], 0)[:, at]
+    seen = (index >= 0).expand_as(s)
+    if (allowed := rule.sees(torch.arange(Q, device=s.device) + K - Q, at)) is not None:
+        seen = seen & allowed
+    if t.mask is not None:
+        seen = seen & pick(t.mask)
+    p = torch.exp((s - G.to(s.dtype)).clamp(max=0)).double()
+    return torch.where(seen, p, 0.0).sum(-1) / seen.sum(-1)
+
+
+def moments(length: int, like: Tensor) -> Tensor:
+    """(key, 3): 1, x and x² of every key, x its place over the length, to be averaged under attention."""
+    x = torch.arange(length, dtype=like.dtype, device=like.device) / max(length, 1) - 0.5
+    return torch.stack([torch.ones_like(x), x, x.square()], -1)
+
+
+def width(averaged: Tensor, choice: Tensor) -> Tensor:
+    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it ``(head, query, 3)``.
+
+    Over the queries with a choice ``(head or 1, query)``. A sink is not a place.
+    """
+    one, first, second = averaged.double().unbind(-1)
+    Q = one.shape[-1]
+    x = moments(Q, one)[:, 1]
+    square = (second - 2 * x * first + x.square() * one).clamp(min=0) / one.clamp(min=1e-30)
+    use = choice.expand_as(square)
+    return Q * (torch.where(use, square, 0.0).sum(-1) / use.sum(-1)).sqrt()
