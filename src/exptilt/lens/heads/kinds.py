@@ -40,14 +40,14 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "previous token": Rule("previous_mass", 0.5, True, "most attention goes to the token before"),
-    "next token": Rule("next_mass", 0.5, True, "most attention goes to the token after"),
-    "first token": Rule("first_key_mass_given_choice", 0.5, True, "most attention goes to the first token"),
-    "delimiter": Rule("delimiter_mass", 0.5, True, "most attention goes to line ends and punctuation"),
-    "local": Rule("width", 8.0, False, "attention stays within 8 tokens, root mean square"),
-    "duplicate": Rule("duplicate_mass", 0.3, True, "a repeated token looks at where it stood before"),
-    "induction": Rule("induction_mass", 0.3, True, "a repeated token looks at what came after it before"),
-    "diffuse": Rule("relative_entropy", 0.9, True, "attention is nearly even over all visible keys"),
+    "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
+    "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
+    "first token": Rule("first_key_mass_given_choice", 0.5, True, "looks mostly at the first token"),
+    "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at line ends and punctuation"),
+    "local": Rule("width", 8.0, False, "stays within 8 tokens, root mean square"),
+    "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),
+    "induction": Rule("induction_mass", 0.3, True, "looks from a repeated token at what came after it"),
+    "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
     "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of the residual stream's length"),
 }
 

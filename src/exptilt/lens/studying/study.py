@@ -9,6 +9,7 @@ What is measured and what each number means is in `definitions`; how, in `heads`
 import hashlib
 import math
 import os
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -134,7 +135,8 @@ def study(
     return Study(
         name=name or getattr(model.config, "_name_or_path", "") or kind,
         facts=_facts(model, first, context),
-        text_facts=_text_facts(taken.chunks, names if isinstance(texts, Mapping) else None, length),
+        text_facts=_text_facts(taken.chunks, names if isinstance(texts, Mapping) else None, length)
+        | _unknown(taken.chunks, tokenizer),
         heads=summary.head_measures(units, weights),
         layers=summary.layer_measures(units),
         details=summary.details(units, dict(zip(used, token_texts(tokenizer, used), strict=True))),
@@ -159,7 +161,7 @@ class _Plan:
     options: Options
     store: Store
     repeated: torch.Tensor | None  # (sequence, 2n), random tokens and the same again
-    found: list[tuple[float, list[Unit], Unit]] = field(default_factory=list)
+    found: list[tuple[float, list[Unit], Mapping[str, Any]]] = field(default_factory=list)
 
     @property
     def few(self) -> list[Chunk]:
@@ -168,7 +170,7 @@ class _Plan:
         wanted = np.linspace(0, last, min(TRAINING_CHUNKS, last + 1)).round().astype(int)
         return [self.chunks[i] for i in wanted]
 
-    def run(self, progress: bool | None) -> tuple[list[Unit], Unit]:
+    def run(self, progress: bool | None) -> tuple[list[Unit], Mapping[str, Any]]:
         """Do all of it; units and weights of the model itself."""
         total = len(self.chunks) + 2 + len(self.series) * (len(self.few) + 2)
         with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
@@ -187,14 +189,13 @@ class _Plan:
         units: list[Unit] = []
         with _evaluating(model):
             measure = partial(_seen, measure_weights, model, chunks[0].ids[:1])
-            weights = self.store.get({"model": mark, "what": "weights"}, measure)
+            parts = [self.store.get({"model": mark, "what": "weights"}, measure)]
             yield
             if self.repeated is not None:
                 tokens = hashlib.blake2b(self.repeated.numpy().tobytes(), digest_size=16).hexdigest()
                 measure = partial(_seen, measure_repeats, model, self.repeated)
-                weights = weights | self.store.get(
-                    {"model": mark, "what": "repeats", "tokens": tokens}, measure
-                )
+                repeats = self.store.get({"model": mark, "what": "repeats", "tokens": tokens}, measure)
+                parts.append(repeats)
             yield
             for chunk in chunks:
                 tokens = hashlib.blake2b(chunk.ids.numpy().tobytes(), digest_size=16).hexdigest()
@@ -204,7 +205,7 @@ class _Plan:
                 units.append(self.store.get({**key, "options": asdict(options)}, measure))
                 options = replace(options, strip=0)  # of the first chunk only
                 yield
-        self.found.append((step, units, weights))
+        self.found.append((step, units, ChainMap(*parts)))  # other processes' units are filled at the end
 
     def training(self) -> Training:
         """Curves over the checkpoints."""
@@ -319,6 +320,14 @@ def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Fa
         "longest chunk": max(sizes),
         "most tokens in a chunk": length,
     }
+
+
+def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
+    """How many tokens stand for something that the tokenizer does not know, where it has such a token."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if not isinstance(unknown, int) or unknown == getattr(tokenizer, "eos_token_id", None):
+        return {}
+    return {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
 
 
 def _notes(

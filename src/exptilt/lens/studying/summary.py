@@ -43,7 +43,7 @@ def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
     return mean, None if np.isnan(error).all() else error
 
 
-def head_measures(units: Sequence[Unit], weights: Unit) -> Measures[HeadMeasure]:
+def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures[HeadMeasure]:
     """Every measure of `definitions.HEADS`, from the units of all texts and that of `measure_weights`."""
     queries = np.array([float(unit["queries"].max()) for unit in units])
     unknown = np.full(units[0]["head:entropy"].shape, np.nan)

@@ -28,6 +28,7 @@ _COLUMNS = tuple(
     if name != "relative_queries"
 )
 _LABELS = ("layer", "name", "kind", "head", "item", "step")
+_SHOWN, _MOST_ROWS = ("entropy", "effective_keys", "score_max", "first_key_mass"), 24
 _KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
 # Until the next release: a study had another quantity under this name.
 _OLD, _NEW = "key_mass_concentration", "key_mass_simpson"
@@ -117,6 +118,20 @@ class Record:
             _warn_of_old_name()
         order = ["layer", "step", "item", "head"] if by_step else ["layer", "item", "head"]
         return table.sort_values(order, kind="stable", ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        """The record in a notebook: one row a head, over all calls and batch items."""
+        joined = {name: self.by_head(name) for name in _SHOWN}
+        layers, heads = next(iter(joined.values())).shape
+        rows = "".join(
+            f"<tr><td>L{i}H{j}</td>" + "".join(f"<td>{x[i, j]:.4g}</td>" for x in joined.values()) + "</tr>"
+            for i, j in list(np.ndindex(layers, heads))[:_MOST_ROWS]
+        )
+        more = f", the first {_MOST_ROWS} shown" if layers * heads > _MOST_ROWS else ""
+        header = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("head", *_SHOWN))
+        caption = f"{len(self.calls)} attention calls, {layers} layers of {heads} heads{more}"
+        header = f"<caption>{caption}</caption><thead><tr>{header}</tr></thead>"
+        return f"<table>{header}<tbody>{rows}</tbody></table>"
 
     def by_head(self, name: str) -> Array:
         """One statistic over all calls and batch items.

@@ -17,11 +17,22 @@ from exptilt._support.files import write_together
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
 from exptilt.report.page import Cell, Page, Table, number, render
 from exptilt.report.study import sentences
+from exptilt.report.study.findings import cautions
+from exptilt.report.study.findings import findings as stands_out
 from exptilt.report.study.payload import payload, strip_size
 from exptilt.report.tokens import plain
 
 # In the order they run: each uses only what stands before it.
-SCRIPTS = ("basics.js", "charts.js", "heatmap.js", "attention.js", "head.js", "curves.js", "start.js")
+SCRIPTS = (
+    "basics.js",
+    "charts.js",
+    "heatmap.js",
+    "attention.js",
+    "head.js",
+    "thumbnails.js",
+    "curves.js",
+    "start.js",
+)
 ASSETS = ("study/study.css", *(f"study/{name}" for name in SCRIPTS))
 CAUTION = (
     "These are descriptions of one model on one text. Theory reads attention as ascent on a "
@@ -57,6 +68,9 @@ def render_study(study: Study) -> str:
         "chips": chips(study),
         "caution": CAUTION,
         "findings": findings(study),
+        "learned": stands_out(study),
+        "cautions": cautions(study),
+        "kinds": kinds_table(study),
         "heads_table": heads_table(study),
         "meanings": meanings(study),
         "layers": [(name, measure, sentences.of_layers(measure)) for name, measure in study.layers.items()],
@@ -124,15 +138,33 @@ def named(measure: HeadMeasure | LayerMeasure) -> str:
     return measure.title + unit
 
 
+def kinds_table(study: Study) -> Table:
+    """The kinds of heads: rule, number of heads, and which."""
+    rows: list[list[Cell]] = []
+    for name, kind in study.kinds.items():
+        members = [f"L{layer}H{head}" for layer, head in np.argwhere(kind.members)]
+        shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
+        title = study.heads[kind.measure].title
+        rule = f"{title} {'at least' if kind.above else 'at most'} {sentences.number(kind.threshold)}"
+        rows.append([name, f"{kind.about[0].upper()}{kind.about[1:]}.", rule, len(members), shown or "none"])
+    note = "A head is of a kind if it is beyond the threshold by two standard errors; it may be of several."
+    return Table("Kinds of heads", ("kind", "what such a head does", "rule", "heads", "which"), rows, note)
+
+
 def heads_table(study: Study) -> Table:
     """Every head with every statistic: what the heatmap shows, for those who do not see it."""
     shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
+    kinds = study.kinds.items()
     rows: list[list[Cell]] = [
-        [f"L{place[0]}H{place[1]}", *(float(value[place]) for _, value in shown)]
+        [
+            f"L{place[0]}H{place[1]}",
+            *(float(value[place]) for _, value in shown),
+            *([", ".join(name for name, kind in kinds if kind.members[place])] if kinds else []),
+        ]
         for place in np.ndindex(*sentences.shape(study))
     ]
     note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
-    header = ("head", *(name for name, _ in shown))
+    header = ("head", *(name for name, _ in shown), *(["kinds"] if kinds else []))
     return Table("Every head, every statistic", header, rows, note, sortable=True)
 
 
@@ -196,6 +228,8 @@ def text(study: Study) -> str:
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     layers, heads = sentences.shape(study)
     told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
+    told += [*(f"Careful: {caution}" for caution in cautions(study)), *([""] if cautions(study) else [])]
+    told += [*(f"* {finding.text}" for finding in stands_out(study)), ""]
     for name, *cells in lines:
         right = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
         told.append("  ".join([name.ljust(first), *right]))

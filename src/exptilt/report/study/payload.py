@@ -27,6 +27,14 @@ def payload(study: Study) -> dict[str, Any]:
     return {
         "shape": sentences.shape(study),
         "names": list(study.layer_names),
+        "kinds": [
+            {
+                "id": name,
+                "about": kind.about,
+                "members": [list(map(int, at)) for at in np.argwhere(kind.members)],
+            }
+            for name, kind in study.kinds.items()
+        ],
         "measures": [_measure(study, name, measure) for name, measure in study.heads.items()],
         "curves": [
             {"id": name, "places": list(measure.places), **_common(measure)}

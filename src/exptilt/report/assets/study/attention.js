@@ -33,12 +33,12 @@ function attentionView(detail, name) {
   function select(query, focus = false) {
     attention.query = query;
     const row = weights.subarray(query * size, (query + 1) * size);
-    const most = Math.max(...row, 1e-9);
     let best = 0;
     words.forEach((word, index) => {
-      const share = row[index] / most;
+      const share = row[index]; // of all attention, not of the most: even attention is pale
       if (row[index] > row[best]) best = index;
       word.style.background = share > 0.004 ? ramp(0.12 + 0.88 * Math.sqrt(share), false) : "";
+      word.classList.toggle("shaded", share > 0.004);
       word.classList.toggle("deep", share > 0.004 && isDeep(0.12 + 0.88 * Math.sqrt(share), false));
       word.classList.toggle("query", index === query);
       word.tabIndex = index === query ? 0 : -1;

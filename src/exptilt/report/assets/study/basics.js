@@ -83,7 +83,7 @@ const depth = (index, count) => `color-mix(in oklab, var(--deep-1) ${count > 1 ?
 // legend says so.
 function scaleOf(measure) {
   const values = known([measure.value, measure.training ?? []]).sort((a, b) => a - b);
-  if (!values.length) return { low: 0, high: 1, diverging: false, logarithmic: false, share: () => 0.5 };
+  if (!values.length) return { low: 0, high: 1, diverging: false, logarithmic: false, flat: true, share: () => 0.5 };
   const [least, most] = measure.span;
   const logarithmic = most === null && values[0] > 0 && values.at(-1) / values[0] > 50;
   const bend = logarithmic ? Math.log : (value) => value;
@@ -93,24 +93,33 @@ function scaleOf(measure) {
   let low = bend(values[0]), high = bend(values.at(-1));
   if (reach > 0 && least === null) low = Math.max(low, quarter(0.25) - reach);
   if (reach > 0 && most === null) high = Math.min(high, quarter(0.75) + reach);
+  // Differences that the errors do not bear out, or that are small beside the statistic itself, must not look like much: the colours span at
+  // least twelve standard errors, and a tenth of the possible values or of the middle one.
+  const errors = known(measure.error ?? []).sort((a, b) => a - b);
+  const error = errors.length ? errors[Math.floor(errors.length / 2)] : 0;
+  const breadth = least !== null && most !== null ? most - least : Math.abs(values[Math.floor(values.length / 2)]);
+  const lacking = logarithmic ? 0 : Math.max(12 * error, 0.1 * breadth) - (high - low);
+  if (lacking > 0) [low, high] = [low - lacking / 2, high + lacking / 2];
   const diverging = !logarithmic && low < 0 && high > 0 && -low > 0.02 * high;
   if (diverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
   const width = high - low;
   return {
-    low: unbend(low), high: unbend(high), diverging, logarithmic, middle: unbend((low + high) / 2),
+    low: unbend(low), high: unbend(high), diverging, logarithmic, flat: lacking > 0, middle: unbend((low + high) / 2),
     below: bend(values[0]) < low, above: bend(values.at(-1)) > high,
     share: (value) => (width > 0 ? Math.min(1, Math.max(0, (bend(value) - low) / width)) : 0.5),
   };
 }
 
 // What is chosen, and who wants to know. The checkpoint after the last one stands for the model studied, which may be none of them.
-const state = { measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
+const state = { kind: "", measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
 const listeners = [];
 function choose(changes) {
   const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));
   Object.assign(state, changes);
   if (changed.size) for (const listener of listeners) listener(changed);
 }
+const kindsOf = (layer, head) => DATA.kinds.filter(({ members }) => members.some(([l, h]) => l === layer && h === head)).map(({ id }) => id);
+const isShown = (layer, head) => !state.kind || kindsOf(layer, head).includes(state.kind);
 const chosenMeasure = () => MEASURES.find((measure) => measure.id === state.measure);
 const atStudied = () => !STEPS || state.checkpoint === STEPS.length;
 // The values the heatmap shows now: of the checkpoint where they were followed, else of the model studied.

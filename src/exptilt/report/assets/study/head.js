@@ -23,9 +23,9 @@ function tokenBars(tokens) {
 }
 
 function rankOf(measure, layer, head) {
-  const value = measure.value[layer][head];
+  const value = valuesNow(measure)[layer][head];
   if (value === null) return "";
-  const values = known(measure.value);
+  const values = known(valuesNow(measure));
   return `${values.filter((other) => other > value).length + 1} of ${values.length}`;
 }
 
@@ -35,8 +35,8 @@ function statisticsTable(layer, head) {
   const body = DATA.measures.map((measure) => {
     const name = make("th", { scope: "row", textContent: measure.title, title: measure.about });
     if (!measure.value) return make("tr", { className: "absent" }, name, make("td", { colSpan: columns.length - 1, textContent: `not measured: ${measure.reason}` }));
-    const value = showError(measure.value[layer][head], measure.error?.[layer][head], measure.unit);
-    const base = measure.baseline ? show(measure.baseline[layer][head]) : "";
+    const base = isStudied(measure) && measure.baseline ? show(measure.baseline[layer][head]) : "";
+    const value = withError(measure, layer, head);
     return make("tr", {}, name, make("td", { textContent: value }), ...(based ? [make("td", { textContent: base })] : []), make("td", { textContent: rankOf(measure, layer, head) }));
   });
   const header = make("tr", {}, ...columns.map((text) => make("th", { scope: "col", textContent: text })));
@@ -61,8 +61,10 @@ function paintHead() {
   const part = (name, ...children) => make("div", { className: "part" }, make("h4", { textContent: name }), ...children);
   const parts = [bar];
   if (detail) {
+    const kinds = kindsOf(layer, head);
+    if (kinds.length) parts.push(make("ul", { className: "chips", ariaLabel: "Kinds of this head" }, ...kinds.map((kind) => make("li", { textContent: kind }))));
     parts.push(make("p", { textContent: detail.reading }));
-    const module = DATA.names[layer] ?? "", last = STEPS ? "in the model studied, wherever the slider stands" : "";
+    const module = DATA.names[layer] ?? "", last = STEPS ? `statistics of ${checkpointName()}; pictures and tokens are of the model studied` : "";
     if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));
     parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the stronger the colour of another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {

@@ -74,6 +74,7 @@ function paintHeatmap() {
   heat.cells.forEach((row, layer) => row.forEach((cell, head) => {
     const value = values[layer][head], share = value === null ? null : scale.share(value);
     cell.classList.toggle("missing", value === null);
+    cell.classList.toggle("aside", !isShown(layer, head));
     cell.classList.toggle("deep", share !== null && isDeep(share, scale.diverging));
     cell.style.background = share === null ? "" : ramp(share, scale.diverging);
     cell.replaceChildren(make("span", { textContent: brief(value), ariaHidden: "true" }));
@@ -101,8 +102,19 @@ function paintLegend(measure, scale) {
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const ends = [`${scale.below ? "≤ " : ""}${show(scale.low)}`, show(scale.middle), `${scale.above ? "≥ " : ""}${show(scale.high)}`];
   const numbers = make("div", { className: "ends" }, ...ends.map((text) => make("span", { textContent: text })));
-  const extra = [measure.unit, scale.logarithmic ? "logarithmic colours" : "", measure.training ? "one scale for all checkpoints" : ""].filter(Boolean).join(", ");
+  const extra = [measure.unit, scale.logarithmic ? "logarithmic colours" : "", scale.flat ? "heads differ by little, so colours do" : "", measure.training ? "one scale for all checkpoints" : ""].filter(Boolean).join(", ");
   document.getElementById("legend").replaceChildren(bar, numbers, make("p", { className: "note", textContent: [measure.title, extra].filter(Boolean).join(" · ") }));
+}
+
+// The kinds of heads as a filter: heads of other kinds step back.
+function buildKinds(select) {
+  if (!select) return;
+  for (const { id, members, about } of DATA.kinds) {
+    const option = make("option", { value: id, textContent: `${id} (${members.length})`, title: about });
+    option.disabled = !members.length;
+    select.append(option);
+  }
+  select.addEventListener("change", () => choose({ kind: select.value }));
 }
 
 function buildChooser(select) {

@@ -14,17 +14,20 @@ function start() {
   const select = document.getElementById("measure");
   buildHeatmap(document.getElementById("heatmap"));
   buildChooser(select);
+  buildKinds(document.getElementById("kind"));
   buildSliders();
   const opened = fromAddress();
   select.value = state.measure;
   paintHeatmap();
   paintHead();
+  buildThumbnails(document.getElementById("thumbnails"));
   paintLayers();
   paintTraining();
   listeners.push((changed) => {
     select.value = state.measure;
     paintHeatmap();
-    if (changed.has("layer") || changed.has("head")) paintHead();
+    if (changed.has("layer") || changed.has("head") || changed.has("checkpoint")) paintHead();
+    if (changed.has("layer") || changed.has("head") || changed.has("kind")) markThumbnails();
     if (changed.has("layer") || changed.has("head") || changed.has("measure")) {
       paintTraining();
       history.replaceState(null, "", `#L${state.layer}H${state.head}:${state.measure}`);
@@ -32,7 +35,7 @@ function start() {
   });
   if (opened) document.getElementById("heads").scrollIntoView();
   addEventListener("hashchange", () => fromAddress() && document.getElementById("heads").scrollIntoView());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => attention.repaint?.());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { attention.repaint?.(); thumbnails.paint?.(); });
   // On paper, what is folded away is shown.
   const folded = [];
   addEventListener("beforeprint", () => {

@@ -1,0 +1,43 @@
+// All heads at a glance: the attention of each over the same text as a small picture. They are drawn when they are first looked at.
+const thumbnails = { buttons: [], paint: null };
+
+function buildThumbnails(place) {
+  if (!place || !DATA.strip.length) return;
+  const size = DATA.strip.length, canvases = [];
+  const grid = make("div", { className: "thumbnails", role: "group", ariaLabel: "Attention of every head over the same text" });
+  grid.style.setProperty("--heads", Math.min(HEADS, 16));
+  for (let layer = 0; layer < LAYERS; layer += 1) {
+    for (let head = 0; head < HEADS; head += 1) {
+      const detail = DATA.details[`L${layer}H${head}`];
+      if (!detail) continue;
+      const canvas = make("canvas", { width: size, height: size });
+      const kinds = kindsOf(layer, head), name = headName(layer, head) + (kinds.length ? `: ${kinds.join(", ")}` : "");
+      const button = make("button", { type: "button", ariaLabel: `Open ${name}`, title: name }, canvas, make("span", { textContent: `L${layer}H${head}`, ariaHidden: "true" }));
+      button.addEventListener("click", () => { choose({ layer, head }); revealHead(true); });
+      canvases.push([canvas, detail.strip]);
+      thumbnails.buttons.push([button, layer, head]);
+      grid.append(button);
+    }
+  }
+  place.append(grid);
+  thumbnails.paint = () => {
+    const [red, green, blue] = getComputedStyle(grid).color.match(/[\d.]+/g).map(Number);
+    for (const [canvas, strip] of canvases) {
+      const bytes = atob(strip), context = canvas.getContext("2d"), image = context.createImageData(size, size);
+      for (let index = 0; index < size * size; index += 1) image.data.set([red, green, blue, bytes.charCodeAt(index)], 4 * index);
+      context.putImageData(image, 0, 0);
+    }
+  };
+  const fold = place.closest("details");
+  const first = () => { if (fold.open) { thumbnails.paint(); fold.removeEventListener("toggle", first); } };
+  fold.addEventListener("toggle", first);
+  first();
+  markThumbnails();
+}
+
+function markThumbnails() {
+  for (const [button, layer, head] of thumbnails.buttons) {
+    button.classList.toggle("aside", !isShown(layer, head));
+    button.setAttribute("aria-pressed", String(layer === state.layer && head === state.head));
+  }
+}

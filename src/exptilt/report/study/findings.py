@@ -1,0 +1,239 @@
+r"""Three to five findings about one model, by stated rules, the most surprising first.
+
+Every rule compares a head with the other heads of the same model, or a change with the other changes, by how
+many robust standard deviations it is away from the middle,
+
+    z = |x − median| / (1.4826 · median |x − median|),
+
+and counts only beyond `FAR`, and if the difference from the middle is more than two standard errors. What is
+to be said of all heads together (none is dead, none stands out) has z = 0 and comes last. The rules:
+
+    peak        the head with the largest score
+    focus       the head that looks at the fewest keys in effect
+    kind        for each kind of `study.kinds`, how many heads are of it, and the one that is so most
+    collapse    the largest fall of a head's entropy from one checkpoint to the next
+    growth      the largest score of any head, if it grew by over 5 % to the last checkpoint
+    dead        heads that write next to nothing, or that there are none
+
+Of one head at most two findings are told.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exptilt.lens import Study
+from exptilt.report.study.sentences import Place, head_name, number, percent, summary, with_error
+from exptilt.report.tokens import visible
+
+FAR = 3.5
+MOST, LEAST = 5, 3
+GROWTH = 0.05
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that stands out.
+
+    Attributes:
+        text: a sentence with its number and error.
+        z: how far out it is, in robust standard deviations; 0 if it is of all heads.
+        place: layer and head to open, or None.
+        measure: the statistic to show with it.
+    """
+
+    text: str
+    z: float
+    place: Place | None
+    measure: str
+
+    @property
+    def anchor(self) -> str:
+        """Where the page shows it."""
+        return "heads" if self.place is None else f"L{self.place[0]}H{self.place[1]}:{self.measure}"
+
+
+def findings(study: Study) -> list[Finding]:
+    """What stands out in this model, most surprising first."""
+    every = sorted((f for rule in RULES for f in rule(study)), key=lambda f: -f.z)
+    kept: list[Finding] = []
+    for finding in every:
+        if finding.place is None or sum(finding.place == f.place for f in kept) < 2:
+            kept.append(finding)
+    far = [f for f in kept if f.z > 0][:MOST]
+    rest = [f for f in kept if f.z == 0]
+    if not far and study.details:
+        rest.insert(0, Finding("No head stands out from the others.", 0.0, None, ""))
+    return far + rest[: max(1, LEAST - len(far))] if len(far) < MOST else far
+
+
+def _z(values: Array, x: float) -> float:
+    """Robust standard deviations from the middle; 0 where the others do not differ at all."""
+    known = values[np.isfinite(values)]
+    if known.size < 3 or not math.isfinite(x):
+        return 0.0
+    middle = float(np.median(known))
+    width = 1.4826 * float(np.median(np.abs(known - middle)))
+    return abs(x - middle) / width if width > 0 else 0.0
+
+
+def _told(study: Study, name: str, place: Place) -> str:
+    measure = study.heads[name]
+    assert measure.value is not None
+    error = math.nan if measure.error is None else float(measure.error[place])
+    return with_error(float(measure.value[place]), error, measure.unit)
+
+
+def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float] | None:
+    """Place, z and median of the head with the extreme value, if it is far out and surely so."""
+    measure = study.heads.get(name)
+    found = None if measure is None else summary(measure)
+    if measure is None or measure.value is None or found is None:
+        return None
+    place, middle = found[0] if lowest else found[1], found[2]
+    x = float(measure.value[place])
+    # Positive quantities that span factors are compared by their logarithms.
+    values = measure.value
+    known = values[np.isfinite(values)]
+    if (known > 0).all():
+        values, x_z = np.log(values), math.log(x)
+    else:
+        x_z = x
+    z = _z(values, x_z)
+    error = 0.0 if measure.error is None else float(np.nan_to_num(measure.error[place]))
+    return (place, z, middle) if z > FAR and abs(x - middle) > 2 * error else None
+
+
+def _peak(study: Study) -> Iterator[Finding]:
+    if (found := _outlier(study, "score_max", lowest=False)) is not None:
+        place, z, middle = found
+        text = f"{_capital(place)} has scores up to {_told(study, 'score_max', place)}, "
+        text += f"{number(float(study.heads['score_max'].value[place]) / middle)} times the median head's"  # type: ignore[index]
+        detail = next((d for d in study.details if (d.layer, d.head) == place), None)
+        if detail is not None and detail.top_tokens and detail.top_tokens[0].lift > 2:
+            best = detail.top_tokens[0]
+            text += f"; “{visible(best.token)}” draws {number(best.lift)} times its even share"
+        yield Finding(text + ".", z, place, "score_max")
+
+
+def _focus(study: Study) -> Iterator[Finding]:
+    if "effective_keys" not in study.heads:
+        return
+    if (found := _outlier(study, "entropy", lowest=True)) is not None:
+        place, z, _ = found
+        keys = study.heads["effective_keys"].value
+        if keys is not None:
+            some = float(keys[place])
+            many = "a single key" if some < 1.05 else f"{number(some)} keys"
+            text = f"{_capital(place)} looks at {many} in effect (entropy "
+            text += (
+                f"{_told(study, 'entropy', place)}), the median head at {number(float(np.nanmedian(keys)))}."
+            )
+            yield Finding(text, z, place, "entropy")
+
+
+def _kinds(study: Study) -> Iterator[Finding]:
+    for name, kind in study.kinds.items():
+        count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
+        if name in ("dead", "diffuse") or not count:
+            continue
+        best = np.unravel_index(
+            int(np.nanargmax(kind.value if kind.above else -kind.value)), kind.value.shape
+        )
+        place = (int(best[0]), int(best[1]))
+        share = float(kind.value[place])
+        error = math.nan if kind.error is None else float(kind.error[place])
+        told = with_error(share, error, study.heads[kind.measure].unit)
+        if kind.measure.endswith("mass") or "mass_given" in kind.measure:
+            told = with_error(100 * share, 100 * error, "%")
+        verb, _, what = kind.about.partition(" ")
+        heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
+        text = f"{heads} {what} (kind “{name}”), most of all {head_name(place)}: {told}."
+        yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure)
+
+
+def _collapse(study: Study) -> Iterator[Finding]:
+    training = study.training
+    if training is None or "entropy" not in training.heads or len(training.steps) < 2:
+        return
+    curve = training.heads["entropy"]
+    falls = -np.diff(curve, axis=0)
+    if not np.isfinite(falls).any():
+        return
+    step, layer, head = np.unravel_index(int(np.nanargmax(falls)), falls.shape)
+    fall = float(falls[step, layer, head])
+    z = _z(falls.ravel(), fall)
+    if fall > 0 and z > FAR:
+        before, after = (float(curve[step + k, layer, head]) for k in (0, 1))
+        place = (int(layer), int(head))
+        text = f"The entropy of {head_name(place)} fell from {number(before)} to {number(after, 'nats')} "
+        text += (
+            f"between step {int(training.steps[step])} and {int(training.steps[step + 1])} (no error known)."
+        )
+        yield Finding(text, z, place, "entropy")
+
+
+def _growth(study: Study) -> Iterator[Finding]:
+    training = study.training
+    if training is None or "score_max" not in training.heads or len(training.steps) < 3:
+        return
+    tops = np.array([np.nanmax(x) if np.isfinite(x).any() else np.nan for x in training.heads["score_max"]])
+    if not (np.isfinite(tops).all() and (tops > 0).all()):
+        return
+    rise = float(tops[-1] / tops[-2] - 1)
+    if rise > GROWTH:
+        last = training.heads["score_max"][-1]
+        best = np.unravel_index(int(np.nanargmax(last)), last.shape)
+        place = (int(best[0]), int(best[1]))
+        steps = f"{int(training.steps[-2])} and {int(training.steps[-1])}"
+        text = f"The largest score of all heads grew by {percent(rise)} between step {steps}, to "
+        text += f"{number(float(tops[-1]))} in {head_name(place)}: clip it (xt.lens.clip_qk_) or watch it."
+        yield Finding(text, 1e-3 + _z(training.heads["score_max"][-1], float(tops[-1])), place, "score_max")
+
+
+def _dead(study: Study) -> Iterator[Finding]:
+    kind = study.kinds.get("dead")
+    if kind is None:
+        return
+    count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
+    low = np.unravel_index(int(np.nanargmin(kind.value)), kind.value.shape)
+    place = (int(low[0]), int(low[1]))
+    least = f"{head_name(place)} writes least, {percent(float(kind.value[place]))} of the stream's length"
+    dead = "is dead" if count == 1 else "are dead"
+    text = f"No head is dead: {least}." if not count else f"{count} of {total} heads {dead}: {least}."
+    yield Finding(
+        text, 0.0 if not count else _z(np.log(kind.value), math.log(float(kind.value[place]))), None, ""
+    )
+
+
+def _capital(place: Place) -> str:
+    name = head_name(place)
+    return name[0].upper() + name[1:]
+
+
+RULES = (_peak, _focus, _kinds, _collapse, _growth, _dead)
+
+
+def cautions(study: Study) -> list[str]:
+    """What is wrong with the input, if anything: too little text, or one that the tokenizer does not know."""
+    found = []
+    tokens, unknown = study.text_facts.get("tokens"), study.text_facts.get("unknown tokens")
+    if isinstance(tokens, int) and tokens < FEW_TOKENS:
+        found.append(
+            f"Only {tokens} tokens were read. Numbers of so short a text say little of the model; pass one "
+            f"of at least {FEW_TOKENS} tokens."
+        )
+    if isinstance(tokens, int) and isinstance(unknown, int) and unknown > UNKNOWN * tokens:
+        found.append(
+            f"{percent(unknown / tokens)} of the tokens are unknown to the tokenizer: the text is not in a "
+            "language or an alphabet that this model reads, or the tokenizer is another model's."
+        )
+    return found
+
+
+FEW_TOKENS = 200
+UNKNOWN = 0.05
