@@ -8,6 +8,7 @@ import exptilt as xt
 from exptilt.distributed.collectives import total
 from exptilt.distributed.group import Members
 from exptilt.distributed.order import positions
+from exptilt.distributed.travel import Sending
 from oracles.ranks import close, draw, raised
 
 NAMES = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
@@ -195,6 +196,28 @@ def main():
     compare("zigzag twice", {"causal": True}, twice=True, names=no_max, **zigzag)
     compare("zigzag, not causal", {"window": 4}, **zigzag)
     refused()
+    traffic()
+
+
+def traffic():
+    """What docs/scaling.md says a ring sends: messages and bytes of a process, forward and backward."""
+    sent, send = [], Sending.__init__
+
+    def counted(self, members, message, *rest):
+        sent.append(message.nbytes)
+        send(self, members, message, *rest)
+
+    n, count = 16, dist.get_world_size()
+    q, k, v = (draw(KEY_HEADS, n, D, seed=i, dtype=torch.float32).requires_grad_() for i in range(3))
+    size = n * KEY_HEADS * (D + D) * 4
+    try:
+        Sending.__init__ = counted
+        loss = xt.distributed.attend(q, k, v, queries="sharded").output.sum()
+        assert sent == [size] * (count - 1), sent
+        loss.backward()
+        assert sent == [size] * (count - 1 + 2 * count - 1), sent
+    finally:
+        Sending.__init__ = send
 
 
 def refused():

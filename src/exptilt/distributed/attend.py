@@ -223,8 +223,7 @@ def _agreed(
         assert call is not None
         return (call.inputs.key.shape[-2],) * members.count
     if call is None:
-        device = torch.device("cuda") if "nccl" in str(members.group.name()) else None
-        return agree(members, "attend", {}, problem=problem, device=device)
+        return agree(members, "attend", {}, problem=problem)
     t = call.inputs
     spread = queries == "sharded"
     alike = {"key": t.key, "value": t.value, "log_weight": t.log_weight}
@@ -249,7 +248,7 @@ def _agreed(
             x is not None and is_concrete(x) and x.requires_grad for x in (t.query, *alike.values())
         ),
     }
-    sizes = agree(members, "attend", facts, count=t.key.shape[-2], device=t.query.device)
+    sizes = agree(members, "attend", facts, count=t.key.shape[-2])
     if order == "zigzag" and len(set(sizes)) > 1:
         raise GroupError(
             f"attend: the ranks have {sizes} keys, and order 'zigzag' has equal parts. Use shard."
@@ -278,5 +277,5 @@ def _run(
             "attend: a log-normalizer is NaN or a query is not finite: query, key or log_weight of some rank "
             "holds NaN or an infinity, or the scores overflow. check=False skips this test."
         )
-        agree(members, "attend", {}, problem=error if bad else None, device=t.query.device)
+        agree(members, "attend", {}, problem=error if bad else None)
     return found

@@ -65,6 +65,11 @@ class Members:
         """The group's name, the same on all of its processes."""
         return str(self.group.group_name)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the group wants tensors that are not the caller's: nccl takes none of the CPU's."""
+        return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+
     @contextmanager
     def waiting(self, caller: str) -> Iterator[None]:
         """Turn a failure of torch.distributed into a `GroupError` that says what to look for."""
@@ -99,13 +104,7 @@ class Members:
 
 
 def agree(
-    members: Members,
-    caller: str,
-    facts: dict[str, Any],
-    *,
-    count: int = 0,
-    problem: Exception | None = None,
-    device: torch.device | None = None,
+    members: Members, caller: str, facts: dict[str, Any], *, count: int = 0, problem: Exception | None = None
 ) -> tuple[int, ...]:
     """Raise on every process if the processes differ in a fact, or if one has a problem.
 
@@ -115,7 +114,6 @@ def agree(
         facts: what must be the same everywhere, by name; values of which `repr` says all.
         count: a number that may differ.
         problem: what this process would have raised, had it been alone.
-        device: where the group's backend wants its tensors.
 
     Returns:
         The counts of all processes.
@@ -126,7 +124,7 @@ def agree(
         return (count,)
     text = repr((caller, sorted(facts.items())))
     mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-    told = members.collect(torch.tensor([mark, count, problem is not None], device=device), caller)
+    told = members.collect(torch.tensor([mark, count, problem is not None], device=members.device), caller)
     marks, counts, problems = zip(*(x.tolist() for x in told), strict=True)
     if not any(problems) and len(set(marks)) == 1:
         return counts
@@ -146,19 +144,18 @@ def agree(
 
 
 @contextmanager
-def refused_together(caller: str, group: Group, device: torch.device | None = None) -> Iterator[None]:
+def refused_together(caller: str, group: Group) -> Iterator[None]:
     """If arguments are refused here, let every process raise: the others are told when they next `agree`.
 
     Args:
         caller: begins the message.
         group: the processes; None for this one alone.
-        device: where the group's backend wants its tensors.
     """
     try:
         yield
     except ArgumentError as problem:
         if group is not None:
-            agree(Members(caller, group), caller, {}, problem=problem, device=device)
+            agree(Members(caller, group), caller, {}, problem=problem)
         raise
 
 

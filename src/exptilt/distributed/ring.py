@@ -141,7 +141,7 @@ class Ring:
         none = torch.full_like(zero, -torch.inf)
         output = zero.new_zeros(*shape, t.value.shape[-1])
         found = Tilted(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
-        best = torch.zeros(shape, dtype=torch.int64, device=t.query.device)
+        best = torch.zeros(shape, dtype=torch.int64)
         for source, piece, (key, value, weight) in self._visits(t, rule):
             if piece is None:
                 continue
@@ -259,7 +259,7 @@ class Ring:
         `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
         """
         wide, axes = wide_dtype(t.query.dtype), (-2, -2, -1)
-        query = torch.zeros(t.query.shape, dtype=wide, device=t.query.device)
+        query = torch.zeros(t.query.shape, dtype=wide)
         like = [None if shape is None else query.new_empty(()).expand(shape) for shape in kept]
 
         def shapes(source: int) -> list[Shape]:
@@ -344,7 +344,7 @@ class Ring:
             "tangents of query, key, value, bias, log_weight, sink": tuple(x is not None for x in dots),
             "gradients by query, key, value, log_weight": None if needs is None else tuple(needs.flags()),
         }
-        agree(self.members, f"the derivative of attend ({what})", facts, device=t.query.device)
+        agree(self.members, f"the derivative of attend ({what})", facts)
 
 
 _Sweep = Callable[[int, Piece, list[Any]], Gradients]

@@ -161,7 +161,7 @@ def linear_cross_entropy(
         def spread(x: Tensor, empty: float) -> Tensor:
             if kept is None:
                 return torch.where(counted, x.reshape(shape), empty)
-            filled = torch.full((counted.numel(),), empty, dtype=x.dtype, device=x.device)
+            filled = torch.full((counted.numel(),), empty, dtype=x.dtype)
             return filled.index_copy(0, kept, x).reshape(shape)
 
         losses = spread(losses, 0.0)
@@ -275,7 +275,7 @@ class Vocabulary:
             "the dtypes": (hidden.dtype, weight.dtype),
             "whether there is a bias": bias is not None,
         }
-        sizes = agree(members, caller, facts, count=weight.shape[0], device=hidden.device)
+        sizes = agree(members, caller, facts, count=weight.shape[0])
         return cls(members, sum(sizes[: members.rank]), weight.shape[0], sum(sizes))
 
     def place(self, t: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -408,7 +408,7 @@ def fisher_vector_product(
         tensor([[1., 0.]])
     """
     caller = "losses.fisher_vector_product"
-    target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
+    target = torch.zeros(hidden.shape[:-1], dtype=torch.long)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
     primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)

@@ -169,6 +169,6 @@ def reduced(caller: str, losses: Tensor, reduction: str, group: Group = None) ->
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
     if group is not None and reduction == "mean":
         members = Members(caller, group)
-        anchors = members.reduce(torch.tensor([losses.shape[0]], device=losses.device), "sum", caller)
+        anchors = members.reduce(torch.tensor([losses.shape[0]], device=members.device), "sum", caller)
         return losses.sum() * (members.count / int(anchors))
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

@@ -68,7 +68,7 @@ def sigmoid(
     members = Members(caller, group)
     facts = {"the dimension": x.shape[1], "the dtype": x.dtype, "the reduction": reduction}
     facts["whether gradients are needed"] = x.requires_grad, y.requires_grad, b.requires_grad
-    sizes = agree(members, caller, facts, count=x.shape[0], device=x.device)
+    sizes = agree(members, caller, facts, count=x.shape[0])
 
     def block(texts: Tensor, own: bool, x: Tensor, b: Tensor) -> Tensor:
         return pair_losses(x, texts, b, 0 if own else None)

@@ -111,7 +111,7 @@ class Hopfield:
                 "similarity": similarity,
                 "beta": self.beta.tolist() if is_concrete(self.beta) else None,
             }
-            sizes = agree(members, "Hopfield", facts, count=N, device=block.patterns.device)
+            sizes = agree(members, "Hopfield", facts, count=N)
             self.__dict__.update(members=members, _count=sum(sizes))
 
     def _fill(
