@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -105,6 +106,16 @@ def test_a_study_resumes_after_a_killed_process_and_is_that_of_one(tmp_path, mon
                     assert (theirs == ours).all() or ((theirs == ours) | (theirs != theirs)).all()
         assert x["study"].text_facts == one.text_facts
         assert x["study"].notes == one.notes
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page(tmp_path):
+    page = (HERE.parents[1] / "docs" / "scaling.md").read_text("utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(import.*?)```", page, flags=re.DOTALL)[1], "utf-8")
+    done = torchrun(2, script)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("\n") == 2
 
 
 def test_no_group():
