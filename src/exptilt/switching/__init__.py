@@ -19,6 +19,7 @@ True
 
 import sys
 
+from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
@@ -35,12 +36,16 @@ __all__ = [
     "Fit",
     "FitStatus",
     "Forecast",
+    "HeadFilter",
+    "MixingStep",
     "NonlinearFiltered",
     "ParametricFit",
     "Sample",
     "Smoothed",
     "SwitchingLinearGaussian",
     "SwitchingNonlinear",
+    "as_filter",
+    "attention_as_imm",
     "filter_series",
     "fit_parameters",
     "fit_ready",
