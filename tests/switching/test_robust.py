@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from exptilt._support.errors import ArgumentError
+from exptilt.switching import SwitchingLinearGaussian
 from oracles.switching import kalman
 from oracles.switching_models import random_data, random_model, simplex
 
@@ -236,3 +238,55 @@ def test_smoother_and_slopes_for_exact_sizes_agree_with_the_general_ones(long_se
         total = sum(model.replace(dynamics=W).filter(part).log_likelihood.sum() for part in data)
         slopes.append(torch.autograd.grad(total, W)[0])
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-8, atol=1e-8)
+
+
+def test_a_wide_prior_does_not_blur_the_smoother():
+    """Smoothed states against the normal equations in extended precision; the prior's variance is 10¹³."""
+    rng = np.random.default_rng(0)
+    T, q, wide = 40, np.array([0.09, 0.01]), 1e13
+    y = np.cumsum(np.cumsum(0.1 * rng.normal(size=T)) + 0.3 * rng.normal(size=T)) + rng.normal(size=T)
+    F = np.array([[1.0, 1.0], [0.0, 1.0]])
+    model = SwitchingLinearGaussian(
+        transition=[[1.0]],
+        dynamics=F,
+        process_noise=np.diag(q),
+        observation=[[1.0, 0.0]],
+        observation_noise=[[1.0]],
+        initial_mean=[0.0, 0.0],
+        initial_covariance=wide * np.eye(2),
+        initial_probability=[1.0],
+        start="first",
+    )
+    A, h = np.zeros((2 * T, 2 * T)), np.zeros(2 * T)
+    A[:2, :2] = np.eye(2) / wide
+    for t in range(T):
+        A[2 * t, 2 * t] += 1.0
+        h[2 * t] = y[t]
+        if t:
+            move = np.concatenate([-F, np.eye(2)], 1)
+            A[2 * t - 2 : 2 * t + 2, 2 * t - 2 : 2 * t + 2] += move.T @ np.diag(1 / q) @ move
+    np.testing.assert_allclose(model.smooth(y).mean, np.linalg.solve(A, h).reshape(T, 2), atol=2e-3)
+
+
+def test_a_posterior_is_accepted_as_an_initial_law():
+    """An observation without noise leaves a variance of rounding, of either sign."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        W, H = rng.normal(size=(3, 3)), rng.normal(size=(2, 3))
+        model = SwitchingLinearGaussian(
+            transition=[[1.0]],
+            dynamics=W,
+            process_noise=np.eye(3),
+            observation=H,
+            observation_noise=np.zeros((2, 2)),
+            initial_mean=np.zeros(3),
+            initial_covariance=np.eye(3),
+            initial_probability=[1.0],
+        )
+        post = model.filter(rng.normal(size=(30, 2)))
+        again = model.replace(initial_mean=post.mode_mean[-1], initial_covariance=post.mode_covariance[-1])
+        assert again.filter(rng.normal(size=(3, 2))).log_likelihood < 0
+    known = model.replace(initial_covariance=-2.4e-15 * np.eye(3))
+    assert np.isfinite(known.filter(rng.normal(size=(3, 2))).log_likelihood)
+    with pytest.raises(ArgumentError, match="positive semi-definite"):
+        model.replace(initial_covariance=-1e-6 * np.eye(3))

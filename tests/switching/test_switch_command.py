@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from exptilt.cli.main import main
+from exptilt.report.regimes.series import read_series
 
 
 @pytest.fixture
@@ -98,3 +99,50 @@ def test_wrong_words_are_answered_in_a_line(series, capsys):
             main(["switch", str(series), *words])
         assert stop.value.code == 2
         assert "switch: error" in capsys.readouterr().err
+
+
+def _written(path, separator, decimal):
+    rng = np.random.default_rng(1)
+    y = np.where((np.arange(60) // 20) % 2, 6.0, 0.0) + rng.normal(size=60)
+    lines = [separator.join(("", "gnp"))]
+    lines += [separator.join((str(k), f"{v:.4f}".replace(".", decimal))) for k, v in enumerate(y)]
+    path.write_text("\n".join(lines) + "\n")
+    return y
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(",", "."), (";", ","), ("\t", ".")])
+def test_the_first_column_of_a_table_with_a_counter_is_its_index(tmp_path, capsys, separator, decimal):
+    y = _written(tmp_path / "gnp.csv", separator, decimal)
+    found = read_series(tmp_path / "gnp.csv", None, None)
+    assert found.columns == ("gnp",)
+    assert found.index == ""
+    assert found.labels[:2] == ("0", "1")
+    np.testing.assert_allclose(found.values[:, 0], y, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cells", "index"),
+    [
+        (["1947Q1", "1947Q2", "1947Q3", "1947Q4"], "when"),
+        (["2001-02-03", "2001-02-04", "2001-02-05", "2001-02-06"], "when"),
+        (["3.1.2001", "4.1.2001", "5.1.2001", "6.1.2001"], "when"),
+        (["1990", "1991", "1992", "1993"], "when"),
+        (["1.5", "1.2", "1.9", "1.1"], None),
+        (["1", "2", "", "4"], None),
+    ],
+)
+def test_dates_and_counters_name_the_rows(tmp_path, cells, index):
+    path = tmp_path / "data.csv"
+    path.write_text("when,y\n" + "".join(f"{cell},{k * k % 3}\n" for k, cell in enumerate(cells)))
+    found = read_series(path, None, None)
+    assert found.index == index
+    assert found.columns == (("y",) if index else ("when", "y"))
+    assert read_series(path, ["y"], None).labels == (tuple(cells) if index else ("0", "1", "2", "3"))
+
+
+def test_a_column_that_is_asked_for_is_not_the_index(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("year,y\n" + "".join(f"{1990 + k},{k * k % 3}\n" for k in range(5)))
+    assert read_series(path, ["year"], None).columns == ("year",)
+    (tmp_path / "one.csv").write_text("y\n1\n2\n3\n4\n")
+    assert read_series(tmp_path / "one.csv", None, None).columns == ("y",)

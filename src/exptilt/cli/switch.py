@@ -18,7 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, metavar="FILE.csv", help="a CSV file with a header; empty cells are missing values"
     )
     add("--columns", nargs="+", metavar="NAME", help=columns)
-    add("--index", metavar="NAME", help="column that names the rows, such as a date")
+    add(
+        "--index",
+        metavar="NAME",
+        help="column that names the rows (default: the first, if it holds dates or a counter)",
+    )
     add("--modes", type=positive, default=2, help="how many regimes (default: 2)")
     add("--model", choices=("level", "local-level"), default="level", help=kinds)
     add("--starts", type=positive, default=5, help="how many starts of the fit (default: 5)")

@@ -100,11 +100,14 @@ class Checker:
                 "so rows sum to 1; a matrix whose columns do needs transposing."
             )
 
-    def covariance(self, name: str, value: Array) -> None:
-        """Refuse matrices that are not symmetric or not positive semi-definite, up to rounding."""
+    def covariance(self, name: str, value: Array, scale: float = 1e-300) -> None:
+        """Refuse matrices that are not symmetric or not positive semi-definite, up to rounding.
+
+        `scale` is that of what they were computed from: a posterior has its rounding from there.
+        """
         stack = plain(value)
         flat, modes = stack.reshape(-1, *stack.shape[-2:]), stack.shape[-3]
-        size = np.maximum(np.abs(flat).max((-1, -2), initial=0.0), 1e-300)
+        size = np.maximum(np.abs(flat).max((-1, -2), initial=0.0), max(scale, 1e-300))
         skew = np.abs(flat - flat.swapaxes(-1, -2)).max((-1, -2), initial=0.0) / size
         wrong = skew > max(1e-8, 100 * precision(value))
         if wrong.any():

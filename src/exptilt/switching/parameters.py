@@ -109,7 +109,8 @@ class ModelParameters:
             raise _check.refuse(
                 "a diffuse state (inf on the diagonal of initial_covariance) has covariances. Set them to 0."
             )
-        _check.covariance("initial_covariance", known)
+        noises = (plain(self.process_noise), plain(self.observation_noise))
+        _check.covariance("initial_covariance", known, max(np.abs(noise).max() for noise in noises))
 
     def _check_maps(self, M: int, n: int) -> None:
         if self.maps is None and self.map_covariance is not None:

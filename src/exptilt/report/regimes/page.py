@@ -91,7 +91,9 @@ def build(found: Regimes) -> Page:
         ),
         Section("Forecast", (), [Table("What comes next", later, steps)]),
     ]
-    lead = f"{', '.join(found.columns)}: {len(found.y)} rows, {M} regimes found by the {found.kind} model."
+    named = "numbered" if found.index is None else f"named by the column {found.index}"
+    rows = f"{', '.join(found.columns)}: {len(found.y)} rows, {named}"
+    lead = f"{rows}; {M} regimes found by the {found.kind} model."
     return Page("Regimes", lead, sections, found.seed, [found.source])
 
 

@@ -20,6 +20,7 @@ class Regimes:
 
     Attributes:
         source, columns, labels, y: the series, as `Series` has it; y ``(T, m)``.
+        index: the column that names the rows, None if they are numbered.
         kind: which model, "level" or "local-level".
         seed: of the starts.
         log_likelihood, aic, bic, free_parameters, observations, status: of the fit.
@@ -64,6 +65,7 @@ class Regimes:
     upper: Array
     forecast_probability: Array
     level: float
+    index: str | None = None
 
 
 def find_regimes(
@@ -84,7 +86,7 @@ def find_regimes(
     Args:
         path: the CSV file.
         columns: which columns to model, together; None takes all columns of numbers.
-        index: the column that names the rows.
+        index: the column that names the rows; None takes the first if it holds dates or a counter.
         kind: "level" or "local-level".
         modes: how many regimes.
         starts: how many starts of the fit.
@@ -139,6 +141,7 @@ def find_regimes(
         upper=ahead.upper,
         forecast_probability=ahead.mode_probability,
         level=level,
+        index=series.index,
     )
 
 

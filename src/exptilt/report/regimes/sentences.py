@@ -11,6 +11,7 @@ def text(found: Regimes) -> str:
     rows, M = len(found.y), len(found.share)
     lines = [
         f"{plain(found.source)}: {rows} rows of {', '.join(names)}; {M} regimes, model {found.kind!r}",
+        "rows are numbered" if found.index is None else f"rows are named by column {plain(found.index)!r}",
         f"log-likelihood {found.log_likelihood:.4f}   AIC {found.aic:.2f}   BIC {found.bic:.2f}   "
         f"{found.free_parameters} free parameters",
         found.status,

@@ -8,10 +8,12 @@ in torch, all paths at once, and differentiable by autograd.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
 from ..checks import safe_log
+from .diffuse import back_gain, initial_laws, least_rank, move, see
 from .moments import condition, joseph, mixture, predict
 from .problem import Problem
 
@@ -27,6 +29,7 @@ class Step:
     mean: torch.Tensor
     cov: torch.Tensor
     log_weight: torch.Tensor
+    factors: list[np.ndarray]  # of what is diffuse of each path, as `diffuse.Law` has it; empty if nothing is
 
 
 class Matrices:
@@ -48,8 +51,9 @@ class Matrices:
         return [value[t if len(value) > 1 else 0] for value in self.values]
 
 
-def walk(p: Matrices, y: torch.Tensor, first: int, what: str) -> list[Step]:
+def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step]:
     """Every path's moments at every step."""
+    first = problem.first
     M, n = p.mean.shape
     paths = M ** (len(y) + (0 if first else 1))
     if paths > LIMIT:
@@ -58,6 +62,7 @@ def walk(p: Matrices, y: torch.Tensor, first: int, what: str) -> list[Step]:
             f"more than {LIMIT}. Use fewer steps, or method='gpb2'."
         )
     mean, cov, log_weight = p.mean, p.cov, p.log_probability
+    laws = initial_laws(mean, cov, problem.diffuse) if problem.diffuse.any() else []
     steps = []
     for t, row in enumerate(y):
         transition, W, c, Q, H, d, R = p.at(t)
@@ -67,7 +72,30 @@ def walk(p: Matrices, y: torch.Tensor, first: int, what: str) -> list[Step]:
             moved = predict(W @ p.maps, mean.reshape(-1, M, 1, n), cov.reshape(-1, M, 1, n, n), c, noise)
             mean, cov = moved[0].reshape(-1, n), moved[1].reshape(-1, n, n)
             log_weight = (log_weight.reshape(-1, M, 1) + safe_log(transition)).reshape(-1)
+            if laws:
+                full = W @ p.maps
+                laws = [
+                    move(law, full[k % M, j], c[j], noise.expand(M, M, n, n)[k % M, j])
+                    for k, law in enumerate(laws)
+                    for j in range(M)
+                ]
         seen = ~torch.isnan(row)
+        if laws:
+            found = [
+                see(law, row[seen], H[k % M][seen], d[k % M][seen], R[k % M][seen][:, seen])
+                for k, law in enumerate(laws)
+            ]
+            ahead = torch.stack([law.mean for law in laws]), torch.stack([law.P for law in laws])
+            if None in found:
+                raise ArgumentError(_singular(what, t, found.index(None) % M))
+            done = [one for one in found if one is not None]
+            density = torch.stack([one[1] for one in done])
+            log_weight = least_rank(log_weight + density, np.array([one[2] for one in done]))
+            laws = [one[0] for one in done]
+            mean, cov = torch.stack([law.mean for law in laws]), torch.stack([law.P for law in laws])
+            steps.append(Step(*ahead, mean, cov, log_weight, [law.A for law in laws]))
+            laws = laws if any(law.A.shape[1] for law in laws) else []
+            continue
         ahead = mean, cov
         if seen.any():
             count = len(mean) // M
@@ -77,14 +105,17 @@ def walk(p: Matrices, y: torch.Tensor, first: int, what: str) -> list[Step]:
             e = row[seen] - center
             K, density, bad = condition(e, S, cov @ Ht.mT)
             if bad.any():
-                raise ArgumentError(
-                    f"{what}: at step {t} the innovation covariance H P H' + R of mode "
-                    f"{int(torch.nonzero(bad)[0]) % M} is not positive definite."
-                )
+                raise ArgumentError(_singular(what, t, int(torch.nonzero(bad)[0]) % M))
             log_weight = log_weight + density
             mean, cov = mean + (K @ e[..., None])[..., 0], joseph(K, Ht, cov, Rt)
-        steps.append(Step(*ahead, mean, cov, log_weight))
+        steps.append(Step(*ahead, mean, cov, log_weight, []))
     return steps
+
+
+def _singular(what: str, t: int, mode: int) -> str:
+    return (
+        f"{what}: at step {t} the innovation covariance H P H' + R of mode {mode} is not positive definite."
+    )
 
 
 def by_mode(
@@ -105,8 +136,10 @@ def filter_exact(problem: Problem) -> list[torch.Tensor]:
     columns: list[list[torch.Tensor]] = [[], [], [], [], []]
     for series, cut in enumerate(problem.data.cuts):
         before = torch.zeros((), dtype=torch.float64)
-        for t, step in enumerate(walk(Matrices(problem, series), problem.data.tensor[cut], first, "filter")):
-            log_mode, mean, cov = by_mode(step.mean, step.cov, step.log_weight, M)
+        for t, step in enumerate(
+            walk(Matrices(problem, series), problem.data.tensor[cut], problem, "filter")
+        ):
+            log_mode, mean, cov = by_mode(step.mean, shown(step), step.log_weight, M)
             total = torch.logsumexp(step.log_weight, 0)
             if not torch.isfinite(total):
                 raise ArgumentError(
@@ -126,6 +159,16 @@ def filter_exact(problem: Problem) -> list[torch.Tensor]:
     return [torch.stack(column) for column in columns]
 
 
+def shown(step: Step) -> torch.Tensor:
+    """Covariances of all paths, infinite where something is diffuse."""
+    if not any(A.shape[1] for A in step.factors):
+        return step.cov
+    D = np.stack([A @ A.T for A in step.factors])
+    return torch.where(
+        torch.from_numpy(np.abs(D) > 1e-20), torch.from_numpy(np.copysign(np.inf, D)), step.cov
+    )
+
+
 @dataclass(frozen=True)
 class ExactSmoothing:
     """Smoothed modes, moments and pairs of modes of one series, and the modes ``(T,)`` of the best path."""
@@ -141,8 +184,8 @@ def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
     """Smoothed moments of one series: Rauch's recursion along every path, then the mixture over paths."""
     M, first = problem.sizes[0], problem.first
     p, y = Matrices(problem, series), problem.data.tensor[problem.data.cuts[series]].detach()
-    steps = walk(p, y, first, what)
-    mean, cov, log_weight = steps[-1].mean, steps[-1].cov, steps[-1].log_weight
+    steps = walk(p, y, problem, what)
+    mean, cov, log_weight = steps[-1].mean, shown(steps[-1]), steps[-1].log_weight
     number = torch.arange(len(log_weight))
     posterior = log_weight - torch.logsumexp(log_weight, 0)
     best = int(log_weight.argmax())
@@ -158,8 +201,19 @@ def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
         rows.append((log_mode.exp(), x, P, pairs, mode[best]))
         if t:
             old, now = steps[t - 1], steps[t]
-            move = p.at(t)[1][mode] @ p.maps[before, mode]
-            J = old.cov[parent] @ move.mT @ torch.linalg.pinv(now.ahead_cov[child], hermitian=True)
+            F_path = p.at(t)[1][mode] @ p.maps[before, mode]
+            if old.factors:
+                Q = p.at(t)[3][mode] + p.at(t)[1][mode] @ p.spread[before, mode] @ p.at(t)[1][mode].mT
+                gains = [
+                    back_gain(old.cov[k].numpy(), old.factors[k], F.numpy(), noise.numpy())
+                    for k, F, noise in zip(parent.tolist(), F_path, Q, strict=True)
+                ]
+                J = torch.from_numpy(np.stack(gains))
+                mean = old.mean[parent] + (J @ (mean - now.ahead_mean[child])[..., None])[..., 0]
+                rest = torch.eye(J.shape[-1], dtype=J.dtype) - J @ F_path
+                cov = rest @ old.cov[parent] @ rest.mT + J @ (cov + Q) @ J.mT
+                continue
+            J = old.cov[parent] @ F_path.mT @ torch.linalg.pinv(now.ahead_cov[child], hermitian=True)
             mean = old.mean[parent] + (J @ (mean - now.ahead_mean[child])[..., None])[..., 0]
             cov = old.cov[parent] + J @ (cov - now.ahead_cov[child]) @ J.mT
             cov = (cov + cov.mT) / 2

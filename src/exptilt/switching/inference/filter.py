@@ -23,7 +23,7 @@ from .forecast import Forecast, forecast
 from .moments import SENSOR, Moments, by_row, mixture, observe, predicted
 from .problem import Problem, prepare
 from .results import ByMode, shown
-from .run import METHODS, filter_terms, run_filter, run_particles
+from .run import METHODS, filter_terms, lead_in, run_filter, run_particles
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,8 @@ class Filtered(ByMode, Generic[Model]):
     def _ahead(self) -> Moments:
         self._need_all("predicted moments")
         law = self._log_mode, self._mode_mean, self._mode_covariance
-        return predicted(self.parameters, self.data.starts, *law, self.method == "gpb1")
+        wide = self.parameters.initial_covariance if self.method == "rbpf" else self.model.initial_covariance
+        return predicted(self.parameters, self.data.starts, *law, plain(wide), self.method == "gpb1")
 
     @cached_property
     def _ahead_moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -168,16 +169,29 @@ def filter_series(
         particles: how many, for "rbpf".
         generator: randomness, for "rbpf".
     """
-    names = [*METHODS, "exact", "rbpf"]
-    if method not in names:
-        raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
     if store not in ("all", "last"):
         raise ArgumentError(f'filter: store is {store!r}. Pass "all" or "last".')
     if method in ("exact", "rbpf") and store == "last":
         raise ArgumentError(
             f'filter: store="last" is for {list(METHODS)}. Pass store="all" with method={method!r}.'
         )
-    problem = prepare(model, y, inputs, "filter")
+    return filter_problem(
+        model, prepare(model, y, inputs, "filter", wide=method == "rbpf"), method, store, particles, generator
+    )
+
+
+def filter_problem(
+    model: Model,
+    problem: Problem,
+    method: str,
+    store: str = "all",
+    particles: int = 500,
+    generator: torch.Generator | None = None,
+) -> Filtered[Model]:
+    """`filter_series` for a problem that has been prepared."""
+    names = [*METHODS, "exact", "rbpf"]
+    if method not in names:
+        raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
     data, (M, n, _) = problem.data, problem.sizes
     ess = None
     if method == "rbpf":
@@ -187,8 +201,10 @@ def filter_series(
             raise ArgumentError(
                 'filter: store="last" keeps nothing to differentiate. Pass store="all", or torch.no_grad().'
             )
-        stored = run_filter(problem.parameters, data.rows, data.starts, method, False).out
-        terms, arrays = torch.from_numpy(stored.terms), list(stored[2:6])
+        lead = lead_in(problem, method)
+        stored = run_filter(problem.parameters, data.rows, data.starts, method, False, lead).out
+        last = data.starts[1:] - 1 if lead else slice(None)
+        terms, arrays = torch.from_numpy(stored.log_likelihood), [value[last] for value in stored[2:6]]
     else:
         terms, arrays = run(problem, method)
     total = totals(problem, terms) if store == "all" else terms
@@ -223,7 +239,8 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[np.ndarray]]:
     elif problem.wants_grad:
         terms, *rest = filter_terms(problem, method)
     else:
-        stored = run_filter(problem.parameters, problem.data.rows, problem.data.starts, method).out
+        data, lead = problem.data, lead_in(problem, method)
+        stored = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
         return torch.from_numpy(stored.terms), list(stored[2:6])
     return terms, [plain(value) for value in rest]
 

@@ -47,6 +47,8 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
     """The `level` quantile of Gaussian mixtures: weight ``(..., M)``, mean and deviation ``(..., M, m)``."""
     parts = mean + deviation * ndtri(level)  # the quantile of a mixture lies between those of its parts
     low, high = parts.min(-2), parts.max(-2)
+    diffuse = np.isinf(low) | np.isinf(high)
+    low, high = np.where(diffuse, 0.0, low), np.where(diffuse, 0.0, high)
     for _ in range(80):
         middle = (low + high) / 2
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -54,7 +56,7 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
         z = np.where(np.isnan(z), 0.0, z)
         below = np.einsum("...j,...ja->...a", weight, ndtr(z)) < level
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.asarray((low + high) / 2)
+    return np.where(diffuse, np.copysign(np.inf, level - 0.5), (low + high) / 2)
 
 
 def forecast(

@@ -72,9 +72,15 @@ def step_ahead(
     mean, cov = mean[..., None, :, :], cov[..., None, :, :, :]  # (..., j, i, n)
     if maps is not None:
         mean, cov = predict(maps[0].swapaxes(0, 1), mean, cov, 0.0, maps[1].swapaxes(0, 1))
-    mixed, mixed_cov = mixture(weight.mT, mean, cov)
-    ahead, ahead_cov = predict(W, mixed, mixed_cov, c, Q)
-    return reach, ahead, (ahead_cov + ahead_cov.mT) / 2
+    with np.errstate(invalid="ignore"):  # covariances of diffuse states are infinite
+        mixed, mixed_cov = mixture(weight.mT, mean, cov)
+        ahead, ahead_cov = predict(W, mixed, mixed_cov, c, Q)
+    return reach, ahead, unknown((ahead_cov + ahead_cov.mT) / 2)
+
+
+def unknown(cov: np.ndarray) -> np.ndarray:
+    """Covariances with infinity in place of NaN, which is what sums of infinities give."""
+    return np.where(np.isnan(cov), np.inf, cov)
 
 
 def observe(
@@ -82,8 +88,10 @@ def observe(
 ) -> list[np.ndarray]:
     """Moments of y: by mode ``(..., M, m)``, ``(..., M, m, m)``, and those over modes."""
     H, d, R = now
-    means, covs = predict(H, mean, cov, d, R)
-    return [means, covs, *mixture(probability, means, covs)]
+    with np.errstate(invalid="ignore"):
+        means, covs = predict(H, mean, cov, d, R)
+        center, spread = mixture(probability, means, unknown(covs))
+    return [means, unknown(covs), center, unknown(spread)]
 
 
 def by_row(p: Parameters, starts: np.ndarray, which: tuple[str, ...], M: int) -> list[np.ndarray]:
@@ -115,11 +123,20 @@ def maps_of(p: Parameters, M: int) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def predicted(
-    p: Parameters, starts: np.ndarray, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, one: bool
+    p: Parameters,
+    starts: np.ndarray,
+    log_mode: np.ndarray,
+    mean: np.ndarray,
+    cov: np.ndarray,
+    initial_cov: np.ndarray,
+    one: bool,
 ) -> Moments:
-    """P(mode), mean and covariance by mode of x_t before y_t is seen, for every row."""
+    """P(mode), mean and covariance by mode of x_t before y_t is seen, for every row.
+
+    `initial_cov` is the initial covariance, infinite for diffuse states.
+    """
     M, n = mean.shape[1:]
-    initial = (p.initial_log_probability, p.initial_mean.reshape(M, n), p.initial_covariance.reshape(M, n, n))
+    initial = (p.initial_log_probability, p.initial_mean.reshape(M, n), initial_cov.reshape(M, n, n))
 
     def before(value: np.ndarray, start: np.ndarray) -> np.ndarray:
         shifted = np.roll(value, 1, 0)

@@ -19,7 +19,7 @@ def most_likely_path(
     if method not in ("viterbi", "exact"):
         raise ArgumentError(f'most_likely_path: method is {method!r}. Pass "viterbi" or "exact".')
     with torch.no_grad():
-        problem = prepare(model, y, inputs, "most_likely_path")
+        problem = prepare(model, y, inputs, "most_likely_path", wide=True)
         data = problem.data
         if method == "exact":
             pieces = [smooth_exact(problem, k, "most_likely_path").path for k in range(data.series)]

@@ -1,9 +1,9 @@
 """A model and data brought together in the form that the kernels take.
 
-A diffuse initial state (``inf`` on the diagonal of the initial covariance) becomes one of variance κ = 10⁷ ·
-s², s² the largest variance in sight (of the data, and of the rest of the initial covariance), and ½ log κ is
-added to the log-likelihood for each: up to O(1/κ) that is the diffuse log-likelihood of Durbin and Koopman,
-the limit of log p(y) + (d/2) log κ.
+A diffuse initial state (``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt
+with in `diffuse.py`. Particles, the most likely path and posterior draws have no such limit: for them
+(`wide`) it has variance κ = 10⁷ · s², s² the largest variance in sight (of the data, and of the rest of the
+initial covariance), and ½ log κ is added to the log-likelihood for each.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class Problem:
         flat: the parameters as float64 tensors in the order and shapes of `Parameters`, graphs kept.
         first: 1 if the initial law is the prior of the first observation.
         sizes: M, n, m.
+        diffuse: ``(n,)``, True for states that start diffuse.
         shift: what each log-likelihood gains because diffuse states were made wide.
     """
 
@@ -35,6 +36,7 @@ class Problem:
     flat: tuple[torch.Tensor, ...]
     first: int
     sizes: tuple[int, int, int]
+    diffuse: np.ndarray
     shift: float
 
     @cached_property
@@ -54,13 +56,15 @@ def as_arrays(flat: tuple[torch.Tensor, ...], first: int) -> Parameters:
     return Parameters._make([*(np.ascontiguousarray(value.detach().numpy()) for value in flat), first])
 
 
-def prepare(model: ModelParameters, y: SeriesLike, inputs: SeriesLike | None, what: str) -> Problem:
+def prepare(
+    model: ModelParameters, y: SeriesLike, inputs: SeriesLike | None, what: str, wide: bool = False
+) -> Problem:
     """Read the data and inputs and bring them together with the model; `what` is the caller, for messages."""
     data = read(y, model.outputs, what=what, model_is_torch=model.is_torch)
-    return pose(model, data, read_inputs(model, data, inputs, what), what)
+    return pose(model, data, read_inputs(model, data, inputs, what), what, wide)
 
 
-def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) -> Problem:
+def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wide: bool = False) -> Problem:
     """The problem for data and inputs that have been read: what a fit calls at every step, without checks."""
     M, n, m = model.modes, model.states, model.outputs
     if model.steps is not None and data.lengths.max() > model.steps:
@@ -91,7 +95,11 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) ->
         if model.map_covariance is None
         else as_double(model.map_covariance).reshape(-1)
     )
-    covariance, shift = _made_wide(model, data)
+    covariance, shift, diffuse = as_double(model.initial_covariance), 0.0, model.diffuse
+    if wide:
+        (covariance, shift), diffuse = _made_wide(model, data), np.zeros(n, dtype=bool)
+    elif diffuse.any():
+        covariance = torch.where(torch.isinf(covariance), 0.0, covariance)
     flat = (
         timed("transition"),
         timed("dynamics"),
@@ -106,7 +114,7 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) ->
         maps,
         spread,
     )
-    return Problem(data, flat, int(model.start == "first"), (M, n, m), shift)
+    return Problem(data, flat, int(model.start == "first"), (M, n, m), diffuse, shift)
 
 
 def as_double(value: Array) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..series import Data, arrange
-from .moments import mixture
+from .moments import mixture, unknown
 
 
 def shown(take: Callable[[Any], Any], names: str | None, doc: str) -> Any:
@@ -32,7 +32,9 @@ class ByMode:
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return mixture(self._weight, self._mode_mean, self._mode_covariance)
+        with np.errstate(invalid="ignore"):
+            mean, cov = mixture(self._weight, self._mode_mean, self._mode_covariance)
+        return mean, unknown(cov)
 
     mode_probability = shown(lambda s: s._weight, "mode", "P(mode_t | y), ``(T, M)``.")
     mode_mean = shown(lambda s: s._mode_mean, None, "Mean of the state in each mode, ``(T, M, n)``.")

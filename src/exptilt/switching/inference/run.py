@@ -13,11 +13,14 @@ import torch
 
 from ..._support.errors import ArgumentError
 from ..._support.kernels import run_chunks
+from ..checks import plain
 from ..kernels.adjoint import filter_adjoint
 from ..kernels.buffers import Parameters, Run, Sizes, Stored
 from ..kernels.filters import GPB1, GPB2, IMM, forward
 from ..kernels.particles import swarm
 from ..kernels.smoother import Smoothing, smooth_back
+from .diffuse import Step, first_steps, initial_laws, smooth_first
+from .exact import Matrices
 from .problem import Problem, as_arrays
 
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
@@ -52,18 +55,56 @@ def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool =
     kept = len(y) if everything else series
     columns = [np.empty((kept, size)) for size in (M, M * n, M * n * n, M * M)]
     out = Stored._make([np.empty(series), np.empty(kept), *columns, np.full((series, 2), -1)])
-    return Run(p, np.ascontiguousarray(y), starts, out)
+    return Run(p, np.ascontiguousarray(y), starts, out, np.zeros(series, np.int64))
 
 
-def run_filter(p: Parameters, y: np.ndarray, starts: np.ndarray, method: str, everything: bool = True) -> Run:
-    """Filter all series by one of `METHODS`; keep each step, or only the last of each series."""
+Lead = list[list[Step]]
+
+
+def lead_in(problem: Problem, method: str) -> Lead:
+    """The steps of each series in which something is diffuse."""
+    if not problem.diffuse.any():
+        return []
+    out = []
+    for series, cut in enumerate(problem.data.cuts):
+        own = Matrices(problem, series)
+        maps = (own.maps, own.spread) if len(problem.flat[-1]) else None
+        laws = initial_laws(own.mean, own.cov, problem.diffuse)
+        y = problem.data.tensor[cut]
+        out.append(first_steps(own.at, y, laws, own.log_probability, maps, problem.first, method))
+    return out
+
+
+def run_filter(
+    p: Parameters,
+    y: np.ndarray,
+    starts: np.ndarray,
+    method: str,
+    everything: bool = True,
+    lead: Lead | None = None,
+) -> Run:
+    """Filter all series by one of `METHODS`; keep each step, or only the last of each series.
+
+    With steps done before (`lead`) all steps are kept.
+    """
+    lead, everything = lead or [], everything or bool(lead)
     run, sizes = new_run(p, y, starts, everything), build_sizes(p, len(y))
+    for series, steps in enumerate(lead):
+        run.lead[series] = len(steps)
+        for t, step in enumerate(steps):
+            row, laws = starts[series] + t, step.laws
+            run.out.terms[row], run.out.log_mode[row] = float(step.term), plain(step.log_mode)
+            run.out.mode_mean[row] = np.concatenate([plain(law.mean) for law in laws])
+            run.out.mode_covariance[row] = np.concatenate([plain(law.shown).reshape(-1) for law in laws])
+            run.out.mixing[row] = plain(step.mixing).reshape(-1)
 
     def work(begin: int, end: int) -> None:
         forward(run, begin, end, METHODS[method], everything, sizes)
 
     over_series(starts, work)
     check_failures(run, method)
+    for series, steps in enumerate(lead):
+        run.out.log_likelihood[series] += sum(float(step.term) for step in steps)
     return run
 
 
@@ -90,10 +131,17 @@ class FilterTerms(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, method: str, starts: np.ndarray, first: int, y: torch.Tensor, *flat: torch.Tensor
+        ctx: Any,
+        method: str,
+        starts: np.ndarray,
+        first: int,
+        lead: Lead,
+        y: torch.Tensor,
+        _: torch.Tensor,
+        *flat: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """The fields of `Stored` from `terms` to `mixing`."""
-        run = run_filter(as_arrays(flat, first), y.detach().numpy(), starts, method)
+        run = run_filter(as_arrays(flat, first), y.detach().numpy(), starts, method, lead=lead)
         ctx.run, ctx.method = run, method
         results = tuple(torch.from_numpy(value) for value in run.out[1:6])
         ctx.mark_non_differentiable(*results[1:])
@@ -103,33 +151,52 @@ class FilterTerms(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, terms_bar: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         """One pass backwards; see `adjoint`."""
-        g, y_bar = run_adjoint(ctx.run, ctx.method, np.ascontiguousarray(terms_bar.numpy()))
-        return (None, None, None, *(torch.from_numpy(value) for value in (y_bar, *g[:-1])))
+        bars = run_adjoint(ctx.run, ctx.method, np.ascontiguousarray(terms_bar.numpy()))
+        g, y_bar, lead_bar = bars
+        return (None,) * 4 + tuple(torch.from_numpy(value) for value in (y_bar, lead_bar, *g[:-1]))
 
 
 def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
     """`FilterTerms` of a problem."""
-    data = problem.data
+    data, lead = problem.data, lead_in(problem, method)
     apply: Any = FilterTerms.apply
-    return tuple(apply(method, data.starts, problem.first, data.tensor, *problem.flat))
+    left = torch.zeros(data.series, 0, dtype=torch.float64)
+    if lead:  # what the first steps leave, as the adjoint writes its derivative
+        ends = [steps[-1] for steps in lead]
+        laws = [[torch.cat([law.mean, law.P.reshape(-1)]) for law in end.laws] for end in ends]
+        left = torch.stack([torch.cat([*row, end.log_mode]) for row, end in zip(laws, ends, strict=True)])
+    terms, *rest = apply(method, data.starts, problem.first, lead, data.tensor, left, *problem.flat)
+    if lead:
+        pieces = zip(data.starts, lead, strict=False)
+        rows = np.concatenate([start + np.arange(len(steps)) for start, steps in pieces])
+        first = torch.stack([step.term for steps in lead for step in steps])
+        terms = terms.index_put((torch.from_numpy(rows),), first)
+    return terms, *rest
 
 
-def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameters, np.ndarray]:
-    """Derivatives of ``terms_bar · terms`` in the parameters, in the same shapes, and in the data."""
+def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameters, np.ndarray, np.ndarray]:
+    """Derivatives of ``terms_bar · terms`` in the parameters, in the same shapes, in the data, and in what
+    steps done before left, ``(series, M (n + n²) + M)``.
+    """
     p, y_bar, parts = run.p, np.zeros(run.y.shape), []
+    M, n, _ = sizes_of(p)
+    lead_bar = np.zeros((len(run.lead), M * (n + n * n) + M if run.lead.any() else 0))
 
     def work(begin: int, end: int) -> None:
         mine = Parameters._make([*map(np.zeros_like, p[:-1]), p.first])
         parts.append(mine)  # each thread adds into arrays of its own
-        filter_adjoint(run, begin, end, METHODS[method], terms_bar, mine, y_bar, sizes_of(p))
+        filter_adjoint(run, begin, end, METHODS[method], terms_bar, mine, y_bar, lead_bar, sizes_of(p))
 
     over_series(run.starts, work)
     sums = [np.sum(values, axis=0) for values in list(zip(*parts, strict=True))[:-1]]
-    return Parameters._make([*sums, p.first]), y_bar
+    return Parameters._make([*sums, p.first]), y_bar, lead_bar
 
 
-def run_smoother(run: Run, regressors: np.ndarray | None = None) -> Smoothing:
-    """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too."""
+def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None) -> Smoothing:
+    """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too.
+
+    `lead` holds the steps of the run that are not the kernel's.
+    """
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else regressors
     q, wanted = n + known.shape[1], regressors is not None
@@ -143,7 +210,10 @@ def run_smoother(run: Run, regressors: np.ndarray | None = None) -> Smoothing:
         smooth_back(run, begin, end, Smoothing._make([*shared, *sums]), known, wanted, build)
 
     over_series(run.starts, work)
-    return Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])
+    s = Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])
+    for series, steps in enumerate(lead):
+        smooth_first(run, series, steps, problem.diffuse, s, known)
+    return s
 
 
 def run_particles(

@@ -19,7 +19,7 @@ from ..._support.errors import ArgumentError
 from ..kernels.kalman import LOG_TWO_PI
 from ..parameters import ModelParameters
 from ..series import SeriesLike, Values
-from .filter import filter_series
+from .filter import filter_problem
 from .moments import SENSOR, STEP, by_row, maps_of, predict
 from .problem import prepare
 
@@ -128,7 +128,8 @@ def posterior_draws(
     if draws < 1:
         raise ArgumentError(f"posterior_draws: draws is {draws}. Pass at least 1.")
     with torch.no_grad():
-        post = filter_series(model, y, method=method, inputs=inputs, generator=generator)
+        problem = prepare(model, y, inputs, "posterior_draws", wide=True)
+        post = filter_problem(model, problem, method, generator=generator)
     data, log_mode, mean, cov = post.data, post._log_mode, post._mode_mean, post._mode_covariance
     if data.layout != "single":
         raise ArgumentError("posterior_draws: pass one series (T, m), not a batch.")

@@ -11,7 +11,7 @@ from ..series import Data, SeriesLike, Values, arrange_total
 from .exact import filter_exact, smooth_exact
 from .problem import prepare
 from .results import ByMode, shown
-from .run import METHODS, run_filter, run_smoother
+from .run import METHODS, lead_in, run_filter, run_smoother
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,10 @@ def smooth_series(
             names = ("probability", "mean", "covariance", "pairs")
             arrays = [torch.cat([getattr(piece, name) for piece in pieces]).numpy() for name in names]
         else:
-            run = run_filter(problem.parameters, data.rows, data.starts, method)
+            lead = lead_in(problem, method)
+            run = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead)
             totals = run.out.log_likelihood
-            arrays = list(run_smoother(run)[:4])
+            arrays = list(run_smoother(run, problem, lead)[:4])
     probability, mean, cov, pairs = arrays
     rows = len(probability)
     return Smoothed(

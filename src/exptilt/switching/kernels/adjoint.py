@@ -36,6 +36,7 @@ from .buffers import (
     sensor_size,
     step_of,
     work_buffer,
+    write_row,
 )
 from .filters import GPB1, GPB2, carry_some, read_as, sensor_of
 from .kalman import Buffer, add_product, clear, collapse_some, copy, inlined, kernel, law_size, product, solve
@@ -228,10 +229,21 @@ def transition_adjoint(p: Parameters, g: Parameters, t: int, ij: int, bar: float
 
 @kernel
 def filter_adjoint(
-    run: Run, begin: int, end: int, method: int, terms_bar: Buffer, g: Parameters, y_bar: Buffer, sizes: Sizes
+    run: Run,
+    begin: int,
+    end: int,
+    method: int,
+    terms_bar: Buffer,
+    g: Parameters,
+    y_bar: Buffer,
+    lead_bar: Buffer,
+    sizes: Sizes,
 ) -> None:
-    """Add the derivatives of Σ terms_bar · terms over series `begin` to `end` to `g` and `y_bar`."""
-    p, y, starts, out = run
+    """Add the derivatives of Σ terms_bar · terms over series `begin` to `end` to `g` and `y_bar`.
+
+    Where steps were done before, that in the M laws and log probabilities they left goes to `lead_bar`.
+    """
+    p, y, starts, out, lead = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, n, law = at.M, at.n, at.law
     state = at.end  # laws before the step, and after it
@@ -255,7 +267,7 @@ def filter_adjoint(
     for series in range(begin, end):
         length = starts[series + 1] - starts[series]
         clear(M * law + M, w, bar, 0, 0.0)
-        for back in range(length):
+        for back in range(length - lead[series]):
             t = length - 1 - back
             row = starts[series] + t
             load(p, series, t, back == 0, w, at, maps)
@@ -336,6 +348,9 @@ def filter_adjoint(
                     w[new_log_bar + k] += q
                     transition_adjoint(p, g, t, k * M + j, q)
             copy(M * law + M, w, new_bar, w, bar)
+        if lead[series] > 0:
+            write_row(M * law + M, w, bar, lead_bar, series, 0)
+            continue
         for j in range(M):
             add(n, w, bar + j * law, g.initial_mean, j * n)
             add(n * n, w, bar + j * law + n, g.initial_covariance, j * n * n)

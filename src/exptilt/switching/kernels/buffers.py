@@ -50,6 +50,7 @@ class Run(NamedTuple):
     y: Buffer  # (steps of all series, m)
     starts: Buffer  # (series + 1,)
     out: Stored
+    lead: Buffer  # (series,): so many steps of each series are done already, their rows written
 
 
 class Place(NamedTuple):

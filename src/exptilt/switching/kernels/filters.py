@@ -27,6 +27,7 @@ from .buffers import (
     load,
     look,
     places,
+    recall,
     sensor_size,
     work_buffer,
     write_row,
@@ -147,7 +148,7 @@ def forward(
     run: Run, begin: int, end: int, method: int, everything: bool, sizes: tuple[Any, Any, Any]
 ) -> None:
     """Filter series `begin` to `end`; keep each step, or only the last of each series."""
-    p, y, starts, out = run
+    p, y, starts, out, lead = run
     at = places(count(sizes[0]), count(sizes[1]), count(sizes[2]), p)
     step, merge = choose(sizes[1], carry, carry_some), choose(sizes[1], collapse, collapse_some)
     M, n, law = at.M, at.n, at.law
@@ -162,11 +163,15 @@ def forward(
     maps = log_weight + M
     w, index = work_buffer(p, at, maps), np.empty(at.m, np.int64)
     for series in range(begin, end):
-        begin_series(p, w, at, state, log_mode)
+        done = lead[series]
+        if done > 0:
+            recall(out, starts[series] + done - 1, w, at, state, log_mode)
+        else:
+            begin_series(p, w, at, state, log_mode)
         total = 0.0
-        for t in range(starts[series + 1] - starts[series]):
+        for t in range(done, starts[series + 1] - starts[series]):
             row = starts[series] + t
-            load(p, series, t, t == 0, w, at, maps)
+            load(p, series, t, t == done, w, at, maps)
             seen = look(y, row, w, at, index)
             begun = t == 0 and p.first == 1
             pairs = method == GPB2 and not begun

@@ -21,7 +21,7 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, sizes: Sizes) 
 
     `uniform` is (rows, N + 1): one number per particle and one to resample with.
     """
-    p, y, starts, out = run
+    p, y, starts, out, _ = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, n, law, N = at.M, at.n, at.law, chosen.shape[1]
     option = at.end

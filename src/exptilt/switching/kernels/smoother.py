@@ -44,6 +44,8 @@ from .kalman import (
     turn,
 )
 
+EPSILON = 2.220446049250313e-16
+
 
 class Smoothing(NamedTuple):
     """What the backward pass writes; the last four fields are sums over steps, for EM."""
@@ -76,7 +78,7 @@ def rauch(
     predict(n, w, move, filtered, ahead, rest)
     product(w, n, n, n, (move, n, 1), (filtered + n, n, 1), rest)
     copy(nn, w, ahead + n, w, gap + n)
-    factor(n, w, gap + n, 1e-12)
+    factor(n, w, gap + n, 4 * n * EPSILON)  # what rounding leaves of a pivot that is zero
     solve(n, n, w, gap + n, rest)
     for i in range(n):
         for k in range(n):
@@ -153,8 +155,11 @@ def add_pair(
 def smooth_back(
     run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sums: bool, sizes: tuple[Any, Any, Any]
 ) -> None:
-    """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums."""
-    p, _, starts, out = run
+    """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums.
+
+    Where steps were done before, the pass ends at the last of them, whose law is left as the initial one.
+    """
+    p, _, starts, out, lead = run
     at = places(count(sizes[0]), count(sizes[1]), count(sizes[2]), p)
     back_step, merge = choose(sizes[1], rauch, rauch_some), choose(sizes[1], collapse, collapse_some)
     M, n, law, nn = at.M, at.n, at.law, at.n * at.n
@@ -177,7 +182,7 @@ def smooth_back(
         recall(out, starts[series + 1] - 1, w, at, hat, hat_mode)
         for j in range(M):
             w[hat_mode + j] = np.exp(w[hat_mode + j])
-        for back in range(length):
+        for back in range(length - lead[series]):
             t = length - 1 - back
             row = starts[series] + t
             write_row(M, w, hat_mode, s.probability, row, 0)

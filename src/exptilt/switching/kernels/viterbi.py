@@ -18,7 +18,7 @@ from .kalman import Buffer, copy, kernel
 @kernel
 def viterbi(run: Run, path: Buffer, sizes: Sizes) -> None:
     """Write the best path of every series to `path` (rows,)."""
-    p, y, starts, out = run
+    p, y, starts, out, _ = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, law = at.M, at.law
     state = at.end

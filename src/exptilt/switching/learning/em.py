@@ -24,7 +24,7 @@ from ..._support.progress import track
 from ..checks import plain
 from ..inference.moments import mixture
 from ..inference.problem import pose
-from ..inference.run import run_filter, run_smoother
+from ..inference.run import lead_in, run_filter, run_smoother
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data
 from .free_parameters import Free
@@ -97,8 +97,10 @@ def em_step(
     u = plain(inputs)
     each = [u[b if len(u) > 1 else 0, :length] for b, length in enumerate(data.lengths)]
     known = np.concatenate(each) if u.shape[-1] else np.zeros((rows, 0))
-    filtered = run_filter(problem.parameters, data.rows, data.starts, method)
-    back = run_smoother(filtered, _regressors(model, "dynamics", known))
+    with torch.no_grad():
+        lead = lead_in(problem, method)
+    filtered = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead)
+    back = run_smoother(filtered, problem, lead, _regressors(model, "dynamics", known))
     new: dict[str, np.ndarray] = {}
     if "transition" in free.masks:
         follows = np.ones(rows, dtype=bool)

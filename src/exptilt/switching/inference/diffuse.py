@@ -1,0 +1,326 @@
+r"""The first steps of a series whose initial state is diffuse: exact limits, as Koopman and Durbin have them.
+
+A diffuse state has variance κ with κ → ∞. While some of it is left, a law is x, P + κ D, and D = A A' with
+one column of A for each direction that has not been seen. With S = S° + κ S∞ = H P H' + R + κ H D H', e the
+innovation and r the rank of S∞,
+
+    S^{-1} = B₀ + B₁/κ + …,   K = P H'B₀ + D H'B₁,   N = I − K H
+    x ← x + K e,   P ← N P N' + K R K',   D ← N D N',   A ← A without the directions seen
+    lim log p(y) + (r/2) log κ = −½ (m log 2π + log |S∞|₊ + log |S° where S∞ is 0| + e'B₀e)
+
+A component of larger rank r than another has, in the limit, no weight beside it. Mixtures collapse D as they
+do P: modes that move diffuse states apart before they are seen leave a D of larger rank than any of them has.
+Backwards, Rauch's gain has the same limit: J = P F'B₀ + D F'B₁, with the inverse of F (P + κD) F' + Q.
+
+These steps are done here, in torch, one law at a time (they end as soon as nothing is diffuse), and the
+compiled kernels go on from the law they leave. All is differentiable, where the rank does not change.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import torch
+
+from ..._support.errors import ArgumentError
+from ..checks import plain, safe_log
+from ..kernels.buffers import Run
+from ..kernels.kalman import LOG_TWO_PI
+from ..kernels.smoother import Smoothing
+from .moments import condition, joseph, maps_of, mixture, predict
+
+SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
+
+
+@dataclass(frozen=True)
+class Law:
+    """A Gaussian of covariance P + κ D, D = A A': mean ``(n,)``, P and D ``(n, n)``, A ``(n, q)``."""
+
+    mean: torch.Tensor
+    P: torch.Tensor
+    D: torch.Tensor
+    A: np.ndarray
+
+    @property
+    def shown(self) -> torch.Tensor:
+        """The covariance, infinite where D is not zero."""
+        D = torch.from_numpy(self.A @ self.A.T)
+        there = D.abs() > SMALL * torch.from_numpy(np.abs(self.A) @ np.abs(self.A).T)
+        return torch.where(there, torch.copysign(torch.full_like(D, torch.inf), D), self.P)
+
+
+def initial_laws(mean: torch.Tensor, cov: torch.Tensor, diffuse: np.ndarray) -> list[Law]:
+    """One law a mode; `cov` is zero where states are diffuse."""
+    A = np.eye(len(diffuse))[:, diffuse]
+    return [Law(x, P, torch.from_numpy(A @ A.T), A) for x, P in zip(mean, cov, strict=True)]
+
+
+def _compressed(A: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """A factor of A A' with as many columns as its rank; `size` bounds the entries A was computed from."""
+    U, s, _ = np.linalg.svd(A, full_matrices=False)
+    kept = s > SMALL * np.abs(size).max(initial=0.0)
+    return A if kept.all() and A.shape[1] == len(s) else np.asarray(U[:, kept] * s[kept])
+
+
+def move(law: Law, W: torch.Tensor, c: torch.Tensor | float, Q: torch.Tensor) -> Law:
+    """The law of W x + c + noise."""
+    mean, P = predict(W, law.mean, law.P, c, Q)
+    F = plain(W)
+    return Law(mean, P, W @ law.D @ W.mT, _compressed(F @ law.A, np.abs(F) @ np.abs(law.A)))
+
+
+def see(
+    law: Law, y: torch.Tensor, H: torch.Tensor, d: torch.Tensor, R: torch.Tensor
+) -> tuple[Law, torch.Tensor, int] | None:
+    """The law given y (nothing missing), log-density and rank; None if a covariance is singular."""
+    n, m = len(law.mean), len(y)
+    if m == 0:
+        return law, torch.zeros((), dtype=torch.float64), 0
+    e = y - H @ law.mean - d
+    seen, bound = plain(H) @ law.A, np.abs(plain(H)) @ np.abs(law.A)
+    _, s, directions = np.linalg.svd(seen)
+    rank = int((s > SMALL * bound.max(initial=0.0)).sum())
+    if rank:  # the innovations that see all there is to see come first; the others are freed of it
+        order = scipy.linalg.qr(seen.T, mode="r", pivoting=True)[1].copy()
+        first, rest = torch.from_numpy(order[:rank]), torch.from_numpy(order[rank:])
+        infinite = H @ law.D @ H.mT
+        top = infinite[first][:, first]
+        C = torch.linalg.solve(top, infinite[first][:, rest]).mT
+        e1, H1, H2 = e[first], H[first], H[rest] - C @ H[first]
+        R1, R12 = R[first][:, first], R[first][:, rest] - R[first][:, first] @ C.mT
+        R2 = R[rest][:, rest] - C @ R[first][:, rest] - R12.mT @ C.mT
+        e2 = e[rest] - C @ e1
+    else:
+        H1, e1, R1 = H[:0], e[:0], R[:0, :0]
+        H2, e2, R2, R12 = H, e, R, R[:0]
+        top = R1
+    K2, density, bad = (
+        condition(e2, H2 @ law.P @ H2.mT + R2, law.P @ H2.mT)
+        if rank < m
+        else (H.new_zeros(n, 0), H.new_zeros(()), torch.tensor(False))
+    )
+    if bad:
+        return None
+    if rank:
+        b = H1 @ law.P @ H2.mT + R12
+        own = torch.linalg.solve(top, H1 @ law.D).mT  # D H₁' S∞^{-1}
+        if rank < m:
+            K2 = K2 - own @ torch.linalg.solve(H2 @ law.P @ H2.mT + R2, b.mT).mT
+        K, Hs = torch.cat([own, K2], 1), torch.cat([H1, H2])
+        noise = torch.cat([torch.cat([R1, R12], 1), torch.cat([R12.mT, R2], 1)])
+        density = density - 0.5 * (rank * LOG_TWO_PI + torch.linalg.slogdet(top)[1])
+    else:
+        K, Hs, noise = K2, H2, R2
+    mean, P = law.mean + K @ torch.cat([e1, e2]), joseph(K, Hs, law.P, noise)
+    if not rank:
+        return Law(mean, P, law.D, law.A), density, 0
+    A = law.A @ directions[rank:].T
+    left = torch.eye(n, dtype=P.dtype) - K @ Hs
+    D = left @ law.D @ left.mT if A.shape[1] else torch.zeros_like(law.D)
+    return Law(mean, P, D, A), density, rank
+
+
+def collapse(weight: torch.Tensor, laws: Sequence[Law]) -> Law:
+    """The law with the moments of a mixture, limit by limit."""
+    mean, P = mixture(weight, torch.stack([law.mean for law in laws]), torch.stack([law.P for law in laws]))
+    D = torch.einsum("j,jkl->kl", weight, torch.stack([law.D for law in laws]))
+    A = laws[0].A
+    if any(law.A.shape != A.shape or (law.A != A).any() for law in laws):
+        parts = [np.sqrt(float(w)) * law.A for w, law in zip(weight.detach(), laws, strict=True)]
+        A = _compressed(np.concatenate(parts, 1), np.concatenate([np.abs(part) for part in parts], 1))
+    return Law(mean, P, D, A)
+
+
+def least_rank(log_weight: torch.Tensor, rank: np.ndarray) -> torch.Tensor:
+    """Log weights in the limit: −inf for those of larger rank than the least that has any weight."""
+    there = ~torch.isneginf(log_weight.detach()).numpy()
+    least = rank[there].min() if there.any() else 0
+    return torch.where(torch.from_numpy(rank > least), -torch.inf, log_weight)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known after a step: laws by mode, their log probabilities, the term, and mixing weights."""
+
+    laws: list[Law]
+    log_mode: torch.Tensor
+    term: torch.Tensor
+    mixing: torch.Tensor
+
+
+def first_steps(
+    at: Callable[[int], list[torch.Tensor]],
+    y: torch.Tensor,
+    laws: list[Law],
+    log_mode: torch.Tensor,
+    maps: tuple[torch.Tensor, torch.Tensor] | None,
+    first: int,
+    method: str,
+) -> list[Step]:
+    """Filter until nothing is diffuse; ``at(t)`` gives transition, W, c, Q, H, d and R of step t."""
+    M, out = len(laws), list[Step]()
+    eye = torch.eye(M, dtype=torch.float64)
+
+    def read_as(i: int, j: int) -> Law:
+        return laws[i] if maps is None else move(laws[i], maps[0][i, j], 0.0, maps[1][i, j])
+
+    for t, row in enumerate(y):
+        transition, W, c, Q, H, d, R = at(t)
+        seen = ~torch.isnan(row)
+        begun = t == 0 and first == 1
+
+        moves, sensors = (
+            list(zip(W, c, Q, strict=True)),
+            [(row[seen], H[j][seen], d[j][seen], R[j][seen][:, seen]) for j in range(M)],
+        )
+
+        def step(
+            law: Law,
+            j: int,
+            t: int = t,
+            moves: Sequence[tuple[torch.Tensor, ...]] | None = None if begun else moves,
+            sensors: Sequence[tuple[torch.Tensor, ...]] = sensors,
+        ) -> tuple[Law, torch.Tensor, int]:
+            found = see(law if moves is None else move(law, *moves[j]), *sensors[j])
+            if found is None:
+                raise ArgumentError(
+                    f"{method}: at step {t} the innovation covariance H P H' + R of mode {j} is not positive "
+                    "definite. Give observation_noise (or process_noise) a positive one."
+                )
+            return found
+
+        score = log_mode[:, None] + safe_log(transition)
+        mu = log_mode.exp()[:, None].expand(M, M)
+        if begun or method != "gpb2":
+            prior = log_mode if begun else torch.logsumexp(score, 0)
+            weight = mu if method == "gpb1" else _columns(score, mu)
+            weight = eye if begun else weight
+            sources = [
+                laws[j] if begun else collapse(weight[:, j], [read_as(i, j) for i in range(M)])
+                for j in range(M)
+            ]
+            found = [step(law, j) for j, law in enumerate(sources)]
+            scores = prior + torch.stack([density for _, density, _ in found])
+            log_weight = least_rank(scores, np.array([rank for *_, rank in found]))
+            laws = [law for law, *_ in found]
+        else:
+            pairs = [[step(read_as(i, j), j) for j in range(M)] for i in range(M)]
+            density = torch.stack([torch.stack([found[1] for found in line]) for line in pairs])
+            rank = np.array([[found[2] for found in line] for line in pairs])
+            scores = least_rank(score + density, rank)
+            weight, log_weight = _columns(scores, mu), torch.logsumexp(scores, 0)
+            laws = [collapse(weight[:, j], [pairs[i][j][0] for i in range(M)]) for j in range(M)]
+        term = torch.logsumexp(log_weight, 0)
+        if not torch.isfinite(term):
+            raise ArgumentError(
+                f"{method}: at step {t} the observation has zero density in every mode that can be reached. "
+                "Scale the data, or widen observation_noise."
+            )
+        log_mode = log_weight - term
+        out.append(Step(laws, log_mode, term, weight))
+        if not any(law.A.shape[1] for law in laws):
+            break
+    return out
+
+
+def _columns(score: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
+    """Scores normalised by column; where all are −inf, the mode probabilities."""
+    none = torch.isneginf(torch.logsumexp(score, 0))
+    return torch.where(none, mu, torch.softmax(torch.where(none, 0.0, score), 0))
+
+
+def back_gain(P: np.ndarray, A: np.ndarray, F: np.ndarray, Q: np.ndarray) -> np.ndarray:
+    """Rauch's gain J in the limit, for a law of covariance P + κ A A' moved by F with noise Q."""
+    FA = F @ A
+    U, s, _ = np.linalg.svd(FA)
+    rank = int((s > SMALL * (np.abs(F) @ np.abs(A)).max(initial=0.0)).sum())
+    seen, rest = U[:, :rank], U[:, rank:]
+    finite = F @ P @ F.T + Q
+    B0 = rest @ np.linalg.pinv(rest.T @ finite @ rest, hermitian=True) @ rest.T
+    free = np.eye(len(P)) - B0 @ finite
+    B1 = free @ (seen / s[:rank] ** 2) @ seen.T @ free.T
+    return np.asarray(P @ F.T @ B0 + A @ FA.T @ B1)
+
+
+def smooth_first(
+    run: Run, series: int, steps: list[Step], diffuse: np.ndarray, s: Smoothing, known: np.ndarray
+) -> None:
+    """Kim's pass over the first steps of a series, in the limit; the law after them is in `s.initial_…`."""
+    p, n, start = run.p, len(diffuse), run.starts[series]
+    M = len(p.initial_log_probability)
+    transition, W, c, Q = (
+        value.reshape(len(value), M, *shape)
+        for value, shape in (
+            (p.transition, (M,)),
+            (p.dynamics, (n, n)),
+            (p.dynamics_offset[series if len(p.dynamics_offset) > 1 else 0], (n,)),
+            (p.process_noise, (n, n)),
+        )
+    )
+    maps = maps_of(p, M)
+    probability = s.initial_probability[series].copy()
+    mean, cov = s.initial_mean[series].reshape(M, n), s.initial_covariance[series].reshape(M, n, n)
+    for t in range(len(steps) - 1, -1, -1):
+        row = start + t
+        s.probability[row], s.mean[row], s.covariance[row] = probability, mean.reshape(-1), cov.reshape(-1)
+        if t == 0 and p.first:
+            s.pairs[row] = np.diag(probability).reshape(-1)
+            break
+        if t:
+            log_mode = plain(steps[t - 1].log_mode)
+            first = [(plain(law.mean), plain(law.P), law.A) for law in steps[t - 1].laws]
+        else:
+            log_mode, A = p.initial_log_probability, np.eye(n)[:, diffuse]
+            means, covs = p.initial_mean.reshape(M, n), p.initial_covariance.reshape(M, n, n)
+            first = [(means[j], covs[j], A) for j in range(M)]
+        now = [value[t if len(value) > 1 else 0] for value in (transition, W, c, Q)]
+        joint = np.exp(log_mode)[:, None] * now[0]
+        reach = joint.sum(0)
+        pair = probability * np.where(reach > 0, joint / np.where(reach > 0, reach, 1.0), 0.0)
+        s.pairs[row] = pair.reshape(-1)
+        new_mean, new_cov = np.empty((M, n)), np.empty((M, n, n))
+        for j, (x, P, A) in enumerate(first):
+            new_mean[j], new_cov[j] = x, P
+            parts = []
+            for k in np.flatnonzero(pair[j] > 0).tolist():
+                F, noise = now[1][k], now[3][k]
+                if maps is not None:
+                    F, noise = F @ maps[0][j, k], noise + F @ maps[1][j, k] @ F.T
+                J = back_gain(P, A, F, noise)
+                left = np.eye(n) - J @ F
+                back = x + J @ (mean[k] - F @ x - now[2][k])
+                spread = left @ P @ left.T + J @ (cov[k] + noise) @ J.T
+                parts.append((pair[j, k], back, (spread + spread.T) / 2))
+                later = mean[k], cov[k], cov[k] @ J.T
+                _add_pair(s, k, parts[-1], later, F, now[2][k], known[row])
+            if parts:
+                weight = np.array([part[0] for part in parts])
+                means, covs = (np.stack([part[k] for part in parts]) for k in (1, 2))
+                new_mean[j], new_cov[j] = mixture(weight / weight.sum(), means, covs)
+        probability, mean, cov = pair.sum(1), new_mean, new_cov
+    s.initial_probability[series], s.initial_mean[series] = probability, mean.reshape(-1)
+    s.initial_covariance[series] = cov.reshape(-1)
+
+
+def _add_pair(
+    s: Smoothing,
+    k: int,
+    part: tuple[float, np.ndarray, np.ndarray],
+    later: tuple[np.ndarray, np.ndarray, np.ndarray],
+    F: np.ndarray,
+    c: np.ndarray,
+    known: np.ndarray,
+) -> None:
+    """Add a pair of modes to the sums for EM, as `add_pair` of `kernels/smoother.py` does."""
+    weight, x, P = part
+    mean, cov, cross = later
+    n, r, z = len(x), mean - c - F @ x, np.concatenate([x, known])
+    cross_r = cross - F @ P
+    zz, rz = np.outer(z, z), np.outer(r, z)
+    zz[:n, :n] += P
+    rz[:, :n] += cross_r
+    s.total[k] += weight
+    s.zz[k] += weight * zz
+    s.rz[k] += weight * rz
+    s.rr[k] += weight * (np.outer(r, r) + cov - F @ cross.T - cross_r @ F.T)
