@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
-from losses import formulas
+from oracles import losses as formulas
 
 loss_of = xt.losses.linear_cross_entropy
 OPTIONS = [

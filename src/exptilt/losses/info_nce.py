@@ -15,6 +15,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.distributed.group import Group, Members, refused_together
 from exptilt.losses.embeddings import (
     REDUCTIONS,
+    all_but_own,
     alternatives,
     cooled,
     embeddings,
@@ -76,11 +77,7 @@ def info_nce(
         q = cooled(caller, q, temperature)
         checks.choice(caller, "reduction", reduction, REDUCTIONS)
     right = (q * k).sum(-1)
-    if in_batch:
-        seen = alternatives(q, k, group=group)
-        losses, G = surprise(seen, right), seen.log_normalizer
-    else:
-        losses, G = torch.zeros_like(right), right
+    losses, G = _in_batch(q, k, right, group) if in_batch else (torch.zeros_like(right), right)
     for wrong in more:  # log(e^G + e^G') − s = (G − s) + log(1 + e^{G' − G})
         if wrong.ndim == 2:
             G_wrong = alternatives(q, wrong).log_normalizer
@@ -88,8 +85,22 @@ def info_nce(
             G_wrong = torch.einsum("bd,bnd->bn", q, wrong).logsumexp(-1)
         losses = losses - logsigmoid(G - G_wrong)
     if symmetric:
-        losses = (losses + surprise(alternatives(k, q, group=group), right)) / 2
+        losses = (losses + _in_batch(k, q, right, group)[0]) / 2
     return reduced(caller, losses, reduction, group)
+
+
+def _in_batch(q: Tensor, k: Tensor, right: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    r"""The loss of each query among the keys of the batch, and its G.
+
+    From the wrong keys alone, log(1 + e^{G_wrong − s}): where the right key is certain, its loss and its
+    gradient are as small as they should be, and not the rounding of a difference. Over several processes the
+    keys go around together, and what is left there is G − s.
+    """
+    if group is None:
+        G_wrong = all_but_own(q, k).log_normalizer
+        return -logsigmoid(right - G_wrong), torch.logaddexp(G_wrong, right)
+    seen = alternatives(q, k, group=group)
+    return surprise(seen, right), seen.log_normalizer
 
 
 def _check_candidates(

@@ -8,6 +8,7 @@ product with a sum of embeddings, so nothing here is of size n × n.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
@@ -44,9 +45,25 @@ def nt_xent(
             "views of at least two items: torch.stack([z1, z2])."
         )
     (z,) = embeddings(caller, similarity, views=views)
+    if views.shape[0] == 2:
+        return reduced(caller, _two_views(*cooled(caller, z, temperature), *z), reduction)
     positive = (z.sum(0) - z) / (views.shape[0] - 1)
     losses = _losses(caller, z.flatten(0, 1), positive.flatten(0, 1), temperature)
     return reduced(caller, losses.unflatten(0, views.shape[:2]), reduction)
+
+
+def _two_views(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(2, B): log(1 + e^{G_wrong − s}), so that a certain choice has a small loss and a small gradient.
+
+    Args:
+        a: ``(B, d)``, the first views over the temperature.
+        b: ``(B, d)``, the second ones.
+        x: ``(B, d)``, the first views.
+        y: ``(B, d)``, the second ones.
+    """
+    right = (a * y).sum(-1)
+    G = [[all_but_own(anchor, other).log_normalizer for other in (x, y)] for anchor in (a, b)]
+    return torch.stack([-logsigmoid(right - torch.logaddexp(*pair)) for pair in G])
 
 
 @without_autocast
@@ -88,8 +105,8 @@ def supervised_contrastive(
             f"{caller}: label is {got}, embedding is {tuple(embedding.shape)}. "
             "Pass one whole number for each row, a tensor (rows,)."
         )
-    if z.shape[0] < 2:
-        raise ArgumentError(f"{caller}: one row has nothing to be compared with. Pass a larger batch.")
+    if z.shape[0] < 3:
+        raise ArgumentError(f"{caller}: a batch of {z.shape[0]} has no wrong rows. Pass a larger batch.")
     _, kind, count = label.unique(return_inverse=True, return_counts=True)
     mates = count[kind] - 1
     some = mates > 0
