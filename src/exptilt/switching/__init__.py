@@ -27,6 +27,7 @@ from .inference.simulate import Draws, Sample
 from .inference.smooth import Smoothed
 from .learning.fit import Fit
 from .learning.maximum_likelihood import FitStatus, ParametricFit, fit_parameters
+from .markov import MarkovFit, markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
 from .nonlinear import NonlinearFiltered, SwitchingNonlinear
 
@@ -37,6 +38,7 @@ __all__ = [
     "FitStatus",
     "Forecast",
     "HeadFilter",
+    "MarkovFit",
     "MixingStep",
     "NonlinearFiltered",
     "ParametricFit",
@@ -50,6 +52,8 @@ __all__ = [
     "fit_parameters",
     "fit_ready",
     "join_modes",
+    "markov_autoregression",
+    "markov_regression",
 ]
 
 # Objects that were pickled when these modules lay directly in this folder name them so.

@@ -1,0 +1,153 @@
+"""Markov regressions: against statsmodels on its own series, and against the model they are."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from exptilt._support.errors import ArgumentError
+from exptilt.switching import markov_autoregression, markov_regression
+from exptilt.switching.markov import ChainLikelihood, stationary
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
+
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "markov_series.json"
+
+
+def series():
+    """The federal funds rate, and growth of output."""
+    data = json.loads(DATA.read_text())
+    return np.array(data["fedfunds"]), np.array(data["rgnp"])
+
+
+def test_hamiltons_model_of_output_is_that_of_statsmodels():
+    from statsmodels.tsa.api import MarkovAutoregression
+
+    _, y = series()
+    table = pd.Series(y, index=pd.period_range("1951Q2", periods=len(y), freq="Q"))
+    fit = markov_autoregression(table, order=4, switching="intercept", starts=1)
+    # Hamilton (1989), as statsmodels and Stata give it
+    assert fit.log_likelihood == pytest.approx(-181.26339, abs=1e-5)
+    want = MarkovAutoregression(y, k_regimes=2, order=4, switching_ar=False)
+    found = fit.estimates
+    P = found["transition"]
+    point = [P[0, 0], P[1, 0], *found["intercept"], found["deviation"][0] ** 2, *found["autoregression"][0]]
+    assert want.loglike(point) == pytest.approx(fit.log_likelihood, abs=1e-8)
+    assert np.abs(want.score(point)).max() < 1e-2
+    smoothed = want.smooth(point)
+    probability = fit.regime_probability()
+    np.testing.assert_allclose(probability, smoothed.smoothed_marginal_probabilities, atol=1e-8)
+    np.testing.assert_allclose(
+        fit.regime_probability(smoothed=False), smoothed.filtered_marginal_probabilities, atol=1e-8
+    )
+    assert probability.index[0] == pd.Period("1952Q2")
+    errors = fit.standard_errors
+    mine = [errors["transition"][0, 0], errors["transition"][1, 0], *errors["intercept"]]
+    theirs = want.fit(start_params=point, disp=False).bse
+    np.testing.assert_allclose(mine, theirs[:4], rtol=1e-3)
+    np.testing.assert_allclose(errors["autoregression"][0], theirs[5:], rtol=1e-3)
+    again = fit.model.filter(fit.y, method="gpb2", inputs=fit.inputs)
+    assert again.log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-8)
+    assert "intercept[0]" in fit.summary()
+    assert fit.free_parameters == 9
+    assert fit.duration[1] == pytest.approx(10.4, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("switching", "options"),
+    [
+        (("intercept",), {"switching_exog": False}),
+        (("intercept", "coefficients"), {}),
+        (("intercept", "coefficients", "deviation"), {"switching_variance": True}),
+        (("deviation",), {"switching_trend": False, "switching_exog": False, "switching_variance": True}),
+    ],
+)
+def test_regressions_are_those_of_statsmodels(switching, options):
+    from statsmodels.tsa.api import MarkovRegression
+
+    y, _ = series()
+    fit = markov_regression(y[1:], y[:-1], switching=switching, starts=2)
+    want = MarkovRegression(y[1:], k_regimes=2, exog=y[:-1], **options)
+    found, pick = fit.estimates, {True: slice(None), False: slice(1)}
+    P = found["transition"]
+    groups = [("intercept", 1), ("coefficients", 1), ("deviation", 2)]
+    values = [found[name].reshape(-1)[pick[name in switching]] ** power for name, power in groups]
+    point = np.concatenate([[P[0, 0], P[1, 0]], *values])
+    assert want.loglike(point) == pytest.approx(fit.log_likelihood, abs=1e-7)
+    assert want.fit(search_reps=5, disp=False).llf <= fit.log_likelihood + 1e-4
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_lags_with_regressors_and_their_own_regimes(order):
+    """With more than one lag statsmodels (0.15) takes the variance of the regime before: it is held there."""
+    from statsmodels.tsa.api import MarkovAutoregression
+
+    _, y = series()
+    x = np.sin(np.arange(len(y)))
+    parts = ("intercept", "coefficients", "autoregression", "deviation")[: 5 - order]
+    fit = markov_autoregression(y, x, order=order, switching=parts, starts=1)
+    want = MarkovAutoregression(
+        y, k_regimes=2, order=order, exog=x, switching_exog=True, switching_variance=order == 1
+    )
+    found = fit.estimates
+    P = found["transition"]
+    point = [P[0, 0], P[1, 0], *found["intercept"], *found["coefficients"][:, 0]]
+    point += [*found["deviation"][: 3 - order] ** 2, *found["autoregression"].T.reshape(-1)]
+    assert want.loglike(point) == pytest.approx(fit.log_likelihood, abs=1e-7)
+    assert (np.diff(found["intercept"]) >= 0).all()
+
+
+def test_three_regimes_are_the_model_they_give():
+    _, y = series()
+    three = markov_regression(y, regimes=3, switching=("intercept", "deviation"), starts=2)
+    assert three.estimates["transition"].shape == (3, 3)
+    again = three.model.filter(three.y, method="imm")
+    assert again.log_likelihood == pytest.approx(three.log_likelihood, abs=1e-8)
+
+
+def test_missing_values_are_left_out():
+    y, _ = series()
+    y = y.copy()
+    y[[3, 10, 11]] = np.nan
+    fit = markov_regression(y, switching="intercept", starts=1)
+    assert fit.observations == len(y) - 3
+    assert fit.model.filter(fit.y).log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-8)
+    assert fit.regime_probability().shape == (len(y), 2)
+
+
+def test_derivatives_of_the_chain():
+    rng = np.random.default_rng(0)
+    logs = torch.tensor(rng.normal(size=(6, 3)) - 300.0, requires_grad=True)
+    scores = torch.tensor(rng.normal(size=(3, 3)), requires_grad=True)
+
+    def total(logs, scores):
+        P = torch.softmax(scores, 1)
+        return ChainLikelihood.apply(logs, P, stationary(P))
+
+    torch.autograd.gradcheck(total, (logs, scores))
+    P = torch.softmax(scores, 1).detach()
+    torch.testing.assert_close(stationary(P) @ P, stationary(P))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda y: markov_regression(y, regimes=1), "regimes=1"),
+        (lambda y: markov_regression(y, switching="level"), "switching is"),
+        (lambda y: markov_regression(y, switching="autoregression"), "switching is"),
+        (lambda y: markov_regression(y, np.ones(3)), "y has 40 rows, x has 3"),
+        (lambda y: markov_regression(np.ones(40)), "no two different values"),
+        (lambda y: markov_regression(np.stack([y, y])[..., None]), "2 series"),
+        (lambda y: markov_regression(y[:5]), "5 observations"),
+        (lambda y: markov_autoregression(y, order=0), "order is 0"),
+        (lambda y: markov_autoregression(y, order=9), "1024 modes"),
+        (lambda y: markov_autoregression(np.where(y > 1, np.nan, y), order=1), "cannot be a lag"),
+    ],
+)
+def test_what_is_refused(call, said):
+    with pytest.raises(ArgumentError, match=said):
+        call(np.random.default_rng(0).normal(size=40))
