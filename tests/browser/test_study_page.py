@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from browser.chromium import COLOUR, contrast, open_page
+from browser.chromium import COLOUR, contrast, luminance, open_page
 from exptilt.lens import HeadMeasure
 from exptilt.report import write
 from report.made import HOSTILE, make_study
@@ -318,4 +318,66 @@ def test_a_study_with_no_head_measure(browser, made, tmp_path):
     page = open_page(browser, write(study, tmp_path).as_uri())
     assert page.complaints == []
     assert page.get_by_text("none seen.").first.is_visible()
+    page.context.close()
+
+
+def test_kinds_step_aside_and_thumbnails_open_heads(browser, made, tmp_path):
+    value = np.full((4, 4), 0.1)
+    value[2, 1] = 0.9
+    previous = dataclasses.replace(made.heads["entropy"], title="previous", value=value, error=0.01 * value)
+    study = dataclasses.replace(made, heads={**made.heads, "previous_mass": previous})
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert page.locator("#kind option").all_inner_texts()[:2] == ["all heads", "previous token (1)"]
+    page.select_option("#kind", "previous token")
+    aside = page.locator("td[data-layer]").evaluate_all(
+        "all => all.map((c) => c.classList.contains('aside'))"
+    )
+    assert [index for index, away in enumerate(aside) if not away] == [9]
+    page.get_by_role("button", name="Open layer 2, head 1: previous token").click()
+    assert page.locator("#head h3").inner_text() == "Layer 2, head 1"
+    assert page.locator("#head .chips").inner_text() == "previous token"
+    painted = page.locator(".thumbnails canvas").first.evaluate(
+        "(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((x) => x > 0)"
+    )
+    assert painted
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_heads_that_differ_by_nothing_look_alike(browser, made, tmp_path):
+    rng = np.random.default_rng(0)
+    value = 4.0 + 0.01 * rng.standard_normal((4, 4))
+    flat = dataclasses.replace(made.heads["entropy"], value=value, error=np.full((4, 4), 0.01))
+    study = dataclasses.replace(made, heads={"entropy": flat}, training=None)
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    colours = page.locator("td[data-layer]").evaluate_all(
+        "all => all.map((c) => getComputedStyle(c).backgroundColor)"
+    )
+    shades = [luminance(page.evaluate(COLOUR, colour)) for colour in colours]
+    assert max(shades) - min(shades) < 0.12  # black to white is 1
+    assert "heads differ by little" in page.locator("#legend").inner_text()
+    page.context.close()
+
+
+def test_two_studies_side_by_side(browser, made, tmp_path):
+    entropy = made.heads["entropy"]
+    other = dataclasses.replace(
+        made,
+        name="the other",
+        heads={**made.heads, "entropy": dataclasses.replace(entropy, value=2 * entropy.value)},
+    )
+    page = open_page(browser, write(made, tmp_path, against=other).as_uri())
+
+    def shown():
+        texts = page.locator("td[data-layer]").all_inner_texts()
+        return [float(text.replace("−", "-")) for text in texts]
+
+    page.select_option("#side", "other")
+    np.testing.assert_allclose(shown(), 2 * entropy.value.ravel(), rtol=0.05)
+    page.select_option("#side", "difference")
+    np.testing.assert_allclose(shown(), -entropy.value.ravel(), rtol=0.05)
+    assert "difference from the other" in page.locator("#legend").inner_text()
+    assert "±" in page.locator("#heat-readout").inner_text()
+    assert page.locator("#against-table").is_visible()
+    assert page.complaints == []
     page.context.close()

@@ -14,7 +14,7 @@ from exptilt.lens import Study, study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.lens.studying.results import RENAMED
 from exptilt.lens.studying.store import Store, fingerprint
-from exptilt.lens.studying.texts import cut
+from exptilt.lens.studying.texts import cut, token_texts
 from exptilt.lens.training.readings import read_heads
 from oracles.transformers_by_hand import tiny
 
@@ -504,3 +504,16 @@ def test_a_study_of_an_earlier_release_is_read(found):
         again.heads["key_mass_divergence"].value, found.heads["key_mass_divergence"].value
     )
     assert set(RENAMED.values()) <= set(again.training.heads)
+
+
+def test_tokens_keep_their_word_starts():
+    class Pieces:
+        words = ("\u2581to", "day", "\u2581", "<s>")
+
+        def convert_ids_to_tokens(self, ids):
+            return [self.words[i] for i in ids]
+
+        def decode(self, ids):
+            return self.words[ids[0]].replace("\u2581", "")
+
+    assert token_texts(Pieces(), [0, 1, 2, 3]) == [" to", "day", " ", "<s>"]

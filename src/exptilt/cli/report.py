@@ -9,6 +9,7 @@ Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,10 @@ RESUMES = " No report was written; run the same command again to go on from what
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
-    parser.usage = "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--out FOLDER] [options]"
+    parser.usage = (
+        "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--against B] [--out FOLDER] "
+        "[options]"
+    )
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
     add = parser.add_argument
@@ -47,6 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
+    side = "another model, a study.json, or a text file for the same model: shown side by side"
+    add("--against", metavar="B", help=side)
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
     most = f"read at most so many tokens (default: {MOST_TOKENS})"
@@ -65,13 +71,35 @@ def run(arguments: argparse.Namespace) -> int:
     made = files.prepare_folder(arguments.out)
     try:
         found = measure(arguments)
-        path = page.write(found, arguments.out)
+        other = None if arguments.against is None else measure_against(arguments, found)
+        path = page.write(found, arguments.out, against=other)
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
         raise
     print(page.text(found))
     print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
     return 0
+
+
+def measure_against(arguments: argparse.Namespace, found: "Study") -> "Study":
+    """The study to hold the first one against: a study.json, another text, or another model."""
+    from exptilt.lens import Study, models
+
+    other = Path(arguments.against)
+    if other.is_file() and other.suffix == ".json":
+        return Study.from_json(other.read_text("utf-8"))
+    changed = argparse.Namespace(**{**vars(arguments), "checkpoints": None})
+    if not other.is_file() or other.suffix == ".gguf":
+        changed.model = arguments.against
+        study = measure(changed)
+        return (
+            replace(study, name=f"{study.name} ({arguments.against})") if study.name == found.name else study
+        )
+    if changed.model is None:
+        folders = arguments.checkpoints or [models.default_folder()]
+        changed.model = str(models.find_checkpoints(folders)[-1][1])
+    changed.text = [other]
+    return replace(measure(changed), name=f"{found.name} on {other.name}")
 
 
 def measure(arguments: argparse.Namespace) -> "Study":

@@ -4,6 +4,7 @@ import sys
 
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import Kind
+from exptilt.lens.studying.compare import Difference, compare
 from exptilt.lens.studying.results import (
     HeadDetail,
     HeadMeasure,
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionCall",
     "CallRecord",
     "ClippedHead",
+    "Difference",
     "HeadDetail",
     "HeadMeasure",
     "HeadReading",
@@ -38,6 +40,7 @@ __all__ = [
     "Training",
     "TrainingMonitor",
     "clip_qk_",
+    "compare",
     "differentiable",
     "study",
     "watch",

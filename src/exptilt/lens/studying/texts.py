@@ -170,5 +170,12 @@ def _ends(text: str) -> bool:
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Each token as text."""
-    return [str(tokenizer.decode([int(i)])) for i in ids]
+    """Each token as text, with the blank before it where a word starts, which some tokenizers drop."""
+    texts = [str(tokenizer.decode([int(i)])) for i in ids]
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        return texts
+    pieces = tokenizer.convert_ids_to_tokens([int(i) for i in ids])
+    return [
+        f" {text}" if str(piece).startswith("\u2581") and not text.startswith(" ") else text
+        for piece, text in zip(pieces, texts, strict=True)
+    ]

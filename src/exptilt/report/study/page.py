@@ -16,7 +16,7 @@ from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
 from exptilt.report.page import Cell, Page, Table, number, render
-from exptilt.report.study import sentences
+from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
 from exptilt.report.study.payload import payload, strip_size
@@ -41,12 +41,13 @@ CAUTION = (
 )
 
 
-def write(study: Study, folder: str | os.PathLike[str]) -> Path:
-    """Write `index.html`, `heads.csv` and `study.json` into `folder`: all three, or none if anything fails.
+def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None = None) -> Path:
+    """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
 
     Args:
         study: what was measured.
         folder: where; made if it is not there.
+        against: another study to hold it against, which is written as `against.json`.
 
     Returns:
         The path of `index.html`.
@@ -55,11 +56,13 @@ def write(study: Study, folder: str | os.PathLike[str]) -> Path:
         table = study.to_frame().to_csv(index=False)
     except ImportError as problem:
         raise MissingExtraError("pandas", "report") from problem
-    texts = {"heads.csv": table, "study.json": study.to_json(), "index.html": render_study(study)}
+    texts = {"heads.csv": table, "study.json": study.to_json()}
+    texts |= {} if against is None else {"against.json": against.to_json()}
+    texts["index.html"] = render_study(study, against)
     return write_together(folder, texts)[-1]
 
 
-def render_study(study: Study) -> str:
+def render_study(study: Study, against: Study | None = None) -> str:
     """The page as one HTML string that stands alone."""
     followed = ((measure, sentences.of_training(study, name)) for name, measure in study.heads.items())
     context: dict[str, Any] = {
@@ -79,10 +82,12 @@ def render_study(study: Study) -> str:
         "followed": [(measure, said) for measure, said in followed if said],
         "training_table": training_table(study),
         "strip_note": strip_note(study),
-        "data": payload(study),
+        "against": None if against is None else comparison.page_part(study, against),
+        "data": payload(study, against),
     }
     sources = [f"{key}: {value}" for key, value in study.text_facts.items() if isinstance(value, str)]
-    page = Page(f"Attention in {study.name}", lead(study), (), study.seed, [f"Model: {study.name}", *sources])
+    title = f"Attention in {study.name}" + ("" if against is None else f" against {against.name}")
+    page = Page(title, lead(study), (), study.seed, [f"Model: {study.name}", *sources])
     return render(page, template="study.html", assets=ASSETS, context=context)
 
 

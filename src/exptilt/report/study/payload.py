@@ -21,8 +21,8 @@ STRIP_BYTES = 3_000_000
 TOP_TOKENS = 12
 
 
-def payload(study: Study) -> dict[str, Any]:
-    """Everything the scripts need, as what JSON knows."""
+def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
+    """Everything the scripts need, as what JSON knows; `against` is a study to hold this one against."""
     size, training = strip_size(study), study.training
     return {
         "shape": sentences.shape(study),
@@ -35,7 +35,13 @@ def payload(study: Study) -> dict[str, Any]:
             }
             for name, kind in study.kinds.items()
         ],
-        "measures": [_measure(study, name, measure) for name, measure in study.heads.items()],
+        "measures": [
+            _measure(study, name, measure) | _other(study, name, against)
+            for name, measure in study.heads.items()
+        ],
+        "against": None
+        if against is None or sentences.shape(study) != sentences.shape(against)
+        else against.name,
         "curves": [
             {"id": name, "places": list(measure.places), **_common(measure)}
             for name, measure in study.layers.items()
@@ -91,6 +97,16 @@ def _measure(study: Study, name: str, measure: HeadMeasure) -> dict[str, Any]:
         "training": None if study.training is None else _numbers(study.training.heads.get(name)),
         "span": [end if end is not None and math.isfinite(end) else None for end in measure.span],
     }
+
+
+def _other(study: Study, name: str, against: Study | None) -> dict[str, Any]:
+    """The same statistic of the other study, with its errors, where heads can be compared."""
+    other = None if against is None else against.heads.get(name)
+    if other is None or other.value is None or study.heads[name].value is None:
+        return {}
+    if against is None or sentences.shape(study) != sentences.shape(against):
+        return {}
+    return {"other": _numbers(other.value), "otherError": _numbers(other.error)}
 
 
 def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:

@@ -82,9 +82,10 @@ const depth = (index, count) => `color-mix(in oklab, var(--deep-1) ${count > 1 ?
 // along the slider. Unbounded values far outside the rest (three times the middle half's width beyond it) take the end colours, and the
 // legend says so.
 function scaleOf(measure) {
-  const values = known([measure.value, measure.training ?? []]).sort((a, b) => a - b);
+  const apart = state.side === "difference" && measure.other;
+  const values = known(apart ? valuesNow(measure) : [measure.value, measure.training ?? [], measure.other ?? []]).sort((a, b) => a - b);
   if (!values.length) return { low: 0, high: 1, diverging: false, logarithmic: false, flat: true, share: () => 0.5 };
-  const [least, most] = measure.span;
+  const [least, most] = apart ? [null, null] : measure.span;
   const logarithmic = most === null && values[0] > 0 && values.at(-1) / values[0] > 50;
   const bend = logarithmic ? Math.log : (value) => value;
   const unbend = logarithmic ? Math.exp : (value) => value;
@@ -95,9 +96,10 @@ function scaleOf(measure) {
   if (reach > 0 && most === null) high = Math.min(high, quarter(0.75) + reach);
   // Differences that the errors do not bear out, or that are small beside the statistic itself, must not look like much: the colours span at
   // least twelve standard errors, and a tenth of the possible values or of the middle one.
-  const errors = known(measure.error ?? []).sort((a, b) => a - b);
+  const errors = known(errorsNow(measure) ?? []).sort((a, b) => a - b);
   const error = errors.length ? errors[Math.floor(errors.length / 2)] : 0;
-  const breadth = least !== null && most !== null ? most - least : Math.abs(values[Math.floor(values.length / 2)]);
+  const own = known(measure.value).map(Math.abs).sort((a, b) => a - b);
+  const breadth = least !== null && most !== null ? most - least : own[Math.floor(own.length / 2)] ?? 0;
   const lacking = logarithmic ? 0 : Math.max(12 * error, 0.1 * breadth) - (high - low);
   if (lacking > 0) [low, high] = [low - lacking / 2, high + lacking / 2];
   const diverging = !logarithmic && low < 0 && high > 0 && -low > 0.02 * high;
@@ -111,7 +113,7 @@ function scaleOf(measure) {
 }
 
 // What is chosen, and who wants to know. The checkpoint after the last one stands for the model studied, which may be none of them.
-const state = { kind: "", measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
+const state = { kind: "", side: "", measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
 const listeners = [];
 function choose(changes) {
   const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));
@@ -124,6 +126,18 @@ const chosenMeasure = () => MEASURES.find((measure) => measure.id === state.meas
 const atStudied = () => !STEPS || state.checkpoint === STEPS.length;
 // The values the heatmap shows now: of the checkpoint where they were followed, else of the model studied.
 const isStudied = (measure) => atStudied() || !measure.training;
-const valuesNow = (measure) => (isStudied(measure) ? measure.value : measure.training[state.checkpoint]);
+// Of two studies side by side, the other one, or the first minus the other.
+const pairwise = (one, other, join) => one.map((row, layer) => row.map((value, head) => (value === null || other[layer][head] === null ? null : join(value, other[layer][head]))));
+function valuesNow(measure) {
+  const own = isStudied(measure) ? measure.value : measure.training[state.checkpoint];
+  if (!state.side || !measure.other) return own;
+  return state.side === "other" ? measure.other : pairwise(own, measure.other, (a, b) => a - b);
+}
+function errorsNow(measure) {
+  if (!isStudied(measure) && state.side !== "other") return null;
+  if (!state.side || !measure.other) return measure.error;
+  if (state.side === "other") return measure.otherError;
+  return measure.error && measure.otherError ? pairwise(measure.error, measure.otherError, Math.hypot) : null;
+}
 const checkpointName = () => (atStudied() ? "the model studied" : `step ${STEPS[state.checkpoint]}`);
 const headName = (layer, head) => `layer ${layer}, head ${head}`;

@@ -14,7 +14,7 @@ function layerChart(curve) {
   }
   const xs = places.map((_, index) => index);
   const tell = (index) => `${places[index]}: ${showError(value[index], curve.error?.[index], curve.unit)}`;
-  return lineChart({ label: `${curve.title} from ${places[0]} to ${places.at(-1)}`, xs, series: [{ name: curve.title, values: value, error: curve.error, colour: "var(--series-0)", strong: true }], xTicks: xs.map((index) => [index, shortPlace(places[index], index)]), xLabel: "place along the depth", tell });
+  return lineChart({ label: `${curve.title} from ${places[0]} to ${places.at(-1)}`, xs, series: [{ name: curve.title, values: value, error: curve.error, colour: "var(--series-0)", strong: true }], logarithmic: curve.id === "gaussian_p" && known(value).every((item) => item > 0), xTicks: xs.map((index) => [index, shortPlace(places[index], index)]), xLabel: "place along the depth", tell });
 }
 
 function paintLayers() {

@@ -60,7 +60,7 @@ function focusCell(cell) {
   cell.focus();
 }
 
-const withError = (measure, layer, head) => showError(valuesNow(measure)[layer][head], isStudied(measure) ? measure.error?.[layer][head] : null, measure.unit);
+const withError = (measure, layer, head) => showError(valuesNow(measure)[layer][head], errorsNow(measure)?.[layer][head], measure.unit);
 
 function tellCell(cell) {
   const [layer, head] = [Number(cell.dataset.layer), Number(cell.dataset.head)];
@@ -102,8 +102,12 @@ function paintLegend(measure, scale) {
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const ends = [`${scale.below ? "≤ " : ""}${show(scale.low)}`, show(scale.middle), `${scale.above ? "≥ " : ""}${show(scale.high)}`];
   const numbers = make("div", { className: "ends" }, ...ends.map((text) => make("span", { textContent: text })));
-  const extra = [measure.unit, scale.logarithmic ? "logarithmic colours" : "", scale.flat ? "heads differ by little, so colours do" : "", measure.training ? "one scale for all checkpoints" : ""].filter(Boolean).join(", ");
+  const extra = [measure.unit, scale.logarithmic ? "logarithmic colours" : "", scale.flat ? "heads differ by little, so colours do" : "", state.side === "difference" ? `difference from ${DATA.against}` : measure.training ? "one scale for all checkpoints" : ""].filter(Boolean).join(", ");
   document.getElementById("legend").replaceChildren(bar, numbers, make("p", { className: "note", textContent: [measure.title, extra].filter(Boolean).join(" · ") }));
+}
+
+function buildSide(select) {
+  select?.addEventListener("change", () => choose({ side: select.value }));
 }
 
 // The kinds of heads as a filter: heads of other kinds step back.

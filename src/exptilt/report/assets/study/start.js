@@ -15,6 +15,7 @@ function start() {
   buildHeatmap(document.getElementById("heatmap"));
   buildChooser(select);
   buildKinds(document.getElementById("kind"));
+  buildSide(document.getElementById("side"));
   buildSliders();
   const opened = fromAddress();
   select.value = state.measure;
@@ -26,7 +27,7 @@ function start() {
   listeners.push((changed) => {
     select.value = state.measure;
     paintHeatmap();
-    if (changed.has("layer") || changed.has("head") || changed.has("checkpoint")) paintHead();
+    if (changed.has("layer") || changed.has("head") || changed.has("checkpoint") || changed.has("side")) paintHead();
     if (changed.has("layer") || changed.has("head") || changed.has("kind")) markThumbnails();
     if (changed.has("layer") || changed.has("head") || changed.has("measure")) {
       paintTraining();

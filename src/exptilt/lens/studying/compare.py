@@ -1,0 +1,136 @@
+r"""Two studies side by side: what one model, checkpoint or text has and the other has not.
+
+    d = x_a − x_b,      error² = error_a² + error_b²,      z = d / error
+
+for every head where both have as many layers and heads, and for the mean over heads in any case. Heads err
+together, since they read the same texts, so the error of their mean is given as the mean of their errors, the
+most that it can be. The two studies are taken as independent.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exptilt._support.errors import ArgumentError
+from exptilt.lens.studying.results import HeadMeasure, Study
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One statistic of two studies.
+
+    Attributes:
+        title, unit: of the statistic.
+        means: of the first and the second study, over heads.
+        difference: of the means, first minus second.
+        error: its standard error; NaN where errors are not known.
+        by_head: ``(layer, head)`` differences; None if the studies have other numbers of layers or heads.
+        head_error: ``(layer, head)``, standard errors of these, or None.
+    """
+
+    title: str
+    unit: str
+    means: tuple[float, float]
+    difference: float
+    error: float
+    by_head: Array | None
+    head_error: Array | None
+
+    def differing(self) -> NDArray[np.bool_]:
+        """``(layer, head)``: the heads that differ by more than two standard errors; none if not known."""
+        if self.by_head is None or self.head_error is None:
+            return np.zeros((0, 0), dtype=bool)
+        with np.errstate(invalid="ignore"):
+            found: NDArray[np.bool_] = np.abs(self.by_head) > 2 * self.head_error
+        return found
+
+
+def compare(first: Study, second: Study) -> dict[str, Difference]:
+    """Differences of two studies by name of the head measure, first minus second.
+
+    Args:
+        first: a study.
+        second: one of another model, checkpoint or text.
+
+    Returns:
+        A `Difference` for every head measure that both have.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> class Letters:
+        ...     def __call__(self, text, add_special_tokens=True):
+        ...         return {"input_ids": [ord(c) for c in text]}
+        ...
+        ...     def decode(self, ids):
+        ...         return "".join(chr(i) for i in ids)
+        >>> config = GPT2Config(
+        ...     vocab_size=128, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        ... )
+        >>> studies = [
+        ...     xt.lens.study(
+        ...         GPT2LMHeadModel(config), Letters(), ["to be or not to be", "that is the question"]
+        ...     )
+        ...     for _ in range(2)
+        ... ]
+        >>> xt.lens.compare(*studies)["entropy"].by_head.shape
+        (2, 2)
+    """
+    for study in (first, second):
+        if not isinstance(study, Study):
+            raise ArgumentError(f"compare: got a {type(study).__name__}. Pass two studies.")
+    both = [n for n, m in first.heads.items() if m.value is not None and n in second.heads]
+    return {
+        name: _difference(first.heads[name], second.heads[name])
+        for name in both
+        if second.heads[name].value is not None
+    }
+
+
+def _difference(a: HeadMeasure, b: HeadMeasure) -> Difference:
+    x, y = a.value, b.value
+    assert x is not None
+    assert y is not None
+    means = _mean(x, a.error), _mean(y, b.error)
+    error = float(np.hypot(means[0][1], means[1][1]))
+    by_head = x - y if x.shape == y.shape else None
+    known = by_head is not None and a.error is not None and b.error is not None
+    head_error = np.hypot(a.error, b.error) if known else None  # type: ignore[arg-type]
+    return Difference(
+        a.title, a.unit, (means[0][0], means[1][0]), means[0][0] - means[1][0], error, by_head, head_error
+    )
+
+
+def _mean(value: Array, error: Array | None) -> tuple[float, float]:
+    """Mean over heads and its error."""
+    known = np.isfinite(value)
+    if not known.any():
+        return float("nan"), float("nan")
+    if error is None or not np.isfinite(error[known]).all():
+        return float(value[known].mean()), float("nan")
+    return float(value[known].mean()), float(error[known].mean())
+
+
+def most_different(first: Study, second: Study, count: int = 5) -> list[tuple[str, int, int]]:
+    """Statistic, layer and head of the largest differences that are sure, at most one a head, largest first.
+
+    Sure is beyond two standard errors; large is in standard deviations of the statistic over the heads of both.
+    """
+    rows = []
+    for name, found in compare(first, second).items():
+        values = [study.heads[name].value for study in (first, second)]
+        spread = (
+            float(np.nanstd(np.stack([x for x in values if x is not None])))
+            if found.by_head is not None
+            else 0
+        )
+        for layer, head in np.argwhere(found.differing()):
+            gap = found.by_head
+            if gap is not None and spread > 0:
+                rows.append((abs(float(gap[layer, head])) / spread, name, int(layer), int(head)))
+    kept: dict[tuple[int, int], tuple[str, int, int]] = {}
+    for _, name, layer, head in sorted(rows, key=lambda row: -row[0]):
+        kept.setdefault((layer, head), (name, layer, head))
+    return list(kept.values())[:count]

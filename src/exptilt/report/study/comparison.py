@@ -1,0 +1,53 @@
+"""Two studies side by side: sentences on the heads that differ most surely, and a table of all statistics."""
+
+import math
+from dataclasses import dataclass
+
+from exptilt.lens import Study, compare
+from exptilt.lens.studying.compare import most_different
+from exptilt.report.page import Cell, Table
+from exptilt.report.study.sentences import head_name, number, shape, with_error
+
+
+@dataclass(frozen=True)
+class Against:
+    """What the page says of another study."""
+
+    name: str
+    lead: str
+    findings: list[tuple[str, str]]  # sentence, anchor
+    table: Table
+
+
+def page_part(study: Study, other: Study) -> Against:
+    """Sentences and table on the differences of two studies, the first minus the second."""
+    found = compare(study, other)
+    same = shape(study) == shape(other)
+    told = []
+    for name, layer, head in most_different(study, other):
+        d = found[name]
+        assert d.by_head is not None
+        assert d.head_error is not None
+        values = [float(s.heads[name].value[layer, head]) for s in (study, other)]  # type: ignore[index]
+        gap = with_error(float(d.by_head[layer, head]), float(d.head_error[layer, head]), d.unit)
+        text = f"{head_name((layer, head)).capitalize()}: {d.title} {number(values[0])} against "
+        told.append((f"{text}{number(values[1])}, a difference of {gap}.", f"L{layer}H{head}:{name}"))
+    rows: list[list[Cell]] = []
+    for d in found.values():
+        gap = with_error(d.difference, d.error if math.isfinite(d.error) else math.nan)
+        differing = d.differing()
+        count: Cell = f"{int(differing.sum())} of {differing.size}" if differing.size else "not known"
+        unit = "" if not d.unit or d.title.endswith(d.unit) else f", {d.unit}"
+        rows.append([f"{d.title}{unit}", *d.means, gap, count])
+    note = (
+        "Means over heads. A head counts as different beyond two standard errors, which are taken over texts "
+        "as if the two were measured on different ones."
+    )
+    header = ("statistic", study.name, other.name, "difference", "heads that differ")
+    layers, heads = shape(other)
+    lead = (
+        "The same heads in both: choose what the squares above show."
+        if same
+        else (f"{other.name} has {layers} layers of {heads} heads, so only means over heads can be compared.")
+    )
+    return Against(other.name, lead, told, Table(f"{study.name} against {other.name}", header, rows, note))
