@@ -116,7 +116,7 @@ def _mean(value: Array, error: Array | None) -> tuple[float, float]:
 def most_different(first: Study, second: Study, count: int = 5) -> list[tuple[str, int, int]]:
     """Statistic, layer and head of the largest differences that are sure, at most one a head, largest first.
 
-    Sure is beyond two standard errors; large is in standard deviations of the statistic over the heads of both.
+    Sure is beyond two standard errors; large is in standard deviations of the statistic over all heads.
     """
     rows = []
     for name, found in compare(first, second).items():
