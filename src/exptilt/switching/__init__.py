@@ -21,6 +21,7 @@ import sys
 
 from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
+from .families import FamilyFiltered, SwitchingFamily, discounted, pushed
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
 from .inference.simulate import Draws, Sample
@@ -33,6 +34,7 @@ from .nonlinear import NonlinearFiltered, SwitchingNonlinear
 
 __all__ = [
     "Draws",
+    "FamilyFiltered",
     "Filtered",
     "Fit",
     "FitStatus",
@@ -44,16 +46,19 @@ __all__ = [
     "ParametricFit",
     "Sample",
     "Smoothed",
+    "SwitchingFamily",
     "SwitchingLinearGaussian",
     "SwitchingNonlinear",
     "as_filter",
     "attention_as_imm",
+    "discounted",
     "filter_series",
     "fit_parameters",
     "fit_ready",
     "join_modes",
     "markov_autoregression",
     "markov_regression",
+    "pushed",
 ]
 
 # Objects that were pickled when these modules lay directly in this folder name them so.
