@@ -59,7 +59,7 @@ def test_everything_is_drawn(page, made):
         > 200
     )
     assert page.locator("#head .tokens tbody tr").count() == 12
-    assert "queries and keys are of different sizes" in page.locator("#head .statistics").inner_text()
+    assert "queries and keys are of different sizes" in page.locator("#head .statistics").all_inner_texts()[0]
     assert page.locator(".unscripted").first.is_hidden()
 
 
@@ -380,4 +380,17 @@ def test_two_studies_side_by_side(browser, made, tmp_path):
     assert "±" in page.locator("#heat-readout").inner_text()
     assert page.locator("#against-table").is_visible()
     assert page.complaints == []
+    page.context.close()
+
+
+def test_theory_is_behind_a_fold(browser, made, tmp_path):
+    link = dataclasses.replace(made.heads["entropy"], title="link: symmetry")
+    study = dataclasses.replace(made, heads={**made.heads, "link_symmetry": link})
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert "link: symmetry" in page.locator("#measure optgroup[label=Theory]").inner_text()
+    row = page.locator("#head details tr", has_text="link: symmetry")
+    assert row.is_hidden()
+    page.locator("#head details summary").click()
+    page.get_by_role("button", name="Next head").click()
+    assert row.is_visible()  # the fold stays as it was left
     page.context.close()

@@ -121,6 +121,8 @@ function choose(changes) {
   if (changed.size) for (const listener of listeners) listener(changed);
 }
 const kindsOf = (layer, head) => DATA.kinds.filter(({ members }) => members.some(([l, h]) => l === layer && h === head)).map(({ id }) => id);
+// Questions of the theory stand apart from what is plainly counted.
+const isTheory = (measure) => /^(ascent|gaussian|local_gaussian|link)/.test(measure.id);
 const isShown = (layer, head) => !state.kind || kindsOf(layer, head).includes(state.kind);
 const chosenMeasure = () => MEASURES.find((measure) => measure.id === state.measure);
 const atStudied = () => !STEPS || state.checkpoint === STEPS.length;

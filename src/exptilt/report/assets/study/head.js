@@ -29,10 +29,10 @@ function rankOf(measure, layer, head) {
   return `${values.filter((other) => other > value).length + 1} of ${values.length}`;
 }
 
-function statisticsTable(layer, head) {
-  const based = MEASURES.some((measure) => measure.baseline);
+function statisticsTable(layer, head, measures) {
+  const based = measures.some((measure) => measure.baseline);
   const columns = ["statistic", "value", ...(based ? ["baseline"] : []), "rank"];
-  const body = DATA.measures.map((measure) => {
+  const body = measures.map((measure) => {
     const name = make("th", { scope: "row", textContent: measure.title, title: measure.about });
     if (!measure.value) return make("tr", { className: "absent" }, name, make("td", { colSpan: columns.length - 1, textContent: `not measured: ${measure.reason}` }));
     const base = isStudied(measure) && measure.baseline ? show(measure.baseline[layer][head]) : "";
@@ -42,6 +42,19 @@ function statisticsTable(layer, head) {
   const header = make("tr", {}, ...columns.map((text) => make("th", { scope: "col", textContent: text })));
   const table = make("table", { className: "statistics" }, make("thead", {}, header), make("tbody", {}, ...body));
   return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "All statistics of this head" }, table);
+}
+
+// Plain statistics, and those of the theory behind a fold that stays as the reader left it.
+let theoryOpen = false;
+function statistics(layer, head) {
+  const theory = DATA.measures.filter(isTheory);
+  const parts = [statisticsTable(layer, head, DATA.measures.filter((measure) => !isTheory(measure)))];
+  if (theory.length) {
+    const fold = make("details", { open: theoryOpen }, make("summary", { textContent: "Theory: ascent, Gaussian keys, link" }), statisticsTable(layer, head, theory));
+    fold.addEventListener("toggle", () => { theoryOpen = fold.open; });
+    parts.push(fold);
+  }
+  return parts;
 }
 
 function stepper(text, label, change) {
@@ -74,7 +87,7 @@ function paintHead() {
       return make("figure", {}, make("figcaption", { textContent: name }), picture);
     });
     if (pictures.length) parts.push(part("Spread over queries", make("div", { className: "small" }, ...pictures)));
-    parts.push(make("div", { className: "uneven" }, part("What it looks at", tokenBars(detail.tokens)), part("All statistics", statisticsTable(layer, head))));
-  } else parts.push(part("All statistics", statisticsTable(layer, head)));
+    parts.push(make("div", { className: "uneven" }, part("What it looks at", tokenBars(detail.tokens)), part("All statistics", ...statistics(layer, head))));
+  } else parts.push(part("All statistics", ...statistics(layer, head)));
   panel.replaceChildren(...parts);
 }

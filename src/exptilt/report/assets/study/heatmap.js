@@ -71,6 +71,7 @@ function tellCell(cell) {
 
 function paintHeatmap() {
   const measure = chosenMeasure(), scale = scaleOf(measure), values = valuesNow(measure);
+  const inside = document.activeElement?.closest("td[data-layer]") !== null && document.activeElement !== null;
   heat.cells.forEach((row, layer) => row.forEach((cell, head) => {
     const value = values[layer][head], share = value === null ? null : scale.share(value);
     cell.classList.toggle("missing", value === null);
@@ -81,7 +82,7 @@ function paintHeatmap() {
     cell.setAttribute("aria-label", `${headName(layer, head)}: ${value === null ? "no value" : withError(measure, layer, head)}`);
     const chosen = layer === state.layer && head === state.head;
     cell.setAttribute("aria-selected", String(chosen));
-    if (!heat.cells.flat().includes(document.activeElement)) cell.tabIndex = chosen ? 0 : -1;
+    if (!inside) cell.tabIndex = chosen ? 0 : -1;
   }));
   paintLegend(measure, scale);
   tellCell(heat.cells[state.layer][state.head]);
@@ -122,12 +123,14 @@ function buildKinds(select) {
 }
 
 function buildChooser(select) {
+  const theory = make("optgroup", { label: "Theory" });
   for (const measure of DATA.measures) {
     const option = make("option", { value: measure.id, textContent: measure.value ? measure.title : `${measure.title} (not measured)` });
     option.disabled = !measure.value;
     if (!measure.value) option.title = measure.reason;
-    select.append(option);
+    (isTheory(measure) ? theory : select).append(option);
   }
+  if (theory.children.length) select.append(theory);
   select.value = state.measure;
   select.addEventListener("change", () => choose({ measure: select.value }));
 }
