@@ -84,7 +84,7 @@ def test_against_all_mode_paths(name: str) -> None:
     model, y = model_of(name)
     for length, tolerance in (
         (1, 1e-10),
-        (4, 0.15),
+        (3, 0.15),
     ):  # nothing is merged before the first observation but equals
         exact, last = by_paths(model, y[:length])
         found = {method: model.filter(y[:length], method=method) for method in ("gpb2", "imm", "gpb1")}
