@@ -35,11 +35,16 @@ def study(**options):
     return xt.lens.study(model(), Letters(), TEXTS, progress=False, **options)
 
 
+def written(store):
+    """The units of a store, and when each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in store.glob("*.npz")}
+
+
 def main(folder):
-    """The attempt's number, the units that were there, and those that were measured, one file a process."""
+    """The attempt's number, when each unit that was there was written, and how many were measured."""
     attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank()
     store = folder / "store"
-    there = len(list(store.glob("*.npz"))) if store.exists() else 0
+    there = written(store)
     dist.barrier()
     measured, measure = [], studying.measure_unit
 
