@@ -290,3 +290,33 @@ def test_a_posterior_is_accepted_as_an_initial_law():
     assert np.isfinite(known.filter(rng.normal(size=(3, 2))).log_likelihood)
     with pytest.raises(ArgumentError, match="positive semi-definite"):
         model.replace(initial_covariance=-1e-6 * np.eye(3))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "exact", "rbpf"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_singular_innovation_is_refused_whatever_its_rounding(method, seed):
+    """The same combination of states without noise, at two steps or by two sensors: one rule for all."""
+    rng = np.random.default_rng(seed)
+    h, L = rng.normal(size=(1, 3)), rng.normal(size=(3, 3))
+    parts = {
+        "transition": [[0.9, 0.1], [0.2, 0.8]],
+        "dynamics": np.eye(3),
+        "process_noise": np.zeros((3, 3)),
+        "initial_mean": np.zeros(3),
+        "initial_covariance": L @ L.T,
+        "initial_probability": [0.5, 0.5],
+        "start": "first",
+    }
+    twice = SwitchingLinearGaussian(observation=h, observation_noise=[[0.0]], **parts)
+    with pytest.raises(ArgumentError, match=r"at step 1 .*not positive definite"):
+        twice.filter(np.ones(3), method=method)
+    both = SwitchingLinearGaussian(
+        observation=np.concatenate([h, 3 * h]), observation_noise=np.zeros((2, 2)), **parts
+    )
+    with pytest.raises(ArgumentError, match=r"at step 0 .*not positive definite"):
+        both.filter(np.array([[1.0, 3.0]]), method=method)
+    little = twice.replace(observation_noise=[[1e-9]])
+    s = float((h @ (L @ L.T) @ h.T).item())
+    first = -0.5 * (np.log(2 * np.pi * (s + 1e-9)) + 1 / (s + 1e-9))
+    second = -0.5 * np.log(2 * np.pi * 2e-9)
+    assert little.filter(np.ones(2), method=method).log_likelihood == pytest.approx(first + second, abs=1e-5)

@@ -281,7 +281,7 @@ def _objective(shape: Shape, y: np.ndarray, inputs: np.ndarray) -> Objective:
         value = likelihood(density, transition, initial / initial.sum())
         (slope,) = torch.autograd.grad(value, point)
         finite = bool(torch.isfinite(value)) and bool(torch.isfinite(slope).all())
-        return (-float(value), -slope.numpy()) if finite else (np.inf, np.zeros_like(theta))
+        return (-float(value.detach()), -slope.numpy()) if finite else (np.inf, np.zeros_like(theta))
 
     return evaluate
 

@@ -222,7 +222,8 @@ class SwitchingNonlinear:
         image = through(self.observation[j], mean, cov, self.observation_angles, unscented)
         Y, R = image.Y[seen], self.observation_noise[j][seen][:, seen]
         e = wrap(torch.where(seen, y, image.mean) - image.mean, self.observation_angles)[seen]
-        K, density, bad = condition(e, Y @ Y.T + R, image.X @ Y.T)
+        S = Y @ Y.T + R
+        K, density, bad = condition(e, S, image.X @ Y.T, S.diagonal())
         if bad:
             raise ArgumentError(
                 f"filter: the innovation covariance of mode {j} is not positive definite. "

@@ -28,7 +28,7 @@ from ..checks import plain, safe_log
 from ..kernels.buffers import Run
 from ..kernels.kalman import LOG_TWO_PI
 from ..kernels.smoother import Smoothing
-from .moments import condition, joseph, maps_of, mixture, predict
+from .moments import condition, joseph, maps_of, mixture, predict, terms
 
 SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
 
@@ -96,7 +96,7 @@ def see(
         H2, e2, R2, R12 = H, e, R, R[:0]
         top = R1
     K2, density, bad = (
-        condition(e2, H2 @ law.P @ H2.mT + R2, law.P @ H2.mT)
+        condition(e2, H2 @ law.P @ H2.mT + R2, law.P @ H2.mT, terms(H2, law.P, R2))
         if rank < m
         else (H.new_zeros(n, 0), H.new_zeros(()), torch.tensor(False))
     )

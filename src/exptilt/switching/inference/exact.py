@@ -14,7 +14,7 @@ import torch
 from ..._support.errors import ArgumentError
 from ..checks import safe_log
 from .diffuse import back_gain, initial_laws, least_rank, move, see
-from .moments import condition, joseph, mixture, predict
+from .moments import condition, joseph, mixture, predict, terms
 from .problem import Problem
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
@@ -103,7 +103,7 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
             Rt = R[:, seen][:, :, seen].repeat(count, 1, 1)
             center, S = predict(Ht, mean, cov, dt, Rt)
             e = row[seen] - center
-            K, density, bad = condition(e, S, cov @ Ht.mT)
+            K, density, bad = condition(e, S, cov @ Ht.mT, terms(Ht, cov, Rt))
             if bad.any():
                 raise ArgumentError(_singular(what, t, int(torch.nonzero(bad)[0]) % M))
             log_weight = log_weight + density

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..kernels.buffers import Parameters
-from ..kernels.kalman import LOG_TWO_PI
+from ..kernels.kalman import LOG_TWO_PI, ROUNDING
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -33,15 +33,27 @@ def mixture(weight: A, mean: A, cov: A) -> tuple[A, A]:
     return out, spread + (weight[..., None] * delta).mT @ delta
 
 
+def terms(H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor) -> torch.Tensor:
+    """How large the terms are that the rows of H P H' + R are sums of, ``(..., m)``."""
+    own = R.diagonal(dim1=-2, dim2=-1)
+    return own + ((H * H) @ cov.diagonal(dim1=-2, dim2=-1)[..., None])[..., 0]
+
+
 def condition(
-    e: torch.Tensor, S: torch.Tensor, cross: torch.Tensor
+    e: torch.Tensor, S: torch.Tensor, cross: torch.Tensor, size: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gain K = cross S^{-1}, the log-density of e under N(0, S), and where S is not positive definite."""
+    """The gain K = cross S^{-1}, the log-density of e under N(0, S), and where S is not positive definite.
+
+    A pivot that is rounding beside `size` ``(..., m)`` counts as zero, as in the kernels.
+    """
     L, bad = torch.linalg.cholesky_ex(S)
+    pivots = L.detach().diagonal(dim1=-2, dim2=-1) ** 2
+    small = pivots <= ROUNDING * sum(cross.shape[-2:]) * size.detach()
+    bad = (bad != 0) | small.any(-1)
     z = torch.linalg.solve_triangular(L, e[..., None], upper=False)[..., 0]
     square, logarithms = (z * z).sum(-1), L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     gain = torch.cholesky_solve(cross.mT, L).mT
-    return gain, -0.5 * (e.shape[-1] * LOG_TWO_PI + square) - logarithms, bad != 0
+    return gain, -0.5 * (e.shape[-1] * LOG_TWO_PI + square) - logarithms, bad
 
 
 def joseph(K: torch.Tensor, H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from ..._support import kernels
 Buffer = np.ndarray
 View = tuple[int, int, int]
 LOG_TWO_PI = 1.8378770664093453
+ROUNDING = 4 * 2.220446049250313e-16  # of a sum, for each of its terms
 
 # Sums may be re-ordered and multiply-adds fused; infinities keep their meaning, for log 0 = −inf is common.
 FAST = {"contract", "reassoc", "nsz"}
@@ -199,11 +200,12 @@ def log_some(x: float) -> float:
 
 
 @inlined
-def factor(m: int, w: Buffer, S: int, cutoff: float) -> float:
+def factor(m: int, w: Buffer, S: int, size: int, cutoff: float, strict: bool) -> float:
     """Factor S = L D L' in place (L below the diagonal, 1/D on it) and return log |S|.
 
-    A pivot of at most `cutoff` times its diagonal counts as zero: with a cutoff of 0 the result is NaN (S is
-    not positive definite), with a larger one `solve` leaves its direction out, as a generalised inverse does.
+    The m numbers at `size` say how large the terms are that rows of S are sums of; a pivot of at most
+    `cutoff` times its own is rounding and counts as zero. If `strict` the result is then NaN (S is not
+    positive definite); else `solve` leaves its direction out, as a generalised inverse does.
     """
     log_determinant = 0.0
     product = 1.0
@@ -212,13 +214,13 @@ def factor(m: int, w: Buffer, S: int, cutoff: float) -> float:
             for k in range(b):
                 w[S + a * m + b] -= w[S + a * m + k] * w[S + b * m + k]
         s = w[S + a * m + a]
-        least = cutoff * s
+        least = cutoff * w[size + a]
         for k in range(a):
             scaled = w[S + a * m + k] * w[S + k * m + k]
             s -= w[S + a * m + k] * scaled
             w[S + a * m + k] = scaled
         if not (s > least and s < np.inf):
-            if cutoff == 0.0:
+            if strict:
                 return np.nan
             w[S + a * m + a] = 0.0
             continue
@@ -272,7 +274,11 @@ def update(n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: 
             for k in range(n):
                 s += w[H + a * n + k] * w[K + b * n + k]
             w[S + a * m + b] = s
-    log_determinant = factor(m, w, S, 0.0)
+        s = w[R + a * m + a]
+        for k in range(n):
+            s += w[H + a * n + k] * w[H + a * n + k] * w[P + k * n + k]
+        w[e + a] = s
+    log_determinant = factor(m, w, S, e, ROUNDING * (n + m), True)
     solve(m, n, w, S, K)
     for a in range(m):
         s = w[y + a] - w[d + a]

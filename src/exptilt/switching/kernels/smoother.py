@@ -25,6 +25,7 @@ import numpy as np
 
 from .buffers import Place, Run, begin_series, keep, load, places, recall, work_buffer, write_row
 from .kalman import (
+    ROUNDING,
     Buffer,
     add_product,
     choose,
@@ -43,8 +44,6 @@ from .kalman import (
     solve,
     turn,
 )
-
-EPSILON = 2.220446049250313e-16
 
 
 class Smoothing(NamedTuple):
@@ -78,7 +77,9 @@ def rauch(
     predict(n, w, move, filtered, ahead, rest)
     product(w, n, n, n, (move, n, 1), (filtered + n, n, 1), rest)
     copy(nn, w, ahead + n, w, gap + n)
-    factor(n, w, gap + n, 4 * n * EPSILON)  # what rounding leaves of a pivot that is zero
+    for i in range(n):
+        w[gap + i] = w[gap + n + i * n + i]
+    factor(n, w, gap + n, gap, ROUNDING * n, False)
     solve(n, n, w, gap + n, rest)
     for i in range(n):
         for k in range(n):
