@@ -130,25 +130,12 @@ def unbatched(tilted: Tilted) -> Tilted:
     return found
 
 
-LEAF = 8192  # rows of a block that is swept forwards and reversed; more are halved first
-
-
 def all_but_own(query: Tensor, key: Tensor) -> Tilted:
     """The statistics of each query's scores against every key but the one of its own row.
 
     Leaving a row out would take a mask of n × n; instead the rows before are one causal sweep, and the rows
-    after are another over the reversed rows. Together they cost one full sweep. Reversing copies, so of many
-    rows only blocks along the diagonal are done so: halves see each other whole, and themselves likewise.
+    after are another over the reversed rows. Together they cost one full sweep.
     """
-    count = query.shape[0]
-    if count > LEAF:
-        sizes = [count // 2, count - count // 2]
-        (upper, lower), (first, second) = query.split(sizes), key.split(sizes)
-        top = merge([all_but_own(upper, first), alternatives(upper, second)])
-        bottom = merge([alternatives(lower, first), all_but_own(lower, second)])
-        halves, form = zip(*(pytree.tree_flatten(x) for x in (top, bottom)), strict=True)
-        whole: Tilted = pytree.tree_unflatten([torch.cat(x) for x in zip(*halves, strict=True)], form[0])
-        return whole
     before = alternatives(query, key[:-1], causal=True)  # row i sees j ≤ i − 1: the sequences end together
     after = alternatives(query.flip(0), key.flip(0)[:-1], causal=True)
     leaves, form = pytree.tree_flatten(after)
