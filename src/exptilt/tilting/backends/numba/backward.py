@@ -28,8 +28,8 @@ and log_weight and bias get the column and row sums of p r.
 
 A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys
 and a part of its rows. k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums
-have a copy for each part of the keys. So what is long, keys or rows, is cut into parts, and what is short is
-copied.
+have a copy for each part of the keys. Keys are cut into parts wherever there are enough of them, and rows are
+swept in turns (``launch.py``), so that copies stay small.
 """
 
 from collections import namedtuple
@@ -388,17 +388,16 @@ def _desk(f, zero, places):
 def backward_sweep(f, zero):
     """Take units until there are none.
 
-    rows (6 or 9, rows) holds `GRADIENT_ROWS` or `SECOND_ROWS`. Adds to query_grad (key_parts, rows, D),
+    rows (6 or 9, rows) holds `GRADIENT_ROWS` or `SECOND_ROWS`. Adds to query_grad (key_parts, blocks, rows
+    of a block from row_tile_from to row_tile_to, D),
     key_grad (row_parts, blocks, K, D rounded up to whole panels), value_grad likewise, column_sum (row_parts,
     heads, K), row_sum (key_parts, rows) and bias_grad, which come in as zeros; an address of 0 means not
     wanted.
     """
     size, width, D, Dv = size_of(zero), 2 * lanes_in(zero), f.D, f.Dv
     rows_of_block, tile_rows = f.group * f.Q, f.tile_rows
-    row_tiles, key_tiles = (
-        (rows_of_block + tile_rows - 1) // tile_rows,
-        (f.K + f.tile_keys - 1) // f.tile_keys,
-    )
+    row_tiles, row_begin = f.row_tile_to - f.row_tile_from, f.row_tile_from * tile_rows
+    swept_rows = min(f.row_tile_to * tile_rows, rows_of_block) - row_begin
     long, rows_q, rows_v = f.tile_keys + width, tile_rows * panels(zero, D), tile_rows * panels(zero, Dv)
     cells, twice, moved = tile_rows * long, 1 if f.second else 0, 1 if f.query_dot.address != 0 else 0
     pairs = (cells, cells * (1 - f.only_mass), cells * twice, cells * twice)
@@ -420,8 +419,18 @@ def backward_sweep(f, zero):
         for unit in range(start, min(start + f.chunk, f.units)):
             key_part, rest = unit % f.key_parts, unit // f.key_parts
             row_part, owner = rest % f.row_parts, rest // f.row_parts
-            row_from, row_to = row_tiles * row_part // f.row_parts, row_tiles * (row_part + 1) // f.row_parts
-            key_from, key_to = key_tiles * key_part // f.key_parts, key_tiles * (key_part + 1) // f.key_parts
+            row_from = f.row_tile_from + row_tiles * row_part // f.row_parts
+            row_to = f.row_tile_from + row_tiles * (row_part + 1) // f.row_parts
+            seen_from, seen_to = f.K, 0  # what these rows see is divided among the parts
+            for row_tile in range(row_from, row_to):
+                r0 = row_tile * tile_rows
+                first, last = place_rows(f, 0, r0, min(tile_rows, rows_of_block - r0), d.where)
+                if last > first:
+                    seen_from, seen_to = min(seen_from, first), max(seen_to, last)
+            key_begin = seen_from // f.tile_keys
+            key_tiles = max(0, (seen_to + f.tile_keys - 1) // f.tile_keys - key_begin)
+            key_from = key_begin + key_tiles * key_part // f.key_parts
+            key_to = key_begin + key_tiles * (key_part + 1) // f.key_parts
             stride = 1 if f.keys_outside else max(key_to - key_from, 1)
             for turn in range(whole_at(f.bounds, owner), whole_at(f.bounds, owner + 1)):
                 block = whole_at(f.order, turn)
@@ -442,9 +451,9 @@ def backward_sweep(f, zero):
                         for tile in range(tile_from, tile_to):
                             _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_dot)
                         if f.need_query:
-                            first_row = key_part * f.blocks * rows_of_block
+                            first_row = (key_part * f.blocks + block) * swept_rows + r0 - row_begin
                             for r in range(h):
-                                row = first_row + d.where[0, r] * f.Q + d.where[1, r]
+                                row = first_row + r
                                 place, mine = (
                                     f.query_grad + row * D * size,
                                     d.summed.at + r * d.summed.step * size,

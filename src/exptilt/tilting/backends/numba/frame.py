@@ -46,6 +46,7 @@ _NUMBERS = (
     "strip",  # rows that are carried from scores to sums together
     "shelf_slots",  # packed tiles that a thread keeps
     *("row_parts", "key_parts"),
+    *("row_tile_from", "row_tile_to"),  # the rows of every block that a backward sweep goes over
     "keys_outside",  # whether a backward sweep goes over the keys once, and over the rows for each tile
     *("order", "bounds"),  # an owner's blocks are order[bounds[owner]] … , and are done by one thread
     *("output", "statistics", "best"),  # results

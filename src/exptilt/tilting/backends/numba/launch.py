@@ -33,6 +33,9 @@ _WORTH_A_THREAD = 1 << 21
 _FEWER_IF_THIN = 8
 # Rows of a tile at most, in sweeps that hold a strip of scores, and in those that hold a whole tile of them.
 TILE_ROWS, BACKWARD_ROWS = 252, 132
+# Where keys are divided among threads, each part has a query gradient of its own. Rows are swept in turns
+# that keep these copies to so many bytes for each thread.
+_COPIES_BYTES = 4 << 20
 _SUM_LINES = 4  # of the tangent sweep
 _STATISTIC_LINES = 7  # of the forward sweep
 
@@ -306,8 +309,9 @@ def _backward(
     owners = len(bounds) - 1
     if 0 < owners < 4 * crew and crew > 1:
         wanted = -(-4 * crew // owners)
-        # Rows of different heads may add to one place of a bias's gradient, keys do not.
-        if p.block_rows <= p.K or full_bias:
+        # Parts of the rows have copies of all gradients of keys: only where keys are few. And rows of
+        # different heads may add to one place of a bias's gradient, keys do not.
+        if full_bias or p.key_tiles >= min(wanted, p.row_tiles):
             f.key_parts = min(wanted, p.key_tiles)
         else:
             f.row_parts = min(wanted, p.row_tiles)
@@ -324,7 +328,6 @@ def _backward(
             setattr(f, name, p.keep(made).data_ptr() or 1)
         return made
 
-    query = zeros(needs.query, "query_grad", f.key_parts, *p.lead, p.heads, p.Q, p.D)
     key = zeros(needs.key, "key_grad", f.row_parts, *p.lead, p.key_heads, p.K, wide)
     value = zeros(needs.value, "value_grad", f.row_parts, *p.lead, p.key_heads, p.K, wide_v)
     columns = zeros(needs.columns, "column_sum", f.row_parts, *p.lead, p.heads, p.K)
@@ -333,7 +336,22 @@ def _backward(
     if full_bias and t.bias is not None:
         bias = _zeros(tuple(t.bias.shape), p.number)
         f.bias_grad, f.bias_grad_at, f.bias_grad_row = bias.data_ptr() or 1, p.table(bias, p.heads), p.K
-    p.run("backward", owners * f.key_parts * f.row_parts)
+    f.row_tile_to = p.row_tiles
+    query = zeros(needs.query and f.key_parts == 1, "query_grad", p.blocks, p.block_rows, p.D)
+    if f.key_parts == 1 or not needs.query:
+        p.run("backward", owners * f.key_parts * f.row_parts)
+    else:
+        query = p.new(p.blocks, p.block_rows, p.D)
+        copies = f.key_parts * p.blocks * f.tile_rows * p.D * p.size
+        turn = max(2, crew * _COPIES_BYTES // max(1, copies))
+        for f.row_tile_from in range(0, p.row_tiles, turn):
+            f.row_tile_to = min(f.row_tile_from + turn, p.row_tiles)
+            start, stop = f.row_tile_from * f.tile_rows, min(f.row_tile_to * f.tile_rows, p.block_rows)
+            parts = _zeros((f.key_parts, p.blocks, stop - start, p.D), p.number)
+            f.query_grad = parts.data_ptr() or 1
+            p.run("backward", owners * f.key_parts)
+            torch.sum(parts, 0, out=query[:, start:stop])
+    query = query.view(*p.lead, p.heads, p.Q, p.D) if needs.query else query
 
     def joined(x: Tensor, there: bool, dim: int | None = None) -> Tensor:
         if not there:
@@ -342,7 +360,7 @@ def _backward(
         return x if dim is None or dim == x.shape[-1] else x[..., :dim].contiguous()
 
     keys = joined(key, needs.key, p.D), joined(value, needs.value, p.Dv), joined(columns, needs.columns)
-    return Gradients(joined(query, needs.query), *keys, joined(row_sum, needs.rows), bias)
+    return Gradients(query, *keys, joined(row_sum, needs.rows), bias)
 
 
 def gradient(
