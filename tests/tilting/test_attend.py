@@ -92,6 +92,35 @@ def test_keys_in_parts(many_parts, problem, threads):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
+@pytest.mark.parametrize("heads", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 70}, {"window": 300}])
+def test_gradients_of_queries_in_turns(many_parts, monkeypatch, heads, options):
+    """Many rows are swept in turns, each with a copy for each part of the keys that its rows see."""
+    monkeypatch.setattr(launch, "_COPIES_BYTES", 1)
+    torch.set_num_threads(2)
+    turns, run = [], launch.Launch.run
+
+    def spy(self, sweep, units):
+        turns.append((self.frame.row_tile_from, self.frame.row_tile_to))
+        run(self, sweep, units)
+
+    monkeypatch.setattr(launch.Launch, "run", spy)
+    g = torch.Generator().manual_seed(0)
+    shapes = (1, heads[0], 777, 16), (1, heads[1], 901, 16), (1, heads[1], 901, 16)
+    tensors = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def gradients(backend):
+        found = xt.attend(*tensors, backend=backend, **options)
+        total = found.output.square().sum() + found.entropy.sum() + found.log_normalizer.square().sum()
+        return torch.autograd.grad(total, tensors)
+
+    for a, b in zip(gradients("cpu"), gradients("reference"), strict=True):
+        assert close(a, b, 1e-10)
+    begins = [begin for begin, _ in turns]
+    assert len([x for x in begins if x > 0]) >= 2
+    assert turns[-1][1] == -(-heads[0] * 777 // 132)
+
+
 def test_a_batch_of_one_that_the_keys_do_not_have():
     g = torch.Generator().manual_seed(0)
     query, key = torch.randn(1, 1, 3, 4, generator=g), torch.randn(1, 5, 4, generator=g)
