@@ -32,6 +32,19 @@ NAMES = [
     "maps",
     "map_covariance",
 ]
+RESULTS = [
+    "log_likelihood_terms",
+    "mode_probability",
+    "mean",
+    "covariance",
+    "mode_mean",
+    "mode_covariance",
+    "predicted_mode_probability",
+    "predicted_mean",
+    "predicted_covariance",
+    "innovation",
+    "innovation_covariance",
+]
 
 
 def tensors(model):
@@ -47,11 +60,17 @@ def test_every_parameter(case, method):
     T = 5 if method != "exact" else 2
     y = torch.from_numpy(np.stack([random_data(rng, T, model.outputs), random_data(rng, T, model.outputs)]))
     u = rng.normal(size=(T, 1)) if "inputs" in OPTIONS[case] else None
-    weight = torch.from_numpy(rng.normal(size=(2, T)))
+    seen = {}
 
     def value(values, data):
+        """A random combination of all that is differentiable: terms, probabilities, moments, predictions."""
         post = SwitchingLinearGaussian(**values, start=model.start).filter(data, method=method, inputs=u)
-        return (weight * post.log_likelihood_terms).sum()
+        total = 0.0
+        for name in RESULTS:
+            result = getattr(post, name)
+            weight = seen.setdefault(name, torch.from_numpy(rng.normal(size=result.shape)))
+            total = total + (weight * result).nansum()
+        return total
 
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
     slopes = torch.autograd.grad(value(leaves, y), list(leaves.values()))
@@ -134,3 +153,13 @@ def test_no_derivative_where_there_is_none():
         model.filter(y, method="rbpf")
     with pytest.raises(ValueError, match="keeps nothing to differentiate"):
         model.filter(y, store="last")
+    post = model.filter(y)
+    with pytest.raises(ValueError, match="has no derivative"):
+        _ = post.mixing_probability
+    with pytest.raises(ValueError, match="forecast has no derivative"):
+        post.forecast(1)
+    with torch.no_grad():
+        assert not post.mean.requires_grad
+        post.forecast(1)
+    with pytest.raises(ValueError, match=r"smooth: .* no derivative"):
+        model.smooth(y)

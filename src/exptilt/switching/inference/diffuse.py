@@ -248,15 +248,11 @@ def smooth_first(
 ) -> None:
     """Kim's pass over the first steps of a series, in the limit; the law after them is in `s.initial_…`."""
     p, n, start = run.p, len(diffuse), run.starts[series]
-    M = len(p.initial_log_probability)
+    M = p.initial_log_probability.shape[-1]
+    own = [value[series if len(value) > 1 else 0] for value in p[:-3]]
     transition, W, c, Q = (
         value.reshape(len(value), M, *shape)
-        for value, shape in (
-            (p.transition, (M,)),
-            (p.dynamics, (n, n)),
-            (p.dynamics_offset[series if len(p.dynamics_offset) > 1 else 0], (n,)),
-            (p.process_noise, (n, n)),
-        )
+        for value, shape in zip(own[:4], ((M,), (n, n), (n,), (n, n)), strict=True)
     )
     maps = maps_of(p, M)
     probability = s.initial_probability[series].copy()
@@ -271,8 +267,8 @@ def smooth_first(
             log_mode = plain(steps[t - 1].log_mode)
             first = [(plain(law.mean), plain(law.P), law.A) for law in steps[t - 1].laws]
         else:
-            log_mode, A = p.initial_log_probability, np.eye(n)[:, diffuse]
-            means, covs = p.initial_mean.reshape(M, n), p.initial_covariance.reshape(M, n, n)
+            log_mode, A = own[-1], np.eye(n)[:, diffuse]
+            means, covs = own[-3].reshape(M, n), own[-2].reshape(M, n, n)
             first = [(means[j], covs[j], A) for j in range(M)]
         now = [value[t if len(value) > 1 else 0] for value in (transition, W, c, Q)]
         joint = np.exp(log_mode)[:, None] * now[0]

@@ -37,10 +37,12 @@ class Matrices:
 
     def __init__(self, problem: Problem, series: int) -> None:
         M, n, m = problem.sizes
-        *values, mean, cov, self.log_probability, maps, spread = problem.flat
+        maps, spread = problem.flat[-2:]
+        *values, mean, cov, self.log_probability = (
+            value[series if len(value) > 1 else 0] for value in problem.flat[:-2]
+        )
         shapes = [(M, M), (M, n, n), (M, n), (M, n, n), (M, m, n), (M, m), (M, m, m)]
-        picked = [value[series if len(value) > 1 else 0] if value.ndim == 3 else value for value in values]
-        self.values = [value.reshape(len(value), *shape) for value, shape in zip(picked, shapes, strict=True)]
+        self.values = [value.reshape(len(value), *shape) for value, shape in zip(values, shapes, strict=True)]
         self.mean, self.cov = mean.reshape(M, n), cov.reshape(M, n, n)
         full = (M, M, n, n)
         self.maps = maps.reshape(full) if len(maps) else torch.eye(n, dtype=mean.dtype).expand(full)

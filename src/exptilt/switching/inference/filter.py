@@ -6,9 +6,10 @@ of each mode); everything else is worked out when asked for. A linear map and a 
 moments, innovations and forecasts follow exactly from those.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -16,12 +17,12 @@ import torch
 from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..kernels.buffers import Parameters
-from ..parameters import Model
+from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, Values, arrange, arrange_total
 from .exact import filter_exact
 from .forecast import Forecast, forecast
 from .moments import SENSOR, Moments, by_row, mixture, observe, predicted
-from .problem import Problem, prepare
+from .problem import Problem, as_models, prepare
 from .results import ByMode, shown
 from .run import METHODS, filter_terms, lead_in, run_filter, run_particles
 
@@ -53,6 +54,8 @@ class Filtered(ByMode, Generic[Model]):
     _mode_covariance: np.ndarray = field(repr=False)
     _mixing: np.ndarray = field(repr=False)
     _ess: np.ndarray | None = field(repr=False)
+    _tensors: tuple[torch.Tensor, ...] | None = field(repr=False, default=None)
+    _flat: tuple[torch.Tensor, ...] = field(repr=False, default=())
 
     @property
     def _weight(self) -> np.ndarray:
@@ -62,24 +65,46 @@ class Filtered(ByMode, Generic[Model]):
     def _last(self) -> bool:
         return self.stored == "last"
 
+    @property
+    def _graph(self) -> tuple[torch.Tensor, ...] | None:
+        return self._tensors if torch.is_grad_enabled() else None
+
+    @property
+    def _models(self) -> list[ModelParameters]:
+        return as_models(self.model, "filter")
+
     def _need_all(self, what: str) -> None:
         if self.stored == "last":
             raise ArgumentError(f'{what}: only the last step was stored. Call filter with store="all".')
 
-    @cached_property
-    def _ahead(self) -> Moments:
+    def _predicted(self, p: Parameters, log_mode: Any, mean: Any, cov: Any) -> tuple[Any, Any, Any]:
         self._need_all("predicted moments")
-        law = self._log_mode, self._mode_mean, self._mode_covariance
-        wide = self.parameters.initial_covariance if self.method == "rbpf" else self.model.initial_covariance
-        return predicted(self.parameters, self.data.starts, *law, plain(wide), self.method == "gpb1")
+        diffuse = self._models[0].diffuse & (self.method != "rbpf")
+        if diffuse.any():
+            self._refuse_grad("a predicted moment of a model with diffuse states")
+        return predicted(p, self.data.starts, log_mode, mean, cov, diffuse, self.method == "gpb1")
 
     @cached_property
-    def _ahead_moments(self) -> tuple[np.ndarray, np.ndarray]:
+    def _plain_ahead(self) -> Moments:
+        return self._predicted(self.parameters, self._log_mode, self._mode_mean, self._mode_covariance)
+
+    @property
+    def _live_parameters(self) -> Parameters:
+        p = self.parameters
+        return p if self._graph is None else Parameters._make([*self._flat, p.first])
+
+    @property
+    def _ahead(self) -> tuple[Any, Any, Any]:
+        graph = self._graph
+        return self._plain_ahead if graph is None else self._predicted(self._live_parameters, *graph)
+
+    @property
+    def _ahead_moments(self) -> tuple[Any, Any]:
         return mixture(*self._ahead)
 
-    @cached_property
-    def _output(self) -> list[np.ndarray]:
-        now = by_row(self.parameters, self.data.starts, SENSOR, self._log_mode.shape[1])
+    @property
+    def _output(self) -> list[Any]:
+        now = by_row(self._live_parameters, self.data.starts, SENSOR, self._log_mode.shape[1])
         return observe(*self._ahead, now)
 
     @property
@@ -99,7 +124,7 @@ class Filtered(ByMode, Generic[Model]):
         return None if self._ess is None else arrange(self._ess, self.data, None)
 
     log_mode_probability = shown(
-        lambda s: s._log_mode,
+        lambda s: s._log_mode if s._graph is None else s._graph[0],
         "mode",
         "log P(mode_t | y_1 … y_t), ``(T, M)``; it ranks modes even where P is 0.",
     )
@@ -108,6 +133,7 @@ class Filtered(ByMode, Generic[Model]):
         None,
         "[i, j] = P(mode i before | mode j now), ``(T, M, M)``: given y up to now for GPB2, exact and rbpf, "
         "up to the step before for IMM and GPB1.",
+        live=False,
     )
     predicted_mode_probability = shown(
         lambda s: s._ahead[0], "mode", "P(mode_t | y_1 … y_{t−1}), ``(T, M)``."
@@ -125,7 +151,7 @@ class Filtered(ByMode, Generic[Model]):
         lambda s: s._ahead_moments[1], None, "Covariance of x_t given y_1 … y_{t−1}, ``(T, n, n)``."
     )
     innovation = shown(
-        lambda s: s.data.rows - s._output[2],
+        lambda s: (s.data.rows if s._graph is None else s.data.tensor) - s._output[2],
         "output",
         "y_t minus its mean given y_1 … y_{t−1}, ``(T, m)``, NaN where y is missing.",
     )
@@ -142,13 +168,14 @@ class Filtered(ByMode, Generic[Model]):
                 matrices.
             level: of the intervals, between 0 and 1.
         """
+        self._refuse_grad("forecast")
         last = np.arange(self.data.series) if self._last else self.data.starts[1:] - 1
         law = (self._log_mode[last], self._mode_mean[last], self._mode_covariance[last])
-        return forecast(self.model, self.data, law, steps, inputs, level)
+        return forecast(self._models, self.data, law, steps, inputs, level)
 
 
 def filter_series(
-    model: Model,
+    model: Model | Sequence[Model],
     y: SeriesLike,
     *,
     method: str = "gpb2",
@@ -160,7 +187,7 @@ def filter_series(
     """Filter one series, a batch, or a list of series of different lengths.
 
     Args:
-        model: the model.
+        model: the model, or a list of models of the same sizes, one for each series.
         y: ``(T, m)``, ``(B, T, m)`` or a list of ``(T, m)``; numpy, torch or pandas. NaN is missing,
             component by component; a step with nothing observed is a prediction.
         method: "gpb2", "imm", "gpb1", "exact" (all mode paths, small T) or "rbpf" (particles).
@@ -181,7 +208,7 @@ def filter_series(
 
 
 def filter_problem(
-    model: Model,
+    model: Model | Sequence[Model],
     problem: Problem,
     method: str,
     store: str = "all",
@@ -193,7 +220,7 @@ def filter_problem(
     if method not in names:
         raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
     data, (M, n, _) = problem.data, problem.sizes
-    ess = None
+    ess, tensors = None, None
     if method == "rbpf":
         terms, arrays, ess = _particles(problem, particles, generator)
     elif store == "last":
@@ -206,7 +233,11 @@ def filter_problem(
         last = data.starts[1:] - 1 if lead else slice(None)
         terms, arrays = torch.from_numpy(stored.log_likelihood), [value[last] for value in stored[2:6]]
     else:
-        terms, arrays = run(problem, method)
+        terms, rest = run(problem, method)
+        arrays = [plain(value) for value in rest]
+        if terms.requires_grad:
+            shapes = ((M,), (M, n), (M, n, n))
+            tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
     total = totals(problem, terms) if store == "all" else terms
     if problem.shift and store == "all":
         gain = np.zeros(len(terms))
@@ -217,7 +248,7 @@ def filter_problem(
     log_mode, mean, cov, mixing = arrays
     rows = len(log_mode)
     return Filtered(
-        model,
+        model if isinstance(model, ModelParameters) else tuple(model),  # type: ignore[arg-type]
         method,
         data,
         store,
@@ -229,11 +260,13 @@ def filter_problem(
         cov.reshape(rows, M, n, n),
         mixing.reshape(rows, M, M),
         ess,
+        tensors,
+        problem.flat if tensors is not None else (),
     )
 
 
-def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[np.ndarray]]:
-    """Log-likelihood terms, with their graph, and the arrays of `Stored` from `log_mode` to `mixing`."""
+def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Log-likelihood terms, and what `Stored` holds from `log_mode` to `mixing`, graphs kept."""
     if method == "exact":
         terms, *rest = filter_exact(problem)
     elif problem.wants_grad:
@@ -241,8 +274,8 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[np.ndarray]]:
     else:
         data, lead = problem.data, lead_in(problem, method)
         stored = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
-        return torch.from_numpy(stored.terms), list(stored[2:6])
-    return terms, [plain(value) for value in rest]
+        terms, *rest = (torch.from_numpy(value) for value in stored[1:6])
+    return terms, rest
 
 
 def totals(problem: Problem, terms: torch.Tensor) -> torch.Tensor:

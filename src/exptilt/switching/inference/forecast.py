@@ -5,6 +5,7 @@ which commute, so means and covariances are exact given the filtered ones. Inter
 mixture over modes, one Gaussian a mode, component by component.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,14 +61,23 @@ def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviati
 
 
 def forecast(
-    model: ModelParameters, data: Data, law: Moments, steps: int, inputs: SeriesLike | None, level: float
+    models: Sequence[ModelParameters],
+    data: Data,
+    law: Moments,
+    steps: int,
+    inputs: SeriesLike | None,
+    level: float,
 ) -> Forecast:
     """Carry the filtered law of each series on: log P(mode) ``(B, M)``, mode means and mode covariances."""
+    model = models[0]
     if steps < 1:
         raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
     if not 0 < level < 1:
         raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
-    known, most = model.steps, data.lengths.max()
+    known, most = (
+        min((one.steps for one in models if one.steps is not None), default=None),
+        data.lengths.max(),
+    )
     if known is not None and most + steps > known:
         raise ArgumentError(
             f"forecast: the model's parameters cover {known} steps, {most} of data and {steps} ahead are "
@@ -78,8 +88,14 @@ def forecast(
 
     def pick(name: str, k: int) -> np.ndarray:
         """The parameter k steps after each series' end, ``(B or 1, M, ...)``."""
-        array = plain(getattr(model, name))
-        return array[data.lengths + k] if array.ndim == RANKS[name] + 1 else array[None]
+        rows = []
+        for b, one in enumerate(models):
+            array, last = (
+                plain(getattr(one, name)),
+                data.lengths[b:] if len(models) == 1 else data.lengths[[b]],
+            )
+            rows.append(array[last + k] if array.ndim == RANKS[name] + 1 else array[None])
+        return np.concatenate(rows)
 
     def offset(name: str, k: int, size: int) -> np.ndarray:
         """The offset of an equation with the effect of the inputs added."""

@@ -5,7 +5,7 @@ Leading axes are free, and arrays may be numpy's or tensors; the compiled form o
 W_j · collapse_i(w_{i|j}, law_i), whatever the filter.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ def predict(W: A, mean: A, cov: A, c: A | float, Q: A) -> tuple[A, A]:
 
 def mixture(weight: A, mean: A, cov: A) -> tuple[A, A]:
     """Mean ``(..., n)`` and covariance ``(..., n, n)`` of mixtures with weights ``(..., M)``."""
+    if isinstance(cov, torch.Tensor) and cov.requires_grad and (infinite := torch.isinf(cov)).any():
+        limit = unknown(mixture(weight.detach(), mean.detach(), cov.detach())[1])
+        mean, finite = mixture(weight, mean, torch.where(infinite, 0.0, cov))
+        return mean, torch.where(infinite.any(-3), limit, finite)  # what is infinite has no derivative
     einsum = torch.einsum if isinstance(weight, torch.Tensor) else np.einsum
     out = einsum("...j,...jk->...k", weight, mean)
     delta = mean - out[..., None, :]
@@ -64,23 +68,19 @@ def joseph(K: torch.Tensor, H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor)
 
 
 def step_ahead(
-    log_mode: np.ndarray,
-    mean: np.ndarray,
-    cov: np.ndarray,
-    now: list[np.ndarray],
-    maps: tuple[np.ndarray, np.ndarray] | None,
-    one: bool = False,
-) -> Moments:
+    log_mode: A, mean: A, cov: A, now: list[A], maps: tuple[A, A] | None, one: bool = False
+) -> tuple[A, A, A]:
     """Mode probabilities and moments one step on, by the transition, W, c, Q in `now`.
 
     With `one` all modes are collapsed to one first (GPB1).
     """
+    xp: Any = torch if isinstance(mean, torch.Tensor) else np
     transition, W, c, Q = now
-    mu = np.exp(log_mode)[..., :, None]
+    mu = xp.exp(log_mode)[..., :, None]
     joint = mu * transition  # (..., i, j)
     reach = joint.sum(-2)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        weight = np.where((reach[..., None, :] > 0) & ~np.array(one), joint / reach[..., None, :], mu)
+    there = reach[..., None, :] > 0
+    weight = mu + 0 * joint if one else xp.where(there, joint / xp.where(there, reach[..., None, :], 1.0), mu)
     mean, cov = mean[..., None, :, :], cov[..., None, :, :, :]  # (..., j, i, n)
     if maps is not None:
         mean, cov = predict(maps[0].swapaxes(0, 1), mean, cov, 0.0, maps[1].swapaxes(0, 1))
@@ -90,14 +90,13 @@ def step_ahead(
     return reach, ahead, unknown((ahead_cov + ahead_cov.mT) / 2)
 
 
-def unknown(cov: np.ndarray) -> np.ndarray:
+def unknown(cov: A) -> A:
     """Covariances with infinity in place of NaN, which is what sums of infinities give."""
-    return np.where(np.isnan(cov), np.inf, cov)
+    xp: Any = torch if isinstance(cov, torch.Tensor) else np
+    return xp.where(xp.isnan(cov), xp.inf, cov)  # type: ignore[no-any-return]
 
 
-def observe(
-    probability: np.ndarray, mean: np.ndarray, cov: np.ndarray, now: list[np.ndarray]
-) -> list[np.ndarray]:
+def observe(probability: A, mean: A, cov: A, now: list[A]) -> list[A]:
     """Moments of y: by mode ``(..., M, m)``, ``(..., M, m, m)``, and those over modes."""
     H, d, R = now
     with np.errstate(invalid="ignore"):
@@ -106,9 +105,9 @@ def observe(
     return [means, unknown(covs), center, unknown(spread)]
 
 
-def by_row(p: Parameters, starts: np.ndarray, which: tuple[str, ...], M: int) -> list[np.ndarray]:
-    """Parameters broadcast over rows: (rows or 1, M, ...)."""
-    n, m = len(p.initial_mean) // M, p.observation_offset.shape[-1] // M
+def by_row(p: Parameters, starts: np.ndarray, which: tuple[str, ...], M: int) -> list[Any]:
+    """Parameters broadcast over rows: (rows or 1, M, ...); arrays, or tensors where `p` holds tensors."""
+    n, m = p.initial_mean.shape[-1] // M, p.observation_offset.shape[-1] // M
     square, output = (M, n, n), (M, m, n)
     shapes = dict(
         zip(STEP + SENSOR, ((M, M), square, (M, n), square, output, (M, m), (M, m, m)), strict=True)
@@ -118,9 +117,7 @@ def by_row(p: Parameters, starts: np.ndarray, which: tuple[str, ...], M: int) ->
     out = []
     for name in which:
         value = getattr(p, name)
-        if value.ndim == 2:
-            value = value[time] if len(value) > 1 else value
-        elif value.shape[:2] == (1, 1):
+        if value.shape[:2] == (1, 1):
             value = value[0]
         else:
             value = value[series if value.shape[0] > 1 else 0, time if value.shape[1] > 1 else 0]
@@ -128,36 +125,39 @@ def by_row(p: Parameters, starts: np.ndarray, which: tuple[str, ...], M: int) ->
     return out
 
 
-def maps_of(p: Parameters, M: int) -> tuple[np.ndarray, np.ndarray] | None:
+def maps_of(p: Parameters, M: int) -> tuple[Any, Any] | None:
     """Maps between modes and their covariances as ``(M, M, n, n)``, or None."""
-    n = len(p.initial_mean) // M
-    return None if p.maps.size == 0 else (p.maps.reshape(M, M, n, n), p.map_covariance.reshape(M, M, n, n))
+    n, maps = p.initial_mean.shape[-1] // M, p.maps
+    return None if len(maps) == 0 else (maps.reshape(M, M, n, n), p.map_covariance.reshape(M, M, n, n))
 
 
 def predicted(
-    p: Parameters,
-    starts: np.ndarray,
-    log_mode: np.ndarray,
-    mean: np.ndarray,
-    cov: np.ndarray,
-    initial_cov: np.ndarray,
-    one: bool,
-) -> Moments:
+    p: Parameters, starts: np.ndarray, log_mode: A, mean: A, cov: A, diffuse: np.ndarray, one: bool
+) -> tuple[A, A, A]:
     """P(mode), mean and covariance by mode of x_t before y_t is seen, for every row.
 
-    `initial_cov` is the initial covariance, infinite for diffuse states.
+    Variances of `diffuse` initial states are infinite.
     """
     M, n = mean.shape[1:]
-    initial = (p.initial_log_probability, p.initial_mean.reshape(M, n), initial_cov.reshape(M, n, n))
+    xp: Any = torch if isinstance(mean, torch.Tensor) else np
+    initial_cov = p.initial_covariance.reshape(-1, M, n, n)
+    if diffuse.any():
+        infinite = np.diag(diffuse)
+        initial_cov = xp.where(torch.from_numpy(infinite) if xp is torch else infinite, xp.inf, initial_cov)
+    initial: Any = (p.initial_log_probability, p.initial_mean.reshape(-1, M, n), initial_cov)
+    begins = np.zeros(len(mean), dtype=bool)
+    begins[starts[:-1]] = True
+    own = np.repeat(np.arange(len(starts) - 1), np.diff(starts)) if len(initial[0]) > 1 else 0
+    marks = torch.from_numpy(begins) if xp is torch else begins
 
-    def before(value: np.ndarray, start: np.ndarray) -> np.ndarray:
-        shifted = np.roll(value, 1, 0)
-        shifted[starts[:-1]] = start
-        return shifted
+    def begun(value: A, start: A) -> A:
+        """The value, with `start` in the first row of each series."""
+        first = marks.reshape(-1, *(1,) * (value.ndim - 1))
+        return xp.where(first, start[own], value)  # type: ignore[no-any-return]
 
-    law = (before(log_mode, initial[0]), before(mean, initial[1]), before(cov, initial[2]))
-    ahead = step_ahead(*law, by_row(p, starts, STEP, M), maps_of(p, M), one)
-    if p.first:
-        for value, start in zip(ahead, (np.exp(initial[0]), *initial[1:]), strict=True):
-            value[starts[:-1]] = start
-    return ahead
+    law: Any = [begun(xp.roll(v, 1, 0), s) for v, s in zip((log_mode, mean, cov), initial, strict=True)]
+    ahead: Any = step_ahead(law[0], law[1], law[2], by_row(p, starts, STEP, M), maps_of(p, M), one)
+    if not p.first:
+        return ahead  # type: ignore[no-any-return]
+    firsts = (xp.exp(initial[0]), *initial[1:])
+    return tuple(begun(value, start) for value, start in zip(ahead, firsts, strict=True))  # type: ignore

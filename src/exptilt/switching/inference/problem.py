@@ -6,7 +6,8 @@ with in `diffuse.py`. Particles, the most likely path and posterior draws have n
 initial covariance), and ½ log κ is added to the log-likelihood for each.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -56,12 +57,68 @@ def as_arrays(flat: tuple[torch.Tensor, ...], first: int) -> Parameters:
     return Parameters._make([*(np.ascontiguousarray(value.detach().numpy()) for value in flat), first])
 
 
+def as_models(model: ModelParameters | Sequence[ModelParameters], what: str) -> list[ModelParameters]:
+    """One model for all series, or one for each; refused unless they agree in all but their numbers."""
+    models = [model] if isinstance(model, ModelParameters) else list(model)
+    if not models or not all(isinstance(one, ModelParameters) for one in models):
+        raise ArgumentError(f"{what}: pass a model, or a list of models, one for each series.")
+    optional = ("dynamics_offset", "observation_offset", "dynamics_input", "observation_input")
+    shapes = [
+        (
+            *(one.modes, one.states, one.outputs, one.start, one.is_torch),
+            *(None if (value := getattr(one, name)) is None else value.shape[-1] for name in optional),
+        )
+        for one in models
+    ]
+    first = models[0]
+    for k, one in enumerate(models):
+        alike = all(
+            (mine is None) == (other is None) and (mine is None or np.array_equal(plain(mine), plain(other)))
+            for mine, other in ((one.maps, first.maps), (one.map_covariance, first.map_covariance))
+        )
+        if shapes[k] != shapes[0] or (one.diffuse != first.diffuse).any() or not alike:
+            raise ArgumentError(
+                f"{what}: model {k} differs from model 0 in modes, states, outputs, inputs, start, maps, "
+                "kind, in which parameters it has, or in which states are diffuse. Models of one batch may "
+                "differ in the numbers of their matrices alone."
+            )
+    return models
+
+
 def prepare(
-    model: ModelParameters, y: SeriesLike, inputs: SeriesLike | None, what: str, wide: bool = False
+    model: ModelParameters | Sequence[ModelParameters],
+    y: SeriesLike,
+    inputs: SeriesLike | None,
+    what: str,
+    wide: bool = False,
 ) -> Problem:
-    """Read the data and inputs and bring them together with the model; `what` is the caller, for messages."""
-    data = read(y, model.outputs, what=what, model_is_torch=model.is_torch)
-    return pose(model, data, read_inputs(model, data, inputs, what), what, wide)
+    """Read the data and inputs and bring them together with the model; `what` is the caller, for messages.
+
+    In place of one model there may be a list, one for each series.
+    """
+    models = as_models(model, what)
+    data = read(y, models[0].outputs, what=what, model_is_torch=models[0].is_torch)
+    if len(models) == 1:
+        return pose(models[0], data, read_inputs(models[0], data, inputs, what), what, wide)
+    if len(models) != data.series:
+        raise ArgumentError(
+            f"{what}: there are {len(models)} models and {data.series} series. "
+            "Pass one model for each series."
+        )
+    u = read_inputs(models[0], data, inputs, what)
+    own = [u[k : k + 1] if len(u) > 1 else u for k in range(len(models))]
+    problems = [pose(one, data, rows, what, wide) for one, rows in zip(models, own, strict=True)]
+    columns = zip(*(problem.flat[:-2] for problem in problems), strict=True)
+    flat = tuple(_joined(column) for column in columns)
+    return replace(problems[0], flat=(*flat, *problems[0].flat[-2:]))
+
+
+def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """One parameter of many models, one after the other; one that varies in time makes the others long."""
+    if values[0].ndim == 3:
+        length = max(value.shape[1] for value in values)
+        values = tuple(value.expand(-1, length, -1) for value in values)
+    return torch.cat(values)
 
 
 def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wide: bool = False) -> Problem:
@@ -72,23 +129,6 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wi
             f"{what}: the model's parameters cover {model.steps} steps, the data have {data.lengths.max()}. "
             "Give parameters for every step."
         )
-
-    def timed(name: str) -> torch.Tensor:
-        value = as_double(getattr(model, name))
-        return value.reshape(value.shape[0] if value.ndim == RANKS[name] + 1 else 1, -1)
-
-    def offset(name: str, size: int) -> torch.Tensor:
-        base, matrix = getattr(model, f"{name}_offset"), getattr(model, f"{name}_input")
-        value = as_double(np.zeros((1, M * size))) if base is None else timed(f"{name}_offset")
-        if matrix is None:
-            return value[None]
-        weight, steps = as_double(matrix), inputs.shape[1]
-        if weight.ndim == 4 and steps > len(weight):
-            raise ArgumentError(f"{what}: input matrices cover {len(weight)} steps, the inputs {steps}.")
-        weight = weight[:steps] if weight.ndim == 4 else weight[None]
-        effect = torch.einsum("tjkr,btr->btjk", weight.expand(steps, -1, -1, -1), inputs)
-        return value[None, :steps] + effect.reshape(len(inputs), steps, M * size)
-
     maps = as_double(np.zeros(0) if model.maps is None else model.maps).reshape(-1)
     spread = (
         torch.zeros_like(maps)
@@ -101,20 +141,42 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wi
     elif diffuse.any():
         covariance = torch.where(torch.isinf(covariance), 0.0, covariance)
     flat = (
-        timed("transition"),
-        timed("dynamics"),
-        offset("dynamics", n),
-        timed("process_noise"),
-        timed("observation"),
-        offset("observation", m),
-        timed("observation_noise"),
-        as_double(model.initial_mean).reshape(-1),
-        covariance.reshape(-1),
-        safe_log(as_double(model.initial_probability)),
+        timed(model, "transition"),
+        timed(model, "dynamics"),
+        offset(model, "dynamics", n, inputs, what),
+        timed(model, "process_noise"),
+        timed(model, "observation"),
+        offset(model, "observation", m, inputs, what),
+        timed(model, "observation_noise"),
+        as_double(model.initial_mean).reshape(1, -1),
+        covariance.reshape(1, -1),
+        safe_log(as_double(model.initial_probability)).reshape(1, -1),
         maps,
         spread,
     )
     return Problem(data, flat, int(model.start == "first"), (M, n, m), diffuse, shift)
+
+
+def timed(model: ModelParameters, name: str) -> torch.Tensor:
+    """A parameter as ``(1, L, ...)``, flattened; L is 1 or the number of steps."""
+    value = as_double(getattr(model, name))
+    return value.reshape(1, value.shape[0] if value.ndim == RANKS[name] + 1 else 1, -1)
+
+
+def offset(model: ModelParameters, name: str, size: int, inputs: torch.Tensor, what: str) -> torch.Tensor:
+    """An offset with the effect of the inputs ``(C, T, r)`` added, ``(C, L, M·size)``."""
+    base, matrix = getattr(model, f"{name}_offset"), getattr(model, f"{name}_input")
+    value = (
+        as_double(np.zeros((1, 1, model.modes * size))) if base is None else timed(model, f"{name}_offset")
+    )
+    if matrix is None:
+        return value
+    weight, steps = as_double(matrix), inputs.shape[1]
+    if weight.ndim == 4 and steps > len(weight):
+        raise ArgumentError(f"{what}: input matrices cover {len(weight)} steps, the inputs {steps}.")
+    weight = weight[:steps] if weight.ndim == 4 else weight[None]
+    effect = torch.einsum("tjkr,btr->btjk", weight.expand(steps, -1, -1, -1), inputs)
+    return value[:, :steps] + effect.reshape(len(inputs), steps, -1)
 
 
 def as_double(value: Array) -> torch.Tensor:

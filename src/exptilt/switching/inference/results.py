@@ -5,14 +5,25 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..._support.errors import ArgumentError
 from ..series import Data, arrange
 from .moments import mixture, unknown
 
 
-def shown(take: Callable[[Any], Any], names: str | None, doc: str) -> Any:
-    """A property that shows what `take` gives in the layout of the data; `names` are those of columns."""
-    return property(lambda self: arrange(take(self), self.data, names, last=self._last), doc=doc)
+def shown(take: Callable[[Any], Any], names: str | None, doc: str, live: bool = True) -> Any:
+    """A property that shows what `take` gives in the layout of the data; `names` are those of columns.
+
+    Where a derivative is wanted `take` gives tensors with their graph, unless it is not `live`.
+    """
+
+    def get(self: Any) -> Any:
+        if not live:
+            self._refuse_grad("this result")
+        return arrange(take(self), self.data, names, last=self._last)
+
+    return property(get, doc=doc)
 
 
 class ByMode:
@@ -30,16 +41,39 @@ class ByMode:
     def _last(self) -> bool:  # whether there is one row per series instead of one per step
         return False
 
+    @property
+    def _graph(self) -> Any:  # log mode probabilities and moments as tensors, where a derivative is wanted
+        return None
+
+    def _refuse_grad(self, what: str) -> None:
+        if self._graph is not None:
+            raise ArgumentError(
+                f"{what} has no derivative, and something here requires one. Ask for it under "
+                "torch.no_grad()."
+            )
+
+    @property
+    def _laws(self) -> tuple[Any, Any, Any]:
+        """Mode probabilities and moments by mode, with their graph if a derivative is wanted."""
+        if self._graph is not None:
+            log_mode, mean, cov = self._graph
+            return torch.exp(log_mode), mean, cov
+        return self._weight, self._mode_mean, self._mode_covariance
+
     @cached_property
-    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+    def _plain_moments(self) -> tuple[np.ndarray, np.ndarray]:
         with np.errstate(invalid="ignore"):
             mean, cov = mixture(self._weight, self._mode_mean, self._mode_covariance)
         return mean, unknown(cov)
 
-    mode_probability = shown(lambda s: s._weight, "mode", "P(mode_t | y), ``(T, M)``.")
-    mode_mean = shown(lambda s: s._mode_mean, None, "Mean of the state in each mode, ``(T, M, n)``.")
+    @property
+    def _moments(self) -> tuple[Any, Any]:
+        return self._plain_moments if self._graph is None else mixture(*self._laws)
+
+    mode_probability = shown(lambda s: s._laws[0], "mode", "P(mode_t | y), ``(T, M)``.")
+    mode_mean = shown(lambda s: s._laws[1], None, "Mean of the state in each mode, ``(T, M, n)``.")
     mode_covariance = shown(
-        lambda s: s._mode_covariance, None, "Covariance of the state in each mode, ``(T, M, n, n)``."
+        lambda s: s._laws[2], None, "Covariance of the state in each mode, ``(T, M, n, n)``."
     )
     mean = shown(lambda s: s._moments[0], "state", "Mean of the state over modes, ``(T, n)``.")
     covariance = shown(lambda s: s._moments[1], None, "Covariance of the state over modes, ``(T, n, n)``.")

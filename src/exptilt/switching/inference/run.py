@@ -14,7 +14,7 @@ import torch
 from ..._support.errors import ArgumentError
 from ..._support.kernels import run_chunks
 from ..checks import plain
-from ..kernels.adjoint import filter_adjoint
+from ..kernels.adjoint import Bars, filter_adjoint
 from ..kernels.buffers import Parameters, Run, Sizes, Stored
 from ..kernels.filters import GPB1, GPB2, IMM, forward
 from ..kernels.particles import swarm
@@ -37,8 +37,8 @@ def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
 
 def sizes_of(p: Parameters) -> Sizes:
     """M, n and m."""
-    M = len(p.initial_log_probability)
-    return M, len(p.initial_mean) // M, p.observation_offset.shape[-1] // M
+    M = p.initial_log_probability.shape[-1]
+    return M, p.initial_mean.shape[-1] // M, p.observation_offset.shape[-1] // M
 
 
 def build_sizes(p: Parameters, rows: int) -> Any:
@@ -114,7 +114,7 @@ def check_failures(run: Run, what: str) -> None:
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()
         where = f"{what}: at step {t} of series {series}"
-        if mode == len(run.p.initial_log_probability):
+        if mode == sizes_of(run.p)[0]:
             raise ArgumentError(
                 f"{where} the observation has zero density in every mode that can be reached. "
                 "Scale the data, or widen observation_noise."
@@ -127,7 +127,7 @@ def check_failures(run: Run, what: str) -> None:
 
 
 class FilterTerms(torch.autograd.Function):
-    """Log-likelihood terms of a filter, differentiable in data and parameters; other outputs are not."""
+    """What a filter gives, differentiable in data and parameters, but for the mixing probabilities."""
 
     @staticmethod
     def forward(
@@ -144,15 +144,21 @@ class FilterTerms(torch.autograd.Function):
         run = run_filter(as_arrays(flat, first), y.detach().numpy(), starts, method, lead=lead)
         ctx.run, ctx.method = run, method
         results = tuple(torch.from_numpy(value) for value in run.out[1:6])
-        ctx.mark_non_differentiable(*results[1:])
+        ctx.mark_non_differentiable(results[-1])
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, terms_bar: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """One pass backwards; see `adjoint`."""
-        bars = run_adjoint(ctx.run, ctx.method, np.ascontiguousarray(terms_bar.numpy()))
-        g, y_bar, lead_bar = bars
+        some = any(bar is not None for bar in given[1:4])
+        shapes = [value.shape if some or k == 0 else (0, 0) for k, value in enumerate(ctx.run.out[1:5])]
+        bars = [
+            np.zeros(shape) if bar is None else np.ascontiguousarray(bar.numpy())
+            for bar, shape in zip(given[:4], shapes, strict=True)
+        ]
+        g, y_bar, lead_bar = run_adjoint(ctx.run, ctx.method, Bars._make(bars))
         return (None,) * 4 + tuple(torch.from_numpy(value) for value in (y_bar, lead_bar, *g[:-1]))
 
 
@@ -165,17 +171,24 @@ def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
         ends = [steps[-1] for steps in lead]
         laws = [[torch.cat([law.mean, law.P.reshape(-1)]) for law in end.laws] for end in ends]
         left = torch.stack([torch.cat([*row, end.log_mode]) for row, end in zip(laws, ends, strict=True)])
-    terms, *rest = apply(method, data.starts, problem.first, lead, data.tensor, left, *problem.flat)
+    results = list(apply(method, data.starts, problem.first, lead, data.tensor, left, *problem.flat))
     if lead:
         pieces = zip(data.starts, lead, strict=False)
-        rows = np.concatenate([start + np.arange(len(steps)) for start, steps in pieces])
-        first = torch.stack([step.term for steps in lead for step in steps])
-        terms = terms.index_put((torch.from_numpy(rows),), first)
-    return terms, *rest
+        rows = torch.from_numpy(np.concatenate([start + np.arange(len(steps)) for start, steps in pieces]))
+        done = [step for steps in lead for step in steps]
+        first = (
+            [step.term for step in done],
+            [step.log_mode for step in done],
+            [torch.cat([law.mean for law in step.laws]) for step in done],
+            [torch.cat([law.shown.reshape(-1) for law in step.laws]) for step in done],
+        )
+        for k, values in enumerate(first):
+            results[k] = results[k].index_put((rows,), torch.stack(values))
+    return tuple(results)
 
 
-def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameters, np.ndarray, np.ndarray]:
-    """Derivatives of ``terms_bar · terms`` in the parameters, in the same shapes, in the data, and in what
+def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarray, np.ndarray]:
+    """Derivatives of ``bars · results`` in the parameters, in the same shapes, in the data, and in what
     steps done before left, ``(series, M (n + n²) + M)``.
     """
     p, y_bar, parts = run.p, np.zeros(run.y.shape), []
@@ -185,7 +198,7 @@ def run_adjoint(run: Run, method: str, terms_bar: np.ndarray) -> tuple[Parameter
     def work(begin: int, end: int) -> None:
         mine = Parameters._make([*map(np.zeros_like, p[:-1]), p.first])
         parts.append(mine)  # each thread adds into arrays of its own
-        filter_adjoint(run, begin, end, METHODS[method], terms_bar, mine, y_bar, lead_bar, sizes_of(p))
+        filter_adjoint(run, begin, end, METHODS[method], bars, mine, y_bar, lead_bar, sizes_of(p))
 
     over_series(run.starts, work)
     sums = [np.sum(values, axis=0) for values in list(zip(*parts, strict=True))[:-1]]
@@ -223,7 +236,8 @@ def run_particles(
     run, ess, series = new_run(p, y, starts), np.empty(len(y)), len(starts) - 1
     uniform = torch.rand(len(y), particles + 1, dtype=torch.float64, generator=generator).numpy()
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
-    chosen = torch.multinomial(probability, series * particles, replacement=True, generator=generator)
-    swarm(run, uniform, chosen.reshape(series, particles).numpy(), ess, sizes_of(p))
+    rows = probability.expand(series, -1)
+    chosen = torch.multinomial(rows, particles, replacement=True, generator=generator)
+    swarm(run, uniform, chosen.numpy(), ess, sizes_of(p))
     check_failures(run, "rbpf")
     return run, ess

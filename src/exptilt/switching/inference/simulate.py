@@ -96,7 +96,7 @@ def sample(
     u, ex = _uniform(generator, steps + 1), _normal(generator, steps + 1, n)
     ey, em = _normal(generator, steps, m), _normal(generator, steps, n)
     modes, states, y = np.empty(steps, np.int64), np.empty((steps, n)), np.empty((steps, m))
-    mode = int(_draw(np.exp(p.initial_log_probability), u[steps]))
+    mode = int(_draw(np.exp(p.initial_log_probability[0]), u[steps]))
     x = p.initial_mean.reshape(M, n)[mode] + root(p.initial_covariance.reshape(M, n, n)[mode]) @ ex[steps]
     for t in range(steps):
         now = [value[t if len(value) > 1 else 0] for value in (transition, W, c, Qr, H, d, Rr)]

@@ -1,5 +1,6 @@
 """Smoothing: the law of modes and states given the whole series."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,13 +46,22 @@ class Smoothed(ByMode):
 
 
 def smooth_series(
-    model: ModelParameters, y: SeriesLike, *, method: str = "gpb2", inputs: SeriesLike | None = None
+    model: ModelParameters | Sequence[ModelParameters],
+    y: SeriesLike,
+    *,
+    method: str = "gpb2",
+    inputs: SeriesLike | None = None,
 ) -> Smoothed:
     """The law given the whole series; arguments as for `SwitchingLinearGaussian.smooth`."""
     if method not in (*METHODS, "exact"):
         raise ArgumentError(f"smooth: method is {method!r}. Pass one of {[*METHODS, 'exact']}.")
+    problem = prepare(model, y, inputs, "smooth")
+    if problem.wants_grad:
+        raise ArgumentError(
+            "smooth: smoothed laws have no derivative, and something here requires one. Call it under "
+            "torch.no_grad()."
+        )
     with torch.no_grad():
-        problem = prepare(model, y, inputs, "smooth")
         data, (M, n, _) = problem.data, problem.sizes
         if method == "exact":
             totals = data.totals(filter_exact(problem)[0].numpy())

@@ -1,4 +1,4 @@
-r"""The derivative of the log-likelihood in every parameter, by one pass backwards through a filter.
+r"""The derivative of what a filter gives in every parameter, by one pass backwards through it.
 
 For one component, with a bar for the derivative of the objective, g that of the component's log-density,
 v = S^{-1}e, A = I − KH, G = ½g(vv' − S^{-1}), b = K'x̄ and a = A'x̄ (x̄, P̄ belong to the updated mean x and
@@ -21,6 +21,8 @@ forward pass are on file; each step is done again from them, so memory stays O(T
 transition probability that is exactly 0 is given as 0: such an entry says which transitions exist.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .buffers import (
@@ -31,6 +33,7 @@ from .buffers import (
     begin_series,
     load,
     look,
+    now,
     places,
     recall,
     sensor_size,
@@ -40,6 +43,18 @@ from .buffers import (
 )
 from .filters import GPB1, GPB2, carry_some, read_as, sensor_of
 from .kalman import Buffer, add_product, clear, collapse_some, copy, inlined, kernel, law_size, product, solve
+
+
+class Bars(NamedTuple):
+    """The derivatives of an objective in what a filter gave, as `Stored` has it.
+
+    Those in the log mode probabilities, means and covariances have no rows if only the terms are in it.
+    """
+
+    terms: Buffer
+    log_mode: Buffer
+    mean: Buffer
+    covariance: Buffer
 
 
 @inlined
@@ -207,24 +222,36 @@ def sensor_adjoint(
     """Add the derivative in the sensor of mode j for what was seen, at `bar`, to those of H, d, R and y."""
     row, series, t, j = place
     n, m, d_bar = at.n, at.m, bar + seen * at.n
-    H, R = g.observation[step_of(g.observation.shape[0], t)], step_of(g.observation_noise.shape[0], t)
-    d = g.observation_offset
-    d_row = d[step_of(d.shape[0], series), step_of(d.shape[1], t)]
+    H, R = now(g.observation, series, t), now(g.observation_noise, series, t)
+    d_row = now(g.observation_offset, series, t)
     for a in range(seen):
         ia = index[a]
         y_bar[row, ia] -= w[d_bar + a]
         d_row[j * m + ia] += w[d_bar + a]
         add(n, w, bar + a * n, H, (j * m + ia) * n)
         for c in range(seen):
-            g.observation_noise[R, (j * m + ia) * m + index[c]] += w[d_bar + seen + a * seen + c]
+            R[(j * m + ia) * m + index[c]] += w[d_bar + seen + a * seen + c]
 
 
 @inlined
-def transition_adjoint(p: Parameters, g: Parameters, t: int, ij: int, bar: float) -> None:
+def add_bars(bars: Bars, row: int, w: Buffer, at: Place, bar: int, log_bar: int) -> None:
+    """Add the derivatives in the laws of a row to those at `bar`, in covariances as symmetric matrices."""
+    n = at.n
+    for j in range(at.M):
+        w[log_bar + j] += bars.log_mode[row, j]
+        for i in range(n):
+            w[bar + j * at.law + i] += bars.mean[row, j * n + i]
+            for k in range(n):
+                both = bars.covariance[row, (j * n + i) * n + k] + bars.covariance[row, (j * n + k) * n + i]
+                w[bar + j * at.law + n + i * n + k] += 0.5 * both
+
+
+@inlined
+def transition_adjoint(p: Parameters, g: Parameters, series: int, t: int, ij: int, bar: float) -> None:
     """Add the derivative in log π_ij."""
-    k = step_of(p.transition.shape[0], t)
-    if p.transition[k, ij] > 0.0:
-        g.transition[k, ij] += bar / p.transition[k, ij]
+    share = now(p.transition, series, t)[ij]
+    if share > 0.0:
+        now(g.transition, series, t)[ij] += bar / share
 
 
 @kernel
@@ -233,13 +260,13 @@ def filter_adjoint(
     begin: int,
     end: int,
     method: int,
-    terms_bar: Buffer,
+    bars: Bars,
     g: Parameters,
     y_bar: Buffer,
     lead_bar: Buffer,
     sizes: Sizes,
 ) -> None:
-    """Add the derivatives of Σ terms_bar · terms over series `begin` to `end` to `g` and `y_bar`.
+    """Add the derivatives of Σ bars · results over series `begin` to `end` to `g` and `y_bar`.
 
     Where steps were done before, that in the M laws and log probabilities they left goes to `lead_bar`.
     """
@@ -248,9 +275,9 @@ def filter_adjoint(
     M, n, law = at.M, at.n, at.law
     state = at.end  # laws before the step, and after it
     log_mode = state + M * law
-    now = log_mode + M
-    log_now = now + M * law
-    read = log_now + M  # of the mix-first filters: laws as mode j reads them, and their collapse
+    new = log_mode + M
+    log_new = new + M * law
+    read = log_new + M  # of the mix-first filters: laws as mode j reads them, and their collapse
     mixed = read + M * law
     weight = mixed + law
     after = weight + M
@@ -273,27 +300,24 @@ def filter_adjoint(
             load(p, series, t, back == 0, w, at, maps)
             seen = look(y, row, w, at, index)
             begun = t == 0 and p.first == 1
-            recall(out, row, w, at, now, log_now)
+            recall(out, row, w, at, new, log_new)
             if t == 0:
-                begin_series(p, w, at, state, log_mode)
+                begin_series(p, series, w, at, state, log_mode)
             else:
                 recall(out, row - 1, w, at, state, log_mode)
-            c_bar = g.dynamics_offset[
-                step_of(p.dynamics_offset.shape[0], series), step_of(p.dynamics_offset.shape[1], t)
-            ]
-            W_bar, Q_bar = (
-                g.dynamics[step_of(p.dynamics.shape[0], t)],
-                g.process_noise[step_of(p.process_noise.shape[0], t)],
-            )
+            c_bar = now(g.dynamics_offset, series, t)
+            W_bar, Q_bar = now(g.dynamics, series, t), now(g.process_noise, series, t)
+            if bars.mean.shape[0] > 0:
+                add_bars(bars, row, w, at, bar, log_bar)
             clear(M * law + M, w, new_bar, 0, 0.0)
-            excess = terms_bar[row]
+            excess = bars.terms[row]
             for j in range(M):
                 excess -= w[log_bar + j]
             pairs = method == GPB2 and not begun
             for ij in range(M * M if pairs else M):
                 i, j = ij // M, ij % M
-                bar_j, now_j = bar + j * law, now + j * law
-                s = w[log_bar + j] + np.exp(w[log_now + j]) * excess
+                bar_j, new_j = bar + j * law, new + j * law
+                s = w[log_bar + j] + np.exp(w[log_new + j]) * excess
                 # the step once more: the law before it is at `source`, the one after it at `after`
                 source = state + j * law
                 if pairs:
@@ -308,12 +332,12 @@ def filter_adjoint(
                 # the derivative in what it gave, and in its log weight
                 if pairs:
                     share = out.mixing[row, ij]
-                    s += collapse_adjoint(n, w, share, after, now_j, bar_j, part_bar) - dot(
-                        law, w, bar_j, now_j
+                    s += collapse_adjoint(n, w, share, after, new_j, bar_j, part_bar) - dot(
+                        law, w, bar_j, new_j
                     )
                     s *= share
                     w[new_log_bar + i] += s
-                    transition_adjoint(p, g, t, ij, s)
+                    transition_adjoint(p, g, series, t, ij, s)
                 else:
                     copy(law, w, bar_j, w, part_bar)
                 update_adjoint(w, at, seen, j, after, s, part_bar, ahead_bar, sensor_bar)
@@ -346,12 +370,13 @@ def filter_adjoint(
                     else:
                         q = share * (s + gain - dot(law, w, source_bar, mixed))
                     w[new_log_bar + k] += q
-                    transition_adjoint(p, g, t, k * M + j, q)
+                    transition_adjoint(p, g, series, t, k * M + j, q)
             copy(M * law + M, w, new_bar, w, bar)
         if lead[series] > 0:
             write_row(M * law + M, w, bar, lead_bar, series, 0)
             continue
+        own = step_of(g.initial_mean.shape[0], series)
         for j in range(M):
-            add(n, w, bar + j * law, g.initial_mean, j * n)
-            add(n * n, w, bar + j * law + n, g.initial_covariance, j * n * n)
-        add(M, w, log_bar, g.initial_log_probability, 0)
+            add(n, w, bar + j * law, g.initial_mean[own], j * n)
+            add(n * n, w, bar + j * law + n, g.initial_covariance[own], j * n * n)
+        add(M, w, log_bar, g.initial_log_probability[own], 0)

@@ -14,18 +14,18 @@ Sizes = tuple[int, int, int]  # M, n, m
 
 
 class Parameters(NamedTuple):
-    """All a kernel needs of a model; ``L`` is 1 or the number of steps, ``C`` 1 or that of series."""
+    """All a kernel needs of models; ``L`` is 1 or the number of steps, ``C`` 1 or that of series."""
 
-    transition: Buffer  # (L, M·M)
-    dynamics: Buffer  # (L, M·n·n)
+    transition: Buffer  # (C, L, M·M)
+    dynamics: Buffer  # (C, L, M·n·n)
     dynamics_offset: Buffer  # (C, L, M·n), inputs included
-    process_noise: Buffer  # (L, M·n·n)
-    observation: Buffer  # (L, M·m·n)
+    process_noise: Buffer  # (C, L, M·n·n)
+    observation: Buffer  # (C, L, M·m·n)
     observation_offset: Buffer  # (C, L, M·m), inputs included
-    observation_noise: Buffer  # (L, M·m·m)
-    initial_mean: Buffer  # (M·n,)
-    initial_covariance: Buffer  # (M·n·n,)
-    initial_log_probability: Buffer  # (M,)
+    observation_noise: Buffer  # (C, L, M·m·m)
+    initial_mean: Buffer  # (C, M·n)
+    initial_covariance: Buffer  # (C, M·n·n)
+    initial_log_probability: Buffer  # (C, M)
     maps: Buffer  # (M·M·n·n,) or (0,): state of mode i read as a state of mode j
     map_covariance: Buffer  # as maps
     first: int  # 1 if the initial law is the prior of the first observation, 0 if it lies one step before
@@ -87,8 +87,8 @@ def sensor_size(n: int, m: int) -> int:
 @inlined
 def places(M: int, n: int, m: int, p: Parameters) -> Place:
     """Lay out the work buffer."""
-    modes = p.initial_log_probability.shape[0]
-    states = p.initial_mean.shape[0] // modes
+    modes = p.initial_log_probability.shape[1]
+    states = p.initial_mean.shape[1] // modes
     law, move, sensor = law_size(n), 3 * n * n + n, sensor_size(n, m)
     moves = M * M
     sensors = moves + M * move
@@ -111,8 +111,14 @@ def work_buffer(p: Parameters, at: Place, maps: int) -> Buffer:
 
 @inlined
 def step_of(length: int, t: int) -> int:
-    """Where a parameter's values of step t are: at 0 if it does not vary."""
+    """Where a parameter's values of step (or series) t are: at 0 if it does not vary."""
     return t if length > 1 else 0
+
+
+@inlined
+def now(value: Buffer, series: int, t: int) -> Buffer:
+    """A parameter's values for a series at step t."""
+    return value[step_of(value.shape[0], series), step_of(value.shape[1], t)]  # type: ignore[no-any-return]
 
 
 @inlined
@@ -125,29 +131,25 @@ def spread(M: int, size: int, source: Buffer, w: Buffer, at: int, step: int) -> 
 @inlined
 def load(p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int) -> None:
     """Copy the parameters of step `t` to their places; what does not vary only with `again`."""
-    M, n, m, c, d = at.M, at.n, at.m, p.dynamics_offset, p.observation_offset
-    if again or p.transition.shape[0] > 1:
-        k = step_of(p.transition.shape[0], t)
+    M, n, m = at.M, at.n, at.m
+    if again or p.transition.shape[1] > 1:
+        row = now(p.transition, series, t)
         for i in range(M * M):
-            w[at.log_transition + i] = np.log(p.transition[k, i])
-    if again or p.dynamics.shape[0] > 1:
-        spread(M, n * n, p.dynamics[step_of(p.dynamics.shape[0], t)], w, at.moves, at.move)
+            w[at.log_transition + i] = np.log(row[i])
+    if again or p.dynamics.shape[1] > 1:
+        spread(M, n * n, now(p.dynamics, series, t), w, at.moves, at.move)
         for j in range(M):
             turn(n, w, at.moves + j * at.move)
-    if again or c.shape[1] > 1:
-        row = c[step_of(c.shape[0], series), step_of(c.shape[1], t)]
-        spread(M, n, row, w, at.moves + n * n, at.move)
-    if again or p.process_noise.shape[0] > 1:
-        row = p.process_noise[step_of(p.process_noise.shape[0], t)]
-        spread(M, n * n, row, w, at.moves + n * n + n, at.move)
-    if again or p.observation.shape[0] > 1:
-        spread(M, m * n, p.observation[step_of(p.observation.shape[0], t)], w, at.sensors, at.sensor)
-    if again or d.shape[1] > 1:
-        row = d[step_of(d.shape[0], series), step_of(d.shape[1], t)]
-        spread(M, m, row, w, at.sensors + m * n, at.sensor)
-    if again or p.observation_noise.shape[0] > 1:
-        row = p.observation_noise[step_of(p.observation_noise.shape[0], t)]
-        spread(M, m * m, row, w, at.sensors + m * n + m, at.sensor)
+    if again or p.dynamics_offset.shape[1] > 1:
+        spread(M, n, now(p.dynamics_offset, series, t), w, at.moves + n * n, at.move)
+    if again or p.process_noise.shape[1] > 1:
+        spread(M, n * n, now(p.process_noise, series, t), w, at.moves + n * n + n, at.move)
+    if again or p.observation.shape[1] > 1:
+        spread(M, m * n, now(p.observation, series, t), w, at.sensors, at.sensor)
+    if again or p.observation_offset.shape[1] > 1:
+        spread(M, m, now(p.observation_offset, series, t), w, at.sensors + m * n, at.sensor)
+    if again or p.observation_noise.shape[1] > 1:
+        spread(M, m * m, now(p.observation_noise, series, t), w, at.sensors + m * n + m, at.sensor)
     if again and p.maps.size > 0:  # as moves without an offset, which the buffer holds as zeros
         spread(M * M, n * n, p.maps, w, maps, at.move)
         for ij in range(M * M):
@@ -177,11 +179,12 @@ def look(y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
 
 
 @inlined
-def begin_series(p: Parameters, w: Buffer, at: Place, state: int, log_mode: int) -> None:
-    """Put the initial law in place: M laws and the logarithms of their probabilities."""
-    spread(at.M, at.n, p.initial_mean, w, state, at.law)
-    spread(at.M, at.n * at.n, p.initial_covariance, w, state + at.n, at.law)
-    copy(at.M, p.initial_log_probability, 0, w, log_mode)
+def begin_series(p: Parameters, series: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
+    """Put the initial law of a series in place: M laws and the logarithms of their probabilities."""
+    own = step_of(p.initial_mean.shape[0], series)
+    spread(at.M, at.n, p.initial_mean[own], w, state, at.law)
+    spread(at.M, at.n * at.n, p.initial_covariance[own], w, state + at.n, at.law)
+    copy(at.M, p.initial_log_probability[own], 0, w, log_mode)
 
 
 @inlined

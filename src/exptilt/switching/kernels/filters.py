@@ -167,7 +167,7 @@ def forward(
         if done > 0:
             recall(out, starts[series] + done - 1, w, at, state, log_mode)
         else:
-            begin_series(p, w, at, state, log_mode)
+            begin_series(p, series, w, at, state, log_mode)
         total = 0.0
         for t in range(done, starts[series + 1] - starts[series]):
             row = starts[series] + t

@@ -10,7 +10,7 @@ equally spaced pointers.
 
 import numpy as np
 
-from .buffers import Run, Sizes, keep, load, look, places, work_buffer
+from .buffers import Run, Sizes, keep, load, look, places, step_of, work_buffer
 from .filters import carry_some, read_as
 from .kalman import Buffer, collapse_some, copy, kernel, log_sum
 
@@ -37,10 +37,12 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, sizes: Sizes) 
     mode, before, kept = np.empty(N, np.int64), np.empty(N, np.int64), np.empty(N, np.int64)
     pair, share = np.empty((M, M)), np.empty(M)
     for series in range(len(starts) - 1):
+        own = step_of(p.initial_mean.shape[0], series)
+        mean, cov = p.initial_mean[own], p.initial_covariance[own]
         for i in range(N):
             mode[i] = chosen[series, i]
-            copy(n, p.initial_mean, mode[i] * n, w, state + i * law)
-            copy(n * n, p.initial_covariance, mode[i] * n * n, w, state + i * law + n)
+            copy(n, mean, mode[i] * n, w, state + i * law)
+            copy(n * n, cov, mode[i] * n * n, w, state + i * law + n)
             w[log_weight + i] = -np.log(N)
         total = 0.0
         for t in range(starts[series + 1] - starts[series]):
@@ -51,9 +53,9 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, sizes: Sizes) 
             for i in range(N):
                 for j in range(M):
                     if begun:  # all modes may still be chosen
-                        source, prior = at.read, p.initial_log_probability[j]
-                        copy(n, p.initial_mean, j * n, w, source)
-                        copy(n * n, p.initial_covariance, j * n * n, w, source + n)
+                        source, prior = at.read, p.initial_log_probability[own, j]
+                        copy(n, mean, j * n, w, source)
+                        copy(n * n, cov, j * n * n, w, source + n)
                     else:
                         source = read_as(p, w, at, maps, mode[i], j, state + i * law)
                         prior = w[at.log_transition + mode[i] * M + j]

@@ -194,7 +194,7 @@ def smooth_back(
                 break
             load(p, series, t, back == 0, w, at, maps)
             if t == 0:
-                begin_series(p, w, at, state, log_mode)
+                begin_series(p, series, w, at, state, log_mode)
             else:
                 recall(out, row - 1, w, at, state, log_mode)
             for k in range(M):

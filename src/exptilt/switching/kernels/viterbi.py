@@ -30,7 +30,7 @@ def viterbi(run: Run, path: Buffer, sizes: Sizes) -> None:
     w, index = work_buffer(p, at, maps), np.empty(at.m, np.int64)
     come_from = np.empty((y.shape[0], M), np.int64)
     for series in range(len(starts) - 1):
-        begin_series(p, w, at, state, score)
+        begin_series(p, series, w, at, state, score)
         for t in range(starts[series + 1] - starts[series]):
             row = starts[series] + t
             load(p, series, t, t == 0, w, at, maps)
