@@ -5,13 +5,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
-EXTRAS := report,hf,ode,bench,dev
+EXTRAS := report,hf,ode,bench,docs,dev
 TESTS  ?= tests
 # Processes that share the tests, each with its part of the cores. JOBS=0: one, with all of them.
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-slow test-all fuzz report bench lint format constraints clean
+.PHONY: help setup models rivals test test-slow test-all fuzz report bench docs pictures lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,13 @@ rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy o
 bench: models rivals ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
+# Strict: a page that leads nowhere is an error. Nothing is fetched.
+docs: $(STAMP) ## build the site into site/ and say where it is
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Wrote $(CURDIR)/site/index.html"
+
+pictures: $(STAMP) ## draw the pictures of the first pages and the recipes anew
+	@$(BIN)/python book/pictures.py
+
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -90,5 +97,5 @@ constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
 	@touch $(STAMP)
 
 clean: ## remove .venv, caches and the report
-	rm -rf $(VENV) .venv-efax .venv-smc report build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-efax .venv-smc report site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,185 @@
+"""Pages of the site that are made and not written: the reference, the benchmarks, the project's own files.
+
+mkdocs calls the functions named `on_...`. The public names are those of tests/data/public_names.json, which
+the tests hold equal to what the package exports; docstrings are read from the sources, so that building the
+site imports nothing heavy.
+"""
+
+import html
+import json
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+CLAIM = re.compile(r"THEORY ((?:[A-F]\d+(?:, )?)+)")
+BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
+
+
+def on_config(config):
+    """Put the pages of public names at the end of the navigation, a section a folder."""
+    sections = []
+    for module, names in public_names().items():
+        pages = [{name: f"reference/{module}/{name}.md"} for name in names]
+        sections.append({module: [f"reference/{module}/index.md", *pages]})
+    reference = next(part for part in config["nav"] if "Reference" in part)
+    reference["Reference"] = ["reference/index.md", *sections]
+    return config
+
+
+def on_files(files, config):
+    """Add the pages that are made."""
+    pages = {name: (ROOT / name).read_text("utf-8") for name in OWN}
+    pages["benchmarks/index.md"] = benchmarks()
+    names = public_names()
+    pages["reference/index.md"] = front(names)
+    for module, those in names.items():
+        pages[f"reference/{module}/index.md"] = folder_page(module, those)
+        for name in those:
+            pages[f"reference/{module}/{name}.md"] = f"::: {module}.{name}\n"
+    for uri, text in pages.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Links as they are in the repository become links of the site; sessions are coloured as sessions."""
+    depth = page.file.src_uri.count("/")
+    markdown = re.sub(r"\]\((?:\.\./)+README\.md\)", f"]({'../' * depth}index.md)", markdown)
+    markdown = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, OWN))})\)", r"](\1)", markdown)
+    if page.file.src_uri in OWN:
+        markdown = markdown.replace("](docs/", "](")
+    return BLOCK.sub(r"\1```pycon\n", markdown)
+
+
+def on_page_content(content, page, **_):
+    """Ids such as THEORY E2 lead to the claim; wide tables scroll by themselves."""
+    top = "../" * page.file.src_uri.count("/")
+
+    def linked(match):
+        ids = match[1].split(", ")
+        return "claim " + ", ".join(f'<a href="{top}theory.html#{i.lower()}">{i}</a>' for i in ids if i)
+
+    return CLAIM.sub(linked, content) if page.file.src_uri.startswith("reference/") else content
+
+
+def public_names():
+    """`{module: names}` of what is public and is no module itself, each name once, where it is shortest."""
+    stored = json.loads((ROOT / "tests" / "data" / "public_names.json").read_text("utf-8"))
+    folders = {module.removeprefix("exptilt.") for module in stored}
+    first = set(stored["exptilt"]) - folders - {"__version__"}
+    found = {"exptilt": sorted(first, key=str.lower)}
+    for module in sorted(stored.keys() - {"exptilt"}):
+        found[module] = sorted(set(stored[module]) - first, key=str.lower)
+    return found
+
+
+def summary(module, name):
+    """The first sentence about a public name, from the sources."""
+    from griffe import GriffeError
+
+    try:
+        thing = package()[f"{module}.{name}".removeprefix("exptilt.")]
+        text = thing.final_target.docstring if thing.is_alias else thing.docstring
+    except (GriffeError, KeyError, AttributeError):
+        return ""
+    return " ".join(text.value.split("\n\n")[0].split()) if text else ""
+
+
+def package():
+    """The package as griffe reads it, once."""
+    if not hasattr(package, "kept"):
+        import griffe
+
+        package.kept = griffe.load("exptilt", search_paths=[str(ROOT / "src")], resolve_aliases=True)
+    return package.kept
+
+
+def front(names):
+    """The first page of the reference: every public name with a sentence."""
+    parts = [
+        "# Reference",
+        "",
+        "Every public name, with the first sentence about it. `import exptilt as xt`.",
+    ]
+    for module, those in names.items():
+        parts += ["", f"## [{module}]({module}/index.md)", "", *rows(module, those, f"{module}/")]
+    return "\n".join(parts) + "\n"
+
+
+def folder_page(module, names):
+    """A page for a folder: what it is for, then its names."""
+    text = (package() if module == "exptilt" else package()[module.removeprefix("exptilt.")]).docstring
+    said = text.value if text else ""
+    return "\n".join([f"# {module}", "", said, "", *rows(module, names, "")]) + "\n"
+
+
+def rows(module, names, below):
+    """A table of names and first sentences."""
+    said = {name: html.escape(summary(module, name), False).replace("|", r"\|") for name in names}
+    lines = [f"| [`{name}`]({below}{name}.md) | {text} |" for name, text in said.items()]
+    return ["| name | |", "| --- | --- |", *lines]
+
+
+def benchmarks():
+    """What was measured, for each kind of processor, with the goals that were and were not met."""
+    parts = [
+        "# Benchmarks",
+        "",
+        "What `exptilt bench` (`make bench`) measured and saved, for each kind of processor. A ratio comes "
+        "from one interleaved run, memory from a process of its own; a goal that is not met is shown like "
+        "the others. The guides have the full tables; the files have every number.",
+    ]
+    for folder in sorted(path for path in (ROOT / "docs" / "benchmarks").iterdir() if path.is_dir()):
+        results = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+        if not results:
+            continue
+        parts += ["", f"## {results[0]['machine']['kind']}", ""]
+        parts += ["| benchmark | measured | goals met | where it is told |", "| --- | --- | ---: | --- |"]
+        parts += [line(result, folder.name) for result in results]
+        for result in results:
+            parts += goals(result, folder)
+    return "\n".join(parts) + "\n"
+
+
+def line(result, folder):
+    """A row of the overview: a benchmark, its date, its goals, its page."""
+    aims = result["results"].get("goals", [])
+    met = f"{sum(is_met(goal) for goal in aims)} of {len(aims)}" if aims else "none set"
+    name = result["name"]
+    told = f"[{guide(name)[:-3]}](../{guide(name)})" if guide(name) else ""
+    return f"| [{name}]({folder}/{name}.json) | {result['written']} | {met} | {told} |"
+
+
+def guide(name):
+    """The page of docs/ that a benchmark's script names as its own, or None."""
+    script = ROOT / "benchmarks" / f"{name}.py"
+    named = re.search(r'"(\w+\.md)"', script.read_text("utf-8")) if script.is_file() else None
+    return named[1] if named else None
+
+
+def is_met(goal):
+    """Whether a measured number is within its limit."""
+    return goal["value"] <= goal["limit"]
+
+
+def goals(result, folder):
+    """The goals of one benchmark as a table, and its pictures."""
+    aims = result["results"].get("goals", [])
+    machine = result["machine"]
+    parts = ["", f"### {result['name']}", ""]
+    parts += [
+        f"{result['written']}; exptilt {machine.get('exptilt', '?')}, torch {machine.get('torch', '?')}, "
+        f"{machine.get('torch threads', '?')} threads."
+    ]
+    for picture in sorted(folder.glob(f"{result['name']}*.svg")):
+        if picture.stem == result["name"] or not (folder / f"{picture.stem}.json").exists():
+            parts += ["", f"![{picture.stem.replace('_', ' ')}]({folder.name}/{picture.name})"]
+    if aims:
+        parts += ["", "| goal | limit | measured | |", "| --- | ---: | ---: | --- |"]
+        for goal in aims:
+            limit, value = (f"{goal[key]:.3g} {goal['unit']}" for key in ("limit", "value"))
+            parts.append(f"| {goal['what']} | {limit} | {value} | {'met' if is_met(goal) else 'not met'} |")
+    return parts

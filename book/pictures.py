@@ -1,0 +1,285 @@
+"""Draw the pictures of the first pages and the recipes into docs/images.
+
+A picture of a recipe shows what the code on its page gave: the page is run as a reader would type it, and
+the variables that it leaves are drawn. Run: python book/pictures.py [NAME ...]
+"""
+
+import contextlib
+import io
+import json
+import sys
+import warnings
+from doctest import DocTestParser
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import exptilt as xt
+from exptilt._support.plotting import COLOURS, caption, new_figure
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+KEYS = torch.tensor([[2.0, 0.5], [1.0, 1.6], [-1.2, 1.3], [-1.5, -0.6], [0.6, -1.7]])
+BLUE, ORANGE, GREEN = COLOURS[:3]
+
+
+def typed(page):
+    """The variables that the examples of a page leave behind."""
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for example in DocTestParser().get_examples((DOCS / page).read_text("utf-8")):
+            exec(compile(example.source, page, "single"), names)
+    return names
+
+
+def save(figure, name):
+    """Write one picture."""
+    figure.savefig(DOCS / "images" / f"{name}.png", dpi=140)
+    sys.stdout.write(f"docs/images/{name}.png\n")
+
+
+def die():
+    """A die tilted by three numbers."""
+    faces = torch.arange(1.0, 7.0)
+    with new_figure(7.6, 2.4) as figure:
+        panels = figure.subplots(1, 3, sharey=True)
+        for axes, eta in zip(panels, (-0.5, 0.0, 0.5), strict=True):
+            p = torch.softmax(eta * faces, 0)
+            mean = (p * faces).sum().item()
+            axes.bar(faces, p, color=BLUE, width=0.75)
+            axes.axvline(mean, color=ORANGE, linestyle="--")
+            axes.text(mean, 0.44, f" mean {mean:.2f}", color="#a3540f", ha="right" if eta > 0 else "left")
+            axes.set_ylim(0, 0.48)
+            caption(axes, f"η = {eta:g}".replace("-", "−"), "face", "probability" if eta < 0 else "")
+        save(figure, "start-die")
+
+
+def log_normalizer():
+    """G of a die with tangents, and its slope."""
+    faces = torch.arange(1.0, 7.0, dtype=torch.float64)
+    eta = torch.linspace(-2, 2, 201, dtype=torch.float64)
+    G = torch.logsumexp(eta[:, None] * faces, 1)
+    mean = torch.softmax(eta[:, None] * faces, 1) @ faces
+    with new_figure(7.6, 2.9) as figure:
+        left, right = figure.subplots(1, 2)
+        left.plot(eta, G, color=BLUE)
+        right.plot(eta, mean, color=BLUE)
+        for at in (-1.0, 0.0, 1.0):
+            i = int((eta - at).abs().argmin())
+            left.plot(
+                eta[i] + torch.tensor([-0.6, 0.6]), G[i] + mean[i] * torch.tensor([-0.6, 0.6]), color=ORANGE
+            )
+            left.plot(eta[i], G[i], "o", color=ORANGE)
+            left.annotate(f"slope {mean[i]:.2f}", (eta[i], G[i]), (8, -14), textcoords="offset points")
+            right.plot(eta[i], mean[i], "o", color=ORANGE)
+            right.annotate(f"{mean[i]:.2f}", (eta[i], mean[i]), (7, -11), textcoords="offset points")
+        caption(left, "the log-normalizer G", "η: how hard the die is leaned on")
+        caption(right, "its slope is the mean of the tilted die", "η")
+        right.set_ylim(0.8, 6.2)
+        save(figure, "start-log-normalizer")
+
+
+def query():
+    """Keys weighed by three queries."""
+    with new_figure(7.6, 2.9) as figure:
+        for axes, (x, y) in zip(
+            figure.subplots(1, 3, sharey=True), ((0.25, 0.1), (1.0, 0.4), (-0.7, 1.2)), strict=True
+        ):
+            p = torch.softmax(KEYS @ torch.tensor([x, y]), 0)
+            mean = p @ KEYS
+            axes.scatter(*KEYS.T, s=20 + 900 * p, color=BLUE, alpha=0.75, linewidth=0)
+            axes.scatter(*mean, marker="X", s=90, color=ORANGE, zorder=3, edgecolor="white")
+            axes.annotate(
+                "", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": "#333", "linewidth": 1.6}
+            )
+            for place, weight in zip(KEYS, p, strict=True):
+                axes.annotate(
+                    f"{weight:.0%}",
+                    place.tolist(),
+                    (0, 13),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                )
+            axes.set(xlim=(-2.4, 2.9), ylim=(-2.3, 2.5), aspect="equal")
+            count = torch.exp(-(p * p.log()).sum())
+            caption(axes, f"query ({x:g}, {y:g}): {count:.1f} of 5 keys".replace("-", "−"), "")
+        figure.axes[0].text(-2.3, -2.15, "arrow: query   cross: output", fontsize=8, color="#444")
+        save(figure, "start-query")
+
+
+def landscape():
+    """G over the plane of queries, with attention as its slope."""
+    size = 2.6
+    line = torch.linspace(-size, size, 181)
+    plane = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
+    G = xt.log_normalizer(plane.reshape(1, -1, 2), KEYS[None], scale=1.0).reshape(181, 181)
+    coarse = torch.linspace(-size * 0.92, size * 0.92, 13)
+    places = torch.stack(torch.meshgrid(coarse, coarse, indexing="xy"), -1).reshape(1, -1, 2)
+    out = xt.attend(places, KEYS[None], KEYS[None], scale=1.0)
+    with new_figure(6.4, 4.9) as figure:
+        axes = figure.subplots()
+        filled = axes.contourf(line, line, G, levels=24, cmap="viridis")
+        axes.contour(line, line, G, levels=24, colors="white", linewidths=0.35, alpha=0.5)
+        axes.quiver(*places[0].T, *out.output[0].T, color="white", width=0.004, scale=30, alpha=0.9)
+        axes.scatter(*KEYS.T, s=70, color=ORANGE, edgecolor="white", linewidth=1.2, zorder=3)
+        figure.colorbar(filled, label="G(q), the log-normalizer", format="%g")
+        axes.set(aspect="equal")
+        axes.grid(visible=False)
+        caption(
+            axes,
+            "dots: keys    colour: G(q)    arrows: attention = ∇G(q)",
+            "query, first coordinate",
+            "second",
+        )
+        save(figure, "landscape")
+
+
+def heads():
+    """What the heads of the packaged model look at."""
+    seen = typed("recipes/heads.md")
+    keys, study = seen["keys"], seen["study"]
+    before = study.heads["previous_mass"].value
+    strips = {(d.layer, d.head): d.strip for d in study.details}
+    with new_figure(8.2, 2.9) as figure:
+        one, two, three = figure.subplots(1, 3, width_ratios=[1, 1, 1.15])
+        for axes, table, title in ((one, keys, "effective keys"), (two, before, "weight on the key before")):
+            axes.imshow(table, cmap="YlGnBu")
+            for (i, j), x in np.ndenumerate(table):
+                dark = x > 0.6 * table.max()
+                axes.text(
+                    j,
+                    i,
+                    f"{x:.3g}" if x >= 1 else f"{x:.2f}",
+                    ha="center",
+                    va="center",
+                    color="white" if dark else "#222",
+                    fontsize=8,
+                )
+            axes.set(xticks=range(4), yticks=range(4))
+            axes.grid(visible=False)
+            caption(axes, title, "head", "layer")
+        i, j = np.unravel_index(before.argmax(), before.shape)
+        strip = strips[(int(i), int(j))][:24, :24]
+        three.imshow(strip, cmap="YlGnBu")
+        words = ["␣" if t == " " else "⏎" if t == "\n" else t for t in study.strip_tokens[:24]]
+        three.set_xticks(range(24), words, fontsize=6, family="DejaVu Sans Mono")
+        three.set_yticks(range(24), words, fontsize=6, family="DejaVu Sans Mono")
+        three.grid(visible=False)
+        caption(three, f"layer {i}, head {j} on a line of text", "looks at", "character")
+        save(figure, "recipe-heads")
+
+
+def training():
+    """Two runs of training, seen by their heads."""
+    seen = typed("recipes/training.md")
+    with new_figure(7.6, 2.7) as figure:
+        left, right = figure.subplots(1, 2)
+        for name, run, colour in (("rate 0.003", seen["good"], BLUE), ("rate 0.1", seen["bad"], ORANGE)):
+            left.plot(
+                list(run),
+                [max(h.score_max for h in heads) for heads in run.values()],
+                color=colour,
+                label=name,
+            )
+            right.plot(
+                list(run), [min(h.entropy for h in heads) for heads in run.values()], color=colour, label=name
+            )
+        left.axhline(50, color="#666", linestyle=":")
+        left.text(78, 58, "max_logit", ha="right", fontsize=8, color="#444")
+        left.set_yscale("log")
+        left.legend()
+        caption(left, "largest score of any head", "step")
+        caption(right, "least entropy of any head, nats", "step")
+        save(figure, "recipe-training")
+
+
+def derivatives():
+    """The loss along the direction of largest curvature, and its parabola."""
+    seen = typed("recipes/derivatives.md")
+    value, slope, bend = (float(seen[name]) for name in ("value", "slope", "bend"))
+    t = np.linspace(-1.2, 1.2, 61)
+    with torch.no_grad():
+        loss = [
+            float(seen["loss"]({n: w + float(x) * seen["direction"][n] for n, w in seen["weights"].items()}))
+            for x in t
+        ]
+    with new_figure(5.6, 2.9) as figure:
+        axes = figure.subplots()
+        axes.plot(t, loss, color=BLUE, label="the loss itself")
+        axes.plot(
+            t,
+            value + slope * t + 0.5 * bend * t**2,
+            "--",
+            color=ORANGE,
+            label="value + slope t + ½ curvature t²",
+        )
+        axes.set_ylim(min(loss) - 0.03, max(loss) + 0.1)
+        axes.legend()
+        caption(axes, "the loss along the direction of largest curvature", "t, distance from the weights")
+        save(figure, "recipe-derivatives")
+
+
+def losses():
+    """Memory of three ways to the same loss, as the benchmark measured it."""
+    file = sorted((DOCS / "benchmarks").glob("*/losses.json"))[0]
+    saved = json.loads(file.read_text("utf-8"))
+    names = {
+        "plain logits": "matrix of logits",
+        "torch, chunked": "torch's chunked loss",
+        "linear_cross_entropy": "xt.losses.linear_cross_entropy",
+    }
+    sizes = [saved["results"]["head"]["memory"][name]["beyond"] / 1e6 for name in names]
+    with new_figure(7.6, 2.0) as figure:
+        axes = figure.subplots()
+        bars = axes.barh(list(names.values()), sizes, color=("#8a8f98", "#8a8f98", BLUE))
+        axes.bar_label(bars, [f"{size:,.0f} MB" for size in sizes], padding=3)
+        axes.set_xlim(0, 1.15 * max(sizes))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        caption(axes, "memory beyond inputs and gradients (2,048 tokens, 49,152 words)", "MB")
+        save(figure, "recipe-losses")
+
+
+def regimes():
+    """A series and what the fit says of it."""
+    seen = typed("recipes/regimes.md")
+    wild = seen["calm"] == 0
+    with new_figure(7.6, 3.2) as figure:
+        top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
+        top.plot(seen["y"], color="#555", linewidth=0.9)
+        low.plot(seen["probability"][:, 0], color=ORANGE)
+        for axes in (top, low):
+            axes.fill_between(
+                np.arange(400),
+                0,
+                1,
+                where=wild,
+                transform=axes.get_xaxis_transform(),
+                color=BLUE,
+                alpha=0.15,
+                linewidth=0,
+            )
+        caption(top, "the series; shaded where it really was wild", "")
+        caption(low, "probability of the wild regime, given the whole series", "step")
+        low.set_ylim(-0.03, 1.03)
+        save(figure, "recipe-regimes")
+
+
+PICTURES = {
+    "start-die": die,
+    "start-log-normalizer": log_normalizer,
+    "start-query": query,
+    "landscape": landscape,
+    "recipe-heads": heads,
+    "recipe-training": training,
+    "recipe-derivatives": derivatives,
+    "recipe-losses": losses,
+    "recipe-regimes": regimes,
+}
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or PICTURES:
+        PICTURES[chosen]()
