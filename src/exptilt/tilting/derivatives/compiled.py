@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from exptilt.tilting.derivatives import key_mass as masses
+from exptilt.tilting.derivatives.operators import NAMESPACE, NUMBERS, OPTIONS
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings
 from exptilt.tilting.problem import MASS, Inputs, Lines, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
@@ -42,26 +43,19 @@ class _Kept:
         object.__setattr__(self if name == "ctx" else self.ctx, name, value)
 
 
-@torch.library.custom_op("exptilt::attend", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    log_weight: Tensor | None,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    backend: str,
-    check: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _settings(numbers: Any, **more: Any) -> Settings:
+    scale, causal, window, softcap, backend, *check = numbers
+    return Settings(ScoreRule(scale, causal, window, softcap), backend, *check, **more)
+
+
+def _attend(*given: Any) -> Any:
     """`rules.Attend` as an operator."""
-    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, check)
-    found: Any = Attend.forward(query, key, value, bias, log_weight, sink, mask, settings)
-    return found  # type: ignore[no-any-return]
+    return Attend.forward(*given[:_TENSORS], _settings(given[_TENSORS:]))
+
+
+_TEN = f"({', '.join(['Tensor'] * 10)})"
+_SCHEMA = f"(Tensor query, Tensor key, Tensor value, {OPTIONS}, {NUMBERS}, bool check) -> {_TEN}"
+attend = torch.library.custom_op(f"{NAMESPACE}::attend", _attend, mutates_args=(), schema=_SCHEMA)
 
 
 @attend.register_fake
@@ -73,11 +67,6 @@ def _(query: Any, key: Any, value: Any, *_: Any) -> Any:
         *lines,
         query.new_empty(rows, dtype=torch.int64),
     )
-
-
-def _settings(numbers: Any) -> Settings:
-    scale, causal, window, softcap, backend, *check = numbers
-    return Settings(ScoreRule(scale, causal, window, softcap), backend, bool(check and check[0]))
 
 
 def _attend_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -97,29 +86,22 @@ def _narrowed(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
 attend.register_autograd(_attend_backward, setup_context=_attend_context)
 
 
-@torch.library.custom_op("exptilt::key_mass", mutates_args=())
-def key_mass(
-    query: Tensor,
-    key: Tensor,
-    bias: Tensor | None,
-    log_weight: Tensor,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    shift: Tensor,
-    weight: Tensor,
-    gap: Tensor,
-    variance: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    backend: str,
-) -> Tensor:
+_KNOWN = ("shift", "weight", "gap", "variance")
+_MASS_TENSORS = _TENSORS - 1 + len(_KNOWN)  # a mass has no values
+
+
+def _key_mass(query: Tensor, key: Tensor, *given: Any) -> Tensor:
     """`key_mass.key_mass` as an operator."""
+    bias, log_weight, sink, mask, shift, weight, gap, variance, *numbers = given
     t = Inputs(query, key, key, bias, log_weight, sink, mask)
     inputs, bar, stats = masses.sum_of_G(t, shift, weight, gap, variance)
-    settings = Settings(ScoreRule(scale, causal, window, softcap), backend, needs=MASS)
-    return Gradient.forward(*GRADIENT.flat(settings, inputs=inputs, bar=bar, stats=stats))[4]
+    return Gradient.forward(
+        *GRADIENT.flat(_settings(numbers, needs=MASS), inputs=inputs, bar=bar, stats=stats)
+    )[4]
+
+
+_SCHEMA = f"(Tensor query, Tensor key, {OPTIONS}, Tensor {', Tensor '.join(_KNOWN)}, {NUMBERS}) -> Tensor"
+key_mass = torch.library.custom_op(f"{NAMESPACE}::key_mass", _key_mass, mutates_args=(), schema=_SCHEMA)
 
 
 @key_mass.register_fake
@@ -128,8 +110,8 @@ def _(query: Any, key: Any, bias: Any, log_weight: Any, *_: Any) -> Any:
 
 
 def _mass_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:10])
-    ctx.numbers = inputs[10:]
+    ctx.save_for_backward(*inputs[:_MASS_TENSORS])
+    ctx.numbers = inputs[_MASS_TENSORS:]
     ctx.set_materialize_grads(False)
 
 
@@ -152,25 +134,20 @@ def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
 key_mass.register_autograd(_mass_backward, setup_context=_mass_context)
 
 
-@torch.library.custom_op("exptilt::hessian_product", mutates_args=())
-def hessian_product(
-    query: Tensor,
-    key: Tensor,
-    vector: Tensor,
-    bias: Tensor | None,
-    log_weight: Tensor | None,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    backend: str,
-    check: bool,
-) -> Tensor:
+def _hessian_product(query: Tensor, key: Tensor, vector: Tensor, *given: Any) -> Tensor:
     """`key_mass.hessian_product` as an operator."""
+    bias, log_weight, sink, mask, *numbers = given
     t = Inputs(query, key, key[..., :0], bias, log_weight, sink, mask)
-    return masses.hessian_product(t, vector, _settings((scale, causal, window, softcap, backend, check)))
+    return masses.hessian_product(t, vector, _settings(numbers))
+
+
+_PRODUCT = f"Tensor query, Tensor key, Tensor vector, {OPTIONS}, {NUMBERS}"
+hessian_product = torch.library.custom_op(
+    f"{NAMESPACE}::hessian_product",
+    _hessian_product,
+    mutates_args=(),
+    schema=f"({_PRODUCT}, bool check) -> Tensor",
+)
 
 
 @hessian_product.register_fake
@@ -178,23 +155,9 @@ def _(query: Any, *_: Any) -> Any:
     return torch.empty_like(query, dtype=wide_dtype(query.dtype), memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("exptilt::hessian_product_backward", mutates_args=())
-def _pulled_product(
-    bar: Tensor,
-    query: Tensor,
-    key: Tensor,
-    vector: Tensor,
-    bias: Tensor | None,
-    log_weight: Tensor | None,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    settings = _settings((scale, causal, window, softcap, backend))
+def _pull_product(bar: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    query, key, vector, bias, log_weight, sink, mask, *numbers = arguments
+    settings = _settings(numbers)
     given = [query, key, vector, bias, log_weight, sink]
     present = [i for i, x in enumerate(given) if x is not None]
 
@@ -209,7 +172,15 @@ def _pulled_product(
     found: list[Tensor] = [query.new_zeros(0) for _ in given]
     for i, g in zip(present, pull(bar), strict=True):
         found[i] = g.clone(memory_format=torch.contiguous_format)
-    return tuple(found)  # type: ignore[return-value]
+    return tuple(found)
+
+
+_pulled_product = torch.library.custom_op(
+    f"{NAMESPACE}::hessian_product_backward",
+    _pull_product,
+    mutates_args=(),
+    schema=f"(Tensor bar, {_PRODUCT}) -> ({', '.join(['Tensor'] * 6)})",
+)
 
 
 @_pulled_product.register_fake
@@ -222,8 +193,8 @@ def _(bar: Any, query: Any, key: Any, vector: Any, bias: Any, log_weight: Any, s
 
 
 def _product_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.numbers = inputs[7:12]
+    ctx.save_for_backward(*inputs[:_TENSORS])
+    *ctx.numbers, _check = inputs[_TENSORS:]
 
 
 def _product_backward(ctx: Any, bar: Tensor) -> Any:

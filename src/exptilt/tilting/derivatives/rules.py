@@ -115,9 +115,7 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
-    output, stacked, best = operators.forward(
-        *t[:5], t.mask, *settings.rule.numbers, settings.backend, settings.check
-    )
+    output, stacked, best = operators.forward(*t, *settings.rule.numbers, settings.backend, settings.check)
     lines = Lines(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
@@ -189,9 +187,7 @@ class Tangent(Function):
         a, settings = TANGENT.read(arguments), arguments[-1]
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = operators.tangent(
-            *t[:5], t.mask, *dots[:5], rows, *settings.rule.numbers, settings.backend
-        )
+        pushed, sums = operators.tangent(*t, *dots, rows, *settings.rule.numbers, settings.backend)
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod
@@ -233,9 +229,8 @@ class Gradient(Function):
         t, bar, stats = a["inputs"], a["bar"], a["stats"]
         rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
         flags = settings.needs.flags()
-        found = operators.gradient(
-            *t[:5], t.mask, bar.output, stats.output, rows, *settings.rule.numbers, settings.backend, flags
-        )
+        numbers = *settings.rule.numbers, settings.backend
+        found = operators.gradient(*t, bar.output, stats.output, rows, *numbers, flags)
         dots = identities.spread(Gradients(*found), t)
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
@@ -284,7 +279,7 @@ class Second(Function):
         a, settings = SECOND.read(arguments), arguments[-1]
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows, flags = identities.second_rows(stats, bar, dot), settings.needs.flags()
-        given = (*t[:5], t.mask, bar.output, stats.output, dot.output, *dots[:5], rows)
+        given = (*t, *dots, bar.output, stats.output, dot.output, rows)
         found = operators.second(*given, *settings.rule.numbers, settings.backend, flags)
         made = identities.spread(Gradients(*found), t)
         if t.sink is not None:
