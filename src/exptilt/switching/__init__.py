@@ -24,6 +24,7 @@ from .builders import fit_ready, join_modes
 from .families import FamilyFiltered, SwitchingFamily, discounted, pushed
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
+from .inference.online import Innovations, OnlineState
 from .inference.simulate import Draws, Sample
 from .inference.smooth import Smoothed
 from .learning.fit import Fit
@@ -40,9 +41,11 @@ __all__ = [
     "FitStatus",
     "Forecast",
     "HeadFilter",
+    "Innovations",
     "MarkovFit",
     "MixingStep",
     "NonlinearFiltered",
+    "OnlineState",
     "ParametricFit",
     "Sample",
     "Smoothed",

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from .inference.filter import Filtered, filter_series
+from .inference.online import OnlineState
 from .inference.path import most_likely_path
 from .inference.simulate import Draws, Sample, posterior_draws, sample
 from .inference.smooth import Smoothed, smooth_series
@@ -89,6 +90,15 @@ class SwitchingLinearGaussian(ModelParameters):
             inputs: as for `filter`.
         """
         return smooth_series(self, y, method=method, inputs=inputs)
+
+    def online(self, *, method: str = "imm", batch: int | None = None) -> OnlineState:
+        """A filter to be fed one observation at a time; see `OnlineState`.
+
+        Args:
+            method: "imm", "gpb2" or "gpb1".
+            batch: how many members share this model; None for one, whose results have no batch axis.
+        """
+        return OnlineState.begin(self, method=method, batch=batch)
 
     def most_likely_path(
         self, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None

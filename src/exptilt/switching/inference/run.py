@@ -113,17 +113,21 @@ def check_failures(run: Run, what: str) -> None:
     failure = run.out.failure
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()
-        where = f"{what}: at step {t} of series {series}"
-        if mode == sizes_of(run.p)[0]:
-            raise ArgumentError(
-                f"{where} the observation has zero density in every mode that can be reached. "
-                "Scale the data, or widen observation_noise."
-            )
-        raise ArgumentError(
-            f"{where} the innovation covariance H P H' + R of mode {mode} is not positive definite. Some "
-            "combination of the observed components has no variance at all: give observation_noise "
-            "(or process_noise) a positive one."
+        raise stopped(f"{what}: at step {t} of series {series}", mode, sizes_of(run.p)[0])
+
+
+def stopped(where: str, mode: int, modes: int) -> ArgumentError:
+    """The error for a step that could not be done in a mode, or (`mode` = M) in any."""
+    if mode == modes:
+        return ArgumentError(
+            f"{where} the observation has zero density in every mode that can be reached. "
+            "Scale the data, or widen observation_noise."
         )
+    return ArgumentError(
+        f"{where} the innovation covariance H P H' + R of mode {mode} is not positive definite. Some "
+        "combination of the observed components has no variance at all: give observation_noise "
+        "(or process_noise) a positive one."
+    )
 
 
 class FilterTerms(torch.autograd.Function):

@@ -88,7 +88,12 @@ def sensor_size(n: int, m: int) -> int:
 def places(M: int, n: int, m: int, p: Parameters) -> Place:
     """Lay out the work buffer."""
     modes = p.initial_log_probability.shape[1]
-    states = p.initial_mean.shape[1] // modes
+    return layout(M, n, m, modes, p.initial_mean.shape[1] // modes)
+
+
+@inlined
+def layout(M: int, n: int, m: int, modes: int, states: int) -> Place:
+    """Lay out the work buffer; the matrices of a step come first, up to the place of `y`."""
     law, move, sensor = law_size(n), 3 * n * n + n, sensor_size(n, m)
     moves = M * M
     sensors = moves + M * move

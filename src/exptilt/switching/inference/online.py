@@ -1,0 +1,504 @@
+"""A filter that takes one observation at a time, and may be saved between two of them.
+
+`OnlineState` holds one row of numbers for each member of a batch (`kernels/online.py` says what is in it),
+the matrices of the step, and how many steps are done. A step makes a new state and leaves the old one as it
+was, so several continuations may be tried from one state. While something is diffuse, what was seen is kept
+and filtered again; after that a step is one call of a compiled kernel.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from ..._support.errors import ArgumentError, MissingExtraError
+from ..._support.files import draft
+from ..._support.kernels import run_chunks
+from ..checks import plain
+from ..kernels.filters import GPB2
+from ..kernels.online import appraise, pack, step_rows
+from ..parameters import RANKS, ModelParameters
+from ..series import Values
+from .filter import Filtered, filter_series
+from .moments import mixture
+from .problem import as_models, prepare
+from .run import METHODS, SMALL, stopped
+
+_FORMAT = "exptilt.switching.OnlineState 1"
+MANY = 1000  # members from which a build for exact sizes is worth its compilation
+INPUTS = ("dynamics_input", "observation_input")
+
+
+class Innovations(NamedTuple):
+    """What observations say to each mode, before they are used; leading axes are those of the observations.
+
+    Attributes:
+        innovation: y minus its prediction, ``(..., M, m)``, NaN where y is missing.
+        covariance: of the innovation, ``(..., M, m, m)``, the same for all candidates of a member.
+        distance: e' S⁻¹ e, ``(..., M)``, the square of Mahalanobis' distance: what gates compare with a
+            quantile of χ² with as many degrees of freedom as components were seen.
+        log_likelihood: log p(y | mode, the past), ``(..., M)``.
+    """
+
+    innovation: Values
+    covariance: Values
+    distance: Values
+    log_likelihood: Values
+
+
+class Plan:
+    """What all states of one online filter share: models, method, sizes, and the parts of a row."""
+
+    def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
+        if method not in METHODS:
+            raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
+        self.models = as_models(list(models), "online")
+        first = self.models[0]
+        self.method, self.batch, self.torch = method, batch, first.is_torch
+        self.members = 1 if batch is None else batch
+        if self.members < 1 or len(self.models) not in (1, self.members):
+            raise ArgumentError(f"online: batch is {batch}, models are {len(self.models)}. Pass one of each.")
+        self.M, self.n, self.m = first.modes, first.states, first.outputs
+        self.first = first.start == "first"
+        self.steps = min((one.steps for one in self.models if one.steps is not None), default=None)
+        self.takes = [name for name in INPUTS if getattr(first, name) is not None]
+        self.r = first.dynamics_input.shape[-1] if "dynamics_input" in self.takes else 0
+        self.r = self.r or (first.observation_input.shape[-1] if self.takes else 0)
+        blank = np.full((len(self.models), 1, self.m), np.nan)
+        quiet = [one._replaced(dynamics_input=None, observation_input=None) for one in self.models]
+        problem = prepare(quiet, blank, None, "online")
+        if problem.wants_grad:
+            raise ArgumentError(
+                "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
+                "under torch.no_grad()."
+            )
+        self.p, self.diffuse = problem.parameters, problem.diffuse
+        M, n, law = self.M, self.n, self.n + self.n**2
+        laws = M * M if method == "gpb2" else M
+        marks = np.cumsum([0, M * law, M, 2, laws * law, M * M, M]).tolist()
+        self.law, self.length = law, marks[-1]
+        names = ("laws", "log_mode", "term", "ahead", "score", "prior")
+        self.part = {name: slice(a, b) for name, a, b in zip(names, marks, marks[1:], strict=False)}
+        sensor = self.m * n + self.m + self.m**2
+        self.width = M * M + M * (3 * n * n + n + sensor) + (len(self.p.maps) // (n * n)) * (3 * n * n + n)
+        self.shape = (self.m,) if batch is None else (batch, self.m)
+        small = all(k <= most for k, most in zip((M, n, self.m), SMALL, strict=True))
+        self.plain_sizes: Any = (M, n, self.m)
+        many = self.members >= MANY and small
+        self.sizes: Any = tuple((0,) * k for k in self.plain_sizes) if many else self.plain_sizes
+        self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
+
+    @cached_property
+    def input_matrices(self) -> list[np.ndarray]:
+        """Input matrices by name, ``(C, L, M·size, r)``."""
+        out = []
+        for name in self.takes:
+            values = [plain(getattr(one, name)) for one in self.models]
+            values = [value if value.ndim == RANKS[name] + 1 else value[None] for value in values]
+            out.append(np.stack([value.reshape(len(value), -1, self.r) for value in values]))
+        return out
+
+    def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
+        """The matrices of step t, as `kernels/online.py` takes them."""
+        if self.steps is not None and t >= self.steps:
+            raise ArgumentError(
+                f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "
+                "Give parameters for every step."
+            )
+        p = self.p
+        if self.takes:
+            u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
+            if u is None or u.shape not in ((self.r,), (self.members, self.r)) or not np.isfinite(u).all():
+                got = "none" if u is None else f"{u.shape}"
+                raise ArgumentError(
+                    f"online: inputs are {got}. Pass ({self.r},) finite numbers at each step."
+                )
+            changes = {}
+            for name, weight in zip(self.takes, self.input_matrices, strict=True):
+                name = name.replace("input", "offset")
+                base = getattr(p, name)
+                now = weight[:, t if weight.shape[1] > 1 else 0]
+                effect = (now @ u.reshape(-1, self.r, 1))[..., 0]
+                changes[name] = (base[:, t if base.shape[1] > 1 else 0] + effect)[:, None]
+            p = p._replace(**changes)
+        elif inputs is not None:
+            raise ArgumentError("online: the model has no input matrices. Give it one, or no inputs.")
+        out = np.zeros((max(len(value) for value in p[:7]), self.width))
+        pack(p, t, out, self.plain_sizes)
+        return out
+
+    def read(self, y: ArrayLike | None) -> np.ndarray:
+        """An observation of each member, ``(members, m)``."""
+        if y is None:
+            return np.full((self.members, self.m), np.nan)
+        row = np.asarray(y, dtype=np.float64)
+        if row.shape != self.shape and (self.m != 1 or row.shape != self.shape[:-1]):
+            raise ArgumentError(
+                f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."
+            )
+        return row.reshape(self.members, self.m)
+
+    def start(self) -> np.ndarray:
+        """The rows of a state before anything was seen."""
+        M, n, p = self.M, self.n, self.p
+        law = (p.initial_log_probability, p.initial_mean.reshape(-1, M, n), p.initial_covariance)
+        cov = np.where(np.diag(self.diffuse), np.inf, law[2].reshape(-1, M, n, n))
+        return self.rows(law[0], law[1], cov, np.zeros(1))
+
+    def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """Rows with the given laws."""
+        out = np.zeros((self.members, self.length))
+        laws = np.concatenate([mean, cov.reshape(*cov.shape[:2], -1)], -1)
+        out[:, self.part["laws"]] = laws.reshape(len(laws), -1)
+        out[:, self.part["log_mode"]] = log_mode
+        out[:, self.part["term"].start + 1] = total
+        return out
+
+
+class OnlineState:
+    """What is known after some steps of a filter that is fed one observation at a time.
+
+    Made by `SwitchingLinearGaussian.online`, or by `OnlineState.begin` for a list of models. States are not
+    changed: each step gives a new one. After `predict` the moments below are those before the next
+    observation; after `update` or `step`, those given it. With a batch of B they have a leading axis B.
+    """
+
+    __slots__ = ("_history", "_matrices", "_plan", "_predicted", "_rows", "_y", "t")
+
+    @classmethod
+    def begin(
+        cls,
+        model: ModelParameters | Sequence[ModelParameters],
+        *,
+        method: str = "imm",
+        batch: int | None = None,
+    ) -> "OnlineState":
+        """The state before anything was seen.
+
+        Args:
+            model: a model, or a list of models of the same sizes, one for each member of a batch.
+            method: "imm", "gpb2" or "gpb1".
+            batch: how many members; None for one, whose results have no batch axis.
+        """
+        models = [model] if isinstance(model, ModelParameters) else list(model)
+        own = len(models) if batch is None and not isinstance(model, ModelParameters) else batch
+        plan = Plan(models, method, own)
+        return _state(plan, plan.start(), 0, history=() if plan.diffuse.any() else None)
+
+    @classmethod
+    def after(cls, post: Filtered[Any]) -> "OnlineState":
+        """The state after the last step of a filter: it goes on where the data end.
+
+        Args:
+            post: what `filter` gave, by "imm", "gpb2" or "gpb1".
+        """
+        data = post.data
+        plan = Plan(post._models, post.method, None if data.layout == "single" else data.series)
+        if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
+            raise ArgumentError(
+                "online: the series end at different steps, and the model depends on the step. "
+                "Go on from each of them alone."
+            )
+        last = np.arange(data.series) if post.stored == "last" else data.starts[1:] - 1
+        cov = post._mode_covariance[last]
+        if not np.isfinite(cov).all():
+            raise ArgumentError(
+                "online: the series ends while a state is diffuse. Begin with model.online()."
+            )
+        total = plain(post._total)
+        rows = plan.rows(post._log_mode[last], post._mode_mean[last], cov, total)
+        return _state(plan, rows, int(data.lengths.max()))
+
+    def step(self, y: ArrayLike | None, *, inputs: ArrayLike | None = None) -> "OnlineState":
+        """The state one step on, given what is seen there: `predict`, then `update`.
+
+        Args:
+            y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
+            inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
+        """
+        if self._history is not None:
+            return self._diffuse_step(y, inputs)
+        return self._go(self._plan.read(y), True, inputs)
+
+    def predict(self, *, inputs: ArrayLike | None = None) -> "OnlineState":
+        """The state before the next observation; called again, a step is left without any.
+
+        Args:
+            inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
+        """
+        if self._history is not None:
+            raise ArgumentError(
+                "online: a state is still diffuse, so nothing can be predicted. Call step until it is seen."
+            )
+        return self._go(None, True, inputs)
+
+    def update(self, y: ArrayLike | None) -> "OnlineState":
+        """The predicted state, given what was seen.
+
+        Args:
+            y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
+        """
+        if not self._predicted:
+            raise ArgumentError("online: update without a prediction. Call predict first, or step.")
+        return self._go(self._plan.read(y), False, None)
+
+    def _go(self, y: np.ndarray | None, ahead: bool, inputs: ArrayLike | None) -> "OnlineState":
+        plan, t, matrices, before = self._plan, self.t, self._matrices, self._rows
+        begun = False
+        if ahead:
+            if self._predicted:  # nothing was seen at that step
+                before = self._go(plan.read(None), False, None)._rows
+            begun = t == 0 and plan.first
+            matrices = (
+                plan.constant if plan.constant is not None and inputs is None else plan.matrices(t, inputs)
+            )
+            t += 1
+        how = (METHODS[plan.method], int(ahead), int(begun), int(y is not None), plan.M, plan.n)
+        rows, seen = np.empty_like(before), _NOTHING if y is None else y
+        members = plan.members
+        if members < 2 * MANY:
+            bad = step_rows(matrices, before, seen, rows, 0, members, how, plan.sizes)
+        else:
+            found: list[int] = []
+            step_rows(
+                matrices, before, seen, rows, 0, 0, how, plan.sizes
+            )  # compiled before threads ask for it
+            run_chunks(
+                lambda a, b: found.append(step_rows(matrices, before, seen, rows, a, b, how, plan.sizes)),
+                members,
+                threads=min(torch.get_num_threads(), members // MANY),
+            )
+            bad = max(found)
+        if bad >= 0:
+            raise _failure(plan, bad, t, seen)
+        return _state(plan, rows, t, predicted=y is None, matrices=matrices, y=y)
+
+    def _diffuse_step(self, y: ArrayLike | None, inputs: ArrayLike | None) -> "OnlineState":
+        """Filter all that was seen once more: the steps in which something is diffuse are few."""
+        plan, history = self._plan, (*(self._history or ()), (self._plan.read(y), inputs))
+        data = np.stack([row for row, _ in history], 1)
+        u = None
+        if plan.takes:
+            u = np.stack([np.broadcast_to(plain(one), (plan.members, plan.r)) for _, one in history], 1)
+        model: Any = plan.models if len(plan.models) > 1 else plan.models[0]
+        post = filter_series(model, data, method=plan.method, inputs=u)
+        last = post.data.starts[1:] - 1
+        cov = post._mode_covariance[last]
+        rows = plan.rows(post._log_mode[last], post._mode_mean[last], cov, plain(post._total))
+        left = None if np.isfinite(cov).all() else history
+        rows[:, plan.part["term"].start] = plain(post._terms)[last]
+        return _state(plan, rows, self.t + 1, history=left)
+
+    def innovations(self, y: ArrayLike | None = None) -> Innovations:
+        """What observations say to each mode under the prediction: to gate and to choose among them.
+
+        Args:
+            y: candidates, ``(..., m)``, for a batch ``(B, ..., m)``; None for the one of the last update.
+        """
+        plan = self._plan
+        if self._matrices is None:
+            raise ArgumentError("online: there is no prediction yet. Call predict (or step) first.")
+        if y is None and self._y is None:
+            raise ArgumentError("online: nothing was seen since the prediction. Pass candidates y.")
+        lead = () if plan.batch is None else (plan.batch,)
+        z = np.asarray(self._y if y is None else y, dtype=np.float64)
+        if y is None:
+            z = z.reshape(plan.shape)
+        if z.ndim < 1 + len(lead) or z.shape[-1] != plan.m or z.shape[: len(lead)] != lead:
+            raise ArgumentError(f"online: candidates have shape {z.shape}. Pass {(*lead, '...', plan.m)}.")
+        flat = np.ascontiguousarray(z.reshape(plan.members, -1, plan.m))
+        B, K, M, m = plan.members, flat.shape[1], plan.M, plan.m
+        e, S = np.empty((B, K, M, m)), np.empty((B, M, m, m))
+        distance, density = np.empty((B, K, M)), np.empty((B, K, M))
+        pairs = METHODS[plan.method] == GPB2
+        bad = appraise(self._matrices, self._rows, flat, e, S, distance, density, pairs, plan.plain_sizes)
+        if bad >= 0:
+            raise _failure(plan, bad, self.t, flat)
+        S = np.broadcast_to(S[:, None], (B, K, M, m, m))
+        shape = z.shape[:-1]
+        return Innovations(
+            *(self._shown(value.reshape(*shape, *value.shape[2:])) for value in (e, S, distance, density))
+        )
+
+    def _shown(self, value: np.ndarray) -> Values:
+        return torch.from_numpy(np.ascontiguousarray(value)) if self._plan.torch else value
+
+    def _one(self, value: np.ndarray) -> Values:
+        return self._shown(value[0] if self._plan.batch is None else value)
+
+    def _laws(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log probabilities and moments by mode of what is known now."""
+        plan, rows = self._plan, self._rows
+        M, n, B = plan.M, plan.n, plan.members
+        if not self._predicted:
+            laws, log_mode = rows[:, plan.part["laws"]], rows[:, plan.part["log_mode"]]
+        else:
+            laws, log_mode = rows[:, plan.part["ahead"]], rows[:, plan.part["prior"]]
+        laws = laws.reshape(B, -1, plan.law)
+        mean, cov = laws[..., :n], laws[..., n:].reshape(B, -1, n, n)
+        if mean.shape[1] > M:
+            score = rows[:, plan.part["score"]].reshape(B, M, M).swapaxes(1, 2)
+            with np.errstate(invalid="ignore"):
+                weight = np.exp(score - log_mode[..., None])
+            weight = np.where(np.isnan(weight), 1.0 / M, weight)
+            mean, cov = mixture(weight, mean.reshape(B, M, M, n), cov.reshape(B, M, M, n, n))
+        return log_mode, mean, cov
+
+    @property
+    def log_likelihood(self) -> Values:
+        """log p of all that was seen, a number or ``(B,)``."""
+        return self._one(self._rows[:, self._plan.part["term"].start + 1])
+
+    @property
+    def log_likelihood_term(self) -> Values:
+        """log p of the last observation given those before, a number or ``(B,)``."""
+        return self._one(self._rows[:, self._plan.part["term"].start])
+
+    @property
+    def log_mode_probability(self) -> Values:
+        """log P(mode), ``(M,)`` or ``(B, M)``."""
+        return self._one(self._laws()[0])
+
+    @property
+    def mode_probability(self) -> Values:
+        """P(mode), ``(M,)`` or ``(B, M)``."""
+        return self._one(np.exp(self._laws()[0]))
+
+    @property
+    def mode_mean(self) -> Values:
+        """Mean of the state in each mode, ``(M, n)`` or ``(B, M, n)``."""
+        return self._one(self._laws()[1])
+
+    @property
+    def mode_covariance(self) -> Values:
+        """Covariance of the state in each mode, ``(M, n, n)`` or ``(B, M, n, n)``."""
+        return self._one(self._laws()[2])
+
+    @property
+    def mean(self) -> Values:
+        """Mean of the state over modes, ``(n,)`` or ``(B, n)``."""
+        log_mode, mean, _ = self._laws()
+        return self._one(np.einsum("bj,bjk->bk", np.exp(log_mode), mean))
+
+    @property
+    def covariance(self) -> Values:
+        """Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``."""
+        log_mode, mean, cov = self._laws()
+        with np.errstate(invalid="ignore"):
+            return self._one(mixture(np.exp(log_mode), mean, cov)[1])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write state and models to one file (safetensors), whole or not at all.
+
+        Args:
+            path: where; an existing file is replaced at the end, in one move.
+        """
+        plan, kept = self._plan, {"rows": self._rows}
+        if self._matrices is not None:
+            kept["matrices"] = self._matrices
+        if self._y is not None:
+            kept["y"] = self._y
+        for k, (row, inputs) in enumerate(self._history or ()):
+            kept[f"history.{k}"] = row
+            if inputs is not None:
+                kept[f"history_inputs.{k}"] = plain(inputs)
+        for k, one in enumerate(plan.models):
+            for field in fields(one):
+                if field.name != "start" and getattr(one, field.name) is not None:
+                    kept[f"model.{k}.{field.name}"] = plain(getattr(one, field.name))
+        about = {
+            "method": plan.method,
+            "batch": plan.batch,
+            "t": self.t,
+            "predicted": self._predicted,
+            "start": plan.models[0].start,
+            "models": len(plan.models),
+            "history": None if self._history is None else len(self._history),
+            "torch": plan.torch,
+        }
+        whole = {name: np.ascontiguousarray(value) for name, value in kept.items()}
+        text = _safetensors().numpy.save(whole, {"format": _FORMAT, "about": json.dumps(about)})
+        with draft(Path(path)) as place:
+            place.write_bytes(text)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "OnlineState":
+        """The state that `save` wrote, with its models: it goes on where it was.
+
+        Args:
+            path: the file.
+        """
+        library = _safetensors()
+        if not Path(path).is_file():
+            raise ArgumentError(f"OnlineState.load: there is no file {path}.")
+        try:
+            with library.safe_open(str(path), framework="numpy") as opened:
+                said = opened.metadata() or {}
+                if said.get("format") != _FORMAT:
+                    raise ArgumentError(f"OnlineState.load: {path} was not written by OnlineState.save.")
+                kept = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except library.SafetensorError as problem:
+            got = f"{path} is not a whole safetensors file ({problem})"
+            raise ArgumentError(f"OnlineState.load: {got}. It was cut, or is something else.") from None
+        about = json.loads(said["about"])
+        models = []
+        for k in range(about["models"]):
+            values = {
+                name[len(lead) :]: x for name, x in kept.items() if name.startswith(lead := f"model.{k}.")
+            }
+            if about["torch"]:
+                values = {name: torch.from_numpy(value) for name, value in values.items()}
+            models.append(ModelParameters(**values, start=about["start"]))
+        rows = range(about["history"] or 0)
+        history = tuple((kept[f"history.{k}"], kept.get(f"history_inputs.{k}")) for k in rows)
+        return _state(
+            Plan(models, about["method"], about["batch"]),
+            kept["rows"],
+            about["t"],
+            predicted=about["predicted"],
+            matrices=kept.get("matrices"),
+            y=kept.get("y"),
+            history=None if about["history"] is None else history,
+        )
+
+
+def _state(
+    plan: Plan,
+    rows: np.ndarray,
+    t: int,
+    predicted: bool = False,
+    matrices: np.ndarray | None = None,
+    y: np.ndarray | None = None,
+    history: tuple[Any, ...] | None = None,
+) -> OnlineState:
+    made = object.__new__(OnlineState)
+    made._plan, made._rows, made.t, made._predicted = plan, rows, t, predicted
+    made._matrices, made._y, made._history = matrices, y, history
+    return made
+
+
+_NOTHING = np.empty((0, 0))
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as problem:
+        raise MissingExtraError("safetensors", "memory") from problem
+    return safetensors
+
+
+def _failure(plan: Plan, bad: int, t: int, y: np.ndarray) -> ArgumentError:
+    """The error for a step that could not be done."""
+    member, mode = divmod(bad, plan.M + 1)
+    where = f"online: at step {t}" + (f" of member {member}" if plan.batch is not None else "")
+    if np.isinf(y).any():
+        return ArgumentError(f"{where} y holds infinite values. Pass NaN where something is missing.")
+    return stopped(where, mode, plan.M)
