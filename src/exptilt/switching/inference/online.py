@@ -7,7 +7,7 @@ and filtered again; after that a step is one call of a compiled kernel.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from os import PathLike
@@ -27,7 +27,7 @@ from ..kernels.online import appraise, pack, step_rows
 from ..parameters import RANKS, ModelParameters
 from ..series import Values
 from .filter import Filtered, filter_series
-from .moments import mixture
+from .moments import mixture, unknown
 from .problem import as_models, prepare
 from .run import METHODS, SMALL, stopped
 
@@ -145,13 +145,6 @@ class Plan:
             )
         return row.reshape(self.members, self.m)
 
-    def start(self) -> np.ndarray:
-        """The rows of a state before anything was seen."""
-        M, n, p = self.M, self.n, self.p
-        law = (p.initial_log_probability, p.initial_mean.reshape(-1, M, n), p.initial_covariance)
-        cov = np.where(np.diag(self.diffuse), np.inf, law[2].reshape(-1, M, n, n))
-        return self.rows(law[0], law[1], cov, np.zeros(1))
-
     def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
         """Rows with the given laws."""
         out = np.zeros((self.members, self.length))
@@ -160,6 +153,17 @@ class Plan:
         out[:, self.part["log_mode"]] = log_mode
         out[:, self.part["term"].start + 1] = total
         return out
+
+
+def _known(take: Callable[[Any], np.ndarray], doc: str) -> Any:
+    """A property made of log probabilities and moments by mode of what is known now."""
+    return property(lambda self: self._one(take(self._laws())), doc=doc)
+
+
+def _over_modes(law: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    with np.errstate(invalid="ignore"):
+        mean, cov = mixture(np.exp(law[0]), law[1], law[2])
+    return mean, unknown(cov)
 
 
 class OnlineState:
@@ -171,6 +175,13 @@ class OnlineState:
     """
 
     __slots__ = ("_history", "_matrices", "_plan", "_predicted", "_rows", "_y", "t")
+    t: int
+    _plan: Plan
+    _rows: np.ndarray
+    _predicted: bool
+    _matrices: np.ndarray | None
+    _y: np.ndarray | None
+    _history: tuple[Any, ...] | None
 
     @classmethod
     def begin(
@@ -188,9 +199,11 @@ class OnlineState:
             batch: how many members; None for one, whose results have no batch axis.
         """
         models = [model] if isinstance(model, ModelParameters) else list(model)
-        own = len(models) if batch is None and not isinstance(model, ModelParameters) else batch
-        plan = Plan(models, method, own)
-        return _state(plan, plan.start(), 0, history=() if plan.diffuse.any() else None)
+        plan = Plan(models, method, batch if isinstance(model, ModelParameters) else len(models))
+        p, M, n = plan.p, plan.M, plan.n
+        cov = np.where(np.diag(plan.diffuse), np.inf, p.initial_covariance.reshape(-1, M, n, n))
+        rows = plan.rows(p.initial_log_probability, p.initial_mean.reshape(-1, M, n), cov, np.zeros(1))
+        return _state(plan, rows, 0, history=() if plan.diffuse.any() else None)
 
     @classmethod
     def after(cls, post: Filtered[Any]) -> "OnlineState":
@@ -361,38 +374,16 @@ class OnlineState:
         """log p of the last observation given those before, a number or ``(B,)``."""
         return self._one(self._rows[:, self._plan.part["term"].start])
 
-    @property
-    def log_mode_probability(self) -> Values:
-        """log P(mode), ``(M,)`` or ``(B, M)``."""
-        return self._one(self._laws()[0])
-
-    @property
-    def mode_probability(self) -> Values:
-        """P(mode), ``(M,)`` or ``(B, M)``."""
-        return self._one(np.exp(self._laws()[0]))
-
-    @property
-    def mode_mean(self) -> Values:
-        """Mean of the state in each mode, ``(M, n)`` or ``(B, M, n)``."""
-        return self._one(self._laws()[1])
-
-    @property
-    def mode_covariance(self) -> Values:
-        """Covariance of the state in each mode, ``(M, n, n)`` or ``(B, M, n, n)``."""
-        return self._one(self._laws()[2])
-
-    @property
-    def mean(self) -> Values:
-        """Mean of the state over modes, ``(n,)`` or ``(B, n)``."""
-        log_mode, mean, _ = self._laws()
-        return self._one(np.einsum("bj,bjk->bk", np.exp(log_mode), mean))
-
-    @property
-    def covariance(self) -> Values:
-        """Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``."""
-        log_mode, mean, cov = self._laws()
-        with np.errstate(invalid="ignore"):
-            return self._one(mixture(np.exp(log_mode), mean, cov)[1])
+    log_mode_probability = _known(lambda law: law[0], "log P(mode), ``(M,)`` or ``(B, M)``.")
+    mode_probability = _known(lambda law: np.exp(law[0]), "P(mode), ``(M,)`` or ``(B, M)``.")
+    mode_mean = _known(lambda law: law[1], "Mean of the state in each mode, ``(M, n)`` or ``(B, M, n)``.")
+    mode_covariance = _known(
+        lambda law: law[2], "Covariance of the state in each mode, ``(M, n, n)`` or ``(B, M, n, n)``."
+    )
+    mean = _known(lambda law: _over_modes(law)[0], "Mean of the state over modes, ``(n,)`` or ``(B, n)``.")
+    covariance = _known(
+        lambda law: _over_modes(law)[1], "Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``."
+    )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write state and models to one file (safetensors), whole or not at all.
