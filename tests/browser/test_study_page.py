@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from browser.chromium import COLOUR, contrast, luminance, open_page
-from exptilt.lens import HeadMeasure
+from exptilt.lens import HeadMeasure, Picture
 from exptilt.report import write
 from report.made import HOSTILE, make_study
 
@@ -263,7 +263,7 @@ def test_colours_can_be_read(browser, address, scheme):
 @pytest.mark.parametrize(("layers", "heads"), [(4, 4), (18, 20)])
 def test_no_sideways_scroll(browser, tmp_path, layers, heads):
     path = write(make_study(layers, heads, size=24), tmp_path)
-    for width in (360, 768, 1000):
+    for width in (360, 390, 768, 1000):
         page = open_page(browser, path.as_uri(), width)
         page.locator("details").evaluate_all("(all) => { for (const details of all) details.open = true; }")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -393,4 +393,75 @@ def test_theory_is_behind_a_fold(browser, made, tmp_path):
     page.locator("#head details summary").click()
     page.get_by_role("button", name="Next head").click()
     assert row.is_visible()  # the fold stays as it was left
+    page.context.close()
+
+
+def test_attention_is_drawn_on_a_picture(browser, made, tmp_path):
+    pixels = np.zeros((8, 12, 3))
+    pixels[..., 0] = 255
+    study = dataclasses.replace(made, picture=Picture(pixels, 1, 3, 5))
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert "Attention over a picture" in page.locator("#head").inner_text()
+    assert page.locator(".patches .token").count() == 15
+    red = "(c) => [...c.getContext('2d').getImageData(5, 5, 1, 1).data]"
+    assert page.locator("canvas.pixels").evaluate(red) == [255, 0, 0, 255]
+    page.locator(".patches .token").nth(6).click()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".token.query").get_attribute("data-index") == "12"
+    share = made.details[0].strip[12]
+    shades = page.locator(".patch").evaluate_all("all => all.map((word) => word.style.background)")
+    alpha = [float(shade.split(",")[3].strip(" )")) if shade.startswith("rgba") else 0.0 for shade in shades]
+    assert int(np.argmax(alpha)) == int(share[1:].argmax())
+    np.testing.assert_allclose(
+        alpha, np.where(share[1:] > 0.004, 0.08 + 0.82 * share[1:] ** 0.5, 0), atol=0.01
+    )
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_the_slider_moves_the_open_head(browser, made, tmp_path):
+    strips = np.zeros((9, 4, 4, 8, 8))
+    strips[..., np.arange(8), np.arange(8)] = 1.0
+    strips[1, ..., :] = 0.0
+    strips[1, ..., 0] = 1.0
+    study = dataclasses.replace(made, training=dataclasses.replace(made.training, strips=strips))
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert page.locator(".token").count() == 16
+    page.locator("#heat-step").focus()
+    page.keyboard.press("Home")
+    assert page.locator(".token").count() == 8
+    page.locator(".token").nth(3).click()
+    assert "most goes to" in page.locator(".attention .readout").inner_text()
+    assert "(token 3): 100 %" in page.locator(".attention .readout").inner_text()
+    page.locator("#heat-step").focus()
+    page.keyboard.press("ArrowRight")
+    assert "(token 0): 100 %" in page.locator(".attention .readout").inner_text()
+    assert "statistics and attention of step 1;" in page.locator("#head").inner_text()
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_claims_are_links_to_their_statements(browser, made, tmp_path):
+    named = dataclasses.replace(made.heads["entropy"], about="Whether it climbs (F3).")
+    study = dataclasses.replace(made, heads={"entropy": named})
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    assert page.locator("#claim-F3").is_hidden()
+    page.locator("#heat-about a", has_text="(F3)").click()
+    page.locator("#claim-F3").wait_for(state="visible")
+    assert page.locator("#meanings-table + .scroll a").first.get_attribute("href") == "#claim-F3"
+    assert page.complaints == []
+    page.context.close()
+
+
+def test_p_values_are_on_a_logarithmic_axis(browser, made, tmp_path):
+    places = made.layers["norm"].places
+    p = dataclasses.replace(made.layers["norm"], value=np.array([0.5, 1e-3, 1e-8, 0.0, 1.0]), error=None)
+    study = dataclasses.replace(made, layers={"gaussian_p": dataclasses.replace(p, places=places)})
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    heights = page.locator("[data-curve] circle").evaluate_all(
+        "all => all.map((c) => Number(c.getAttribute('cy')))"
+    )
+    ends = heights[4], heights[3]
+    shares = (np.array(heights) - ends[1]) / (ends[0] - ends[1])
+    np.testing.assert_allclose(shares, 1 + np.log10([0.5, 1e-3, 1e-8, 1e-16, 1.0]) / 16, atol=0.01)
     page.context.close()

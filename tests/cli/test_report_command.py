@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from exptilt.cli import main, report
@@ -48,6 +49,9 @@ def test_a_model_with_checkpoints(tiny, text, tmp_path, capsys):
     assert sorted(os.listdir(out)) == [".measured", "heads.csv", "index.html", "study.json"]
     study = Study.from_json((out / "study.json").read_text("utf-8"))
     assert study.training.steps.tolist() == [5, 50]
+    assert study.training.strips.shape == (2, 2, 2, 32, 32)
+    last = [detail.strip for detail in study.details]  # the model studied is the last checkpoint
+    np.testing.assert_allclose(study.training.strips[-1].reshape(4, 32, 32), last, atol=2e-4)
     assert study.text_facts["text"] == "text.txt"
     assert "context" in " ".join(study.notes)  # the text is longer than 32 letters: cut, and said so
     assert len((out / "heads.csv").read_text().splitlines()) == 1 + 4
@@ -62,8 +66,39 @@ def test_checkpoints_alone_are_called_by_their_own_name(tiny, text, tmp_path, ca
     out = tmp_path / "out"
     assert main.main(["report", "--checkpoints", str(tiny), "--text", str(text), "--out", str(out)]) == 0
     assert "checkpoint-50: 2 layers of 2 heads" in capsys.readouterr().out
-    assert Study.from_json((out / "study.json").read_text("utf-8")).name == "checkpoint-50"
+    assert Study.from_json((out / "study.json").read_text("utf-8")).name == f"{tiny.name}/checkpoint-50"
     assert "shakespeare" not in (out / "index.html").read_text("utf-8")
+
+
+def test_a_model_of_pictures(tmp_path, capsys):
+    import torch
+    from PIL import Image
+    from transformers import CLIPConfig, CLIPModel, ViTImageProcessor
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**small, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 8}
+    config = CLIPConfig(text_config=text, vision_config={**small, "image_size": 24, "patch_size": 4})
+    CLIPModel(config).save_pretrained(tmp_path / "pair")
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "pair")
+    (tmp_path / "seen").mkdir()
+    for shade in (10, 200):
+        Image.new("RGB", (30, 20), (shade, 90, 90)).save(tmp_path / "seen" / f"{shade}.png")
+    words = [
+        "report",
+        str(tmp_path / "pair"),
+        "--images",
+        str(tmp_path / "seen"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main.main(words) == 0
+    assert "pair: 2 layers of 2 heads" in capsys.readouterr().out
+    study = Study.from_json((tmp_path / "out" / "study.json").read_text("utf-8"))
+    assert study.text_facts["text"] == "10.png, 200.png"
+    assert study.text_facts["patches"] == "6 × 6"
+    assert main.main([*words, "--text", str(tmp_path / "some.txt")]) == 2
+    assert "got texts and pictures" in capsys.readouterr().err
 
 
 def refuse(words, out, capsys, match):

@@ -6,9 +6,9 @@ import torch
 
 import exptilt as xt
 from exptilt.lens.heads.kinds import RULES, kinds
+from exptilt.lens.inputs.texts import Chunk, with_delimiters
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_repeats, measure_unit
-from exptilt.lens.studying.texts import Chunk, with_delimiters
 from oracles import tiny_models as models
 
 IDS = torch.randint(3, 61, (12,), generator=torch.Generator().manual_seed(0))

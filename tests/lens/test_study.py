@@ -11,10 +11,10 @@ from torch import nn
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
 from exptilt.lens import Study, study
+from exptilt.lens.inputs.texts import cut, token_texts
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.lens.studying.results import RENAMED
 from exptilt.lens.studying.store import Store, fingerprint
-from exptilt.lens.studying.texts import cut, token_texts
 from exptilt.lens.training.readings import read_heads
 from oracles.transformers_by_hand import tiny
 

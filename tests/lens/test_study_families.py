@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import nn
 
+from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.blocks import NormEvent, Passage, Tracer, inputs
 from exptilt.lens.studying.one_text import Options, measure_unit
-from exptilt.lens.studying.texts import Chunk
 from exptilt.lens.watching.watch import watch
 
 SHAPE = {

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying.one_text import Options, measure_unit
-from exptilt.lens.studying.texts import Chunk
 from oracles.transformers_by_hand import by_hand, tiny
 
 KINDS = ["llama", "gpt2", "bert"]
@@ -26,7 +26,7 @@ def measured():
         model = tiny(kind)
         ids = torch.randint(1, 60, (TOKENS,), generator=torch.Generator().manual_seed(1))
         unit = measure_unit(model, Chunk(ids, 0), Options(neighbours=6, strip=10))
-        weights = measure_weights(model, ids[:1])
+        weights = measure_weights(model, Chunk(ids[:1], 0).inputs(model))
         found[kind] = model, ids, unit, weights, by_hand(model, ids)
     return found
 

@@ -16,8 +16,9 @@ import pytest
 
 from exptilt._support.errors import MissingExtraError
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
+from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.report import write
-from exptilt.report.study import page, payload, sentences
+from exptilt.report.study import page, payload, sentences, theory
 from exptilt.report.tokens import visible
 from report.made import HOSTILE, make_study
 
@@ -316,3 +317,28 @@ def test_missing_extra_is_named(made, tmp_path, monkeypatch, library, named):
     with pytest.raises(MissingExtraError, match=rf"{named} is not installed.*exptilt\[report\]"):
         write(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_claims_are_those_of_the_theory():
+    said = (Path(__file__).parents[2] / "docs" / "theory.md").read_text("utf-8").replace("`", "")
+    for claim, words in theory.CLAIMS.items():
+        body = said.split(f'<a id="{claim.lower()}"></a>')[1].split("<a id=")[0]
+        assert words in " ".join(body.split("\n\n")[1].split())
+    every = [words.about for group in (HEADS, PLACES, BLOCKS) for words in group.values()]
+    assert list(theory.named_in(every)) == list(theory.CLAIMS)
+
+
+def test_a_page_lists_the_claims_it_names(made):
+    named = dataclasses.replace(made.heads["entropy"], about="Whether it climbs (F3), and (Z9).")
+    html = page.render_study(dataclasses.replace(made, heads={"entropy": named}))
+    assert 'id="claim-F3"' in html
+    assert 'id="claim-F6"' not in html
+    assert "claim-Z9" not in html
+    assert "claim-" not in page.render_study(made).split("<script")[0]
+
+
+def test_a_large_page_is_small_enough():
+    heads = make_study(24, 16, size=32, steps=()).heads["entropy"]
+    study = make_study(24, 16, size=32)
+    more = {f"more_{index}": heads for index in range(20)}  # as many statistics as a study has
+    assert len(page.render_study(dataclasses.replace(study, heads={**study.heads, **more}))) < 3e6

@@ -8,12 +8,13 @@ Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import announce_if_slow
 from exptilt.cli.arguments import positive, seed
 
@@ -37,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.usage = (
-        "exptilt report [MODEL] [--text FILE ...] [--checkpoints DIR ...] [--against B] [--out FOLDER] "
-        "[options]"
+        "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--sounds PATH ...] "
+        "[--checkpoints DIR ...] [--against B] [--out FOLDER] [options]"
     )
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
@@ -50,6 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"folder, GGUF file, cached name, minilm or smollm2 ({without})",
     )
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
+    add("--images", nargs="+", type=Path, metavar="PATH", help="pictures or folders, for a model of pictures")
+    add("--sounds", nargs="+", type=Path, metavar="PATH", help="WAV files or folders, for a model of sounds")
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
     side = "another model, a study.json, or a text file for the same model: shown side by side"
     add("--against", metavar="B", help=side)
@@ -98,29 +101,39 @@ def measure_against(arguments: argparse.Namespace, found: "Study") -> "Study":
     if changed.model is None:
         folders = arguments.checkpoints or [models.default_folder()]
         changed.model = str(models.find_checkpoints(folders)[-1][1])
-    changed.text = [other]
+    which = "images" if arguments.images else "sounds" if arguments.sounds else "text"
+    setattr(changed, which, [other])
     return replace(measure(changed), name=f"{found.name} on {other.name}")
 
 
 def measure(arguments: argparse.Namespace) -> "Study":
     """Load what is named and study it; what is measured is kept in the output folder, to go on from."""
     from exptilt.lens import models
+    from exptilt.lens.inputs import media
     from exptilt.lens.studying.study import study
 
     default = models.default_folder()
-    texts = (
-        _texts(arguments.text)
-        if arguments.text
-        else {"the text that comes with exptilt": models.read_text(default / "text.txt")}
-    )
+    given = {"texts": arguments.text, "pictures": arguments.images, "sounds": arguments.sounds}
+    named = [kind for kind, paths in given.items() if paths]
+    if len(named) > 1:
+        raise ArgumentError(f"report: got {' and '.join(named)}. Pass one kind; a model is studied on one.")
+    reads = named[0] if named else "texts"
+    texts: Mapping[str, Any] = {"the text that comes with exptilt": models.read_text(default / "text.txt")}
+    if named:
+        texts = _texts(arguments.text) if arguments.text else media.files(reads, given[reads])
     folders = arguments.checkpoints or ([default] if arguments.model is None else [])
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
     with announce_if_slow("Loading the model ..."):
         how = {"allow_pickle": arguments.allow_pickle, "model_type": arguments.model_type}
-        fetch = {"tokenizer": arguments.tokenizer, "download": arguments.download}
+        fetch = {"tokenizer": arguments.tokenizer, "download": arguments.download, "reads": reads}
         loaded = models.load_model(source, **fetch, **how)
-    series = [(step, partial(models.load_weights, folder, **how)) for step, folder in checkpoints]
+
+    def checkpoint(folder: Path) -> Any:
+        model = models.load_weights(folder, **how)
+        return model if reads == "texts" else models.part_that_reads(model, reads)
+
+    series = [(step, partial(checkpoint, folder)) for step, folder in checkpoints]
     with models.quiet():
         return study(
             loaded.model,

@@ -4,6 +4,7 @@ import sys
 
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import Kind
+from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying.compare import Difference, compare
 from exptilt.lens.studying.results import (
     HeadDetail,
@@ -34,6 +35,7 @@ __all__ = [
     "Kind",
     "LayerMeasure",
     "NothingSeenError",
+    "Picture",
     "Record",
     "Study",
     "TokenMass",

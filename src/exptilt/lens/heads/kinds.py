@@ -5,7 +5,7 @@ with the sweep of the statistics:
 
     previous_mass    mean of p_{i,i−1}          next_mass        mean of p_{i,i+1}
     delimiter_mass   share of the attention that all keys draw that goes to delimiters after the first key
-    width            root of the mean over i of Σ_j p_ij (i − j)², in tokens
+    width            root of the mean over i of Σ_j p_ij |x_i − x_j|², x the place: in tokens, or in patches
 
 On random tokens, each once, and then all of them again in the same order (n of them):
 
@@ -50,6 +50,12 @@ RULES = {
     "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
     "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of the residual stream's length"),
 }
+# Where tokens are patches, row by row: what else the same kinds mean.
+PICTURES = {
+    "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the patch to the left"),
+    "next token": Rule("next_mass", 0.5, True, "looks mostly at the patch to the right"),
+    "local": Rule("width", 2.0, False, "stays within 2 patches, root mean square"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,10 @@ class Kind:
     members: NDArray[np.bool_]
 
 
-def kinds(heads: Mapping[str, Any]) -> dict[str, Kind]:
-    """The kinds that can be told from these head measures, by name."""
+def kinds(heads: Mapping[str, Any], *, picture: bool = False) -> dict[str, Kind]:
+    """The kinds that can be told from these head measures, by name; of texts, or of pictures."""
     found = {}
-    for name, rule in RULES.items():
+    for name, rule in (RULES | (PICTURES if picture else {})).items():
         measure = heads.get(rule.measure)
         if measure is None or measure.value is None:
             continue
@@ -121,20 +127,26 @@ def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
     return torch.where(seen, p, 0.0).sum(-1) / seen.sum(-1)
 
 
-def moments(length: int, like: Tensor) -> Tensor:
-    """(key, 3): 1, x and x² of every key, x its place over the length, to be averaged under attention."""
-    x = torch.arange(length, dtype=like.dtype, device=like.device) / max(length, 1) - 0.5
-    return torch.stack([torch.ones_like(x), x, x.square()], -1)
+def moments(places: Tensor, like: Tensor) -> Tensor:
+    """(key, 2 + d): 1, x and |x|² of every key, x its place over their number, to be averaged under
+    attention.
 
-
-def width(averaged: Tensor, choice: Tensor) -> Tensor:
-    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it ``(head, query, 3)``.
-
-    Over the queries with a choice ``(head or 1, query)``. A sink is not a place.
+    The places are ``(key, d)``; a key without one, NaN, has zeros.
     """
-    one, first, second = averaged.double().unbind(-1)
-    Q = one.shape[-1]
-    x = moments(Q, one)[:, 1]
-    square = (second - 2 * x * first + x.square() * one).clamp(min=0) / one.clamp(min=1e-30)
-    use = choice.expand_as(square)
-    return Q * (torch.where(use, square, 0.0).sum(-1) / use.sum(-1)).sqrt()
+    x = places.to(like) / max(len(places), 1) - 0.5
+    found = torch.cat([torch.ones_like(x[:, :1]), x, x.square().sum(-1, keepdim=True)], -1)
+    return found.masked_fill(x.isnan().any(-1, keepdim=True), 0.0)
+
+
+def width(averaged: Tensor, places: Tensor, choice: Tensor) -> Tensor:
+    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it ``(head, query, 2 +
+    d)``.
+
+    Over the queries that have a place ``(query, d)`` and a choice ``(head or 1, query)``. A sink has none.
+    """
+    own = moments(places, averaged.double())
+    one, first, second = averaged.double().split([1, places.shape[1], 1], -1)
+    square = second - 2 * (own[:, 1:-1] * first).sum(-1, keepdim=True) + own[:, -1:] * one
+    square = (square.clamp(min=0) / one.clamp(min=1e-30)).squeeze(-1)
+    use = (choice & (own[:, 0] > 0)).expand_as(square)
+    return len(places) * (torch.where(use, square, 0.0).sum(-1) / use.sum(-1)).sqrt()

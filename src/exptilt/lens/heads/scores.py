@@ -67,6 +67,19 @@ class Scores:
             log_weight = rule.block(t, torch.zeros_like(z), 0, K, here).scores
             yield Block(here, rule.soften(z).scores, log_weight)
 
+    def pooled(self, log_normalizer: Tensor, cells: Tensor) -> Tensor:
+        """Attention among cells of tokens, ``(head, cell, cell)``: of a cell's queries the mean, of its keys
+        the sum.
+
+        G is ``(head, query)``, cells ``(token,)`` the number of each token's cell, from 0.
+        """
+        onto = torch.nn.functional.one_hot(cells).to(self.inputs.query)
+        total = torch.zeros((), dtype=onto.dtype, device=onto.device)
+        for rows, score, log_weight in self.blocks():
+            p = torch.exp(score + log_weight - log_normalizer[:, rows, None].to(score.dtype))
+            total = total + onto[rows].mT @ (p @ onto)
+        return total / onto.sum(0)[:, None]
+
     def strip(self, log_normalizer: Tensor, length: int) -> Tensor:
         """Attention among the first tokens, ``(head, length, length)``; G is ``(head, query)``."""
         found = []

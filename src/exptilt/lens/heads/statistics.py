@@ -118,20 +118,32 @@ class TextStatistics(NamedTuple):
 
 
 def text_statistics(
-    query: Tensor, key: Tensor, options: dict[str, Any], tilted: Tilted, item: int = 0
+    query: Tensor,
+    key: Tensor,
+    options: dict[str, Any],
+    tilted: Tilted,
+    item: int = 0,
+    places: Tensor | None = None,
 ) -> TextStatistics:
-    """The statistics of one text, none of it padding, from the arguments of `attend` and what it gave."""
+    """The statistics of one text, none of it padding, from the arguments of `attend` and what it gave.
+
+    The keys are at `places` ``(key, d)``; by default they are in a row.
+    """
     visible = Visibility.of(query, key, options)
     sink = options.get("sink") is not None
-    places = moments(key.shape[2], key).expand(*key.shape[:3], 3)
-    again = attend(query, key, torch.cat([key, places], -1), **options, key_mass=True)
-    mean_key, averaged = again.output[item].split([key.shape[-1], 3], -1)
+    if places is None or len(places) != key.shape[2]:
+        places = torch.arange(key.shape[2], device=key.device)[:, None]
+    tilts = moments(places, key)
+    again = attend(
+        query, key, torch.cat([key, tilts.expand(*key.shape[:3], -1)], -1), **options, key_mass=True
+    )
+    mean_key, averaged = again.output[item].split([key.shape[-1], tilts.shape[1]], -1)
     assert again.key_mass is not None
     wide: Tilted = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
     first = first_key(query, key, options, visible, tilted.log_normalizer)
-    values = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
-    found = dict(zip(FIELDS, values[:, item], strict=True))
+    numbers = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
+    found = dict(zip(FIELDS, numbers[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
     choice = (outcomes > 1) & ~torch.isneginf(first.score)
@@ -145,7 +157,7 @@ def text_statistics(
     found["normalizer_cv"] = _variation(per_key, live)[item]
     if query.shape[2] == key.shape[2]:
         choosing = outcomes > 1
-        found["width"] = width(averaged, choosing[item if choosing.shape[0] > 1 else 0])
+        found["width"] = width(averaged, places, choosing[item if choosing.shape[0] > 1 else 0])
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
     return TextStatistics(found, mean_key, again.key_mass[item].double(), even, seen_by)
 

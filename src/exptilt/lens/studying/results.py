@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.heads.kinds import Kind, kinds
+from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
@@ -151,12 +152,15 @@ class Training:
         loss: ``(checkpoint,)`` mean next-token loss on the texts, nats a token; NaN where the model has none.
         heads: by name of a head measure, ``(checkpoint, layer, head)``.
         layers: by name of a layer measure with one number a place, ``(checkpoint, place)``.
+        strips: ``(checkpoint, layer, head, query, key)``, attention over the first tokens of the study's
+            strip; None for a model of so many heads that they would not fit on a page.
     """
 
     steps: Array
     loss: Array
     heads: Mapping[str, Array]
     layers: Mapping[str, Array]
+    strips: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ class Study:
         seed: of everything random.
         layer_names: dotted name of each attention layer inside the model, with " (cross)" after those that
             look at another sequence.
+        picture: what the strips are over, if that is a picture or a sound.
     """
 
     name: str
@@ -190,6 +195,7 @@ class Study:
     notes: Sequence[str] = field(default_factory=tuple)
     seed: int = 0
     layer_names: Sequence[str] = ()
+    picture: Picture | None = None
 
     def _repr_html_(self) -> str:
         return notebook.of_study(self)
@@ -197,7 +203,7 @@ class Study:
     @property
     def kinds(self) -> dict[str, Kind]:
         """Kinds of heads by name, each with its rule, its numbers and its members; see `Kind`."""
-        return kinds(self.heads)
+        return kinds(self.heads, picture=self.picture is not None and self.picture.kind == "picture")
 
     def to_json(self) -> str:
         """The study as JSON text, from which `from_json` makes an equal one."""

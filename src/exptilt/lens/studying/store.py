@@ -21,7 +21,7 @@ from torch import nn
 
 from exptilt._support.files import draft
 
-VERSION = 5
+VERSION = 6
 """Of the measures: raise it whenever a number of a unit changes meaning."""
 
 Unit = dict[str, NDArray[Any]]

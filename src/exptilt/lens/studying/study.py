@@ -11,7 +11,7 @@ import math
 import os
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.distributed.group import Group, Members
-from exptilt.lens.questions.blocks import inputs
+from exptilt.lens.inputs import media
+from exptilt.lens.inputs.texts import Chunk, Facts, Reading, evaluating, read_texts, vocabulary
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
@@ -33,30 +34,20 @@ from exptilt.lens.studying.one_text import Options, measure_repeats, measure_uni
 from exptilt.lens.studying.results import Measures, Study, Training
 from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
-from exptilt.lens.studying.texts import (
-    Chunk,
-    Cut,
-    as_texts,
-    context_length,
-    cut,
-    token_texts,
-    with_delimiters,
-)
 from exptilt.lens.watching.watch import NothingSeenError
 
 # Tokens in a chunk, if the model can read as many: long enough for distributions, short enough for several.
 CHUNK = 512
 REPEATED, SEQUENCES = 50, 4  # random tokens that are repeated, and how many sequences of them
 TRAINING_CHUNKS = 8  # on which checkpoints are measured
+STRIP_WEIGHTS = 1_000_000  # of the strips of all checkpoints together
 STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where there are many heads to show
-
-Facts = dict[str, str | int | float]
 
 
 def study(
     model: nn.Module,
     tokenizer: Any,
-    texts: str | Sequence[str] | Mapping[str, str],
+    texts: str | Sequence[Any] | Mapping[str, Any],
     *,
     name: str | None = None,
     checkpoints: Sequence[Checkpoint] = (),
@@ -72,9 +63,12 @@ def study(
     The model is run on its own device, in eval mode, one chunk of text at a time, and left as it was found.
 
     Args:
-        model: a transformers model that reads tokens.
-        tokenizer: its tokenizer.
-        texts: one text, several, or several by name; longer ones than the context are cut.
+        model: a transformers model that reads tokens, pictures or sounds; of one that reads sounds and writes
+            text, the encoder is studied.
+        tokenizer: its tokenizer, image processor or feature extractor.
+        texts: one text, several, or several by name; longer ones than the context are cut. For a model that
+            reads pictures or sounds, those instead: paths of files (`pathlib.Path`), arrays, or tensors as
+            the model takes them, for which the tokenizer may be None.
         name: of the model, for the report; by default what the model was loaded from.
         checkpoints: the same model in training: folders, functions that return a model, or pairs of a step
             and either.
@@ -108,18 +102,16 @@ def study(
         raise ArgumentError(
             f"study: model is a {kind}. Pass a transformers model, such as AutoModel.from_pretrained gives."
         )
-    if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
-        raise ArgumentError(f"study: {kind} reads {reads}, not text. Pass a model that reads tokens.")
-    for label, given in (("chunk", chunk), ("max_tokens", max_tokens)):
-        if given is not None:
-            whole("study", label, given, least=2, otherwise=" tokens, or None")
-    context = context_length(model, tokenizer)
-    length = min(x for x in (CHUNK if chunk is None else int(chunk), context) if x is not None)
-    _try_to_read(model)
-    read, names = as_texts(texts)
-    taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=_vocabulary(model))
-    sample = int(np.clip(2 * summary.SAMPLE // len(taken.chunks), 8, 256))
-    chunks = with_delimiters(taken.chunks, tokenizer)
+    model = media.reader(model)
+    for label, most in (("chunk", chunk), ("max_tokens", max_tokens)):
+        if most is not None:
+            whole("study", label, most, least=2, otherwise=" tokens, or None")
+    reads = getattr(model, "main_input_name", "input_ids")
+    read = media.read if reads in media.READS else read_texts
+    with evaluating(model):
+        given = read(model, tokenizer, texts, CHUNK if chunk is None else int(chunk), max_tokens)
+    chunks = given.chunks
+    sample = int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256))
     strip = STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP
     plan = _Plan(
         model,
@@ -127,27 +119,27 @@ def study(
         chunks,
         Options(seed=seed, sample=sample, strip=strip),
         Store(store) if group is None else Turns(store, Members("study", group)),
-        _repeated(chunks, length, seed),
+        _repeated(given, seed),
     )
     units, weights = plan.run(progress)
     first = units[0]
     used = sorted({token for unit in units for token in unit["token_ids"].tolist()})
     return Study(
         name=name or getattr(model.config, "_name_or_path", "") or kind,
-        facts=_facts(model, first, context),
-        text_facts=_text_facts(taken.chunks, names if isinstance(texts, Mapping) else None, length)
-        | _unknown(taken.chunks, tokenizer),
+        facts=_facts(model, first, given.context),
+        text_facts=given.facts,
         heads=summary.head_measures(units, weights),
         layers=summary.layer_measures(units),
-        details=summary.details(units, dict(zip(used, token_texts(tokenizer, used), strict=True))),
-        strip_tokens=token_texts(tokenizer, taken.chunks[0].ids[: first["strip"].shape[-1]].tolist()),
+        details=summary.details(units, dict(zip(used, given.words(used), strict=True))),
+        strip_tokens=given.strip_words(first["strip"].shape[-1]),
         training=plan.training() if plan.series else None,
-        notes=_notes(taken, names, length, context, plan, "cross" in first["kind"]),
+        notes=[*given.notes, *_notes(plan, "cross" in first["kind"])],
         seed=seed,
         layer_names=[
             f"{n} (cross)" if kind == "cross" else str(n)
             for n, kind in zip(first["name"], first["kind"], strict=True)
         ],
+        picture=given.picture,
     )
 
 
@@ -180,15 +172,19 @@ class _Plan:
 
     def _steps(self) -> Iterator[None]:
         yield from self._one(math.nan, self.model, self.chunks, self.options)
+        layout = self.chunks[0].layout
+        size = SHORT_STRIP if layout is None else layout.coarse.tokens
+        fits = size**2 * _head_total(self.model) * len(self.series) <= STRIP_WEIGHTS
         for moment in self.series:
-            brief = replace(self.options, details=False, strip=0)
-            yield from self._one(moment.step, moment.load(self.model), self.few, brief)
+            brief = replace(self.options, details=False, strip=size if fits else 0)
+            yield from self._one(moment.step, media.reader(moment.load(self.model)), self.few, brief)
 
     def _one(self, step: float, model: nn.Module, chunks: list[Chunk], options: Options) -> Iterator[None]:
         mark = fingerprint(model)
         units: list[Unit] = []
-        with _evaluating(model):
-            measure = partial(_seen, measure_weights, model, chunks[0].ids[:1])
+        with evaluating(model):
+            one = chunks[0] if chunks[0].given else Chunk(chunks[0].ids[:1], 0)
+            measure = partial(_seen, measure_weights, model, one.inputs(model))
             parts = [self.store.get({"model": mark, "what": "weights"}, measure)]
             yield
             if self.repeated is not None:
@@ -198,9 +194,7 @@ class _Plan:
                 parts.append(repeats)
             yield
             for chunk in chunks:
-                tokens = hashlib.blake2b(chunk.ids.numpy().tobytes(), digest_size=16).hexdigest()
-                key = {"model": mark, "what": "unit", "tokens": tokens, "special": sorted(chunk.special)}
-                key["delimiters"] = sorted(chunk.delimiters)
+                key = {"model": mark, "what": "unit", "chunk": chunk.mark}
                 measure = partial(_seen, measure_unit, model, chunk, options)
                 units.append(self.store.get({**key, "options": asdict(options)}, measure))
                 options = replace(options, strip=0)  # of the first chunk only
@@ -221,7 +215,9 @@ class _Plan:
                 if name != "spectrum":
                     layers.setdefault(name, []).append(layer.value)
         steps = np.array([step for step, _, _ in self.found[1:]])
-        return Training(steps, np.array(loss), Measures(_complete(heads)), _complete(layers))
+        strips = [units[0]["strip"] for _, units, _ in self.found[1:] if "strip" in units[0]]
+        kept = np.nan_to_num(np.stack(strips)).round(4) if strips else None
+        return Training(steps, np.array(loss), Measures(_complete(heads)), _complete(layers), kept)
 
 
 def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:
@@ -234,10 +230,10 @@ def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:
     return found
 
 
-def _repeated(chunks: list[Chunk], length: int, seed: int) -> torch.Tensor | None:
+def _repeated(given: Reading, seed: int) -> torch.Tensor | None:
     """A few sequences of the text's own tokens in random order, each twice in a row; None if too short."""
-    used = sorted({int(i) for chunk in chunks for i in chunk.ids if int(i) not in chunk.special})
-    n = min(REPEATED, len(used), length // 2)
+    used = sorted({int(i) for chunk in given.chunks for i in chunk.ids if int(i) not in chunk.special})
+    n = min(REPEATED, len(used), given.length // 2)
     if n < 8:
         return None
     generator = torch.Generator().manual_seed(seed)
@@ -251,39 +247,6 @@ def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Un
         return measure(model, *arguments)
     except NothingSeenError as problem:
         raise ArgumentError(f"study: no attention to study in {type(model).__name__}. {problem}") from problem
-
-
-def _try_to_read(model: nn.Module) -> None:
-    """Raise if a model does not run on tokens alone, as one that compares them with pictures does not."""
-    try:
-        with torch.no_grad(), _evaluating(model):
-            model(**inputs(model, torch.tensor([0, 0])))
-    except Exception as problem:
-        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
-        parts = [name for name, part in model.named_children() if hasattr(part, "get_input_embeddings")]
-        hint = f" Pass the part that reads text; its parts are {', '.join(parts)}." if parts else ""
-        raise ArgumentError(
-            f"study: {type(model).__name__} does not run on tokens alone ({said}).{hint}"
-        ) from problem
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and back to whatever each module was in."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
-
-
-def _vocabulary(model: Any) -> int | None:
-    try:
-        return int(model.get_input_embeddings().num_embeddings)
-    except (AttributeError, NotImplementedError):
-        return None
 
 
 def _head_total(model: Any) -> int:
@@ -303,50 +266,15 @@ def _facts(model: Any, unit: Unit, context: int | None) -> Facts:
         "width": width if isinstance(width, int) else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "context length": context,
-        "vocabulary": _vocabulary(model),
+        "vocabulary": vocabulary(model),
         "number format": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
     return {name: fact for name, fact in found.items() if fact is not None}
 
 
-def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Facts:
-    sizes, texts = [c.ids.shape[0] for c in chunks], sorted({c.text for c in chunks})
-    named: Facts = {} if names is None else {"text": ", ".join(names[i] for i in texts)}
-    return named | {
-        "texts": len(texts),
-        "tokens": sum(sizes),
-        "distinct tokens": len(set(torch.cat([c.ids for c in chunks]).tolist())),
-        "chunks": len(chunks),
-        "longest chunk": max(sizes),
-        "most tokens in a chunk": length,
-    }
-
-
-def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
-    """How many tokens stand for something that the tokenizer does not know, where it has such a token."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if not isinstance(unknown, int) or unknown == getattr(tokenizer, "eos_token_id", None):
-        return {}
-    return {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
-
-
-def _notes(
-    taken: Cut, names: list[str], length: int, context: int | None, plan: _Plan, cross: bool
-) -> list[str]:
-    found, chunks = [], len(taken.chunks)
-    if taken.unread:
-        read = sum(c.ids.shape[0] for c in taken.chunks)
-        text = f"Only the first {read} of {read + taken.unread} tokens were read (max_tokens)"
-        silent = [names[index] for index in taken.silent]
-        shown = ", ".join(silent[:20]) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
-        found.append(f"{text}; texts not read: {shown}." if silent else f"{text}.")
-    if taken.was_cut:
-        why = "the model's context" if context == length else "short enough to have several"
-        found.append(
-            f"Texts were cut into chunks of at most {length} tokens ({why}); "
-            "a chunk is the unit over which errors are taken."
-        )
-    if chunks == 1:
+def _notes(plan: _Plan, cross: bool) -> list[str]:
+    found = []
+    if len(plan.chunks) == 1:
         found.append("There is only one chunk of text, so standard errors are not known.")
     if cross:
         found.append(
@@ -356,7 +284,7 @@ def _notes(
         )
     if plan.series:
         found.append(
-            f"Checkpoints were measured on {len(plan.few)} of {chunks} chunks, spread evenly; "
+            f"Checkpoints were measured on {len(plan.few)} of {len(plan.chunks)} chunks, spread evenly; "
             "curves carry no standard errors."
         )
     return found

@@ -14,6 +14,7 @@ to be said of all heads together (none is dead, none stands out) has z = 0 and c
     collapse    the largest fall of a head's entropy from one checkpoint to the next
     growth      the largest score of any head, if it grew by over 5 % to the last checkpoint
     dead        heads that write next to nothing, or that there are none
+    even        heads that look almost evenly at all that they see, or that there are none
 
 Of one head at most two findings are told.
 """
@@ -210,12 +211,23 @@ def _dead(study: Study) -> Iterator[Finding]:
     )
 
 
+def _even(study: Study) -> Iterator[Finding]:
+    kind, keys = study.kinds.get("diffuse"), study.heads.get("effective_keys")
+    if kind is None or keys is None or keys.value is None:
+        return
+    count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
+    heads = f"{count} of {total} heads look" if count else "No head looks"
+    text = f"{heads} almost evenly at all keys in sight"
+    middle = number(float(np.nanmedian(keys.value)))
+    yield Finding(f"{text}; the median head looks at {middle} keys in effect.", 0.0, None, "")
+
+
 def _capital(place: Place) -> str:
     name = head_name(place)
     return name[0].upper() + name[1:]
 
 
-RULES = (_peak, _focus, _kinds, _collapse, _growth, _dead)
+RULES = (_peak, _focus, _kinds, _collapse, _growth, _dead, _even)
 
 
 def cautions(study: Study) -> list[str]:

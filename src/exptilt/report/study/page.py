@@ -20,6 +20,7 @@ from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
 from exptilt.report.study.payload import payload, strip_size
+from exptilt.report.study.theory import named_in
 from exptilt.report.tokens import plain
 
 # In the order they run: each uses only what stands before it.
@@ -76,6 +77,7 @@ def render_study(study: Study, against: Study | None = None) -> str:
         "kinds": kinds_table(study),
         "heads_table": heads_table(study),
         "meanings": meanings(study),
+        "claims": named_in(m.about for m in every(study)),
         "layers": [(name, measure, sentences.of_layers(measure)) for name, measure in study.layers.items()],
         "layer_tables": layer_tables(study),
         "loss": sentences.of_loss(study),
@@ -173,10 +175,15 @@ def heads_table(study: Study) -> Table:
     return Table("Every head, every statistic", header, rows, note, sortable=True)
 
 
+def every(study: Study) -> list[HeadMeasure | LayerMeasure]:
+    """All statistics of a study."""
+    return [*study.heads.values(), *study.layers.values()]
+
+
 def meanings(study: Study) -> Table:
     """What each statistic is, what it takes for granted, and why it is missing where it is."""
-    rows, every = [], list[HeadMeasure | LayerMeasure]([*study.heads.values(), *study.layers.values()])
-    for measure in every:
+    rows = []
+    for measure in every(study):
         missing = f"Not measured: {measure.reason}" if measure.reason else ""
         rows.append((named(measure), measure.about, " ".join(filter(None, (measure.assumes, missing)))))
     return Table("Every statistic of this page", ("statistic", "what it tells", "what it assumes"), rows)

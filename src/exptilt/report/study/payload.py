@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Picture, Study
 from exptilt.report.study import sentences
 from exptilt.report.tokens import visible
 
@@ -46,15 +46,15 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
             {"id": name, "places": list(measure.places), **_common(measure)}
             for name, measure in study.layers.items()
         ],
-        "details": {
-            f"L{detail.layer}H{detail.head}": _detail(study, detail, size) for detail in study.details
-        },
+        "details": {_place(detail): _detail(study, detail, size) for detail in study.details},
         "strip": [visible(token) for token in study.strip_tokens[:size]],
+        "picture": None if study.picture is None else _picture(study.picture),
         "training": None
         if training is None
         else {
             "steps": [int(step) for step in training.steps],
             "loss": _numbers(training.loss),
+            "strips": None if training.strips is None else _strips(study, training.strips),
             "layers": {
                 name: _numbers(value) for name, value in training.layers.items() if name in study.layers
             },
@@ -62,8 +62,30 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
     }
 
 
+def _place(detail: HeadDetail) -> str:
+    return f"L{detail.layer}H{detail.head}"
+
+
+def _strips(study: Study, strips: NDArray[np.float64]) -> dict[str, Any]:
+    """The strips of every checkpoint, packed by head."""
+    every = [{_place(d): _packed(strip[d.layer, d.head]) for d in study.details} for strip in strips]
+    return {"size": strips.shape[-1], "at": every}
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    """The picture that the strips are over: its grid, and its pixels as bytes in base64."""
+    height, width, _ = picture.pixels.shape
+    pixels = base64.b64encode(picture.pixels.astype(np.uint8).tobytes()).decode()
+    grid = {"special": picture.special, "rows": picture.rows, "columns": picture.columns}
+    return {"kind": picture.kind, "height": height, "width": width, "pixels": pixels, **grid}
+
+
 def strip_size(study: Study) -> int:
-    """How many tokens of the strip the page shows, so that the strips of all heads fit."""
+    """How many tokens of the strip the page shows, so that the strips of all heads fit; a picture is
+    whole.
+    """
+    if study.picture is not None:
+        return len(study.strip_tokens)
     return min(len(study.strip_tokens), math.isqrt(STRIP_BYTES // max(1, len(study.details))))
 
 
@@ -119,6 +141,7 @@ def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:
             [visible(item.token), _numbers(item.mass), item.count, _numbers(item.lift)]
             for item in detail.top_tokens[:TOP_TOKENS]
         ],
+        "place": _place(detail),
         "strip": _packed(np.asarray(detail.strip)[:size, :size]),
         "reading": sentences.of_head(study, detail),
     }

@@ -1,4 +1,5 @@
 // The attention of one head over a short text: the words, shaded by how much the chosen one attends to them, and the whole matrix beside.
+// Of a picture, or the spectrogram of a sound, the words are its cells, drawn over it.
 const attention = { query: null };
 
 function unpack(text) {
@@ -6,10 +7,37 @@ function unpack(text) {
   return Float32Array.from(bytes, (byte) => (byte / 255) ** 2);
 }
 
+// A head's strip and its number of tokens: at the checkpoint where strips were kept, else of the model studied.
+function stripNow(detail) {
+  const strips = DATA.training?.strips;
+  if (atStudied() || !strips) return [detail.strip, DATA.strip.length];
+  return [strips.at[state.checkpoint][detail.place], strips.size];
+}
+
+const SHOWN = DATA.picture?.kind ?? "text";
+
+function pictureCanvas({ width, height, pixels }) {
+  const canvas = make("canvas", { width, height, className: "pixels" }), context = canvas.getContext("2d"), image = context.createImageData(width, height), bytes = atob(pixels);
+  for (let index = 0; index < width * height; index += 1) image.data.set([0, 1, 2].map((part) => bytes.charCodeAt(3 * index + part)).concat(255), 4 * index);
+  context.putImageData(image, 0, 0);
+  canvas.setAttribute("aria-hidden", "true");
+  return canvas;
+}
+
+// The words in a row, or those that have a place in the picture over it.
+function arrange(words) {
+  if (!DATA.picture) return words;
+  const { special, columns, rows } = DATA.picture;
+  const grid = make("div", { className: "patches" }, ...words.slice(special));
+  grid.style.gridTemplate = `repeat(${rows}, 1fr) / repeat(${columns}, 1fr)`;
+  for (const word of words.slice(special)) word.classList.add("patch");
+  return [make("div", { className: "placeless" }, ...words.slice(0, special)), make("div", { className: "overlaid" }, pictureCanvas(DATA.picture), grid)];
+}
+
 function attentionView(detail, name) {
-  const tokens = DATA.strip, size = tokens.length;
+  const [packed, size] = stripNow(detail), tokens = DATA.strip.slice(0, size);
   if (!size) return make("p", { className: "note", textContent: "No text was kept for this head." });
-  const weights = unpack(detail.strip);
+  const weights = unpack(packed);
   if (attention.query === null || attention.query >= size) attention.query = Math.min(size - 1, Math.floor(size * 0.7));
   const words = tokens.map((token, index) => {
     const word = make("button", { type: "button", className: "token", tabIndex: -1 }, make("span", { textContent: token }));
@@ -37,7 +65,8 @@ function attentionView(detail, name) {
     words.forEach((word, index) => {
       const share = row[index]; // of all attention, not of the most: even attention is pale
       if (row[index] > row[best]) best = index;
-      word.style.background = share > 0.004 ? ramp(0.12 + 0.88 * Math.sqrt(share), false) : "";
+      if (word.classList.contains("patch")) word.style.background = share > 0.004 ? `rgb(255 96 0 / ${Math.round(100 * (0.08 + 0.82 * Math.sqrt(share)))}%)` : "";
+      else word.style.background = share > 0.004 ? ramp(0.12 + 0.88 * Math.sqrt(share), false) : "";
       word.classList.toggle("shaded", share > 0.004);
       word.classList.toggle("deep", share > 0.004 && isDeep(0.12 + 0.88 * Math.sqrt(share), false));
       word.classList.toggle("query", index === query);
@@ -52,13 +81,14 @@ function attentionView(detail, name) {
     told.textContent = row[best] > 0 ? `From “${tokens[query]}” (token ${query}), most goes to “${tokens[best]}” (token ${best}): ${percent(row[best])}.` : `“${tokens[query]}” (token ${query}) attends to nothing that is shown.`;
   }
 
-  const strip = make("div", { className: "strip", role: "group", ariaLabel: "The text, shaded by attention. Choose a token to look from." }, ...words);
+  const strip = make("div", { className: "strip", role: "group", ariaLabel: `The ${SHOWN}, shaded by attention. Choose a token to look from.` }, ...arrange(words));
   strip.addEventListener("click", (event) => {
     const word = event.target.closest(".token");
     if (word) select(Number(word.dataset.index), true);
   });
   strip.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const row = DATA.picture && attention.query >= DATA.picture.special ? DATA.picture.columns : 1;
+    const step = { ArrowRight: 1, ArrowDown: row, ArrowLeft: -1, ArrowUp: -row }[event.key];
     const next = step ? attention.query + step : { Home: 0, End: size - 1 }[event.key];
     if (next === undefined) return;
     event.preventDefault();

@@ -28,6 +28,15 @@ function draw(name, attributes = {}, ...children) {
   return element;
 }
 
+// Claims of the theory, such as (F3), as links to the page's own list of them.
+function withClaims(text) {
+  return text.split(/\(([A-F]\d+)\)/).map((part, index) => {
+    const claim = index % 2 ? part : null;
+    if (claim === null) return part;
+    return document.getElementById(`claim-${claim}`) ? make("a", { href: `#claim-${claim}`, textContent: `(${claim})` }) : `(${claim})`;
+  });
+}
+
 // Three significant digits, a true minus sign.
 function show(value, unit = "") {
   if (value === null || value === undefined || Number.isNaN(value)) return "n/a";
@@ -120,7 +129,9 @@ function choose(changes) {
   Object.assign(state, changes);
   if (changed.size) for (const listener of listeners) listener(changed);
 }
-const kindsOf = (layer, head) => DATA.kinds.filter(({ members }) => members.some(([l, h]) => l === layer && h === head)).map(({ id }) => id);
+const KINDS = new Map();
+for (const { id, members } of DATA.kinds) for (const [layer, head] of members) KINDS.set(layer * HEADS + head, [...(KINDS.get(layer * HEADS + head) ?? []), id]);
+const kindsOf = (layer, head) => KINDS.get(layer * HEADS + head) ?? [];
 // Questions of the theory stand apart from what is plainly counted.
 const isTheory = (measure) => /^(ascent|gaussian|local_gaussian|link)/.test(measure.id);
 const isShown = (layer, head) => !state.kind || kindsOf(layer, head).includes(state.kind);

@@ -55,14 +55,15 @@ function trace(points) {
   return text;
 }
 
-// series: [{ name, values, error, colour, strong, faint }]; xs: numbers; spread "log" draws x as log(1 + x / first), first the lowest above 0.
+// series: [{ values or several lines, error, colour, strong, faint }]; xs: numbers; spread "log" draws x as log(1 + x / first), first the lowest above 0.
 // Returns the svg, with svg.mark(index) for a cursor, hidden where there is no such x. onPick(index) is called with the nearest x where the reader points.
 function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", logarithmic = false, onPick = null, tell }) {
   const svg = frame(label);
   const first = xs.find((value) => value > 0) ?? 1;
   const bendX = spread === "log" ? (value) => Math.log1p(value / first) : (value) => value;
   const bendY = logarithmic ? Math.log10 : (value) => value;
-  const values = known(series.flatMap(({ values: line, error }) => line.map((value, index) => (value === null ? null : [value, ...(error?.[index] ? [value - 2 * error[index], value + 2 * error[index]] : [])]))));
+  for (const one of series) one.lines ??= [one.values];
+  const values = known(series.map(({ lines, error }) => lines.flat().map((value, index) => (value === null ? null : [value, ...(error?.[index] ? [value - 2 * error[index], value + 2 * error[index]] : [])]))));
   const usable = logarithmic ? values.filter((value) => value > 0) : values;
   let low = Math.min(...usable), high = Math.max(...usable);
   if (!usable.length) [low, high] = logarithmic ? [1, 10] : [0, 1];
@@ -73,7 +74,8 @@ function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", log
   const y = (value) => BOX.height - BOX.bottom - ((bendY(value) - bendY(low)) / (bendY(high) - bendY(low))) * (BOX.height - BOX.bottom - BOX.top);
   const yTicks = (logarithmic ? logTicks(low, high) : ticks(low, high)).map((value) => [value, show(value)]);
   axes(svg, { x, y, xTicks, yTicks, xLabel });
-  for (const { values: line, error, colour, strong, faint } of series) {
+  for (const { lines, error, colour, strong, faint } of series) {
+    const line = lines[0];
     if (error) {
       const points = xs.map((value, index) => [value, line[index], error[index]]).filter(([, middle, width]) => middle !== null && width !== null);
       const up = points.map(([at, middle, width]) => `${x(at).toFixed(1)} ${y(middle + 2 * width).toFixed(1)}`);
@@ -81,7 +83,7 @@ function lineChart({ label, xs, series, xTicks, xLabel, spread = "straight", log
       if (points.length) svg.append(draw("path", { class: "band", d: `M${[...up, ...down].join("L")}Z`, style: { fill: colour } }));
     }
     const ok = (value) => value !== null && (!logarithmic || value > 0);
-    const path = trace(xs.map((value, index) => [x(value), ok(line[index]) ? y(line[index]) : null]));
+    const path = lines.map((each) => trace(xs.map((value, index) => [x(value), ok(each[index]) ? y(each[index]) : null]))).join("");
     svg.append(draw("path", { class: `line${strong ? " strong" : ""}${faint ? " faint" : ""}`, d: path, style: { stroke: colour } }));
     if (xs.length <= 40 && series.length === 1) {
       xs.forEach((value, index) => ok(line[index]) && svg.append(draw("circle", { class: "dot", cx: x(value), cy: y(line[index]), r: 2.4, style: { fill: colour } })));

@@ -77,9 +77,10 @@ function paintHead() {
     const kinds = kindsOf(layer, head);
     if (kinds.length) parts.push(make("ul", { className: "chips", ariaLabel: "Kinds of this head" }, ...kinds.map((kind) => make("li", { textContent: kind }))));
     parts.push(make("p", { textContent: detail.reading }));
-    const module = DATA.names[layer] ?? "", shown = { other: DATA.against, difference: `the difference from ${DATA.against}` }[state.side] ?? checkpointName(), last = STEPS || DATA.against ? `statistics of ${shown}; pictures and tokens are of the model studied` : "";
+    const module = DATA.names[layer] ?? "", shown = { other: DATA.against, difference: `the difference from ${DATA.against}` }[state.side] ?? checkpointName(), moved = !atStudied() && DATA.training.strips;
+    const last = state.side || !atStudied() ? `statistics${moved ? " and attention" : ""} of ${shown}; ${moved ? "spread" : "pictures"} and tokens are of the model studied` : "";
     if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));
-    parts.push(part("Attention over a text", make("p", { className: "note", textContent: ["Choose a token: the stronger the colour of another one, the more this head looks at it from there.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
+    parts.push(part(`Attention over a ${SHOWN}`, make("p", { className: "note", textContent: [`Choose a ${DATA.picture ? "place" : "token"}: the stronger the colour of another one, the more this head looks at it from there.`, panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {
       const measure = DATA.measures.find((other) => other.id === id);
       const name = measure?.title ?? id.replaceAll("_", " ");

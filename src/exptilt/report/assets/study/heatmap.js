@@ -9,7 +9,7 @@ function buildHeatmap(place) {
     const row = make("tr", { role: "row" }, make("th", { scope: "row", textContent: String(layer), ariaLabel: `layer ${layer}` }));
     heat.cells.push([]);
     for (let head = 0; head < HEADS; head += 1) {
-      const cell = make("td", { role: "gridcell", tabIndex: -1 });
+      const cell = make("td", { role: "gridcell", tabIndex: -1 }, make("span", { ariaHidden: "true" }));
       cell.dataset.layer = layer;
       cell.dataset.head = head;
       heat.cells[layer].push(cell);
@@ -70,7 +70,7 @@ function tellCell(cell) {
 }
 
 function paintHeatmap() {
-  const measure = chosenMeasure(), scale = scaleOf(measure), values = valuesNow(measure);
+  const measure = chosenMeasure(), scale = scaleOf(measure), values = valuesNow(measure), errors = errorsNow(measure);
   const inside = document.activeElement?.closest("td[data-layer]") !== null && document.activeElement !== null;
   heat.cells.forEach((row, layer) => row.forEach((cell, head) => {
     const value = values[layer][head], share = value === null ? null : scale.share(value);
@@ -78,8 +78,8 @@ function paintHeatmap() {
     cell.classList.toggle("aside", !isShown(layer, head));
     cell.classList.toggle("deep", share !== null && isDeep(share, scale.diverging));
     cell.style.background = share === null ? "" : ramp(share, scale.diverging);
-    cell.replaceChildren(make("span", { textContent: brief(value), ariaHidden: "true" }));
-    cell.setAttribute("aria-label", `${headName(layer, head)}: ${value === null ? "no value" : withError(measure, layer, head)}`);
+    cell.firstChild.textContent = brief(value);
+    cell.setAttribute("aria-label", `${headName(layer, head)}: ${value === null ? "no value" : showError(value, errors?.[layer][head], measure.unit)}`);
     const chosen = layer === state.layer && head === state.head;
     cell.setAttribute("aria-selected", String(chosen));
     if (!inside) cell.tabIndex = chosen ? 0 : -1;
@@ -87,7 +87,7 @@ function paintHeatmap() {
   paintLegend(measure, scale);
   tellCell(heat.cells[state.layer][state.head]);
   document.getElementById("heat-reading").textContent = `${atWhat(measure)}${measure.reading}`;
-  document.getElementById("heat-about").textContent = [measure.about, measure.assumes && `Assumes: ${measure.assumes}`].filter(Boolean).join(" ");
+  document.getElementById("heat-about").replaceChildren(...withClaims([measure.about, measure.assumes && `Assumes: ${measure.assumes}`].filter(Boolean).join(" ")));
 }
 
 // What the heatmap shows, before the reading, which is always of the model studied.

@@ -8,6 +8,12 @@ function fromAddress() {
   return true;
 }
 
+// A link into a fold opens it.
+function unfold() {
+  const fold = document.getElementById(location.hash.slice(1))?.closest("details");
+  if (fold) fold.open = true;
+}
+
 function start() {
   document.body.classList.add("js");
   if (!MEASURES.length) return;
@@ -30,12 +36,13 @@ function start() {
     if (changed.has("layer") || changed.has("head") || changed.has("checkpoint") || changed.has("side")) paintHead();
     if (changed.has("layer") || changed.has("head") || changed.has("kind")) markThumbnails();
     if (changed.has("layer") || changed.has("head") || changed.has("measure")) {
-      paintTraining();
+      repaintMeasure();
       history.replaceState(null, "", `#L${state.layer}H${state.head}:${state.measure}`);
     } else markTraining();
   });
   if (opened) document.getElementById("heads").scrollIntoView();
-  addEventListener("hashchange", () => fromAddress() && document.getElementById("heads").scrollIntoView());
+  addEventListener("hashchange", () => (fromAddress() ? document.getElementById("heads").scrollIntoView() : unfold()));
+  for (const place of document.querySelectorAll("#meanings-table + .scroll td, .charts figcaption .note")) place.replaceChildren(...withClaims(place.textContent));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { attention.repaint?.(); thumbnails.paint?.(); });
   // On paper, what is folded away is shown.
   const folded = [];

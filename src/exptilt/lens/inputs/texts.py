@@ -6,19 +6,23 @@ around a text. A chunk is the unit of a study: one forward pass, nothing padded,
 chunks.
 """
 
+import hashlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
+from exptilt.lens.questions.blocks import inputs
 
+Facts = dict[str, str | int | float]
 LEAST = 2  # chunks with fewer tokens are left out: nobody has a choice there
 
 
@@ -26,10 +30,28 @@ LEAST = 2  # chunks with fewer tokens are left out: nobody has a choice there
 class Chunk:
     """Tokens that a model reads at once."""
 
-    ids: Tensor  # (token,), special ones included
+    ids: Tensor  # (token,), special ones included; of a picture or a sound, their numbers
     text: int  # index of the text it comes from
     special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
     delimiters: frozenset[int] = frozenset()  # ids in it that end a line or are punctuation
+    given: Mapping[str, Tensor] | None = None  # what the model reads, where that is not the tokens
+    layout: Any = None  # where the tokens of a picture or a sound lie, a `media.Layout`
+
+    def inputs(self, model: nn.Module) -> dict[str, Any]:
+        """Keyword arguments with which the model reads it."""
+        if self.given is None:
+            return inputs(model, self.ids)
+        device = next(model.parameters()).device
+        return {name: x.to(device) for name, x in self.given.items()}
+
+    @property
+    def mark(self) -> str:
+        """A hash of all that is in it."""
+        found = hashlib.blake2b(self.ids.numpy().tobytes(), digest_size=16)
+        found.update(f"{sorted(self.special)} {sorted(self.delimiters)} {self.layout}".encode())
+        for name, x in (self.given or {}).items():
+            found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.numpy().tobytes())
+        return found.hexdigest()
 
     @cached_property
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -179,3 +201,116 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         f" {text}" if str(piece).startswith("\u2581") and not text.startswith(" ") else text
         for piece, text in zip(pieces, texts, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model is given to read, and what is to be said of it."""
+
+    chunks: list[Chunk]
+    facts: Facts
+    notes: list[str]
+    words: Callable[[Sequence[int]], list[str]]  # what tokens are called, by their ids
+    context: int | None = None  # most tokens that the model can read at once
+    length: int = 0  # most tokens that it does; 0 where they may not be put in another order
+    picture: Any = None  # of the first chunk, a `media.Picture`
+
+    def strip_words(self, count: int) -> list[str]:
+        """What to call the first tokens of the first chunk, or the cells of its picture."""
+        first = self.chunks[0]
+        return (
+            self.words(first.ids[:count].tolist())
+            if first.layout is None
+            else first.layout.names(coarse=True)
+        )
+
+
+def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: int | None) -> Reading:
+    """Texts as chunks; the model is in eval mode."""
+    context = context_length(model, tokenizer)
+    length = chunk if context is None else min(chunk, context)
+    _try_to_read(model)
+    read, names = as_texts(texts)
+    taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=vocabulary(model))
+    facts = _text_facts(taken.chunks, names if isinstance(texts, Mapping) else None, length)
+    notes = unread_notes(taken, names)
+    if taken.was_cut:
+        why = "the model's context" if context == length else "short enough to have several"
+        notes.append(
+            f"Texts were cut into chunks of at most {length} tokens ({why}); "
+            "a chunk is the unit over which errors are taken."
+        )
+    return Reading(
+        with_delimiters(taken.chunks, tokenizer),
+        facts | _unknown(taken.chunks, tokenizer),
+        notes,
+        partial(token_texts, tokenizer),
+        context,
+        length,
+    )
+
+
+def unread_notes(taken: Cut, names: Sequence[str]) -> list[str]:
+    """What was not read, if anything."""
+    if not taken.unread:
+        return []
+    read = sum(c.ids.shape[0] for c in taken.chunks)
+    text = f"Only the first {read} of {read + taken.unread} tokens were read (max_tokens)"
+    silent = [names[index] for index in taken.silent]
+    shown = ", ".join(silent[:20]) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
+    return [f"{text}; not read: {shown}." if silent else f"{text}."]
+
+
+def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Facts:
+    sizes, texts = [c.ids.shape[0] for c in chunks], sorted({c.text for c in chunks})
+    named: Facts = {} if names is None else {"text": ", ".join(names[i] for i in texts)}
+    return named | {
+        "texts": len(texts),
+        "tokens": sum(sizes),
+        "distinct tokens": len(set(torch.cat([c.ids for c in chunks]).tolist())),
+        "chunks": len(chunks),
+        "longest chunk": max(sizes),
+        "most tokens in a chunk": length,
+    }
+
+
+def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
+    """How many tokens stand for something that the tokenizer does not know, where it has such a token."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if not isinstance(unknown, int) or unknown == getattr(tokenizer, "eos_token_id", None):
+        return {}
+    return {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
+
+
+def _try_to_read(model: nn.Module) -> None:
+    """Raise if a model does not run on tokens alone, as one that compares them with pictures does not."""
+    try:
+        with torch.no_grad():
+            model(**inputs(model, torch.tensor([0, 0])))
+    except Exception as problem:
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
+        parts = [name for name, part in model.named_children() if hasattr(part, "get_input_embeddings")]
+        hint = f" Pass the part that reads text; its parts are {', '.join(parts)}." if parts else ""
+        raise ArgumentError(
+            f"study: {type(model).__name__} does not run on tokens alone ({said}).{hint}"
+        ) from problem
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and back to whatever each module was in."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def vocabulary(model: Any) -> int | None:
+    """How many tokens a model knows; None if nothing says so."""
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        return None
