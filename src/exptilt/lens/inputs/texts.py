@@ -258,7 +258,7 @@ def unread_notes(taken: Cut, names: Sequence[str]) -> list[str]:
     text = f"Only the first {read} of {read + taken.unread} tokens were read (max_tokens)"
     silent = [names[index] for index in taken.silent]
     shown = ", ".join(silent[:20]) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
-    return [f"{text}; not read: {shown}." if silent else f"{text}."]
+    return [f"{text}; texts not read: {shown}." if silent else f"{text}."]
 
 
 def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Facts:
