@@ -1,8 +1,8 @@
 """Every architecture of transformers under the lens: does a watched model give what it gives unwatched?
 
-Each type that `AutoModel` knows is built small from its default configuration (sizes by name, see `SIZES`; two
-layers, four heads), with random weights in float64, and run on random tokens, pictures or sounds, unwatched
-and inside `xt.lens.watch`. The verdicts:
+Each type that `AutoModel` knows is built small from its default configuration (sizes by name, see `SIZES`),
+with random weights in float64, and run on random tokens, pictures or sounds, unwatched and inside
+`xt.lens.watch`. The verdicts:
 
     same       the outputs agree to 1e-10, and attention was seen
     written    attention is written out with a softmax: `watch(model, softmax=True)` sees it, and agrees
@@ -20,11 +20,12 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import exptilt as xt
 import harness
@@ -36,33 +37,35 @@ PAGE = harness.FOLDER.parent / "lens.md"
 LIMIT = 1e-10
 MOST = 30_000_000  # parameters
 WORDS, LENGTH = 61, 12
-# Sizes by the names that configurations give them.
-SIZES = {
-    64: ("max_position_embeddings n_positions max_seq_len n_ctx max_source_positions max_target_positions "
-         "seq_length max_seq_length max_length"),
-    WORDS: "vocab_size text_vocab_size n_vocab",
-    32: ("hidden_size d_model n_embd dim embed_dim word_embed_proj_dim projection_dim d_embed embedding_size "
-         "emb_dim encoder_hidden_size decoder_hidden_size vision_embed_dim text_embed_dim conv_dim_out "
-         "transformer_dim hidden_dim width"),
-    40: ("intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim ffn_hidden_size d_inner n_inner "
-         "mlp_dim dim_feedforward ff_dim intermediate_dim"),
-    8: ("head_dim d_kv d_head qk_nope_head_dim v_head_dim moe_intermediate_size qk_head_dim attention_head_dim "
-        "shared_expert_intermediate_size expert_intermediate_size moe_shared_expert_intermediate_size "
-        "global_head_dim swa_head_dim index_head_dim linear_key_head_dim linear_value_head_dim"),
-    4: ("num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads heads "
-        "qk_rope_head_dim rotary_dim num_local_experts num_experts n_routed_experts moe_num_experts num_mel_heads "
-        "linear_num_value_heads linear_num_key_heads index_n_heads num_routed_experts attention_heads"),
-    2: ("num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers depth "
-        "num_decoder_layers num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk top_k "
-        "num_kv_heads layers num_block_layers encoder_num_hidden_layers decoder_num_hidden_layers "
-        "spatial_merge_size moe_k global_num_key_value_heads num_global_key_value_heads index_topk"),
-    12: "kv_lora_rank q_lora_rank o_lora_rank", 1: "n_group topk_group n_shared_experts",
-    16: "image_size img_size mamba_d_head", 0: "pad_token_id first_k_dense_replace num_nextn_predict_layers",
-    3: "decoder_start_token_id", 5: "sliding_window attention_window attention_chunk_size",
-}
-SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
-SMALL |= {"patch_size": 4, "bos_token_id": 1, "eos_token_id": 2, "num_mel_bins": 16, "max_source_positions": 64}
-SMALL |= {"mamba_n_heads": 4, "mamba_num_heads": 8, "mamba_expand": 2, "n_mels": 16, "num_channels": 3}
+# Sizes, and the names that configurations have for them.
+SIZES = """
+64 max_position_embeddings n_positions max_seq_len n_ctx max_source_positions max_target_positions seq_length
+64 max_seq_length max_length
+61 vocab_size text_vocab_size n_vocab
+32 hidden_size d_model n_embd dim embed_dim word_embed_proj_dim projection_dim d_embed embedding_size emb_dim
+32 encoder_hidden_size decoder_hidden_size vision_embed_dim text_embed_dim transformer_dim hidden_dim width
+32 projection_size
+40 intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim ffn_hidden_size d_inner n_inner mlp_dim
+40 dim_feedforward ff_dim intermediate_dim
+16 image_size img_size mamba_d_head num_mel_bins n_mels
+12 kv_lora_rank q_lora_rank o_lora_rank
+8 head_dim d_kv d_head qk_nope_head_dim v_head_dim moe_intermediate_size qk_head_dim attention_head_dim
+8 shared_expert_intermediate_size expert_intermediate_size moe_shared_expert_intermediate_size mamba_num_heads
+8 global_head_dim swa_head_dim index_head_dim linear_key_head_dim linear_value_head_dim
+5 sliding_window attention_window attention_chunk_size
+4 num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads
+4 patch_size heads
+4 qk_rope_head_dim rotary_dim num_local_experts num_experts n_routed_experts moe_num_experts mamba_n_heads
+4 linear_num_value_heads linear_num_key_heads index_n_heads num_routed_experts attention_heads
+3 decoder_start_token_id num_channels
+2 num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers depth layers
+2 num_decoder_layers num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk top_k moe_k
+2 num_kv_heads num_block_layers encoder_num_hidden_layers decoder_num_hidden_layers spatial_merge_size
+2 global_num_key_value_heads num_global_key_value_heads index_topk mamba_expand eos_token_id
+1 n_group topk_group n_shared_experts bos_token_id
+0 pad_token_id first_k_dense_replace num_nextn_predict_layers
+"""
+SMALL = {name: int(line.split()[0]) for line in SIZES.strip().splitlines() for name in line.split()[1:]}
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers")
 
 
@@ -82,10 +85,8 @@ def shrink(config: Any) -> Any:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    try:
+    with suppress(AttributeError, ValueError, TypeError, NotImplementedError):  # derived from others
         setattr(config, name, value)
-    except (AttributeError, ValueError, TypeError, NotImplementedError):
-        pass  # derived from others
 
 
 def build(kind: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -123,7 +124,7 @@ def build(kind: str) -> tuple[nn.Module, dict[str, Any]]:
 def candidates(model: Any, generator: torch.Generator) -> Iterator[dict[str, Any]]:
     """Random inputs that a model may take, the likeliest first."""
     config, reads, takes = model.config, model.main_input_name, inspect.signature(model.forward).parameters
-    vision, audio = getattr(config, "vision_config", None) or config, getattr(config, "audio_config", None) or config
+    vision, audio = (getattr(config, f"{part}_config", None) or config for part in ("vision", "audio"))
     side = getattr(vision, "image_size", 16)
     sides = side if isinstance(side, list | tuple) else (side, side)
 
@@ -134,8 +135,9 @@ def candidates(model: Any, generator: torch.Generator) -> Iterator[dict[str, Any
     pixels = noise(2, getattr(vision, "num_channels", 3), *sides)
     bins = getattr(audio, "num_mel_bins", None) or getattr(audio, "n_mels", 16)
     forms: dict[str, list[Tensor]] = {"input_ids": [words], "pixel_values": [pixels, pixels[:, None]]}
-    forms["input_values"] = [noise(2, 4000), noise(2, 1, 4000), noise(2, getattr(config, "max_length", 64), bins)]
-    forms["input_features"] = [noise(2, bins, 128), noise(2, 128, bins), noise(2, 128, getattr(config, "feature_size", 80))]
+    longest, wide = getattr(config, "max_length", 64), getattr(config, "feature_size", 80)
+    forms["input_values"] = [noise(2, 4000), noise(2, 1, 4000), noise(2, longest, bins)]
+    forms["input_features"] = [noise(2, bins, 128), noise(2, 128, bins), noise(2, 128, wide)]
     more = {"use_cache": False} if "use_cache" in takes else {}
     if "decoder_input_ids" in takes:
         more["decoder_input_ids"] = words
@@ -153,7 +155,7 @@ def candidates(model: Any, generator: torch.Generator) -> Iterator[dict[str, Any
 def first(output: Any) -> list[Tensor]:
     """The tensors of numbers in what a model gives."""
     parts = output.to_tuple() if hasattr(output, "to_tuple") else output
-    return [x for x in torch.utils._pytree.tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def apart(one: list[Tensor], other: list[Tensor]) -> float:
@@ -198,7 +200,7 @@ def _watched(model: nn.Module, run: Callable[[], list[Tensor]], plain: list[Tens
             error = apart(run(), plain)
         return {"verdict": "written" if error <= LIMIT else "differs", "error": error, "why": why}
     except NothingSeenError:
-        return {"verdict": "none" if "has no attention" in why or "no attention of it" in why else "refused", "why": why}
+        return {"verdict": "none" if "no attention of it came by" in why else "refused", "why": why}
     except Exception as problem:
         return {"verdict": "refused", "why": _said(problem)}
 
@@ -253,9 +255,7 @@ def main(argv: list[str] | None = None) -> None:
     results = measure(names or (every[::40] if arguments.quick else every))
     for name in names:
         print(name, results["rows"][name])
-    path = harness.save(
-        "every_architecture", results, folder=harness.folder(arguments.quick or bool(names))
-    )
+    path = harness.save("every_architecture", results, folder=harness.folder(arguments.quick or bool(names)))
     results = harness.read(path)
     harness.print_table(*table(results))
     harness.print_goals(Goal(g["what"], g["value"], g["limit"], g["unit"]) for g in results["goals"])

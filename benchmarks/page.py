@@ -58,8 +58,9 @@ def study(layers: int) -> Any:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = harness.start(__doc__, argv)
-    from browser.chromium import ARGUMENTS, CHROMIUM, open_page
     from playwright.sync_api import sync_playwright
+
+    from browser.chromium import ARGUMENTS, CHROMIUM, open_page
 
     if CHROMIUM is None:
         raise SystemExit("no Chromium on this machine")
