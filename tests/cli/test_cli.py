@@ -1,14 +1,18 @@
 """The command line: help that is quick and true, clear refusals, exit codes."""
 
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from exptilt import __version__
 from exptilt.cli import bench, main, report
 from exptilt.lens import Study, models
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*words, cwd=None):
@@ -22,7 +26,8 @@ def printed_commands(text):
     return [line.strip() for line in lines if line.strip()]
 
 
-PRINTED = dict.fromkeys([*printed_commands(main.EXAMPLES), *printed_commands(report.EXAMPLES)])
+TEXTS = [main.EXAMPLES, *(main.command(name).EXAMPLES for name in main.COMMANDS)]
+PRINTED = dict.fromkeys(line for text in TEXTS for line in printed_commands(text))
 COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip installs is there already
 
 
@@ -30,6 +35,7 @@ COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip
 def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, capsys):
     name, *words = shlex.split(command)
     assert name == "exptilt"
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         report, "MOST_TOKENS", 256
@@ -40,7 +46,7 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
         code = stop.code
     assert code == 0
     assert capsys.readouterr().out
-    assert (tmp_path / "report" / "index.html").is_file() == ("report" in words)
+    assert (tmp_path / "report" / "index.html").is_file() == (words[0] in {"report", "switch"})
     if words == ["report"]:
         study = Study.from_json((tmp_path / "report" / "study.json").read_text("utf-8"))
         assert study.name == models.DEFAULT
@@ -105,9 +111,29 @@ def test_asked_wrongly(words, message):
     assert done.stdout == ""
 
 
-def test_nothing_asked_shows_help(capsys):
+def test_nothing_asked_says_what_to_type_first(capsys):
     assert main.main([]) == 2
-    assert "commands that work as printed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert set(main.FIRST) == set(main.COMMANDS)
+    begin = said.index("Begin with")
+    assert all(said.index(f"exptilt {words}") > begin for words in main.FIRST.values())
+    assert said.index("exptilt report") < said.index("exptilt switch")
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_commands_share_their_manners(name, capsys):
+    module = main.command(name)
+    with pytest.raises(SystemExit) as stop:
+        main.main([name, "--help"])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert said.endswith(module.EXAMPLES)
+    assert module.EXAMPLES.startswith("commands that work as printed:\n  exptilt ")
+    assert module.__doc__.split()[0] in said
+    assert not module.SUMMARY.endswith(".")
+    with pytest.raises(SystemExit) as stop:
+        main.main([name, "--no-such-option"])
+    assert stop.value.code == 2
 
 
 @pytest.fixture

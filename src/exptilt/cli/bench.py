@@ -9,6 +9,10 @@ from pathlib import Path
 from exptilt._support.errors import ArgumentError, ExptiltError
 
 SUMMARY = "run the benchmarks of a source checkout"
+EXAMPLES = """\
+commands that work as printed:
+  exptilt bench --list
+"""
 
 HELPERS = {"harness", "pages"}
 
@@ -41,8 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
         there = ", ".join(known) or "none yet"
-        print(f"exptilt bench: no benchmark called {', '.join(unknown)}; there is: {there}", file=sys.stderr)
-        return 2
+        raise ArgumentError(f"no benchmark called {', '.join(unknown)}; there is: {there}")
     names = list(dict.fromkeys(arguments.names)) or known
     if not names:
         raise ArgumentError(f"no benchmarks found in {folder}.")

@@ -1,8 +1,9 @@
 """Dispatch of the `exptilt` command.
 
-A subcommand is a module of this folder with three things:
+A subcommand is a module of this folder with four things:
 
     SUMMARY               one line for the list in `exptilt --help`
+    EXAMPLES              commands that work as printed; they end its help
     configure(parser)     its arguments
     run(arguments) -> int its work; returns the exit code
 
@@ -22,6 +23,7 @@ from exptilt import __version__
 from exptilt._support.errors import ExptiltError
 
 COMMANDS = ("report", "switch", "bench")
+FIRST = {"report": "report", "switch": "switch FILE.csv", "bench": "bench --list"}  # what to type of each
 
 EXAMPLES = """\
 commands that work as printed:
@@ -49,8 +51,30 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = command(name)
-        module.configure(subparsers.add_parser(name, help=module.SUMMARY, description=module.__doc__))
+        child = subparsers.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.__doc__,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(child)
     return parser
+
+
+def welcome() -> str:
+    """What to type first."""
+    lines = [f"  {'exptilt ' + words:26} {command(name).SUMMARY}" for name, words in FIRST.items()]
+    return "\n".join(
+        [
+            f"exptilt {__version__}: attention you can measure and differentiate.",
+            "",
+            "Begin with the first of these; it needs no other file and opens in a browser:",
+            *lines,
+            "",
+            "`exptilt COMMAND --help` explains one, `exptilt --help` everything.",
+        ]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
-        parser.print_help()
+        print(welcome())
         return 2
     try:
         return int(command(arguments.command).run(arguments))

@@ -36,7 +36,6 @@ RESUMES = " No report was written; run the same command again to go on from what
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.usage = (
         "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--sounds PATH ...] "
         "[--checkpoints DIR ...] [--against B] [--out FOLDER] [options]"

@@ -6,6 +6,11 @@ from pathlib import Path
 from exptilt.cli.arguments import positive, seed
 
 SUMMARY = "find the regimes of a time series in a CSV file"
+EXAMPLES = """\
+commands that work as printed:
+  exptilt switch examples/data/gnp.csv
+  exptilt switch examples/data/gnp.csv --modes 2 --forecast 8 --out report
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
