@@ -1,5 +1,6 @@
 """Markov regressions: against statsmodels on its own series, and against the model they are."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import markov_autoregression, markov_regression
-from exptilt.switching.markov import ChainLikelihood, stationary
+from exptilt.switching.hidden_chain import Modes, likelihood
+from exptilt.switching.markov import build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
 
@@ -119,24 +121,76 @@ def test_missing_values_are_left_out():
     assert fit.regime_probability().shape == (len(y), 2)
 
 
-def test_derivatives_of_the_chain():
+@pytest.mark.parametrize(("order", "durations", "driven"), [(0, 1, False), (1, 3, True), (2, 2, False)])
+def test_the_chain_is_the_sum_over_all_paths_and_so_are_its_derivatives(order, durations, driven):
+    """Every path of regimes from step 0, ages counted along it, the initial ones from the stationary law."""
     rng = np.random.default_rng(0)
-    logs = torch.tensor(rng.normal(size=(6, 3)) - 300.0, requires_grad=True)
-    scores = torch.tensor(rng.normal(size=(3, 3)), requires_grad=True)
+    T, M = 7, 2
+    y, x, z = rng.normal(size=T), rng.normal(size=(T, 1)), rng.normal(size=(T, 1))
+    modes = Modes.of(M, order, durations)
+    lags = [np.arange(order, T) - k for k in range(1, order + 1)]
+    inputs = np.concatenate([x[order:], *(y[at][:, None] for at in lags), *(x[at] for at in lags)], 1)
+    sizes = {"intercept": (M,), "coefficients": (M, 1), "deviation": (M,), "transition": (M, M)}
+    sizes |= {"autoregression": (M, order)} if order else {}
+    sizes |= {"transition_age": (M,)} if durations > 1 else {}
+    sizes |= {"transition_input": (M, M, 1)} if driven else {}
+    raw = {name: torch.tensor(rng.normal(size=size), requires_grad=True) for name, size in sizes.items()}
 
-    def total(logs, scores):
-        P = torch.softmax(scores, 1)
-        return ChainLikelihood.apply(logs, P, stationary(P))
+    def total(*leaves):
+        named = dict(zip(raw, leaves, strict=True))
+        named["transition"] = torch.softmax(named["transition"], 1)
+        named["deviation"] = named["deviation"].exp()
+        covariates = torch.from_numpy(z) if driven else None
+        return likelihood(modes, y[order:], inputs, covariates, named), named
 
-    torch.autograd.gradcheck(total, (logs, scores))
-    P = torch.softmax(scores, 1).detach()
-    torch.testing.assert_close(stationary(P) @ P, stationary(P))
+    value, named = total(*raw.values())
+    N = {name: value.detach().numpy() for name, value in named.items()}
+
+    def step(i, d, t):
+        logits = np.log(N["transition"][i])
+        if driven:
+            logits = logits + N["transition_input"][i] @ z[t]
+        if durations > 1:
+            logits = logits + N["transition_age"][i] * d * (np.arange(M) != i)
+        p = np.exp(logits)
+        return p / p.sum()
+
+    K = M * durations
+    dense = np.zeros((K, K))
+    for i, d, j in itertools.product(range(M), range(durations), range(M)):
+        dense[i * durations + d, j * durations + (min(d + 1, durations - 1) if i == j else 0)] = step(
+            i, d, 0
+        )[j]
+    law = np.linalg.matrix_power(dense, 10_000)[0].reshape(M, durations)
+    want = 0.0
+    for path, first in itertools.product(itertools.product(range(M), repeat=T), range(durations)):
+        p, d = law[path[0], first], first
+        for t in range(T):
+            if t:
+                p *= step(path[t - 1], d, t)[path[t]]
+                d = min(d + 1, durations - 1) if path[t] == path[t - 1] else 0
+            if t >= order:
+                level = [
+                    N["intercept"][path[t - k]] + x[t - k] @ N["coefficients"][path[t - k]]
+                    for k in range(order + 1)
+                ]
+                mean = level[0] + sum(
+                    N["autoregression"][path[t], k - 1] * (y[t - k] - level[k]) for k in range(1, order + 1)
+                )
+                s = N["deviation"][path[t]]
+                p *= np.exp(-0.5 * ((y[t] - mean) / s) ** 2) / (s * np.sqrt(2 * np.pi))
+        want += p
+    assert float(value) == pytest.approx(np.log(want), abs=1e-10)
+    torch.autograd.gradcheck(lambda *leaves: total(*leaves)[0], tuple(raw.values()))
+    model = build(modes, torch.from_numpy(z) if driven else None, {k: v.detach() for k, v in named.items()})
+    again = model.filter(y[order:], method="imm", inputs=inputs).log_likelihood
+    assert again == pytest.approx(float(value), abs=1e-10)
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda y: markov_regression(y, regimes=1), "regimes=1"),
+        (lambda y: markov_regression(y, regimes=0), "regimes=0"),
         (lambda y: markov_regression(y, switching="level"), "switching is"),
         (lambda y: markov_regression(y, switching="autoregression"), "switching is"),
         (lambda y: markov_regression(y, np.ones(3)), "y has 40 rows, x has 3"),

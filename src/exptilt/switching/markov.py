@@ -5,46 +5,50 @@ r"""Regressions and autoregressions whose coefficients switch with a Markov chai
 Given the regimes of the last `order` steps this is a regression on known numbers, so the chain of those
 regimes, M^{order + 1} modes of a `SwitchingLinearGaussian` without a state, gives the exact likelihood. The
 initial law is the stationary one of the chain, tied to its transition probabilities while they are learned.
-The first `order` observations are given, as elsewhere.
+The first `order` observations are given, as elsewhere. Transitions may be driven by covariates and by the age
+of a regime (`learning/chain.py`): where all regimes of a mode are the same, its age is part of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
-import scipy.special
 import torch
 from numpy.typing import ArrayLike
 
 from .._support.errors import ArgumentError
 from .checks import plain
-from .kernels.chain import chain_backward, chain_forward
-from .kernels.kalman import LOG_TWO_PI
-from .learning.maximum_likelihood import FitStatus, Objective, climb, curvature, delta_method, starts_around
+from .hidden_chain import PARTS, Laws, Modes, likelihood
+from .learning.chain import AGE, INPUT, Chain, driven, read_covariates
+from .learning.maximum_likelihood import FitStatus, Objective
+from .learning.named import Fixed, check_switching, climb_named, even_transition, name_parameters
+from .learning.summary import Learned
 from .model import SwitchingLinearGaussian
 from .series import SeriesLike, Values, read
 
-PARTS = ("intercept", "coefficients", "autoregression", "deviation")
 MOST = 256  # modes: regimes to the power of order + 1
 
 
 @dataclass(frozen=True, eq=False)
-class MarkovFit:
-    """A fitted Markov regression; regimes are numbered by intercept, or deviation, from low to high.
+class MarkovFit(Learned):
+    """A fitted model whose parameters have names; regimes are numbered from low to high by what switches.
 
     Attributes:
-        model: modes are the regimes of the last order + 1 steps, the latest first and slowest to change.
-        estimates: "transition" ``(M, M)``, "intercept" and "deviation" ``(M,)``, "coefficients" ``(M, k)``,
-            "autoregression" ``(M, order)``; rows are equal where a part does not switch.
-        standard_errors: of the same shapes, NaN where the curvature does not tell.
+        model: modes are regimes; with lags the regimes of the last order + 1 steps, the latest first and
+            slowest to change; with durations regimes and their ages.
+        estimates: "transition" ``(M, M)`` and the parts of the model, each ``(M, ...)``; rows are equal where
+            a part does not switch. Regressions have "intercept" and "deviation" ``(M,)``, "coefficients"
+            ``(M, k)``, "autoregression" ``(M, order)``. "transition_input" and "transition_age" are as in
+            `Fit`.
+        standard_errors: of the same shapes, NaN where the curvature does not tell, or a part was fixed.
         log_likelihood: given the first `order` observations.
         status: why the fit stopped; ``status.value`` says it in words.
         free_parameters, observations: how many were learned, and from how many.
         restarts: the final log-likelihood of every start that ran.
         regimes, order: M, and how many lags there are.
         y, inputs: what `model` filters: the series without its first `order` values, and ``(T, r)`` inputs.
+        filter: the filter whose likelihood it is; all are exact where there is no state.
     """
 
     model: SwitchingLinearGaussian
@@ -59,56 +63,7 @@ class MarkovFit:
     order: int
     y: Values = field(repr=False)
     inputs: np.ndarray | None = field(repr=False)
-
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion, 2k − 2 log L."""
-        return 2 * self.free_parameters - 2 * self.log_likelihood
-
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion, k log N − 2 log L."""
-        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
-
-    @property
-    def duration(self) -> np.ndarray:
-        """``(M,)``, how many steps each regime is expected to last."""
-        with np.errstate(divide="ignore"):
-            return np.asarray(1.0 / (1.0 - self.estimates["transition"].diagonal()))
-
-    def regime_probability(self, *, smoothed: bool = True) -> Values:
-        """P(regime_t | y), ``(T − order, M)``, a table if y was one.
-
-        Args:
-            smoothed: given the whole series; else given the data up to each step.
-        """
-        run = self.model.smooth if smoothed else self.model.filter
-        found = run(self.y, method="imm", inputs=self.inputs).mode_probability
-        summed = plain(found).reshape(len(found), self.regimes, -1).sum(-1)
-        if not hasattr(found, "index"):
-            return summed
-        names = [f"regime {k}" for k in range(self.regimes)]
-        return type(found)(summed, index=found.index, columns=names)
-
-    def summary(self) -> str:
-        """Estimates, standard errors, z, p and 95 % intervals as lines of text."""
-        lines = [
-            f"{self.regimes} regimes, order {self.order}, {self.observations} observations",
-            f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
-            self.status.value,
-            "",
-            f"{'':28}{'estimate':>11}{'s.e.':>11}{'z':>9}{'p':>8}{'low':>11}{'high':>11}",
-        ]
-        for name, values in self.estimates.items():
-            for where in np.ndindex(values.shape):
-                value, error = float(values[where]), float(self.standard_errors[name][where])
-                z = value / error if error > 0 else np.nan
-                p = 2 * scipy.special.ndtr(-abs(z))
-                label = f"{name}[{', '.join(map(str, where))}]"
-                ends = f"{value - 1.96 * error:>11.4f}{value + 1.96 * error:>11.4f}"
-                lines.append(f"{label:28}{value:>11.4f}{error:>11.4f}{z:>9.2f}{p:>8.3f}{ends}")
-        lasts = "   ".join(f"{k}: {steps:.1f}" for k, steps in enumerate(self.duration))
-        return "\n".join([*lines, "", f"expected durations, in steps: {lasts}"])
+    filter: str = "imm"
 
 
 def markov_regression(
@@ -119,18 +74,28 @@ def markov_regression(
     switching: str | Sequence[str] = ("intercept", "coefficients"),
     starts: int = 5,
     seed: int = 0,
+    fixed: Fixed | None = None,
+    constraints: str | Sequence[str] = (),
+    transition_inputs: ArrayLike | None = None,
+    durations: int = 1,
 ) -> MarkovFit:
     """Fit a regression whose coefficients switch with a Markov chain.
 
     Args:
         y: one series, ``(T,)`` or ``(T, 1)``; numpy, torch or pandas. NaN is missing.
         x: regressors besides the constant, ``(T, k)`` or ``(T,)``.
-        regimes: how many, at least 2.
+        regimes: how many; 1 is a plain regression.
         switching: what switches: some of "intercept", "coefficients", "deviation".
         starts: how many starts; the best end is returned.
         seed: of the starts after the first.
+        fixed: values of parts that are not learned, by name.
+        constraints: texts such as "deviation[1] = 2 * deviation[0]"; the left side is computed, not learned.
+        transition_inputs: ``(T, k)`` covariates that drive the transitions; row t those into step t.
+        durations: how many ages of a regime to tell apart: the chance that it ends then depends on how long
+            it has lasted.
     """
-    return _fit("markov_regression", y, x, regimes, 0, switching, starts, seed)
+    options = starts, seed, fixed, constraints, transition_inputs, durations
+    return _fit("markov_regression", y, x, regimes, 0, switching, *options)
 
 
 def markov_autoregression(
@@ -142,6 +107,10 @@ def markov_autoregression(
     switching: str | Sequence[str] = ("intercept", "coefficients"),
     starts: int = 5,
     seed: int = 0,
+    fixed: Fixed | None = None,
+    constraints: str | Sequence[str] = (),
+    transition_inputs: ArrayLike | None = None,
+    durations: int = 1,
 ) -> MarkovFit:
     """Fit Hamilton's autoregression: deviations from a level that switches with a Markov chain.
 
@@ -149,139 +118,75 @@ def markov_autoregression(
         y: one series, ``(T,)`` or ``(T, 1)``, without missing values; numpy, torch or pandas.
         x: regressors besides the constant, ``(T, k)`` or ``(T,)``.
         order: how many lags.
-        regimes: how many, at least 2.
+        regimes: how many; 1 is a plain regression.
         switching: what switches: some of "intercept", "coefficients", "autoregression", "deviation".
         starts: how many starts; the best end is returned.
         seed: of the starts after the first.
+        fixed: values of parts that are not learned, by name.
+        constraints: texts such as "deviation[1] = 2 * deviation[0]"; the left side is computed, not learned.
+        transition_inputs: ``(T, k)`` covariates that drive the transitions; row t those into step t.
+        durations: how many ages of a regime to tell apart: the chance that it ends then depends on how long
+            it has lasted.
     """
     if order < 1:
         raise ArgumentError(
             f"markov_autoregression: order is {order}. Pass at least 1, or markov_regression."
         )
-    return _fit("markov_autoregression", y, x, regimes, order, switching, starts, seed)
+    options = starts, seed, fixed, constraints, transition_inputs, durations
+    return _fit("markov_autoregression", y, x, regimes, order, switching, *options)
 
 
-def stationary(transition: torch.Tensor) -> torch.Tensor:
-    """The stationary probabilities ``(M,)`` of a chain."""
-    one = torch.ones(len(transition), dtype=transition.dtype)
-    found: torch.Tensor = torch.linalg.solve(torch.eye(len(one), dtype=one.dtype) - transition.mT + 1.0, one)
-    return found
+def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any]) -> SwitchingLinearGaussian:
+    """The model of the expanded chain."""
+    tensors = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in named.items()}
+    P = plain(
+        driven(tensors["transition"], tensors.get(INPUT), covariates, tensors.get(AGE), modes.durations)
+    )
+    laws, initial, K = (
+        Laws(modes, {name: plain(v) for name, v in named.items()}),
+        modes.initial(P)[0],
+        len(modes.age),
+    )
+    dense = np.zeros((len(P), K, K))
+    np.put_along_axis(
+        dense, np.broadcast_to(modes.after, (len(P), *modes.after.shape)), P[:, laws.now, modes.age], 2
+    )
+    zero = np.zeros((1, 1))
+    return SwitchingLinearGaussian(
+        transition=dense[0] if len(dense) == 1 else dense[modes.order :],
+        dynamics=zero,
+        process_noise=zero,
+        observation=zero,
+        observation_noise=(laws.deviation**2)[:, None, None],
+        observation_offset=laws.offset[:, None],
+        observation_input=laws.matrix[:, None] if laws.matrix.size else None,
+        initial_mean=zero[0],
+        initial_covariance=zero,
+        initial_probability=initial / initial.sum(),
+        start="first",
+    )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a Markov regression, what switches, and the regimes of the modes ``(modes, order + 1)``."""
-
-    regimes: int
-    order: int
-    regressors: int
-    switching: frozenset[str]
-    paths: np.ndarray
-
-    def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The named parameters for unconstrained numbers."""
-        M, out, rest = self.regimes, dict[str, torch.Tensor](), theta[self.regimes * (self.regimes - 1) :]
-        logits = theta[: M * (M - 1)].reshape(M, M - 1)
-        zero = logits.new_zeros(1)
-        rows = [torch.cat([row[:k], zero, row[k:]]) for k, row in enumerate(logits)]
-        out["transition"] = torch.softmax(torch.stack(rows), 1)
-        for name, width in zip(PARTS, (1, self.regressors, self.order, 1), strict=True):
-            count = M if name in self.switching else 1
-            value, rest = rest[: count * width].reshape(count, width), rest[count * width :]
-            out[name] = value.expand(M, width)
-        out["intercept"], out["deviation"] = out["intercept"][:, 0], out["deviation"][:, 0].exp()
-        return {name: value for name, value in out.items() if value.numel()}
-
-    def chain(self, natural: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Transition, initial law, offset, input matrix and deviation of the expanded chain, mode by mode."""
-        P, a, paths = natural["transition"], natural["intercept"], torch.from_numpy(self.paths)
-        now, K = paths[:, 0], len(paths)
-        follows = (paths[:, None, :-1] == paths[None, :, 1:]).all(-1)
-        transition = torch.where(follows, P[now[:, None], now[None, :]], 0.0)
-        initial = stationary(P)[paths[:, -1]]
-        for k in range(self.order):
-            initial = initial * P[paths[:, k + 1], paths[:, k]]
-        offset, inputs = a[now], list[torch.Tensor]()
-        b = natural.get("coefficients")
-        if b is not None:
-            inputs.append(b[now])
-        if self.order:
-            phi = natural["autoregression"][now]
-            offset = offset - (phi * a[paths[:, 1:]]).sum(1)
-            inputs.append(phi)
-            if b is not None:
-                inputs.append(-(phi[:, :, None] * b[paths[:, 1:]]).reshape(K, -1))
-        matrix = torch.cat([P.new_zeros(K, 0), *inputs], 1)
-        return transition, initial, offset, matrix, natural["deviation"][now]
-
-    def build(self, natural: Mapping[str, torch.Tensor]) -> SwitchingLinearGaussian:
-        """The model of the expanded chain."""
-        transition, initial, offset, matrix, deviation = map(plain, self.chain(natural))
-        zero = np.zeros((1, 1))
-        return SwitchingLinearGaussian(
-            transition=transition,
-            dynamics=zero,
-            process_noise=zero,
-            observation=zero,
-            observation_noise=(deviation**2)[:, None, None],
-            observation_offset=offset[:, None],
-            observation_input=matrix[:, None] if matrix.size else None,
-            initial_mean=zero[0],
-            initial_covariance=zero,
-            initial_probability=initial / initial.sum(),
-            start="first",
-        )
-
-
-class ChainLikelihood(torch.autograd.Function):
-    """log p(y) of a hidden Markov chain from log-densities ``(T, K)``, transition and initial law.
-
-    Its derivatives are the smoothed probabilities: in a log-density that of its mode, in a transition the
-    expected number of times it was made, divided by its probability.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, log_density: torch.Tensor, transition: torch.Tensor, initial: torch.Tensor
-    ) -> torch.Tensor:
-        """The forward recursion, scaled."""
-        logs, P = log_density.detach().numpy(), transition.detach().numpy()
-        top = logs.max(1)
-        density, T = np.exp(logs - top[:, None]), len(logs)
-        filtered, scale = np.empty_like(density), np.empty(T)
-        P = np.ascontiguousarray(P)
-        chain_forward(density, P, np.ascontiguousarray(initial.detach().numpy()), filtered, scale)
-        ctx.kept = density, filtered, scale, P
-        with np.errstate(divide="ignore"):
-            return log_density.new_tensor(float(np.log(scale).sum() + top.sum()))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, bar: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The backward recursion."""
-        density, filtered, scale, P = ctx.kept
-        later, ahead = np.ones_like(density), density / scale[:, None]
-        chain_backward(ahead, P, later)
-        pairs = filtered[:-1].T @ (ahead * later)[1:]
-        bars = filtered * later, np.where(P > 0, pairs, 0.0), (ahead * later)[0]
-        return tuple(bar * torch.from_numpy(value) for value in bars)
-
-
-def _objective(shape: Shape, y: np.ndarray, inputs: np.ndarray) -> Objective:
+def _objective(
+    modes: Modes,
+    y: np.ndarray,
+    inputs: np.ndarray,
+    covariates: torch.Tensor | None,
+    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]],
+) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers."""
-    seen = torch.from_numpy(~np.isnan(y))
-    values, u = torch.from_numpy(np.nan_to_num(y)), torch.from_numpy(inputs)
-    likelihood: Any = ChainLikelihood.apply
 
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.tensor(theta, requires_grad=True)
-        transition, initial, offset, matrix, deviation = shape.chain(shape.natural(point))
-        z = (values[:, None] - offset - u @ matrix.mT) / deviation
-        density = torch.where(seen[:, None], -0.5 * (z * z + LOG_TWO_PI) - deviation.log(), 0.0)
-        value = likelihood(density, transition, initial / initial.sum())
-        (slope,) = torch.autograd.grad(value, point)
-        finite = bool(torch.isfinite(value)) and bool(torch.isfinite(slope).all())
-        return (-float(value.detach()), -slope.numpy()) if finite else (np.inf, np.zeros_like(theta))
+        try:
+            value = likelihood(modes, y, inputs, covariates, natural(point))
+        except ArgumentError:
+            return np.inf, np.zeros_like(theta)
+        total = float(value.detach())
+        if not np.isfinite(total):
+            return np.inf, np.zeros_like(theta)
+        slope = torch.autograd.grad(value, point)[0].numpy()
+        return (-total, -slope) if np.isfinite(slope).all() else (np.inf, np.zeros_like(theta))
 
     return evaluate
 
@@ -295,17 +200,18 @@ def _fit(
     switching: str | Sequence[str],
     starts: int,
     seed: int,
+    fixed: Fixed | None,
+    constraints: str | Sequence[str],
+    transition_inputs: ArrayLike | None,
+    durations: int,
 ) -> MarkovFit:
-    names = frozenset([switching] if isinstance(switching, str) else switching)
     known = [name for name in PARTS if order or name != "autoregression"]
-    if not names or not names <= set(known):
-        raise ArgumentError(f"{what}: switching is {sorted(names)}. Pass some of {known}.")
-    if regimes < 2 or starts < 1:
-        raise ArgumentError(f"{what}: regimes={regimes}, starts={starts}. Pass at least 2, and at least 1.")
-    if regimes ** (order + 1) > MOST:
+    names = check_switching(what, switching, known, regimes, starts)
+    if regimes ** (order + 1) + regimes * max(0, durations - order - 1) > MOST or durations < 1:
         raise ArgumentError(
-            f"{what}: {regimes} regimes over {order + 1} steps are {regimes ** (order + 1)} modes, more than "
-            f"{MOST}. Pass fewer regimes or a lower order."
+            f"{what}: {regimes} regimes over {order + 1} steps with {durations} ages are "
+            f"{regimes ** (order + 1) + regimes * max(0, durations - order - 1)} modes, more than {MOST} or "
+            "fewer than one. Pass fewer regimes, a lower order or fewer ages."
         )
     data = read(y, 1, what=what)
     if data.series != 1:
@@ -315,86 +221,63 @@ def _fit(
         raise ArgumentError(f"{what}: y holds NaN, which cannot be a lag. Fill it, or use markov_regression.")
     given = np.zeros((len(values), 0))
     if x is not None:
-        given = read(x, _width(x), what=f"{what}: x", missing=False).rows
+        width = int(np.shape(x)[-1]) if len(np.shape(x)) > 1 else 1
+        given = read(x, width, what=f"{what}: x", missing=False).rows
     if len(given) != len(values):
         raise ArgumentError(f"{what}: y has {len(values)} rows, x has {len(given)}. Pass as many of both.")
     lags = [np.arange(order, len(values)) - k for k in range(1, order + 1)]
     inputs = np.concatenate(
         [given[order:], *(values[at][:, None] for at in lags), *(given[at] for at in lags)], 1
     )
-    T, k = len(values) - order, given.shape[1]
-    paths = np.array(list(product(range(regimes), repeat=order + 1)))
-    shape = Shape(regimes, order, k, names, paths)
-    start = _start(shape, values[order:], given[order:], inputs[:, k : k + order])
-    if len(start) >= T:
-        raise ArgumentError(f"{what}: {len(start)} parameters from {T} observations. Pass a longer series.")
-    seen = values[order:][~np.isnan(values[order:])]
+    z = None if transition_inputs is None else read_covariates(transition_inputs, len(values), what)
+    k, seen = given.shape[1], values[order:][~np.isnan(values[order:])]
     if len(seen) < 2 or np.ptp(seen) == 0:
         raise ArgumentError(f"{what}: y has no two different values. Pass a series that varies.")
-    evaluate = _objective(shape, values[order:], inputs)
-    generator, ends = torch.Generator().manual_seed(seed), list[tuple[float, np.ndarray, FitStatus]]()
-    for point in starts_around(start, starts - 1, 0.3, generator):
-        try:
-            end, status, _ = climb(evaluate, point, 500, 1e-9, False)
-        except ArgumentError:
-            if not ends:
-                raise
-            continue
-        ends.append((-evaluate(end)[0], end, status))
-    value, end, status = max(ends, key=lambda found: found[0])
-    errors = delta_method(shape.natural, end, curvature(evaluate, end))
-    natural = shape.natural(torch.from_numpy(end))
-    order_by = natural["intercept" if "intercept" in names else "deviation"].numpy()
-    ranked = np.argsort(order_by, kind="stable")
-
-    def arranged(table: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        out = {name: np.asarray(array)[ranked] for name, array in table.items()}
-        return out | {"transition": out["transition"][:, ranked]}
-
-    estimates = arranged(natural)
-    model = shape.build({name: torch.from_numpy(array) for name, array in estimates.items()})
-    kept = y.iloc[order:] if hasattr(y, "iloc") else values[order:, None]
+    chain = Chain(inputs=z, durations=durations)
+    start = _start(regimes, names, values[order:], given[order:], inputs[:, k : k + order])
+    start |= chain.extra(start["transition"])
+    bounds = {"deviation": (0.0, np.inf)}
+    named = name_parameters(what, start, names, bounds, fixed, constraints, chain.held(start["transition"]))
+    count = 0 if named.free is None else named.free.size
+    if count >= len(seen):
+        raise ArgumentError(
+            f"{what}: {count} parameters from {len(seen)} observations. Pass a longer series."
+        )
+    modes = Modes.of(regimes, order, durations)
+    evaluate = _objective(modes, values[order:], inputs, z, named.natural)
+    rank_by = "intercept" if "intercept" in names or not names else sorted(names, key=PARTS.index)[-1]
+    found = climb_named(what, named, evaluate, rank_by, starts, seed, 1e-9)
     return MarkovFit(
-        model=model,
-        estimates=estimates,
-        standard_errors=arranged(errors),
-        log_likelihood=value,
-        status=status,
-        free_parameters=len(start),
-        observations=int((~np.isnan(values[order:])).sum()),
-        restarts=tuple(found[0] for found in ends),
+        model=build(modes, z, found["estimates"]),
+        observations=len(seen),
         regimes=regimes,
         order=order,
-        y=kept,
+        y=y.iloc[order:] if hasattr(y, "iloc") else values[order:, None],
         inputs=inputs if inputs.shape[1] else None,
+        **found,
     )
 
 
-def _width(x: ArrayLike) -> int:
-    """How many columns x has."""
-    shape = np.shape(x)
-    return int(shape[-1]) if len(shape) > 1 else 1
-
-
-def _start(shape: Shape, y: np.ndarray, x: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Numbers to start from: least squares, its residuals split by size among the regimes."""
-    M, seen = shape.regimes, ~np.isnan(y)
+def _start(
+    M: int, switching: frozenset[str], y: np.ndarray, x: np.ndarray, lags: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Where to start: least squares, its residuals split by size among the regimes."""
+    seen = ~np.isnan(y)
     design = np.concatenate([np.ones((len(y), 1)), x, lags], 1)[seen]
     solution = np.linalg.lstsq(design, y[seen], rcond=None)[0]
     left = y[seen] - design @ solution
     phi = solution[1 + x.shape[1] :]
     shrink = 1 - phi.sum() if abs(1 - phi.sum()) > 0.1 else 1.0
-    middle = [np.mean(part) for part in np.array_split(np.sort(left), M)]
-    apart = np.linspace(-0.5, 0.5, M) if "deviation" in shape.switching else np.zeros(M)
-    spread = np.log(max(left.std(), 1e-300)) + apart
+    middle = np.array([np.mean(part) for part in np.array_split(np.sort(left), M)])
+    apart = np.linspace(-0.5, 0.5, M) if "deviation" in switching else np.zeros(M)
+    if "intercept" not in switching:
+        middle = np.zeros(M)
+    stay = 1 / (1 + (M - 1) * np.exp(-2.0))
     parts = {
-        "intercept": (solution[0] + np.array(middle)) / shrink,
+        "transition": even_transition(M, stay),
+        "intercept": (solution[0] + middle) / shrink,
         "coefficients": np.tile(solution[1 : 1 + x.shape[1]], (M, 1)),
         "autoregression": np.tile(phi, (M, 1)),
-        "deviation": spread,
+        "deviation": max(left.std(), 1e-300) * np.exp(apart),
     }
-    out = [np.full(M * (M - 1), -2.0)]
-    for name, value in parts.items():
-        value = value if name in shape.switching else value.mean(0, keepdims=True)
-        out.append(np.asarray(value, dtype=np.float64).reshape(-1))
-    return np.concatenate(out)
+    return {name: np.asarray(value, dtype=np.float64) for name, value in parts.items() if value.size}

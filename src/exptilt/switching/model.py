@@ -129,6 +129,10 @@ class SwitchingLinearGaussian(ModelParameters):
         skip: int = 0,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
+        constraints: str | Sequence[str] = (),
+        initial: str = "given",
+        transition_inputs: ArrayLike | None = None,
+        durations: int = 1,
     ) -> Fit[Self]:
         """Learn the parameters, starting from this model.
 
@@ -149,6 +153,14 @@ class SwitchingLinearGaussian(ModelParameters):
             skip: leave the first terms of each series out of the likelihood ("mle" only), as some papers do.
             generator: randomness of the restarts.
             progress: show a bar always, never, or (None) where somebody looks.
+            constraints: texts such as "observation_noise[1] = 4 * observation_noise[0]"; the left side is
+                computed from the right, not learned ("mle" only).
+            initial: "given", or "stationary": the initial law is that of the chain, and for states that are
+                not diffuse that of each mode's dynamics, tied to them while they are learned ("mle" only).
+            transition_inputs: ``(T, k)`` covariates that drive the transitions ("mle" only); more rows are
+                for forecasts. See "transition_input" in `Fit.estimates`.
+            durations: how many ages of a regime to tell apart ("mle" only): the chance that it ends then
+                depends on how long it has lasted. See "transition_age" in `Fit.estimates`.
         """
         return fit_model(
             self,
@@ -166,6 +178,10 @@ class SwitchingLinearGaussian(ModelParameters):
             skip=skip,
             generator=generator,
             progress=progress,
+            constraints=constraints,
+            initial=initial,
+            transition_inputs=transition_inputs,
+            durations=durations,
         )
 
     def sample(

@@ -27,7 +27,7 @@ from ..inference.problem import pose
 from ..inference.run import lead_in, run_filter, run_smoother
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data
-from .free_parameters import Free
+from .free_parameters import PROBABILITIES, Free
 from .maximum_likelihood import FitStatus
 
 GROUPS = tuple(
@@ -248,6 +248,9 @@ def _regress(free: Free, model: ModelParameters, sums: Sums, group: tuple[str, .
 
 def check_em(model: ModelParameters, free: Free) -> None:
     """Refuse what EM cannot learn, with what to do instead."""
+    for name in PROBABILITIES:
+        if not free.masks.get(name, np.True_).all():
+            raise ArgumentError(f'fit: EM learns {name} whole or not at all. Use method="mle".')
     for group in GROUPS:
         if not free.any_of(group):
             continue

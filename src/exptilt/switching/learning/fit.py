@@ -7,7 +7,7 @@ likelihood of the filter they are given: with a collapse it is that filter's app
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..inference.problem import read_inputs
 from ..inference.run import METHODS
-from ..parameters import Model
+from ..parameters import RANKS, Model
 from ..series import SeriesLike
+from .chain import read_chain
+from .constraints import apply_constraints, read_constraints
 from .em import check_em, expectation_maximisation
-from .free_parameters import choose, to_parameters, to_vector
+from .free_parameters import choose
 from .maximum_likelihood import (
     FitStatus,
     checked_data,
@@ -30,10 +32,11 @@ from .maximum_likelihood import (
     objective,
     starts_around,
 )
+from .summary import Learned
 
 
 @dataclass(frozen=True, eq=False)
-class Fit(Generic[Model]):
+class Fit(Learned, Generic[Model]):
     """What was learned.
 
     Attributes:
@@ -49,6 +52,12 @@ class Fit(Generic[Model]):
         free_parameters: how many real numbers were learned.
         observations: how many observed components there were.
         restarts: the final log-likelihood of every start, the first being the model's own.
+        estimates: for each learned parameter an array of its shape, NaN where an entry was fixed. With
+            covariates and durations "transition" is the base law, and "transition_input" ``(M, M, k)`` and
+            "transition_age" ``(M,)`` say what moves it.
+        regimes: how many there are; the model has more modes where their ages are told apart.
+        y, inputs: what was fitted.
+        filter: the filter whose likelihood it is.
     """
 
     model: Model
@@ -62,21 +71,16 @@ class Fit(Generic[Model]):
     free_parameters: int
     observations: int
     restarts: tuple[float, ...]
+    estimates: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
+    regimes: int = 0
+    y: Any = field(repr=False, default=None)
+    inputs: Any = field(repr=False, default=None)
+    filter: str = "gpb2"
 
     @property
     def value(self) -> Model:
         """The fitted model."""
         return self.model
-
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion, 2k − 2 log L."""
-        return 2 * self.free_parameters - 2 * self.log_likelihood
-
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion, k log N − 2 log L, N the number of observed components."""
-        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
 
 
 def fit_model(
@@ -96,6 +100,10 @@ def fit_model(
     skip: int = 0,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
+    constraints: str | Sequence[str] = (),
+    initial: str = "given",
+    transition_inputs: ArrayLike | None = None,
+    durations: int = 1,
 ) -> Fit[Model]:
     """Learn the parameters of a model, which is the start; arguments as for `SwitchingLinearGaussian.fit`."""
     filters = [*METHODS, "exact"] if method == "mle" else list(METHODS)
@@ -116,19 +124,45 @@ def fit_model(
     base = model._replaced(
         **{name: value if value is None else plain(value) for name, value in arrays.items()}
     )
-    free = choose(base, fixed, shared, learn_initial)
+    chain = read_chain(base, int(data.lengths.max()), initial, transition_inputs, durations)
+    values = {name: value for name in RANKS if (value := getattr(base, name)) is not None}
+    values |= chain.extra(plain(base.transition))
+    ties, tied = read_constraints(constraints, values)
+    if method == "em" and (ties or not chain.plain):
+        raise ArgumentError(
+            "fit: EM takes no constraints, initial law, covariates or durations that are tied to parameters. "
+            'Use method="mle".'
+        )
+    if chain.initial == "stationary" and learn_initial:
+        raise ArgumentError('fit: learn_initial=True and initial="stationary" exclude each other.')
+    held = {name: tied.get(name, False) | mask for name, mask in chain.held(plain(base.transition)).items()}
+    free = choose(values, fixed, shared, learn_initial, tied | held)
     if method == "em":
         check_em(base, free)
-    theta = to_vector(free, base)
+    theta = free.vector(values)
+    constants = {name: torch.from_numpy(np.asarray(value)) for name, value in values.items()}
+    learned = [name for name in values if name in free.masks or name in tied]
 
     def natural(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return to_parameters(free, base, x)
+        """The parameters with something learned."""
+        found = free.natural(x)
+        if ties:
+            every = apply_constraints(ties, tied, constants | found)
+            return {name: every[name] for name in learned}
+        return found
+
+    def build(x: torch.Tensor, strict: bool = False) -> Model:
+        named = natural(x)
+        return base._replaced(**(named if chain.plain else chain.assemble(base, constants | named, strict)))
 
     def concrete(x: np.ndarray) -> Model:
-        return base.replace(**{name: value.numpy() for name, value in natural(torch.from_numpy(x)).items()})
+        made = build(torch.from_numpy(x), strict=True)
+        return base.replace(**{name: plain(getattr(made, name)) for name in values if name in RANKS})
 
-    evaluate = objective(lambda x: base._replaced(**natural(x)), data, u, filter, skip)
-    ends: list[tuple[float, Model, FitStatus, list[float], int]] = []
+    evaluate = objective(build, data, u, filter, skip)
+    if not chain.plain or ties:
+        concrete(theta)  # says what is wrong with the start
+    ends: list[tuple[float, np.ndarray | Model, FitStatus, list[float], int]] = []
     for start in starts_around(theta, restarts, 0.3, generator):
         try:
             if method == "em":
@@ -138,23 +172,32 @@ def fit_model(
                 ends.append((max(trace), found, status, trace, decreases))
             else:
                 point, status, trace = climb(evaluate, start, max_steps, tolerance, progress)
-                ends.append((-evaluate(point)[0], concrete(point), status, trace, 0))
+                concrete(point)
+                ends.append((-evaluate(point)[0], point, status, trace, 0))
         except ArgumentError:
             if not ends:
                 raise
-            ends.append((-np.inf, base, FitStatus.STALLED, [-np.inf], 0))
-    value, found, status, trace, decreases = max(ends, key=lambda end: end[0])
+            ends.append((-np.inf, theta, FitStatus.STALLED, [-np.inf], 0))
+    value, end, status, trace, decreases = max(ends, key=lambda found: found[0])
+    if isinstance(end, np.ndarray):
+        point, found = end, concrete(end)
+        named = {name: array.numpy() for name, array in natural(torch.from_numpy(point)).items()}
+    else:
+        found = end
+        named = {name: plain(getattr(end, name)) for name in learned}
     errors = None
     if standard_errors:
         try:
-            point = to_vector(free, found)
+            point = point if isinstance(end, np.ndarray) else free.vector(named)
             errors = delta_method(natural, point, curvature(evaluate, point))
         except ArgumentError:  # a noise that went to zero has no curvature to speak of
-            errors = {name: np.full(mask.shape, np.nan) for name, mask in free.masks.items()}
+            errors = {name: np.full(array.shape, np.nan) for name, array in named.items()}
     if model.is_torch:
-        learned = {name: getattr(found, name) for name, old in arrays.items() if old is not None}
+        present = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "start"}
         kept = model.transition.dtype
-        found = found._replaced(**{name: torch.as_tensor(v, dtype=kept) for name, v in learned.items()})
+        tensors = {k: torch.as_tensor(v, dtype=kept) for k, v in present.items() if v is not None}
+        found = found._replaced(**tensors)
+    told = {name: free.masks.get(name, False) | tied.get(name, np.False_) for name in learned}
     return Fit(
         model=found,
         log_likelihood=value,
@@ -164,7 +207,12 @@ def fit_model(
         trace=np.array(trace),
         decreases=decreases,
         standard_errors=errors,
-        free_parameters=len(theta),
+        free_parameters=free.size,
         observations=int((~np.isnan(data.rows)).sum()),
         restarts=tuple(end[0] for end in ends),
+        estimates={name: np.where(told[name], array, np.nan) for name, array in named.items()},
+        regimes=base.modes,
+        y=y,
+        inputs=inputs,
+        filter=filter,
     )

@@ -3,67 +3,199 @@
 A parameter is held fixed by name, or entry by entry with a mask; it may be shared by all modes. What is free
 becomes unconstrained numbers:
 
-    rows of probabilities   logits of the positive entries against staying, or the first (0 stays 0)
+    rows of probabilities   logits of the free positive entries against staying, or the first (0 stays 0)
     covariances             Cholesky factor, its diagonal as logarithms; or log variances alone
-    everything else         itself
+    everything else         itself, or its logarithm or logit where it has bounds
+
+All entries of all parameters are gathered from the vector and from constants in one step; `Free` keeps where
+from.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
-from ..checks import plain
-from ..parameters import INITIAL, RANKS, ModelParameters
+from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
 COVARIANCES = ("process_noise", "observation_noise", "initial_covariance")
+Arrays = Mapping[str, np.ndarray]
+Bounds = Mapping[str, tuple[float, float]]
 
 
-@dataclass(frozen=True)
 class Free:
-    """What is learned.
+    """What is learned of named arrays, and the numbers that stand for it.
 
     Attributes:
         masks: for each parameter with something free, True at its free entries.
         shared: the parameters that all modes have in common.
+        size: how many numbers there are.
     """
 
-    masks: dict[str, np.ndarray]
-    shared: frozenset[str]
+    def __init__(
+        self,
+        values: Arrays,
+        masks: dict[str, np.ndarray],
+        shared: frozenset[str] = frozenset(),
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.masks, self.shared = masks, shared & frozenset(masks)
+        self._bounds, self._held = bounds or {}, dict[str, torch.Tensor]()
+        self._index: dict[str, np.ndarray] = {}
+        self.size, constants = 0, list[np.ndarray]()
+        for name, mask in masks.items():
+            raw, stands = self._raw(name, values[name])
+            own = stands[: 1 if name in self.shared else len(raw)]
+            index = np.full(own.shape, -1)
+            index[own] = self.size + np.arange(own.sum())
+            self.size += int(own.sum())
+            self._index[name] = np.broadcast_to(index, raw.shape)
+            constants.append(raw[~stands])
+            if name in (*PROBABILITIES, *COVARIANCES):
+                self._held[name] = torch.from_numpy(np.where(mask, 0.0, values[name]))
+        flat, at = list[np.ndarray](), self.size
+        for index in self._index.values():
+            flat.append(index.reshape(-1).copy())
+            count = int((index < 0).sum())
+            flat[-1][flat[-1] < 0] = at + np.arange(count)
+            at += count
+        self._gather = torch.from_numpy(np.concatenate(flat))
+        self._constants = torch.from_numpy(np.concatenate(constants))
+        self._rest = {
+            name: None if not held.any() else 1 - held.sum(-1, keepdim=True)
+            for name, held in self._held.items()
+            if name in PROBABILITIES
+        }
 
     def any_of(self, names: Sequence[str]) -> bool:
         """Whether one of the parameters has something free."""
         return any(name in self.masks for name in names)
 
+    def vector(self, values: Arrays) -> np.ndarray:
+        """The numbers that stand for the free entries of `values`."""
+        theta = np.empty(self.size)
+        for name, index in self._index.items():
+            raw, stands = self._raw(name, values[name])
+            first = 1 if name in self.shared else len(raw)
+            theta[index[:first][stands[:first]]] = raw[:first][stands[:first]]
+        return theta
+
+    def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters with something free as differentiable functions of `theta`."""
+        pool = torch.cat([theta, self._constants]).index_select(0, self._gather)
+        shapes = {name: mask.shape for name, mask in self.masks.items()}
+        pieces = torch.split(pool, [int(np.prod(shape)) for shape in shapes.values()])
+        out = {}
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
+            raw = piece.reshape(shape)
+            if name in PROBABILITIES:
+                raw, rest = torch.softmax(raw, -1), self._rest[name]
+                out[name] = raw if rest is None else self._held[name] + rest * raw
+            elif name in COVARIANCES:
+                L = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
+                out[name] = self._held[name] + L @ L.mT
+            else:
+                out[name] = _from_real(raw, *self._bounds.get(name, (-np.inf, np.inf)))
+        return out
+
+    def _raw(self, name: str, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A parameter before its transform, and where its entries are numbers of the vector."""
+        mask = self.masks[name]
+        if name in PROBABILITIES:
+            return _logits(value, mask)
+        if name in COVARIANCES:
+            return _factors(name, value, mask)
+        with np.errstate(divide="ignore"):
+            raw = _to_real(value, *self._bounds.get(name, (-np.inf, np.inf)))
+        if not np.isfinite(raw[mask]).all():
+            low, high = self._bounds[name]
+            raise ArgumentError(
+                f"fit: {name} is learned and starts at {value[mask].tolist()}. Start between {low:g} and "
+                f"{high:g}, or fix it."
+            )
+        return raw, mask
+
+
+def _to_real(value: np.ndarray, low: float, high: float) -> np.ndarray:
+    if np.isinf(low):
+        return value
+    return np.asarray(np.log(value - low) if np.isinf(high) else np.log((value - low) / (high - value)))
+
+
+def _from_real(raw: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    if np.isinf(low):
+        return raw
+    return low + raw.exp() if np.isinf(high) else low + (high - low) * torch.sigmoid(raw)
+
+
+def _logits(value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the free positive entries of each row against one of them; −inf elsewhere."""
+    rows, free = np.atleast_2d(value), np.atleast_2d(mask & (value > 0))
+    raw, stands = np.full(rows.shape, -np.inf), free.copy()
+    for k, row in enumerate(rows):
+        if free[k].any():
+            at = k if free[k, k] else int(np.argmax(free[k]))
+            raw[k, free[k]] = np.log(row[free[k]] / row[at])
+            stands[k, at] = False
+        else:
+            raw[k, 0] = 0.0  # nothing of this row is learned, and nothing is left for it
+    return raw.reshape(value.shape), stands.reshape(value.shape)
+
+
+def _factors(name: str, value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cholesky factors of the free blocks, log diagonals; and where the vector's numbers are."""
+    raw, stands = np.zeros(value.shape), np.tril(mask)
+    diagonal = np.arange(value.shape[-1])
+    raw[:, diagonal, diagonal] = -np.inf
+    for k, free in enumerate(mask):
+        inside = np.flatnonzero(free.diagonal())
+        block = value[k][np.ix_(inside, inside)]
+        if len(inside) > 1 and not free[inside[0], inside[1]]:
+            block = np.diag(block.diagonal())
+        try:
+            L = np.linalg.cholesky(block)
+        except np.linalg.LinAlgError:
+            L = np.zeros_like(block)
+        if not (L.diagonal() > 0).all():
+            raise ArgumentError(
+                f"fit: {name} is learned but starts singular. Start from a positive definite one, "
+                "or fix what is zero."
+            )
+        raw[k][np.ix_(inside, inside)] = np.tril(L, -1) + np.diag(np.log(L.diagonal()))
+    return raw, stands
+
 
 def choose(
-    model: ModelParameters,
+    values: Arrays,
     fixed: str | Sequence[str] | Mapping[str, ArrayLike],
     shared: str | Sequence[str],
     learn_initial: bool,
+    tied: Arrays | None = None,
 ) -> Free:
-    """Read `fixed` and `shared`; what is shared starts from the values of mode 0."""
+    """Read `fixed` and `shared`; what is shared starts from the values of mode 0.
+
+    `tied` marks entries that constraints compute from others.
+    """
     names = [fixed] if isinstance(fixed, str) else fixed
     held: dict[str, ArrayLike] = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, True)
     shared = [shared] if isinstance(shared, str) else shared
     for name in (*held, *shared):
-        if name not in RANKS:
-            raise ArgumentError(f"fit: {name!r} is not a parameter. Pass some of {sorted(RANKS)}.")
+        if name not in values and name not in RANKS:
+            known = sorted(RANKS.keys() | values.keys())
+            raise ArgumentError(f"fit: {name!r} is not a parameter. Pass some of {known}.")
     for name in shared:
         if name in PROBABILITIES:
             raise ArgumentError(
                 f"fit: {name} cannot be shared by modes. Share matrices, noises, offsets or inputs."
             )
     masks = {}
-    for name in RANKS:
-        value = getattr(model, name)
-        if value is None or (name in INITIAL and not learn_initial):
+    for name, value in values.items():
+        if name in INITIAL and not learn_initial:
             continue
-        shape = tuple(value.shape)
+        shape = value.shape
         try:
             mask = ~np.broadcast_to(np.asarray(held.get(name, False), dtype=bool), shape)
         except ValueError:
@@ -71,16 +203,14 @@ def choose(
                 f"fit: the mask of {name} has shape {np.shape(held[name])}, the parameter {shape}. "
                 "Pass one that fits."
             ) from None
+        if tied and name in tied:
+            mask = mask & ~tied[name]
         if not mask.any():
             continue
-        if len(shape) == RANKS[name] + 1:
+        if name in RANKS and len(shape) == RANKS[name] + 1:
             raise ArgumentError(f"fit: {name} varies in time and cannot be learned. Add it to fixed.")
-        if name in PROBABILITIES and not mask.all():
-            raise ArgumentError(
-                f"fit: {name} is learned whole or not at all. A transition that starts at 0 stays at 0."
-            )
         if name in COVARIANCES:
-            if not np.isfinite(plain(value)).all():
+            if not np.isfinite(value).all():
                 raise ArgumentError(
                     f"fit: {name} holds a diffuse state and cannot be learned. Add it to fixed."
                 )
@@ -92,7 +222,7 @@ def choose(
         masks[name] = mask
     if not masks:
         raise ArgumentError("fit: every parameter is fixed. Leave at least one free.")
-    return Free(masks, frozenset(shared) & frozenset(masks))
+    return Free(values, masks, frozenset(shared))
 
 
 def _check_covariance_mask(name: str, mask: np.ndarray) -> None:
@@ -106,80 +236,3 @@ def _check_covariance_mask(name: str, mask: np.ndarray) -> None:
                 f"fit: the mask of {name} in mode {k} frees some covariances but not others. Free "
                 "variances alone, or all entries between some states."
             )
-
-
-def _parts(free: Free, name: str, value: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The pieces of a parameter that are mapped on their own, with masks: one a mode, or one for all."""
-    modes = 1 if name in free.shared or value.ndim == 1 else len(value)
-    rows = value.reshape(1, -1) if value.ndim == 1 else value
-    return list(zip(rows[:modes], free.masks[name].reshape(rows.shape)[:modes], strict=True))
-
-
-def _reference(row: np.ndarray, k: int) -> int:
-    """Which of the positive entries of row k the others are compared with: that of staying, if it is one."""
-    return int((row[:k] > 0).sum()) if row[k] > 0 else 0
-
-
-def _variances_alone(mask: np.ndarray, inside: np.ndarray) -> bool:
-    return len(inside) > 1 and not mask[inside[0], inside[1]]
-
-
-def to_vector(free: Free, model: ModelParameters) -> np.ndarray:
-    """The numbers that stand for the free parameters of `model`."""
-    out: list[np.ndarray] = []
-    for name in free.masks:
-        for k, (value, mask) in enumerate(_parts(free, name, plain(getattr(model, name)))):
-            if name in PROBABILITIES:
-                logs = np.log(value[value > 0])
-                out.append(np.delete(logs - logs[_reference(value, k)], _reference(value, k)))
-            elif name in COVARIANCES:
-                inside = np.flatnonzero(mask.diagonal())
-                block, alone = value[np.ix_(inside, inside)], _variances_alone(mask, inside)
-                try:
-                    L = np.diag(np.sqrt(block.diagonal())) if alone else np.linalg.cholesky(block)
-                except np.linalg.LinAlgError:
-                    L = np.zeros_like(block)
-                if not (L.diagonal() > 0).all():
-                    raise ArgumentError(
-                        f"fit: {name} is learned but starts singular. Start from a positive definite one, "
-                        "or fix what is zero."
-                    )
-                out += [np.log(L.diagonal()), L[np.tril_indices(0 if alone else len(inside), -1)]]
-            else:
-                out.append(value[mask])
-    return np.concatenate(out)
-
-
-def to_parameters(free: Free, model: ModelParameters, theta: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The free parameters as differentiable functions of `theta`; fixed entries are those of `model`."""
-    out, rest = {}, theta
-
-    def take(count: int) -> torch.Tensor:
-        nonlocal rest
-        taken, rest = rest[:count], rest[count:]
-        return taken
-
-    for name in free.masks:
-        start = plain(getattr(model, name))
-        pieces = []
-        for k, (value, mask) in enumerate(_parts(free, name, start)):
-            base = torch.from_numpy(np.where(mask, 0.0, value))
-            if name in PROBABILITIES:
-                where, at = np.flatnonzero(value > 0), _reference(value, k)
-                logits = take(len(where) - 1)
-                row = torch.softmax(torch.cat([logits[:at], logits.new_zeros(1), logits[at:]]), 0)
-                pieces.append(base.index_add(0, torch.from_numpy(where), row))
-            elif name in COVARIANCES:
-                inside = np.flatnonzero(mask.diagonal())
-                L = torch.diag(torch.exp(take(len(inside))))
-                rows, columns = np.tril_indices(0 if _variances_alone(mask, inside) else len(inside), -1)
-                L = L.index_put((torch.from_numpy(rows), torch.from_numpy(columns)), take(len(rows)))
-                pick = torch.eye(len(value), dtype=torch.float64)[:, inside]
-                pieces.append(base + pick @ L @ L.T @ pick.T)
-            else:
-                where = np.flatnonzero(mask)
-                flat = base.reshape(-1).index_add(0, torch.from_numpy(where), take(len(where)))
-                pieces.append(flat.reshape(value.shape))
-        repeated = pieces * len(start) if name in free.shared else pieces
-        out[name] = torch.stack(repeated).reshape(start.shape)
-    return out

@@ -1,0 +1,134 @@
+"""Fits of models whose parameters have names of their own: what is learned, from several starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from ..._support.errors import ArgumentError
+from .chain import AGE, INPUT
+from .constraints import apply_constraints, read_constraints
+from .free_parameters import Bounds, Free
+from .maximum_likelihood import FitStatus, Objective, climb, curvature, delta_method, starts_around
+
+Fixed = Mapping[str, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Named parameters of a fit, what is learned of them, and what constraints say.
+
+    Attributes:
+        values: ``(M, ...)`` arrays by name, the start.
+        free: what is learned, None if nothing is.
+        natural: from unconstrained numbers to all parameters.
+    """
+
+    values: dict[str, np.ndarray]
+    free: Free | None
+    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]]
+
+
+def name_parameters(
+    what: str,
+    values: dict[str, np.ndarray],
+    switching: frozenset[str],
+    bounds: Bounds,
+    fixed: Fixed | None,
+    constraints: str | Sequence[str],
+    held: Mapping[str, np.ndarray],
+) -> Named:
+    """Put fixed values in, and find out what is left to learn; `held` marks entries that never are."""
+    values = dict(values)
+    for name, value in (fixed or {}).items():
+        if name not in values:
+            raise ArgumentError(f"{what}: fixed has {name!r}. Pass some of {sorted(values)}.")
+        given = np.asarray(value, dtype=np.float64)
+        if given.ndim == values[name].ndim - 1 and name != "transition" and values[name].ndim > 1:
+            given = given[None] if given.shape == values[name].shape[1:] else given[..., None]
+        try:
+            values[name] = np.broadcast_to(given, values[name].shape).copy()
+        except ValueError:
+            raise ArgumentError(
+                f"{what}: fixed {name} has shape {np.shape(value)}. Pass {values[name].shape}."
+            ) from None
+    ties, tied = read_constraints(constraints, values)
+    masks = {}
+    for name, value in values.items():
+        mask = np.full(value.shape, name not in (fixed or {}))
+        mask &= ~(tied.get(name, np.zeros_like(mask)) | held.get(name, np.zeros_like(mask)))
+        if mask.any() and not (name == "transition" and len(value) == 1):
+            masks[name] = mask
+    own = (*switching, "transition", INPUT, AGE)
+    shared = frozenset(name for name in masks if name not in own and name not in tied and name not in held)
+    free = Free(values, masks, shared, bounds) if masks else None
+    constants = {name: torch.from_numpy(value) for name, value in values.items()}
+
+    def natural(theta: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = constants if free is None else constants | free.natural(theta)
+        return apply_constraints(ties, tied, found) if ties else found
+
+    return Named(values, free, natural)
+
+
+def climb_named(
+    what: str, named: Named, evaluate: Objective, rank_by: str, starts: int, seed: int, tolerance: float
+) -> dict[str, Any]:
+    """Climb from several starts; the fields of `MarkovFit` that follow, regimes in order of `rank_by`."""
+    ends = list[tuple[float, np.ndarray, FitStatus]]()
+    origin = np.zeros(0) if named.free is None else named.free.vector(named.values)
+    generator = torch.Generator().manual_seed(seed)
+    for point in starts_around(origin, starts - 1 if len(origin) else 0, 0.3, generator):
+        try:
+            end, status = point, FitStatus.CONVERGED
+            if len(origin):
+                end, status, _ = climb(evaluate, point, 500, tolerance, False)
+        except ArgumentError:
+            if not ends:
+                raise
+            continue
+        ends.append((-evaluate(end)[0], end, status))
+    value, end, status = max(ends, key=lambda found: found[0])
+    if not np.isfinite(value):
+        raise ArgumentError(f"{what}: the filter cannot run at the fixed values. Pass others.")
+    estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end)).items()}
+    errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
+    if len(origin):
+        errors = delta_method(named.natural, end, curvature(evaluate, end))
+    level = estimates[rank_by]
+    order = np.argsort(level.reshape(len(level), -1)[:, 0], kind="stable")
+
+    def arranged(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        out = {name: array[order] for name, array in table.items()}
+        return out | {name: out[name][:, order] for name in ("transition", INPUT) if name in out}
+
+    return {
+        "estimates": arranged(estimates),
+        "standard_errors": arranged(errors),
+        "log_likelihood": value,
+        "status": status,
+        "free_parameters": len(origin),
+        "restarts": tuple(found[0] for found in ends),
+    }
+
+
+def check_switching(
+    what: str, switching: str | Sequence[str], known: Sequence[str], regimes: int, starts: int
+) -> frozenset[str]:
+    """The names of what switches."""
+    names = frozenset([switching] if isinstance(switching, str) else switching)
+    if not names <= set(known) or (regimes > 1 and not names):
+        raise ArgumentError(f"{what}: switching is {sorted(names)}. Pass some of {list(known)}.")
+    if regimes < 1 or starts < 1:
+        raise ArgumentError(f"{what}: regimes={regimes}, starts={starts}. Pass at least 1 of each.")
+    return names
+
+
+def even_transition(regimes: int, stay: float = 0.88) -> np.ndarray:
+    """A chain that stays, and goes anywhere else alike."""
+    if regimes == 1:
+        return np.ones((1, 1))
+    return np.where(np.eye(regimes, dtype=bool), stay, (1 - stay) / (regimes - 1))

@@ -1,0 +1,277 @@
+"""What a fit says of itself: a table of estimates, regimes, criteria and tests of its residuals.
+
+The residuals are Φ⁻¹(F_t(y_t)), F_t the law of y_t given the past: a mixture of one Gaussian a mode. If the
+model is right they are independent standard normal numbers, however many regimes there are; innovations over
+their standard deviation are not.
+"""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.special
+import scipy.stats
+import torch
+
+from ..checks import plain
+from ..inference.filter import Filtered, filter_series
+from ..inference.smooth import smooth_series
+from ..parameters import ModelParameters
+from ..series import Values, arrange
+from .chain import stationary
+from .free_parameters import COVARIANCES
+
+TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
+HEADER = ("estimate", "standard error", "z", "p", "low", "high")
+
+
+def write_number(value: float, digits: int = 4) -> str:
+    """A number as people write it: `digits` significant ones, an exponent only if it is huge or tiny."""
+    if not np.isfinite(value):
+        return {np.inf: "∞", -np.inf: "−∞"}.get(value, "–")
+    if value == 0 or 1e-4 <= abs(value) < 1e7:
+        places = max(0, digits - 1 - int(np.floor(np.log10(abs(value))))) if value else 0
+        return f"{value:,.{min(places, 6)}f}".replace("-", "−").replace(",", "\u202f")
+    return f"{value:.{digits - 1}e}".replace("-", "−")
+
+
+def write_p(value: float) -> str:
+    """A p-value: three places, or that it is smaller."""
+    return "–" if np.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+class Summary(str):
+    """The summary as text; `to_frame` has the estimates as a table, `to_html` all of it for a notebook."""
+
+    __slots__ = ("_facts", "_rows", "_tables")
+    _facts: list[str]
+    _rows: list[tuple[str, tuple[float, ...]]]
+    _tables: list[TextTable]
+
+    def to_frame(self) -> Any:
+        """Estimates, standard errors, z, p and intervals as a pandas table, one row a parameter."""
+        import pandas as pd
+
+        names, numbers = [row[0] for row in self._rows], [row[1] for row in self._rows]
+        return pd.DataFrame(numbers, index=names, columns=list(HEADER))
+
+    def to_html(self) -> str:
+        """The summary as HTML."""
+        parts = [f"<p>{html.escape(fact)}</p>" for fact in self._facts]
+        for header, rows in self._tables:
+            cells = [f"<tr>{''.join(f'<th>{html.escape(c)}</th>' for c in header)}</tr>"]
+            for row in rows:
+                rest = "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+                cells.append(f"<tr><th>{html.escape(row[0])}</th>{rest}</tr>")
+            parts.append(f"<table>{''.join(cells)}</table>")
+        return "".join(parts)
+
+    _repr_html_ = to_html
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def quantile_residuals(post: Filtered[Any]) -> np.ndarray:
+    """Φ⁻¹ of where each observation lies in its law given the past, ``(rows, m)``, NaN where missing."""
+    weight = post._ahead[0]
+    means, covs, _, _ = post._output
+    deviation = np.sqrt(np.diagonal(covs, axis1=-2, axis2=-1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        z = (post.data.rows[:, None] - means) / deviation
+        log_weight = np.log(weight)[..., None]
+    tails = [scipy.special.logsumexp(log_weight + scipy.special.log_ndtr(s * z), axis=1) for s in (1.0, -1.0)]
+    # the smaller tail keeps its digits; log Φ⁻¹ of it is exact far out
+    low = tails[0] < tails[1]
+    found = np.where(low, 1.0, -1.0) * scipy.special.ndtri_exp(np.where(low, *tails))
+    found[~np.isfinite(deviation).all(1)] = np.nan  # while something is diffuse
+    return np.asarray(found)
+
+
+def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, tuple[float, float]]:
+    """Statistics and p-values of Ljung–Box (also of the squares) and of Jarque–Bera, of ``(T,)`` numbers.
+
+    NaN is left out: `lags` (10, or a fifth of the series) are then between what is seen.
+    """
+    r = residuals[~np.isnan(residuals)]
+    T = len(r)
+    k = min(10, T // 5) if lags is None else lags
+    if T < 8 or k < 1 or np.ptp(r) == 0:
+        return {}
+
+    def ljung_box(x: np.ndarray) -> tuple[float, float]:
+        x = x - x.mean()
+        rho = np.array([x[lag:] @ x[:-lag] for lag in range(1, k + 1)]) / (x @ x)
+        q = float(T * (T + 2) * (rho**2 / (T - np.arange(1, k + 1))).sum())
+        return q, float(scipy.stats.chi2.sf(q, k))
+
+    bera = scipy.stats.jarque_bera(r)
+    return {
+        f"Ljung–Box, {k} lags": ljung_box(r),
+        f"Ljung–Box of squares, {k} lags": ljung_box(r**2),
+        "Jarque–Bera": (float(bera.statistic), float(bera.pvalue)),
+    }
+
+
+class Learned:
+    """What every fit has: criteria, regimes, residuals and a summary."""
+
+    model: Any
+    estimates: dict[str, np.ndarray]
+    standard_errors: dict[str, np.ndarray] | None
+    log_likelihood: float
+    status: Any
+    free_parameters: int
+    observations: int
+    regimes: int
+    y: Any
+    inputs: Any
+    filter: str
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2k − 2 log L."""
+        return 2 * self.free_parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, k log N − 2 log L, N the number of observed components."""
+        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
+
+    @property
+    def duration(self) -> np.ndarray:
+        """``(regimes,)``, how many steps each regime is expected to last, under the mean transitions."""
+        P = _mean_transition(self.model)
+        size = len(P) // self.regimes
+        out = np.full(self.regimes, np.inf)
+        for k in range(self.regimes):
+            inside = np.arange(k * size, (k + 1) * size)
+            outside = np.setdiff1d(np.arange(len(P)), inside)
+            enter = P[np.ix_(outside, inside)].sum(0)
+            stay = np.eye(size) - P[np.ix_(inside, inside)]
+            if enter.sum() > 0 and np.linalg.cond(stay) < 1e14:
+                out[k] = enter @ np.linalg.solve(stay, np.ones(size)) / enter.sum()
+        return out
+
+    @property
+    def ergodic(self) -> np.ndarray:
+        """``(regimes,)``, the share of time each regime has in the long run, under the mean transitions."""
+        P = torch.from_numpy(_mean_transition(self.model))
+        return np.asarray(stationary(P).numpy().reshape(self.regimes, -1).sum(1))
+
+    def regime_probability(self, *, smoothed: bool = True) -> Values:
+        """P(regime_t | y), ``(T, regimes)``, a table if y was one.
+
+        Args:
+            smoothed: given the whole series; else given the data up to each step.
+        """
+        run = smooth_series if smoothed else filter_series
+        found = run(self.model, self.y, method=self.filter, inputs=self.inputs).mode_probability
+        return sum_modes(found, self.regimes)
+
+    def residuals(self) -> Values:
+        """Φ⁻¹(P(y_t or less | the past)), ``(T, m)``: independent N(0, 1) if the model is right."""
+        with torch.no_grad():
+            post = filter_series(self.model, self.y, method=self.filter, inputs=self.inputs)
+        return arrange(quantile_residuals(post), post.data, "output")
+
+    def summary(self, *, level: float = 0.95) -> Summary:
+        """Estimates with intervals, regimes, criteria and residual tests; text that is also table and HTML.
+
+        Args:
+            level: of the intervals.
+        """
+        rows = _estimate_rows(self.estimates, self.standard_errors, self.regimes, level)
+        facts = [
+            f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
+            f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
+            self.status.value,
+        ]
+        shown = [
+            (name, *map(write_number, n[:2]), write_number(n[2], 3), write_p(n[3]), *map(write_number, n[4:]))
+            for name, n in rows
+        ]
+        tables: list[TextTable] = [
+            (("", *HEADER[:4], f"low {100 * level:g} %", f"high {100 * level:g} %"), shown)
+        ]
+        if self.regimes > 1:
+            pairs = zip(self.duration, self.ergodic, strict=True)
+            chain = [(str(k), write_number(d), write_number(e)) for k, (d, e) in enumerate(pairs)]
+            tables.append((("regime", "expected duration", "ergodic probability"), chain))
+        tests = self._tests()
+        if tests:
+            tables.append((("residuals", "statistic", "p"), tests))
+        text = Summary("\n".join([*facts, *(f"\n{_aligned(*table)}" for table in tables)]))
+        text._facts, text._rows, text._tables = facts, rows, tables
+        return text
+
+    def _tests(self) -> list[tuple[str, ...]]:
+        if self.y is None:
+            return []
+        with torch.no_grad():
+            post = filter_series(self.model, self.y, method=self.filter, inputs=self.inputs)
+        found, out = quantile_residuals(post), list[tuple[str, ...]]()
+        if post.data.series > 1:
+            return []
+        for a, column in enumerate(found.T):
+            name = "" if found.shape[1] == 1 else f"component {a}: "
+            for test, (statistic, p) in residual_tests(column).items():
+                out.append((name + test, write_number(statistic), write_p(p)))
+        return out
+
+
+def sum_modes(probability: Values, regimes: int) -> Values:
+    """Probabilities of modes ``(T, K)`` summed to those of regimes, whose modes lie side by side."""
+    if probability.shape[-1] == regimes:
+        return probability
+    shape = (*probability.shape[:-1], regimes, -1)
+    if isinstance(probability, torch.Tensor):
+        return probability.reshape(shape).sum(-1)
+    summed = plain(probability).reshape(shape).sum(-1)
+    if not hasattr(probability, "index"):
+        return summed
+    names = [f"regime {k}" for k in range(regimes)]
+    return type(probability)(summed, index=probability.index, columns=names)
+
+
+def _mean_transition(model: ModelParameters) -> np.ndarray:
+    P = plain(model.transition)
+    return P if P.ndim == 2 else P.mean(0)
+
+
+def _estimate_rows(
+    estimates: dict[str, np.ndarray], errors: dict[str, np.ndarray] | None, regimes: int, level: float
+) -> list[tuple[str, tuple[float, ...]]]:
+    """One row a learned number; what all regimes share stands once."""
+    reach, rows = float(scipy.special.ndtri((1 + level) / 2)), list[tuple[str, tuple[float, ...]]]()
+    for name, values in estimates.items():
+        own = np.full(values.shape, np.nan) if errors is None else errors[name]
+        alike = len(values) == regimes > 1 and name != "transition"
+        once = alike and bool(
+            np.array_equal(values, np.broadcast_to(values[:1], values.shape), equal_nan=True)
+            and np.array_equal(own, np.broadcast_to(own[:1], own.shape), equal_nan=True)
+        )
+        for where in np.ndindex(values.shape):
+            twice = name in COVARIANCES and where[-1] > where[-2]
+            if np.isnan(values[where]) or twice or (once and where[0]):
+                continue
+            value, error = float(values[where]), float(own[where])
+            index = where[1:] if once or regimes == 1 == len(values) else where
+            z = value / error if error > 0 else np.nan
+            label = name + (f"[{', '.join(map(str, index))}]" if index else "")
+            ends = (value - reach * error, value + reach * error)
+            rows.append((label, (value, error, z, float(2 * scipy.special.ndtr(-abs(z))), *ends)))
+    return rows
+
+
+def _aligned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table as text: the first column to the left, numbers to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    )
