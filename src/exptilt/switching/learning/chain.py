@@ -62,8 +62,8 @@ def stationary_states(named: Mapping[str, torch.Tensor], diffuse: np.ndarray, st
     if strict and bool((size >= 1).any()):
         raise ArgumentError(
             f"fit: dynamics of mode {int(size.argmax())} have an eigenvalue of modulus "
-            f"{float(size.max()):.6g}: there is no stationary law. Start below 1, or mark such states diffuse "
-            "(inf in initial_covariance)."
+            f"{float(size.max()):.6g}: there is no stationary law. Start below 1, or mark such states "
+            "diffuse (inf in initial_covariance)."
         )
     W = W * torch.where(size > EDGE, EDGE / size, 1.0)[:, None, None]
     eye = torch.eye(n * n, dtype=W.dtype)
