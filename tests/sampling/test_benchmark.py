@@ -34,7 +34,8 @@ def test_tables_of_uncertainty() -> None:
     times = {name: {"best": 0.001, "ratio": 1.0} for name in ("attention", "mixture", "average")}
     header, rows = carried.cost_table({"cost": {"512": times}})
     assert len(rows[0]) == len(header)
-    model = {"mean error / deviation": [0.1, 0.2], "variance error": [0.01, 0.02], "coverage": {"0.5": 0.49}}
+    errors = {"mean error / deviation": [0.1, 0.2], "variance error": [0.01, 0.02]}
+    model = {**errors, "covariance error": [0.03, 0.04], "coverage": {"0.5": 0.49}}
     header, rows = carried.model_table({"models": {"small": model}})
-    assert rows[1] == ["small", "2", "0.200", "2.0 %", "49.0"]
+    assert rows[1] == ["small", "2", "0.200", "2.0 %", "4.0 %", "49.0"]
     assert len(rows[0]) == len(header)

@@ -1,4 +1,8 @@
-"""SwitchingFamily: against the enumeration of all mode paths, conjugate updates, and the Gaussian model."""
+"""SwitchingFamily: against the enumeration of all mode paths, conjugate updates, and the Gaussian model.
+
+Discounted Gammas, Betas, Dirichlets and NormalGammas go through a compiled pass; a model whose transition
+wants a gradient goes step by step. Both are asked for the same numbers.
+"""
 
 import itertools
 
@@ -111,6 +115,177 @@ def test_one_mode_is_the_conjugate_update(name: str, method: str) -> None:
     )
 
 
+COMPILED = [name for name in cases() if name != "normal–inverse-Wishart"]
+
+
+def step_by_step(model: SwitchingFamily) -> SwitchingFamily:
+    """The same model on the path that keeps derivatives."""
+    transition = model.transition.clone().requires_grad_()
+    return SwitchingFamily(transition, model.prior, model.likelihood, model.dynamics, START)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
+def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
+    model, y = model_of(name)
+    y = torch.cat([y, y.flip(0)])
+    y[3] = torch.nan
+    both = torch.stack([y, y.flip(0)])
+    found, wanted = (m.filter(both, method=method) for m in (model, step_by_step(model)))
+    torch.testing.assert_close(
+        found.log_likelihood_terms, wanted.log_likelihood_terms.detach(), rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(found.mode_probability, wanted.mode_probability.detach(), rtol=1e-9, atol=1e-9)
+    for got, right in zip(vars(found.belief).values(), vars(wanted.belief).values(), strict=True):
+        torch.testing.assert_close(got, right.detach(), rtol=1e-7, atol=1e-9)
+    alone = model.filter(y.flip(0), method=method)
+    assert torch.equal(found.mode_probability[1], alone.mode_probability)
+    assert torch.equal(found.log_likelihood[1], alone.log_likelihood)
+
+
+def test_the_likelihood_has_a_gradient() -> None:
+    model, y = model_of("Gamma–Poisson")
+    free = step_by_step(model)
+    free.filter(y).log_likelihood.backward()
+    h, step = 1e-6, torch.tensor([[1.0, -1.0], [0.0, 0.0]], dtype=F64)
+    ends = [
+        SwitchingFamily(TRANSITION + s * h * step, model.prior, f.Poisson, model.dynamics, START).filter(y)
+        for s in (1, -1)
+    ]
+    slope = (ends[0].log_likelihood - ends[1].log_likelihood) / (2 * h)
+    assert float((free.transition.grad * step).sum()) == pytest.approx(float(slope), rel=1e-5)
+
+
+def smoothed_by_paths(model: SwitchingFamily, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Mode probabilities, pairs, E[u] of the state and the likeliest path given all of y, from all paths."""
+    T, logs, means = len(y), [], []
+    paths = torch.tensor(list(itertools.product(range(2), repeat=T + 1)))
+    seen = ~y.isnan().any(-1, keepdim=True)
+    evidence = model._evidence(y.nan_to_num(1.0)) * seen
+    for path in paths.tolist():
+        belief, log_p, theta = model.prior, START[path[0]].log(), []
+        for t, (before, mode) in enumerate(itertools.pairwise(path)):
+            belief = model.dynamics[mode](belief)
+            log_p = log_p + TRANSITION[before, mode].log()
+            if seen[t]:
+                log_p = log_p + f.log_marginal_likelihood(belief, model.likelihood, y[t : t + 1])
+                belief = f.posterior(belief, model.likelihood, y[t : t + 1])
+            theta.append(belief.natural_parameter)
+        later = torch.zeros_like(theta[-1])
+        for t in reversed(range(T)):
+            theta[t] = theta[t] + later
+            later = model.dynamics[path[t + 1]].discount * (evidence[t] + later)
+        logs.append(log_p)
+        means.append(type(model.prior).from_natural(torch.stack(theta)).mean_parameter)
+    weight = torch.softmax(torch.stack(logs), 0)
+    at = torch.nn.functional.one_hot(paths, 2).to(F64)  # (paths, T + 1, M)
+    pairs = torch.einsum("p,pti,ptj->tij", weight, at[:, :-1], at[:, 1:])
+    mean = torch.einsum("p,ptk->tk", weight, torch.stack(means))
+    return pairs.sum(-2), pairs, mean, paths[weight.argmax(), 1:]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_smoothing_against_all_mode_paths(name: str) -> None:
+    model, y = model_of(name)
+    y = y.clone()
+    y[3] = torch.nan
+    modes, pairs, mean, path = smoothed_by_paths(model, y)
+    size = mean.abs().mean(0)
+
+    def error(found: torch.Tensor) -> float:
+        return float(((found - mean) / size).abs().max())
+
+    kept = model.smooth(y, lag=4)  # nothing is merged before the last step
+    torch.testing.assert_close(kept.mode_probability, modes, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(kept.pair_probability, pairs, rtol=1e-9, atol=1e-9)
+    averages = (kept.mode_probability.unsqueeze(-1) * kept.belief.mean_parameter).sum(-2)
+    filtered = model.filter(y)
+    before = (filtered.mode_probability.unsqueeze(-1) * filtered.belief.mean_parameter).sum(-2)
+    assert error(averages) < 0.15 < error(before)  # later modes are averaged, states are not known before
+    near = model.smooth(y)
+    assert float((near.mode_probability - modes).abs().max()) < 0.25
+    assert int((model.most_likely_path(y) != path).sum()) <= 1
+    two = model.smooth(torch.stack([y, y.flip(0)]))
+    torch.testing.assert_close(two.mode_probability[0], near.mode_probability)
+    assert two.belief.batch_shape == (2, 5, 2)
+
+
+def test_one_mode_is_smoothed_exactly() -> None:
+    prior, likelihood, _, y = cases()["Gamma–Poisson"]
+    model = SwitchingFamily(torch.ones(1, 1, dtype=F64), prior, likelihood, [discounted(1.0, prior)])
+    whole = f.posterior(prior, likelihood, y).natural_parameter
+    torch.testing.assert_close(
+        model.smooth(y).belief.natural_parameter, whole.expand(5, 1, -1), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_two_sided_discounting_is_rauchs_smoother_of_a_steady_level() -> None:
+    """A level with Q, R in its steady state: P⁻¹ δ = (P + Q)⁻¹. Both give the same means and variances."""
+    Q, R = 0.3, 2.0
+    P = (-Q + (Q * Q + 4 * Q * R) ** 0.5) / 2  # filtered variance
+    discount = P / (P + Q)
+    flat = f.Gaussian(one(0), torch.full((1, 1), 1e12, dtype=F64))
+    prior = f.Gaussian(one(0), torch.full((1, 1), P, dtype=F64))
+    known = f.Gaussian(one(0), torch.full((1, 1), R, dtype=F64))
+    y = torch.randn(160, 1, dtype=F64, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    single = torch.ones(1, 1, dtype=F64)
+    found = SwitchingFamily(single, prior, known, [discounted(discount, flat)]).smooth(y).belief
+    mean, level = 0.0, []
+    for value in y[:, 0].tolist():  # the steady filter, gain P/R
+        mean += P / R * (value - mean)
+        level.append(mean)
+    gain, variance = P / (P + Q), P
+    for t in reversed(range(len(level) - 1)):
+        level[t] += gain * (level[t + 1] - level[t])
+        variance = P + gain**2 * (variance - P - Q)
+        if 60 <= t < 100:  # far from both ends
+            assert float(found.mean_vector[t, 0]) == pytest.approx(level[t], rel=1e-6, abs=1e-8)
+            assert float(found.covariance_matrix[t, 0]) == pytest.approx(variance, rel=1e-6)
+
+
+def test_what_is_learned() -> None:
+    """Counts that were drawn: the fit is no worse than the truth, and a maximum."""
+    rng = np.random.default_rng(0)
+    modes = np.cumsum(rng.random(250) < 0.08) % 2
+    y = torch.from_numpy(rng.poisson(np.where(modes, 20.0, 4.0)).astype(float))[:, None]
+    rests = [f.Gamma(one(8), one(2)), f.Gamma(one(40), one(2))]
+    truth = SwitchingFamily(
+        torch.tensor([[0.92, 0.08], [0.08, 0.92]], dtype=F64),
+        rests[0],
+        f.Poisson,
+        [discounted(0.7, rest) for rest in rests],
+    )
+    fit = truth.fit(y, max_steps=60)
+    assert fit.log_likelihood > float(truth.filter(y).log_likelihood)
+    assert fit.log_likelihood == pytest.approx(float(fit.model.filter(y).log_likelihood), abs=1e-6)
+    assert (fit.free_parameters, fit.observations) == (8, 250)
+    means = [float(move.rest.event_mean) for move in fit.model.dynamics]
+    assert means[0] == pytest.approx(4, abs=0.5)
+    assert means[1] == pytest.approx(20, abs=1.5)
+    assert float(fit.model.transition.diagonal().min()) > 0.8
+    assert set(fit.standard_errors) == {"transition", "discount", "shape", "rate", "mean"}
+    assert fit.aic == pytest.approx(16 - 2 * fit.log_likelihood)
+    held = truth.fit(y, fixed=("transition", "rest"), max_steps=20)
+    assert torch.equal(held.model.transition, truth.transition)
+    assert set(held.standard_errors) == {"discount"}
+    assert float(truth.filter(y).log_likelihood) - 1e-9 <= held.log_likelihood <= fit.log_likelihood + 1e-3
+
+
+def test_gammas_are_pushed_by_scaling_or_by_their_moments() -> None:
+    belief = f.Gamma(one(3, 5), one(2, 4))
+    scaled = pushed(torch.diag(one(2, 7)), torch.zeros(2, 2, dtype=F64))(belief)
+    torch.testing.assert_close(scaled.shape, belief.shape)  # closed: only the rate changes
+    torch.testing.assert_close(scaled.rate, belief.rate / one(2, 7))
+    W, Q = torch.tensor([[1.0, 2.0], [0.5, 0.0]], dtype=F64), torch.diag(one(0.3, 0.1))
+    mixed = pushed(W, Q)(belief)
+    torch.testing.assert_close(mixed.event_mean, W @ belief.event_mean)
+    torch.testing.assert_close(mixed.event_variance, W**2 @ belief.event_variance + Q.diagonal())
+    model = SwitchingFamily(TRANSITION, belief, f.Poisson, [pushed(W, Q), discounted(0.5, belief)], START)
+    assert model.filter(torch.ones(3, 2, dtype=F64)).log_likelihood.isfinite()
+    with pytest.raises(ArgumentError, match="Use filter"):
+        model.smooth(torch.ones(3, 2, dtype=F64))
+
+
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
 def test_gaussians_give_the_numbers_of_the_linear_model(method: str) -> None:
     g = np.random.default_rng(0)
@@ -134,10 +309,18 @@ def test_gaussians_give_the_numbers_of_the_linear_model(method: str) -> None:
         [pushed(*map(torch.from_numpy, pair)) for pair in zip(W, Q, strict=True)],
         START,
     )
-    wanted, found = linear.filter(y, method=method), family.filter(torch.from_numpy(y), method=method)
-    np.testing.assert_allclose(found.log_likelihood_terms, wanted.log_likelihood_terms, atol=1e-8)
-    np.testing.assert_allclose(found.mode_probability, wanted.mode_probability, atol=1e-8)
-    np.testing.assert_allclose(found.state.event_mean, wanted.mean, atol=1e-7)
+    wanted, data = linear.filter(y, method=method), torch.from_numpy(y)
+    with torch.no_grad():
+        handed_over = family.filter(data, method=method)
+    slow = step_by_step(family).filter(data, method=method)
+    for found in (handed_over, slow):
+        terms, probability = (x.detach() for x in (found.log_likelihood_terms, found.mode_probability))
+        np.testing.assert_allclose(terms, wanted.log_likelihood_terms, atol=1e-8)
+        np.testing.assert_allclose(probability, wanted.mode_probability, atol=1e-8)
+        np.testing.assert_allclose(found.state.event_mean.detach(), wanted.mean, atol=1e-7)
+    back, given = linear.smooth(y, method=method), family.smooth(data, method=method)
+    np.testing.assert_allclose(given.mode_probability, back.mode_probability)
+    np.testing.assert_allclose(given.state.event_mean, back.mean, atol=1e-12)
 
 
 def test_forecasts_are_intervals_of_counts() -> None:
@@ -173,6 +356,7 @@ def test_a_mode_that_cannot_be_reached() -> None:
 
 GAMMA = f.Gamma(torch.ones(1), torch.ones(1))
 MODEL = SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [discounted(0.9, GAMMA)])
+WIDE = model_of("normal–inverse-Wishart")[0]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +366,10 @@ MODEL = SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [discounted(0.9, GAM
         (lambda: discounted(1.5, GAMMA), "discount is 1.5"),
         (lambda: discounted(0.5, "rest"), "one member"),
         (lambda: discounted(0.5, GAMMA)(f.Beta(torch.ones(1), torch.ones(1))), "same family"),
-        (lambda: pushed(torch.eye(1), torch.eye(1))(GAMMA), "Only Gaussians"),
+        (
+            lambda: pushed(torch.eye(1), torch.eye(1))(f.Beta(torch.ones(1), torch.ones(1))),
+            "Only Gaussian and Gamma",
+        ),
         (
             lambda: SwitchingFamily(torch.ones(1, 1), GAMMA, f.BernoulliProduct, [discounted(1, GAMMA)]),
             "not conjugate",
@@ -196,7 +383,25 @@ MODEL = SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [discounted(0.9, GAM
             "sum to 1",
         ),
         (lambda: SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [3]), "map of beliefs"),
-        (lambda: MODEL.filter(torch.tensor([[1.0], [-2.0]])), "step 1"),
+        (lambda: pushed(torch.eye(2), torch.eye(1)), "one size"),
+        (lambda: pushed(-torch.eye(1), torch.eye(1))(GAMMA), "at least 0"),
+        (lambda: pushed(torch.eye(1), -torch.eye(1)), "diagonal"),
+        (
+            lambda: SwitchingFamily(
+                torch.ones(1, 1), GAMMA, f.Poisson, [discounted(1, f.Gamma(torch.ones(2), torch.ones(2)))]
+            ),
+            "same dimension",
+        ),
+        (lambda: MODEL.filter(torch.tensor([[1.0], [-2.0]])), "step 1 is .-2.0., which Poisson cannot give"),
+        (lambda: MODEL.filter(torch.tensor([[[1.0]], [[0.5]]])), "of series 1 at step 0"),
+        (lambda: MODEL.filter(torch.tensor([[torch.inf]])), "finite"),
+        (lambda: MODEL.filter(torch.tensor([[1.0, 2.0]])), "2 columns"),
+        (lambda: MODEL.filter(torch.tensor([[1.0], [1e300]], dtype=F64)), "step 1"),
+        (lambda: MODEL.smooth(torch.tensor([[1.0]]), lag=0), "lag is 0"),
+        (lambda: MODEL.fit(torch.tensor([[torch.nan]])), "every row is missing"),
+        (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("prior",)), "fixed is"),
+        (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("discount", "rest")), "nothing is left"),
+        (lambda: WIDE.fit(torch.ones(3, 2, dtype=F64)), "Only discounted"),
         (lambda: MODEL.filter(torch.tensor([1.0, 2.0])), "floating-point tensor"),
         (lambda: MODEL.filter(torch.tensor([[1.0]]), method="gpb3"), "method is 'gpb3'"),
         (lambda: MODEL.forecast(MODEL.filter(torch.tensor([[1.0]])), 1, levels=(1.0,)), "levels is 1.0"),

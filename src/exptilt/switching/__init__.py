@@ -21,7 +21,16 @@ import sys
 
 from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
-from .families import FamilyFiltered, SwitchingFamily, discounted, pushed
+from .families import (
+    Discounted,
+    FamilyFiltered,
+    FamilyFit,
+    FamilySmoothed,
+    Pushed,
+    SwitchingFamily,
+    discounted,
+    pushed,
+)
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
 from .inference.online import Innovations, OnlineState
@@ -34,8 +43,11 @@ from .model import SwitchingLinearGaussian
 from .nonlinear import NonlinearFiltered, SwitchingNonlinear
 
 __all__ = [
+    "Discounted",
     "Draws",
     "FamilyFiltered",
+    "FamilyFit",
+    "FamilySmoothed",
     "Filtered",
     "Fit",
     "FitStatus",
@@ -47,6 +59,7 @@ __all__ = [
     "NonlinearFiltered",
     "OnlineState",
     "ParametricFit",
+    "Pushed",
     "Sample",
     "Smoothed",
     "SwitchingFamily",
