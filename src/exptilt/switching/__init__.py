@@ -21,16 +21,7 @@ import sys
 
 from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
-from .families import (
-    Discounted,
-    FamilyFiltered,
-    FamilyFit,
-    FamilySmoothed,
-    Pushed,
-    SwitchingFamily,
-    discounted,
-    pushed,
-)
+from .families import FamilyFiltered, FamilyFit, FamilySmoothed, SwitchingFamily, discounted, pushed
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
 from .inference.online import Innovations, OnlineState
@@ -43,7 +34,6 @@ from .model import SwitchingLinearGaussian
 from .nonlinear import NonlinearFiltered, SwitchingNonlinear
 
 __all__ = [
-    "Discounted",
     "Draws",
     "FamilyFiltered",
     "FamilyFit",
@@ -59,7 +49,6 @@ __all__ = [
     "NonlinearFiltered",
     "OnlineState",
     "ParametricFit",
-    "Pushed",
     "Sample",
     "Smoothed",
     "SwitchingFamily",

@@ -23,7 +23,8 @@ from ..learning.maximum_likelihood import FitStatus, Objective, climb, curvature
 from .dynamics import Discounted
 
 if TYPE_CHECKING:
-    from .model import Compiled, SwitchingFamily
+    from .compiled import Compiled
+    from .model import SwitchingFamily
 
 PARTS = ("transition", "discount", "rest")
 LEAST = 1e-6  # discount: below it nothing is left of what was known

@@ -29,7 +29,7 @@ derivative is wanted, through the families' own functions, step by step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,42 +38,18 @@ from torch import Tensor
 from exptilt._support.checks import choice, entries, finite, number, whole
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.errors import ArgumentError
-from exptilt._support.kernels import run_chunks
 from exptilt._support.transforms import derivatives_wanted, pytree
-from exptilt.families import (
-    Beta,
-    Dirichlet,
-    ExponentialFamily,
-    Gamma,
-    Gaussian,
-    Mixture,
-    NormalGamma,
-    log_marginal_likelihood,
-    posterior,
-    predictive,
-    project,
-    stack,
-)
-from exptilt.families.predictive import _log_base
+from exptilt.families import ExponentialFamily, Gaussian, Mixture, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
 from ..model import SwitchingLinearGaussian
+from .compiled import COMPILED, METHODS, Compiled, Passed, centre_of, flat
 from .dynamics import Discounted, Dynamics, Pushed
-from .kernel import DIRICHLET, GAMMA, NORMAL_GAMMA, filter_family, smooth_family
+from .kernel import smooth_family
 from .learning import FamilyFit, fit_family
+from .steps import by_steps, merged, own
 
 _MOST = 1024  # modes of a smoother with a lag
-METHODS = ("gpb2", "imm", "gpb1")  # in the order of the kernel's
-COMPILED: dict[type, int] = {Gamma: GAMMA, Beta: DIRICHLET, Dirichlet: DIRICHLET, NormalGamma: NORMAL_GAMMA}
-
-
-class Passed(NamedTuple):
-    """What a pass over B series leaves: ``(B, T, ...)``."""
-
-    terms: Tensor
-    log_level: Tensor
-    belief: ExponentialFamily
-    mixing: Tensor
 
 
 @dataclass(frozen=True)
@@ -134,7 +110,7 @@ class SwitchingFamily:
         initial_probability: ``(M,)``, of the mode before the first step; uniform if not given.
 
     Example:
-        >>> from exptilt.families import Poisson
+        >>> from exptilt.families import Gamma, Poisson
         >>> from exptilt.switching import discounted
         >>> calm, busy = (Gamma(torch.tensor([a]), torch.tensor([1.0])) for a in (2.0, 30.0))
         >>> model = SwitchingFamily(
@@ -247,12 +223,12 @@ class SwitchingFamily:
         choice(f"SwitchingFamily.{what}", "method", method, METHODS)
         rows, there = self._series(y, what)
         if self._derivatives(y):
-            return self._by_steps(rows, there, method, what), rows, there
+            return by_steps(self, rows, there, method, what), rows, there
         if type(self.prior) in COMPILED and all(isinstance(move, Discounted) for move in self.dynamics):
             return Compiled(self, rows, there).run(method, what), rows, there
         linear = self._linear()
         if linear is None:
-            return self._by_steps(rows, there, method, what), rows, there
+            return by_steps(self, rows, there, method, what), rows, there
         with torch.no_grad():
             post = linear.filter(rows.where(there.unsqueeze(-1), torch.nan).double().numpy(), method=method)
         mean, covariance = (torch.from_numpy(x).to(y) for x in (post.mode_mean, post.mode_covariance))
@@ -281,81 +257,6 @@ class SwitchingFamily:
             initial_probability=self.initial_probability.double().numpy(),
         )
 
-    # ---- step by step, with the families' own functions
-
-    def _moved(self, belief: ExponentialFamily) -> ExponentialFamily:
-        """D_j(belief), the modes j along a last batch axis; a belief ``(..., M)`` is moved mode by mode."""
-        found: ExponentialFamily = stack([move(belief) for move in self.dynamics], -1)
-        return found
-
-    def _own(self, belief: ExponentialFamily) -> ExponentialFamily:
-        """D_j(belief_j) of a belief ``(..., M)``."""
-        found: ExponentialFamily = stack([move(belief[..., j]) for j, move in enumerate(self.dynamics)], -1)
-        return found
-
-    def _seen(self, belief: ExponentialFamily, y: Tensor) -> tuple[ExponentialFamily, Tensor]:
-        """The belief after an observation, and its log marginal likelihood."""
-        wide = y.expand(*belief.batch_shape, 1, len(y))
-        return posterior(belief, self.likelihood, wide), log_marginal_likelihood(
-            belief, self.likelihood, wide
-        )
-
-    def _merged(self, log_weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
-        """One member for each mixture ``(..., K)``; where all weights are 0 they count as equal."""
-        nothing = log_weight.isneginf().all(-1, keepdim=True)
-        return project(Mixture(torch.where(nothing, 0.0, log_weight), belief), type(belief))
-
-    def _by_steps(self, y: Tensor, there: Tensor, method: str, what: str) -> Passed:
-        found = [self._one_by_steps(*one, method, what) for one in zip(y, there, strict=True)]
-        terms, levels, beliefs, mixings = zip(*found, strict=True)
-        belief: ExponentialFamily = stack(beliefs, 0)
-        return Passed(torch.stack(terms), torch.stack(levels), belief, torch.stack(mixings))
-
-    def _one_by_steps(self, y: Tensor, there: Tensor, method: str, what: str) -> Passed:
-        M = len(self.dynamics)
-        assert self.initial_probability is not None
-        level, log_transition, belief = (
-            self.initial_probability.log(),
-            self.transition.log(),
-            self._started(),
-        )
-        terms, levels, beliefs, mixings = [], [], [], []
-        for step, row in enumerate(y):
-            joint = level.unsqueeze(-1) + log_transition  # [i, j]
-            try:
-                if method == "gpb2":
-                    after = self._moved(belief)
-                    if there[step]:
-                        after, gain = self._seen(after, row)
-                        joint = joint + gain
-                    belief = self._merged(joint.mT, after.reshape(M, M).map(_turned))
-                    level = torch.logsumexp(joint, 0)
-                else:
-                    level = torch.logsumexp(joint, 0)
-                    if method == "imm":
-                        each = belief.expand((M, M))  # [j, i]
-                        belief = self._own(self._merged(joint.mT, each))
-                    else:
-                        belief = self._moved(self._merged(joint.logsumexp(1), belief))
-                    if there[step]:
-                        belief, gain = self._seen(belief, row)
-                        level = level + gain
-            except ArgumentError as error:
-                raise ArgumentError(
-                    f"SwitchingFamily.{what}: at step {step}, y = {row.tolist()}: {error}"
-                ) from None
-            total = torch.logsumexp(level, 0)
-            if not bool(total.isfinite()):
-                raise ArgumentError(_impossible(what, step, row))
-            mixings.append(torch.softmax(joint.where(~joint.isneginf().all(0), 0.0), 0))
-            level = level - total
-            terms.append(total)
-            levels.append(level)
-            beliefs.append(belief)
-        return Passed(torch.stack(terms), torch.stack(levels), stack(beliefs, 0), torch.stack(mixings))
-
-    # ---- what users ask
-
     def filter(self, y: Tensor, *, method: str = "gpb2") -> FamilyFiltered:
         """The mode and the state after each observation.
 
@@ -373,7 +274,7 @@ class SwitchingFamily:
         """The mode and the state at each step, given the whole series; derivatives are not kept.
 
         Args:
-            y: as for `filter`.
+            y: ``(T, D)`` or ``(B, T, D)``, as for `filter`.
             method: the filter underneath, "gpb2", "imm" or "gpb1".
             lag: how many modes components must share to be merged. The error falls and the cost grows with
                 it, as of a model of M^lag modes.
@@ -421,7 +322,7 @@ class SwitchingFamily:
         back = big.smooth(y, method=method)
         shape = (*back.mode_probability.shape[:-1], M, -1)
         share = back.mode_probability.log().reshape(shape)
-        belief = self._merged(share, back.belief.reshape(shape))
+        belief = merged(share, back.belief.reshape(shape))
         pairs = back.pair_probability.unflatten(-1, (M, -1)).sum(-1).unflatten(-2, (M, -1)).sum(-2)
         return FamilySmoothed(back.log_likelihood, share.exp().sum(-1), pairs, belief)
 
@@ -434,7 +335,7 @@ class SwitchingFamily:
                 "SwitchingFamily.smooth: the dynamics are neither all discounted, nor all pushed Gaussians, "
                 "so how their states go together is not known. Use filter."
             )
-        belief, centre = passed.belief, _centre(self.prior, rows, there)
+        belief, centre = passed.belief, centre_of(self.prior, rows, there)
         evidence = self._evidence(rows if centre is None else rows - centre) * there.unsqueeze(-1)
         shifted = belief if centre is None else moved(belief, -centre)
         theta = shifted.natural_parameter
@@ -442,11 +343,11 @@ class SwitchingFamily:
         probability, pairs = np.empty((B * T, M)), np.empty((B * T, M, M))
         later = np.empty((B * T, M, K))
         smooth_family(
-            _flat(evidence, B * T, K),
+            flat(evidence, B * T, K),
             np.array([float(move.discount) for move in moves]),
             T * np.arange(B + 1),
-            _flat(passed.log_level.exp(), B * T, M),
-            _flat(passed.mixing, B * T, M, M),
+            flat(passed.log_level.exp(), B * T, M),
+            flat(passed.mixing, B * T, M, M),
             probability,
             pairs,
             later,
@@ -457,11 +358,14 @@ class SwitchingFamily:
         return like.reshape(B, T, M), pair.reshape(B, T, M, M), whole
 
     def most_likely_path(self, y: Tensor, *, method: str = "gpb2") -> Tensor:
-        """The likeliest modes at once, given the whole series: ``(T,)`` or ``(B, T)``, whole numbers.
+        """The likeliest sequence of modes, given the whole series.
 
         Args:
-            y: as for `filter`.
+            y: ``(T, D)`` or ``(B, T, D)``, as for `filter`.
             method: the filter underneath.
+
+        Returns:
+            ``(T,)`` or ``(B, T)``, whole numbers.
         """
         with torch.no_grad():
             passed, _, _ = self._pass(y, method, "most_likely_path")
@@ -494,7 +398,7 @@ class SwitchingFamily:
         and all dynamics discounted; for pushed Gaussians use `SwitchingLinearGaussian.fit`.
 
         Args:
-            y: as for `filter`; of several series the likelihoods are multiplied.
+            y: ``(T, D)`` or ``(B, T, D)``, as for `filter`; of several series the likelihoods are multiplied.
             method: the filter whose likelihood is climbed.
             fixed: what stays as it is, of "transition", "discount" and "rest".
             restarts: how many more starts, drawn around this model.
@@ -555,7 +459,7 @@ class SwitchingFamily:
         for _ in range(steps):
             joint = log_level.unsqueeze(-1) + self.transition.log()
             each = belief.reshape(*batch, 1, M).expand((*batch, M, M))
-            belief = self._own(self._merged(joint.mT, each))
+            belief = own(self, merged(joint.mT, each))
             log_level = torch.logsumexp(joint, -2)
             chance = log_level.exp().reshape(-1, M)
             mode = torch.multinomial(chance, draws, True, generator=generator).mT.reshape(draws, *batch, 1, 1)
@@ -563,94 +467,3 @@ class SwitchingFamily:
             y = torch.take_along_dim(drawn, mode, -2).squeeze(-2).sort(0).values
             found.append(y[place.round().long()].movedim((0, 1), (-3, -2)))
         return torch.stack(found, len(batch))
-
-
-class Compiled:
-    """A model and its observations as the kernel takes them."""
-
-    def __init__(self, model: SwitchingFamily, rows: Tensor, there: Tensor) -> None:
-        self.model, self.shape, self.there = model, tuple(there.shape), there
-        self.rows, self.centre = rows, _centre(model.prior, rows, there)
-        near = rows if self.centre is None else rows - self.centre
-        count = there.numel()
-        prior, K = self.about(model._started()), model.prior.natural_parameter.shape[-1]
-        self.groups = K // {GAMMA: 2, DIRICHLET: 2, NORMAL_GAMMA: 4}[COMPILED[type(prior)]]
-        if isinstance(prior, Dirichlet):
-            self.groups = 1
-        self.evidence = _flat(model._evidence(near), count, K)
-        self.log_base = _flat(_log_base(model.likelihood, rows).expand(self.shape), count)
-        self.seen = there.reshape(-1).numpy()
-        self.starts = self.shape[1] * np.arange(self.shape[0] + 1)
-        M = len(model.dynamics)
-        self.prior = _flat(prior.natural_parameter.expand(M, K), M, K)
-        moves = [move for move in model.dynamics if isinstance(move, Discounted)]
-        self.discount = np.array([float(move.discount) for move in moves])
-        rests = [self.about(move.rest).natural_parameter for move in moves]
-        self.rest = _flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
-        assert model.initial_probability is not None
-        with np.errstate(divide="ignore"):
-            self.log_transition = np.log(_flat(model.transition, M, M))
-            self.log_initial = np.log(_flat(model.initial_probability, M))
-
-    def about(self, member: ExponentialFamily) -> ExponentialFamily:
-        """A member as seen from the centre of the data."""
-        return member if self.centre is None else moved(member, -self.centre)
-
-    def arrays(self, method: str) -> tuple[np.ndarray, ...]:
-        """Terms, log-levels, beliefs and mixing probabilities by row, and where series could not go on."""
-        N, (M, K) = len(self.seen), self.rest.shape
-        out = (np.zeros(N), np.zeros((N, M)), np.zeros((N, M, K)), np.zeros((N, M, M)))
-        failure = np.full((self.shape[0], 2), -1, np.int64)
-        given = (self.evidence, self.log_base, self.seen)
-        model = (self.prior, self.discount, self.rest, self.log_transition, self.log_initial)
-        head = COMPILED[type(self.model.prior)], self.groups, METHODS.index(method)
-
-        def work(first: int, end: int) -> None:
-            filter_family(*head, *given, self.starts[first : end + 1], *model, *out, failure[first:end])
-
-        run_chunks(work, self.shape[0])
-        return *out, failure
-
-    def run(self, method: str, what: str) -> Passed:
-        """The filter's pass; an error with the step where it cannot go on."""
-        terms, level, theta, mixing, failure = self.arrays(method)
-        B, T = self.shape
-        with np.errstate(over="ignore"):
-            theta = theta.astype(str(self.model.prior.dtype).removeprefix("torch."))
-        stuck = np.flatnonzero(failure[:, 0] >= 0)
-        lost = np.flatnonzero(~np.isfinite(theta).all((1, 2)))
-        if len(stuck) or len(lost):
-            row = int(failure[stuck[0], 0] if len(stuck) else lost[0])
-            step, y = row % T, self.rows[row // T, row % T]
-            if len(stuck) and not failure[stuck[0], 1]:
-                raise ArgumentError(_impossible(what, step, y))
-            raise ArgumentError(
-                f"SwitchingFamily.{what}: at step {step}, y = {y.tolist()}, a belief is not finite: too "
-                f"sharp or too wide for {theta.dtype}. Pass a smaller discount, or data nearer to 1."
-            )
-        natural = torch.from_numpy(theta).reshape(B, T, *theta.shape[1:])
-        belief = type(self.model.prior).from_natural(natural)
-        belief = belief if self.centre is None else moved(belief, self.centre)
-        parts = [torch.from_numpy(x).to(natural).reshape(B, T, *x.shape[1:]) for x in (terms, level, mixing)]
-        return Passed(parts[0], parts[1], belief, parts[2])
-
-
-def _impossible(what: str, step: int, y: Tensor) -> str:
-    return f"SwitchingFamily.{what}: at step {step} no mode can give y = {y.tolist()}."
-
-
-def _centre(prior: ExponentialFamily, rows: Tensor, there: Tensor) -> Tensor | None:
-    """The mean of the data, where the prior is of a location: squares about it lose fewer digits."""
-    if not isinstance(prior, NormalGamma) or not bool(there.any()):
-        return None
-    return rows[there].mean(0)
-
-
-def _flat(x: Tensor, *shape: int) -> np.ndarray:
-    """The numbers in float64, in this shape."""
-    return np.ascontiguousarray(x.detach().double().cpu().numpy().reshape(shape))
-
-
-def _turned(leaf: Tensor, event: int) -> Tensor:
-    """A tensor of a belief with batch axes (i, j), as (j, i)."""
-    return leaf.transpose(-1 - event, -2 - event)
