@@ -16,6 +16,7 @@ from exptilt._support import process as _process  # noqa: F401
 if TYPE_CHECKING:
     from exptilt import (
         attention,
+        claims,
         distributed,
         dynamics,
         families,
@@ -51,6 +52,7 @@ _HOME = {
 }
 _FOLDERS = (
     "attention",
+    "claims",
     "distributed",
     "dynamics",
     "families",
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "attend",
     "attention",
+    "claims",
     "differentiable",
     "distributed",
     "dynamics",

@@ -22,13 +22,19 @@ from types import ModuleType
 from exptilt import __version__
 from exptilt._support.errors import ExptiltError
 
-COMMANDS = ("report", "switch", "bench")
-FIRST = {"report": "report", "switch": "switch FILE.csv", "bench": "bench --list"}  # what to type of each
+COMMANDS = ("report", "claims", "switch", "bench")
+FIRST = {  # what to type of each
+    "report": "report",
+    "claims": "claims",
+    "switch": "switch FILE.csv",
+    "bench": "bench --list",
+}
 
 EXAMPLES = """\
 commands that work as printed:
   exptilt --version
   exptilt report
+  exptilt claims A1 A10
   exptilt bench --list
 """
 
@@ -84,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `exptilt`; None takes them from the process.
 
     Returns:
-        The exit code: 0 done, 1 done in part (a benchmark failed), 2 not done, with a line that says why, 130
-        stopped by Ctrl-C.
+        The exit code: 0 done, 1 done in part (a benchmark failed, a claim does not hold), 2 not done, with
+        a line that says why, 130 stopped by Ctrl-C.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)

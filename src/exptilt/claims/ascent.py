@@ -1,0 +1,161 @@
+"""B1 to B3: attention with a skip connection climbs G; without a norm it runs off, with one it is held."""
+
+from typing import Annotated, Any
+
+import torch
+
+from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, off
+from exptilt.claims.exponential_family import ROUNDING, Dimensions, Points
+from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
+from exptilt.dynamics import Flow, Whiten, divergence_rate
+from exptilt.tilting import log_normalizer
+
+
+@claim(
+    "B1",
+    "The residual step climbs G",
+    r"\eta_j\leftarrow\eta_j+\nabla G(\eta_j)\quad\text{at all } j \text{ at once}",
+    f"{FAMILY}, below equation 7; {POSTER}, Gaussian equilibrium",
+)
+def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
+    """Attention added to its input, the residual step η ← η + ∇G(η), is a step of length one of gradient
+    ascent on G, taken at all queries at once. As G is convex, with patterns held still the step raises G by
+    at least ‖∇G‖².
+
+    Experiment:
+        One step of the flow against the gradient of G by automatic differentiation; all points at once
+        against each alone; the rise of G, its first order, and the same with patterns that move.
+
+    Example:
+        >>> x, eta = torch.randn(40, 4), torch.randn(10, 4)
+        >>> moved = xt.dynamics.Flow(None, patterns=x)(eta)
+        >>> print(torch.allclose(moved - eta, xt.Empirical(x).mean(eta), atol=1e-5))
+        True
+    """
+    x, eta = normals(seed, (points, dimensions), (12, dimensions))
+    flow = Flow(None, patterns=x)
+    moved = flow(eta)
+    start = eta.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(log_normalizer(start[None], x[None], scale=1.0).sum(), start)
+    alone = torch.cat([flow(one[None]) for one in eta])
+    before, after = (log_normalizer(y[None], x[None], scale=1.0)[0] for y in (eta, moved))
+    path = flow.run(eta, 12, measure_every=1, progress=False)
+    free = Flow(None).run(eta, 12, measure_every=1, progress=False)
+    return Found(
+        (
+            most("step less ∇G", off(moved - eta, slope), ROUNDING),
+            most("all at once against one at a time", off(moved, alone), ROUNDING),
+            least("rise of G, less ‖∇G‖²", after - before - slope.square().sum(-1), -ROUNDING),
+            least("least rise of the mean of G in 12 steps", path.log_normalizer.diff(), 0.0),
+        ),
+        Picture(
+            "G climbs, patterns held still or moving along",
+            "step",
+            "mean G",
+            (
+                Line("patterns held still", path.steps.tolist(), path.log_normalizer.tolist()),
+                Line("patterns moving along", free.steps.tolist(), free.log_normalizer.tolist()),
+            ),
+            log_y=True,
+        ),
+    )
+
+
+@claim(
+    "B2",
+    "Without a norm, points run off along extreme points",
+    r"\|\eta_t\|/t\to\|x_n\|\ \text{ along an extreme point } x_n,\quad"
+    r"\text{patterns moving along: } \|\eta_{t+1}\|/\|\eta_t\|\to 2",
+    f"{FAMILY}, below equation 7 (“would ultimately cause divergence to infinity”)",
+)
+def divergence(
+    seed: int,
+    *,
+    points: Points = 100,
+    patterns: Annotated[int, Between(3, 400)] = 20,
+    dimensions: Annotated[int, Between(1, 32)] = 3,
+    steps: Annotated[int, Between(60, 5000)] = 400,
+) -> Found:
+    """Without renormalisation the ascent diverges. With patterns held still each point ends up growing by
+    ‖x_n‖ a step along one pattern, an extreme point of their hull; patterns that move along double at each
+    step.
+
+    Experiment:
+        Points run off for several hundred steps: growth of their length in the last quarter against the
+        length of the pattern they follow, and how far that pattern is from the hull of the others.
+
+    Example:
+        >>> found = xt.dynamics.divergence_rate()
+        >>> print(bool((found.error < 1e-3).all()), bool((found.extreme > 0).all()))
+        True True
+    """
+    found = divergence_rate(count=points, patterns=patterns, dimension=dimensions, steps=steps, seed=seed)
+    some = found.lengths[:, :4]
+    return Found(
+        (
+            most("growth of ‖η‖ against ‖x_n‖", found.error, 1e-2),
+            least("distance of x_n from the hull of the others", found.extreme, 1e-9),
+            least("final length over the first", found.lengths[-1] / found.lengths[0], 10.0),
+            most(
+                "factor a step, patterns moving, less 2", abs(found.moving_factor - found.moving_theory), 1e-3
+            ),
+        ),
+        Picture(
+            "Lengths of four points, patterns held still",
+            "step",
+            "‖η‖",
+            [Line("", list(range(len(some))), some[:, i].tolist()) for i in range(some.shape[1])],
+        ),
+    )
+
+
+@claim(
+    "B3",
+    "Norms contract what attention expands",
+    r"\mathrm{RN}\in\{\text{layer},\ \text{batch},\ \text{whiten},\ \text{sphere}\}:\quad"
+    r"\frac{\|\eta+\nabla G\|}{\|\eta\|}>1,\quad \frac{\|\mathrm{RN}(\cdot)\|}{\|\cdot\|}<1",
+    f"{FAMILY}, section 3.1 (“contraction step”); {POSTER}, abstract; {TEMPLATE}, section 2.2",
+)
+def contraction(seed: int, *, points: Points = 200, dimensions: Annotated[int, Between(2, 32)] = 4) -> Found:
+    """Layer norm (each point), batch norm (each coordinate), whitening (mean and covariance) and projection
+    to the sphere each keep their constraint exactly, and contract at every step what the ascent expanded.
+
+    Experiment:
+        From Gaussian points, 20 steps under each: the constraint, the factor by which the ascent multiplies
+        the size of the cloud, and that of the renormaliser after it.
+
+    Example:
+        >>> path = xt.dynamics.Flow("layer").run(torch.randn(200, 4), 5, progress=False)
+        >>> print(bool((path.growth.expansion[1:] > 1).all()), bool((path.growth.contraction[1:] < 1).all()))
+        True True
+    """
+    x, mean, root = normals(
+        seed, (points + 3 * dimensions, dimensions), (dimensions,), (dimensions, dimensions)
+    )
+    target = covariance_of(root)
+    kinds: dict[str, Any] = {
+        "layer": "layer",
+        "batch": "batch",
+        "sphere": "sphere",
+        "whiten": Whiten(mean, target),
+    }
+    checks, lines = [], []
+    for name, kind in kinds.items():
+        path = Flow(kind).run(Flow(kind)(x), 20, measure_every=1, progress=False)
+        y = Flow(kind)(x)
+        if name == "whiten":
+            broken = max(off(y.mean(0), mean), off(torch.cov(y.mT, correction=0), target))
+        elif name == "sphere":
+            broken = off(y.norm(dim=-1), torch.ones(len(y), dtype=y.dtype))
+        else:
+            axis = 0 if name == "batch" else 1
+            broken = max(float(y.mean(axis).abs().max()), float((y.var(axis, correction=0) - 1).abs().max()))
+        grown = path.growth
+        checks += [
+            most(f"{name}: constraint", broken, 1e-9),
+            least(f"{name}: expansion by the ascent", grown.expansion[1:], 1.0),
+            most(f"{name}: contraction by the norm", grown.contraction[1:], 1.0),
+        ]
+        lines.append(Line(f"{name}: ascent", path.steps[1:].tolist(), grown.expansion[1:].tolist()))
+        lines.append(Line(f"{name}: norm", path.steps[1:].tolist(), grown.contraction[1:].tolist(), "points"))
+    return Found(checks, Picture("Factors of size in each step", "step", "factor", lines, log_y=True))

@@ -1,0 +1,222 @@
+"""B4 to B6: the Gaussian equilibrium, what becomes of it when the patterns move, and fixed points."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from exptilt.claims.evidence import Found, Line, Picture, least, most, normals, note, off
+from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
+from exptilt.dynamics import equal_cosine, equilibrium_sweep, fixed_point, monotone_operator, theorem_one
+
+RENORMALIZERS = ("sphere", "layer", "batch", "whiten")
+
+
+@claim(
+    "B4",
+    "A Gaussian law is an equilibrium under full renormalisation",
+    r"\mathcal N(\Sigma^{-1}\mu,\Sigma^{-1})\ \text{is fixed by}\ "
+    r"\mathrm{RN}\circ(\eta\mapsto\eta+\mu+\Sigma\eta),"
+    r"\ \ \mathrm{RN}\text{ setting mean and full covariance}",
+    f"{POSTER}, Theorem 1 (informal)",
+    printed=r"p_{eq}=\mathcal N(\Sigma^{-1}\mu,\Sigma^{-1})\ \text{is an equilibrium of RN, such as layer or"
+    r" batch normalization, with attention}",
+)
+def theorem(
+    seed: int,
+    *,
+    points: Annotated[int, Between(100, 100_000)] = 2000,
+    steps: Annotated[int, Between(1, 100)] = 6,
+) -> Found:
+    """With h = N(μ,Σ) held still, N(Σ⁻¹μ, Σ⁻¹) is a fixed point of the ascent followed by a renormaliser that
+    sets mean and full covariance; every Gaussian start is there after one step, because the update is
+    affine. For the same reason no other start ever becomes Gaussian, and batch or layer norm do not lead
+    there.
+
+    Experiment:
+        Samples under three renormalisers from four starts: distance of mean and covariance from those of
+        the theorem, how far points move at the fixed point, and tests of Gaussianity.
+
+    Example:
+        >>> found = xt.dynamics.theorem_one()
+        >>> print(
+        ...     found.row("gaussian").covariance_error[1] < 1e-12, found.row("laplace").gaussian_p[-1] < 1e-6
+        ... )
+        True True
+    """
+    found = theorem_one(count=points, steps=steps, seed=seed)
+    still, one = found.row("fixed point"), found.row("gaussian")
+    lines = [
+        Line(
+            f"{row.start}, {row.renormalizer}",
+            list(range(steps + 1)),
+            [max(x, 1e-16) for x in row.covariance_error],
+        )
+        for row in (one, found.row("gaussian", "batch"), found.row("gaussian", "layer"))
+    ]
+    return Found(
+        (
+            most("at the fixed point: mean", still.mean_error, 1e-9),
+            most("at the fixed point: covariance", still.covariance_error, 1e-9),
+            most("at the fixed point: how far points move", still.drift, 1e-9),
+            most("Gaussian start, one step: covariance", one.covariance_error[1], 1e-9),
+            least(
+                "Laplace start becomes Gaussian: p-value", found.row("laplace").gaussian_p[-1], 0.05, "reach"
+            ),
+            least(
+                "bimodal start becomes Gaussian: p-value", found.row("bimodal").gaussian_p[-1], 0.05, "reach"
+            ),
+            most("batch norm: covariance", found.row("gaussian", "batch").covariance_error[-1], 0.1, "reach"),
+            most("layer norm: covariance", found.row("gaussian", "layer").covariance_error[-1], 0.1, "reach"),
+        ),
+        Picture("Covariance of the points against Σ⁻¹", "step", "relative distance", lines, log_y=True),
+    )
+
+
+@claim(
+    "B5",
+    "Is the equilibrium Gaussian when the patterns move?",
+    r"\eta_i\leftarrow"
+    r"\mathrm{RN}\Big(\eta_i+\sum_j\mathrm{softmax}_j(\beta\langle\eta_j,\eta_i\rangle)\,\eta_j\Big)"
+    r"\ \longrightarrow\ \text{few clusters; whitening: } D+1",
+    f"{FAMILY}, last question of section 3.1",
+    printed=r"\text{“would we eventually converge to Gaussian fixed point distribution?”}",
+    question=True,
+)
+def moving(
+    seed: int,
+    *,
+    points: Annotated[int, Between(20, 5000)] = 200,
+    dimensions: Annotated[int, Between(2, 32)] = 4,
+    beta: Annotated[float, Between(0.01, 20)] = 1.0,
+    steps: Annotated[int, Between(20, 5000)] = 300,
+) -> Found:
+    """The drafts ask whether self-attention and a norm, without weights, lead to a Gaussian cloud also where
+    the measure is that of the moving points. They do not: from Gaussian, heavy-tailed and light-tailed
+    starts alike the points collapse into a few clusters, one on the sphere, two under batch norm, D + 1 at
+    the corners of a simplex under whitening.
+
+    Experiment:
+        Three starts under four renormalisers: how many clusters there are in effect at the end, against the
+        number of points, which a Gaussian cloud would still fill; counts of clusters, and the tests of
+        Gaussianity on the way.
+
+    Example:
+        >>> found = xt.dynamics.equilibrium_sweep(
+        ...     counts=(60,),
+        ...     dimensions=(2,),
+        ...     starts=("laplace",),
+        ...     renormalizers=("whiten",),
+        ...     seeds=3,
+        ...     steps=150,
+        ... )
+        >>> print(found.settings[0].final)  # three runs, three clusters each
+        {3: 3}
+    """
+    sweep = equilibrium_sweep(
+        counts=(points,),
+        dimensions=(dimensions,),
+        betas=(beta,),
+        renormalizers=RENORMALIZERS,
+        seeds=1,
+        steps=steps,
+        measure_every=max(1, steps // 20),
+        seed=seed,
+        progress=False,
+    )
+    checks, lines = [], []
+    for kind in RENORMALIZERS:
+        runs = sweep.select(renormalizer=kind).settings
+        share = torch.stack([run.effective[-1] / run.effective[0] for run in runs])
+        checks.append(least(f"{kind}: part of the clusters left", share.max(), 0.5, "measured"))
+        lines.append(Line(kind, runs[1].steps.tolist(), runs[1].effective[:, 0].tolist()))
+    ends = {kind: sweep.select(renormalizer=kind).settings for kind in RENORMALIZERS}
+    checks += [
+        note(f"{kind}: clusters at the end", max(int(r.clusters[-1]) for r in ends[kind])) for kind in ends
+    ]
+    heavy = sweep.select(renormalizer="whiten", start="laplace").settings[0]
+    checks.append(
+        note(
+            "whiten: largest difference from D + 1",
+            max(abs(int(r.clusters[-1]) - dimensions - 1) for r in ends["whiten"]),
+        )
+    )
+    checks.append(note("whiten, Laplace start: kurtosis at the start", heavy.kurtosis[0]))
+    checks.append(
+        note(
+            "whiten, Laplace start: kurtosis nearest to a Gaussian's",
+            heavy.kurtosis.abs().nan_to_num(1e9).min(),
+        )
+    )
+    return Found(
+        checks, Picture("Effective clusters, from a Laplace start", "step", "clusters", lines, log_y=True)
+    )
+
+
+@claim(
+    "B6",
+    "Equilibria, the ODE limit, and when a fixed point is unique",
+    r"x=f(x):\ \ dx=(1-J)^{-1}\,\partial f;\qquad \dot\eta=D\mathrm{RN}\,\nabla G(\eta);\qquad"
+    r"\tfrac12(J+J')<1\Rightarrow\text{unique}",
+    f"{TEMPLATE}, section 2.2; {FAMILY}, on the DEQ interpretation",
+)
+def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> Found:
+    """The layer iterated to a fixed point can be differentiated there without the way that led to it; as the
+    step goes to 0 the flow becomes an ordinary differential equation on the constraint of the norm; and
+    where (J + J')/2 < 1 everywhere there is one fixed point only.
+
+    Experiment:
+        Fixed points of attention over patterns: implicit derivatives against differences. Points with equal
+        cosines on the sphere, whose equation is known: the continuous flow, and that its error in steps
+        falls with their size. At a small β the condition holds and all starts end in one place; at a large
+        one it fails, and they do not.
+
+    Example:
+        >>> x = torch.randn(6, 3, dtype=torch.float64)
+        >>> f = lambda s: xt.Empirical(x).mean(0.1 * s)
+        >>> found = xt.dynamics.fixed_point(f, torch.randn(4, 3, dtype=torch.float64))
+        >>> print(xt.dynamics.monotone_operator(f, found.value).holds, float(found.value.std(0).max()) < 1e-9)
+        True True
+    """
+    x, starts, direction = normals(seed, (patterns, 3), (64, 3), (patterns, 3))
+
+    def layer(keys: Tensor, beta: float) -> Callable[[Tensor], Tensor]:
+        return lambda state: torch.softmax(beta * state @ keys.mT, -1) @ keys
+
+    def solved(keys: Tensor) -> Tensor:
+        return fixed_point(layer(keys, 0.4), starts[:1]).value
+
+    implicit = torch.func.jvp(solved, (x,), (direction,))[1]
+    h = 1e-5
+    differences = (solved(x + h * direction) - solved(x - h * direction)) / (2 * h)
+    wide = float(torch.cdist(x, x).max()) ** 2  # β Cov[x] is at most β times a quarter of this
+    soft, sharp = layer(x, 2 / wide), layer(x, 200 / wide)
+    ends = fixed_point(soft, starts).value
+    many = fixed_point(sharp, starts, solver="picard", throw=False).value
+    near = torch.cat([starts, ends])
+    coarse, fine = (
+        equal_cosine(count=6, time=2.0, samples=11, substeps=n, dimensions=(), seed=seed, progress=False)
+        for n in (4, 8)
+    )
+    return Found(
+        (
+            most("implicit derivative against differences", off(implicit, differences), 1e-6),
+            most("continuous flow against its equation", fine.continuous_error, 1e-6),
+            most("error with half the step over that before", fine.stepped_error / coarse.stepped_error, 0.6),
+            least("small β: margin of the condition", monotone_operator(soft, near).margin, 0.0),
+            most("small β: how far apart the ends are", (ends - ends.mean(0)).norm(dim=-1), 1e-6),
+            most("large β: margin of the condition", monotone_operator(sharp, starts).margin.min(), 0.0),
+            least("large β: how far apart the ends are", (many - many.mean(0)).norm(dim=-1).max(), 0.1),
+        ),
+        Picture(
+            "Mean cosine of points with equal cosines",
+            "time",
+            "cosine",
+            (
+                Line("equation", fine.time.tolist(), fine.theory.tolist()),
+                Line("continuous flow", fine.time.tolist(), fine.continuous.tolist(), "points"),
+                Line("flow in steps", coarse.time.tolist(), coarse.stepped.tolist(), "points"),
+            ),
+        ),
+    )

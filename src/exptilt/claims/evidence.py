@@ -1,0 +1,330 @@
+r"""What a claim found, and the verdict that follows from its numbers.
+
+A claim returns checks: numbers, each with the bound it must keep and the part it plays.
+
+    claim       what must be true for the statement to hold as this library states it
+    printed     the same for the formula as a draft prints it, where that is another one
+    reach       a wider reading of the statement, which may fail and then limits it
+    measured    a question put to data: nobody can derive the answer
+    note        no bound, only worth knowing
+
+A check passes if it does for every seed. The first of these rules that applies is the verdict:
+
+    open                         a number that is needed is missing
+    refuted                      a check of the claim fails, or of several measured none passes
+    holds with a correction      the claim passes and the printed formula does not
+    measured: partly             some measured checks pass and others do not
+    holds within a stated scope  a wider reading fails; or the claim is measured, and all of that passes
+    holds exactly                none of these
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from html import escape
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from exptilt._support.intervals import mean_interval
+
+Role = Literal["claim", "printed", "reach", "measured", "note"]
+Setting = int | float | str
+
+
+class Verdict(Enum):
+    """What the numbers say of a claim; the value is its text."""
+
+    EXACT = "holds exactly"
+    CORRECTED = "holds with a correction"
+    SCOPED = "holds within a stated scope"
+    PARTLY = "measured: partly"
+    REFUTED = "refuted"
+    OPEN = "open"
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim stands, if need be corrected or limited."""
+        return self in (Verdict.EXACT, Verdict.CORRECTED, Verdict.SCOPED)
+
+
+class Check(NamedTuple):
+    """A number, over seeds, and the bound that it must keep.
+
+    Attributes:
+        name: what it is, in a few words.
+        values: one a seed.
+        most: the largest value that passes.
+        least: the smallest value that passes.
+        role: the part it plays in the verdict.
+        error: standard error of a single value, where it is known otherwise than from seeds.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    most: float = math.inf
+    least: float = -math.inf
+    role: Role = "claim"
+    error: float = math.nan
+
+    @property
+    def passed(self) -> bool:
+        """Whether every seed keeps the bound."""
+        return all(self.least <= value <= self.most for value in self.values)
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the mean over seeds, or two standard errors about a single value."""
+        if len(self.values) == 1:
+            return self.mean - 2 * self.error, self.mean + 2 * self.error
+        _, low, high = mean_interval(torch.tensor(self.values, dtype=torch.float64))
+        return float(low), float(high)
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        most, least = f"at most {self.most:.3g}", f"at least {self.least:.3g}"
+        if math.isinf(self.most):
+            return "" if math.isinf(self.least) else least
+        return most if math.isinf(self.least) else f"{least}, {most}"
+
+
+def most(name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan) -> Check:
+    """A check that passes up to a bound; a tensor counts by its largest entry, NaN being the largest."""
+    return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error)
+
+
+def least(name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan) -> Check:
+    """A check that passes from a bound up; a tensor counts by its smallest entry, NaN being the smallest."""
+    return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error)
+
+
+def note(name: str, value: object, *, error: float = math.nan) -> Check:
+    """A number without a bound."""
+    return Check(name, (_number(value, largest=True),), role="note", error=error)
+
+
+def _number(value: Any, *, largest: bool) -> float:
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach()
+    return float(tensor.amax() if largest else tensor.amin())
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference between two tensors, relative to the larger of 1 and the largest wanted."""
+    return float((found - wanted).abs().max() / max(1.0, float(wanted.abs().max())))
+
+
+class Line(NamedTuple):
+    """One line, cloud or row of bars of a picture.
+
+    Attributes:
+        label: for the legend; empty for none.
+        x: where, numbers or names.
+        y: as many numbers.
+        kind: "line", "points" or "bars".
+        low: of a band around y, or nothing.
+        high: of it.
+    """
+
+    label: str
+    x: Sequence[float] | Sequence[str]
+    y: Sequence[float]
+    kind: Literal["line", "points", "bars"] = "line"
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+class Picture(NamedTuple):
+    """A picture of the evidence, as numbers: whoever shows it draws it.
+
+    Attributes:
+        title: what is to be seen, in a sentence.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        lines: what is drawn.
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical axis is logarithmic.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+
+
+class Found(NamedTuple):
+    """What one run of a claim's experiment, with one seed, returns.
+
+    Attributes:
+        checks: its numbers.
+        picture: of them.
+    """
+
+    checks: Sequence[Check]
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The numbers of a claim over seeds.
+
+    Attributes:
+        id: of the claim.
+        checks: every number, with its bound and its values over seeds.
+        picture: of the first seed.
+        settings: with which it was run.
+        seeds: over which it was run.
+        missing: what is not installed and would be needed, with the command to install it; else empty.
+        seconds: how long that took.
+        kept: whether it comes from the store of an earlier run.
+    """
+
+    id: str
+    checks: Sequence[Check]
+    picture: Picture
+    settings: Mapping[str, Setting]
+    seeds: Sequence[int]
+    missing: str = ""
+    seconds: float = field(default=0.0, compare=False)
+    kept: bool = field(default=False, compare=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict, by the rules of this module."""
+        return self._judged[0]
+
+    @property
+    def reason(self) -> str:
+        """Which rule gave the verdict, and by which numbers."""
+        return self._judged[1]
+
+    @property
+    def _judged(self) -> tuple[Verdict, str]:
+        by_role: dict[str, list[Check]] = {}
+        for check in self.checks:
+            by_role.setdefault(check.role, []).append(check)
+        needed = [check for check in self.checks if check.role != "note"]
+        if self.missing:
+            return Verdict.OPEN, self.missing
+        missing = [check.name for check in needed if any(map(math.isnan, check.values))]
+        if missing or not needed:
+            return Verdict.OPEN, f"missing: {', '.join(missing) or 'every number'}"
+        failed = {role: [c.name for c in checks if not c.passed] for role, checks in by_role.items()}
+        measured = by_role.get("measured", [])
+        if failed.get("claim"):
+            return Verdict.REFUTED, f"fails: {', '.join(failed['claim'])}"
+        if measured and len(failed["measured"]) == len(measured):
+            return Verdict.REFUTED, f"none passes: {', '.join(failed['measured'])}"
+        if failed.get("printed"):
+            return Verdict.CORRECTED, f"as printed fails: {', '.join(failed['printed'])}"
+        if failed.get("measured"):
+            return Verdict.PARTLY, f"fails: {', '.join(failed['measured'])}"
+        if failed.get("reach"):
+            return Verdict.SCOPED, f"does not reach: {', '.join(failed['reach'])}"
+        if measured:
+            return Verdict.SCOPED, "passes where it was measured"
+        return Verdict.EXACT, "every check passes"
+
+    def to_json(self) -> str:
+        """The evidence as JSON text, which `from_json` reads; NaN is null, ∞ is "inf"."""
+        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        checks = [{**c._asdict(), "passed": c.passed, "interval": c.interval} for c in self.checks]
+        picture = self.picture._asdict() | {
+            "lines": [{**line._asdict(), "y": [float(y) for y in line.y]} for line in self.picture.lines]
+        }
+        judged = {"verdict": self.verdict.value, "reason": self.reason}
+        whole = _plain({**plain, **judged, "checks": checks, "picture": picture})
+        return json.dumps(whole, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Evidence":
+        """Read what `to_json` wrote.
+
+        Args:
+            text: the JSON text.
+        """
+        data = json.loads(text)
+        checks = tuple(
+            Check(
+                c["name"],
+                _floats(c["values"]),
+                _float(c["most"]),
+                _float(c["least"]),
+                c["role"],
+                _float(c["error"]),
+            )
+            for c in data["checks"]
+        )
+        lines = tuple(
+            Line(**{**line, **{key: _floats(line[key]) for key in ("y", "low", "high")}})
+            for line in data["picture"].pop("lines")
+        )
+        rest = {item.name: data[item.name] for item in dataclasses.fields(cls)}
+        return cls(**{**rest, "checks": checks, "picture": Picture(**data["picture"], lines=lines)})
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(c.name)}</td><td>{c.mean:.4g}</td><td>{escape(c.bound)}</td>"
+            f"<td>{c.role}</td><td>{'' if c.role == 'note' else 'yes' if c.passed else 'no'}</td></tr>"
+            for c in self.checks
+        )
+        head = "<tr><th>number</th><th>mean</th><th>bound</th><th>part</th><th>passes</th></tr>"
+        said = f"<p><b>{self.id}: {self.verdict.value}</b> ({escape(self.reason)})</p>"
+        return f"{said}<table>{head}{rows}</table>"
+
+
+def _plain(value: Any) -> Any:
+    """What strict JSON knows: null for NaN, words for infinities."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def _float(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _floats(values: Sequence[float | str | None]) -> tuple[float, ...]:
+    return tuple(map(_float, values))
+
+
+def joined(runs: Sequence[Evidence]) -> Evidence:
+    """The evidence of several seeds as one, each check with a value a seed."""
+    if any(run.missing for run in runs):
+        return next(run for run in runs if run.missing)
+    checks = tuple(
+        same[0]._replace(values=tuple(value for check in same for value in check.values))
+        for same in zip(*(run.checks for run in runs), strict=True)
+    )
+    return dataclasses.replace(
+        runs[0],
+        checks=checks,
+        seeds=tuple(seed for run in runs for seed in run.seeds),
+        seconds=sum(run.seconds for run in runs),
+        kept=all(run.kept for run in runs),
+    )
+
+
+def normals(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Standard normal draws in float64, one tensor a shape, all from one seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def covariance_of(root: torch.Tensor) -> torch.Tensor:
+    """A covariance well away from singular, from a square matrix of draws ``(..., D, D)``."""
+    return root @ root.mT / root.shape[-1] + 0.3 * torch.eye(root.shape[-1], dtype=root.dtype)

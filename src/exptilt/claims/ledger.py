@@ -1,0 +1,309 @@
+"""The list of all claims, and how they are run.
+
+A claim is a function of a seed and of settings that returns `Found`, registered by `claim`. Its
+docstring is what a reader sees: the statement in our words, then what is run (`Experiment:`), then a few
+lines to try (`Example:`). Settings are its keyword arguments, each with a range:
+``points: Annotated[int, Between(2, 4096)] = 64``.
+"""
+
+import difflib
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from exptilt import __version__
+from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.files import write_text
+from exptilt.claims.evidence import Evidence, Found, Picture, Setting, joined
+
+GROUPS = {
+    "A": "Attention is an exponential family",
+    "B": "Dynamics",
+    "C": "Memory",
+    "D": "Contrastive learning",
+    "E": "Attention as a switching filter",
+    "F": "To be observed in real transformers",
+}
+MODEL = "shakespeare"  # which claims about trained models are run on: it comes with the package
+# How the drafts are called.
+POSTER = "poster"
+FAMILY = "draft on exponential families"
+FILTER = "draft on message passing"
+TEMPLATE = "conference draft"
+APPENDIX = "appendix on Hopfield networks"
+
+
+class Between(NamedTuple):
+    """The range of a setting.
+
+    Attributes:
+        least: smallest value.
+        most: largest value.
+    """
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the papers that can be run.
+
+    Attributes:
+        id: such as "A1".
+        title: a few words.
+        formula: what is claimed, in LaTeX, corrected where the drafts are wrong.
+        source: which draft, which equation.
+        printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
+        experiment: the function; it takes a seed and the settings.
+        question: whether the drafts ask it, or only data can tell; what is no question should hold.
+        full: whether it takes minutes, and runs only if it is asked for.
+        seeds: over how many seeds it is run.
+    """
+
+    id: str
+    title: str
+    formula: str
+    source: str
+    printed: str
+    experiment: Callable[..., Found]
+    question: bool
+    full: bool
+    seeds: int
+
+    @property
+    def statement(self) -> str:
+        """The claim in our words."""
+        return self._told[0]
+
+    @property
+    def procedure(self) -> str:
+        """What is run, in words."""
+        return self._told[1]
+
+    @property
+    def snippet(self) -> str:
+        """A few lines that show it, complete with imports."""
+        lines = [line[4:] for line in self._told[2].splitlines() if line.startswith((">>> ", "... "))]
+        return "\n".join(["import torch", "import exptilt as xt", "", *lines])
+
+    @property
+    def _told(self) -> tuple[str, str, str]:
+        text = inspect.cleandoc(self.experiment.__doc__ or "")
+        statement, _, rest = text.partition("\n\nExperiment:\n")
+        procedure, _, example = rest.partition("\n\nExample:\n")
+        return _one_line(statement), _one_line(procedure), inspect.cleandoc(example)
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Settings with their defaults."""
+        given = inspect.signature(self.experiment).parameters.values()
+        return {p.name: p.default for p in given if p.default is not inspect.Parameter.empty}
+
+    def with_settings(self, given: Mapping[str, Setting]) -> dict[str, Setting]:
+        """All settings, those given in place of the defaults, each checked against its range.
+
+        Args:
+            given: values by name; text is read as the kind of number that the default is.
+        """
+        known, hints = self.settings, get_type_hints(self.experiment, include_extras=True)
+        chosen = dict(known)
+        for name, value in given.items():
+            if name not in known:
+                has = ", ".join(f"{key}={default}" for key, default in known.items()) or "none"
+                raise ArgumentError(
+                    f"claim {self.id} has no setting {name!r}{_nearest(name, known)}. It has: {has}."
+                )
+            kind, text = type(known[name]), f"claim {self.id}: {name} is {value!r}"
+            try:
+                chosen[name] = kind(value)
+            except ValueError:
+                raise ArgumentError(
+                    f"{text}. Pass a {'whole number' if kind is int else 'number'}."
+                ) from None
+            limits = next(
+                (m for m in getattr(hints[name], "__metadata__", ()) if isinstance(m, Between)), None
+            )
+            if limits is not None and not limits.least <= float(chosen[name]) <= limits.most:
+                raise ArgumentError(f"{text}. Pass a value from {limits.least:g} to {limits.most:g}.")
+        return chosen
+
+    def run(
+        self, settings: Mapping[str, Setting] | None = None, *, seed: int = 0, seeds: int | None = None
+    ) -> Evidence:
+        """Run the experiment with several seeds.
+
+        Args:
+            settings: other values than the defaults, by name.
+            seed: the first seed; the next ones follow it.
+            seeds: how many; default what the claim says.
+        """
+        chosen, count = self.with_settings(settings or {}), self.seeds if seeds is None else seeds
+        return joined([self.once(chosen, number) for number in range(seed, seed + count)])
+
+    def once(self, settings: Mapping[str, Setting], seed: int) -> Evidence:
+        """Run the experiment with one seed.
+
+        Args:
+            settings: all of them, as `with_settings` returns them.
+            seed: of everything random.
+        """
+        started = time.perf_counter()
+        try:
+            found = self.experiment(seed, **settings)
+        except MissingExtraError as problem:
+            nothing = Picture("nothing was run", "", "", ())
+            return Evidence(self.id, (), nothing, settings, (seed,), missing=str(problem))
+        took = time.perf_counter() - started
+        return Evidence(self.id, tuple(found.checks), found.picture, settings, (seed,), seconds=took)
+
+
+_CLAIMS: dict[str, Claim] = {}
+
+
+def claim(
+    id: str,
+    title: str,
+    formula: str,
+    source: str,
+    *,
+    printed: str = "",
+    question: bool = False,
+    full: bool = False,
+    seeds: int = 3,
+) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    """Register the function below as the experiment of a claim; the arguments are those of `Claim`."""
+
+    def register(function: Callable[..., Found]) -> Callable[..., Found]:
+        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, full, seeds)
+        return function
+
+    return register
+
+
+def _order(id: str) -> tuple[str, int]:
+    return id[0], int(id[1:])
+
+
+def every() -> tuple[Claim, ...]:
+    """All claims, in the order of the theory.
+
+    Example:
+        >>> len(xt.claims.every())
+        41
+    """
+    return tuple(_CLAIMS[id] for id in sorted(_CLAIMS, key=_order))
+
+
+def find(id: str) -> Claim:
+    """The claim of this id.
+
+    Args:
+        id: such as "A1", in capitals or not.
+
+    Example:
+        >>> xt.claims.find("b5").title
+        'Is the equilibrium Gaussian when the patterns move?'
+    """
+    if id.upper() not in _CLAIMS:
+        raise ArgumentError(
+            f"there is no claim {id!r}{_nearest(id.upper(), _CLAIMS)}. There are A1 to A15, B1 to B6, "
+            "C1 to C4, D1, E1 to E9 and F1 to F6."
+        )
+    return _CLAIMS[id.upper()]
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), 1, 0.4)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def run(
+    ids: Iterable[str] = (),
+    *,
+    settings: Mapping[str, Setting] | None = None,
+    full: bool = False,
+    seed: int = 0,
+    seeds: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    again: bool = False,
+) -> Iterator[Evidence]:
+    """Run claims one after the other; each is there as soon as it is done.
+
+    Args:
+        ids: which; none for all.
+        settings: other values than the defaults, by name; with several claims each takes those it has.
+        full: whether to run those that take minutes as well, where ids do not name them.
+        seed: the first seed.
+        seeds: how many; default what each claim says.
+        store: folder where evidence is kept. What was run before by the same code is taken from there.
+        again: run all the same, and keep the new evidence.
+
+    Example:
+        >>> for found in xt.claims.run(["A1", "A10"]):
+        ...     print(found.id, found.verdict.value)
+        A1 holds exactly
+        A10 holds with a correction
+    """
+    chosen = chosen_claims(ids, full=full)
+    given = dict(settings or {})
+    strange = [name for name in given if not any(name in claim.settings for claim in chosen)]
+    if strange:
+        chosen[0].with_settings({strange[0]: given[strange[0]]})  # says what there is instead
+    plans = [(c, c.with_settings({k: v for k, v in given.items() if k in c.settings})) for c in chosen]
+    for each, own in plans:
+        # Another model's files may change under the same name, and so are not taken from the store.
+        place = None if store is None or own.get("model", MODEL) != MODEL else Path(store)
+        numbers = range(seed, seed + (each.seeds if seeds is None else seeds))
+        yield joined([_kept(each, own, number, place, again) for number in numbers])
+
+
+def _kept(
+    each: Claim, settings: Mapping[str, Setting], seed: int, store: Path | None, again: bool
+) -> Evidence:
+    """The evidence of one seed, from the store if it is there."""
+    if store is None:
+        return each.once(settings, seed)
+    place = store / f"{each.id}-{seed}-{_mark(each, settings)}.json"
+    if place.is_file() and not again:
+        return replace(Evidence.from_json(place.read_text("utf-8")), kept=True)
+    found = each.once(settings, seed)
+    if not found.missing:
+        store.mkdir(parents=True, exist_ok=True)
+        write_text(place, found.to_json())
+    return found
+
+
+def chosen_claims(ids: Iterable[str] = (), *, full: bool = False) -> list[Claim]:
+    """The claims of these ids, or all; those that take minutes only with `full` or by name."""
+    named = [find(id) for id in ids]
+    return list(dict.fromkeys(named)) or [each for each in every() if full or not each.full]
+
+
+def fails(found: Evidence) -> bool:
+    """Whether a claim that should hold does not; one that could not be run is open, and does not fail."""
+    return not find(found.id).question and not found.missing and not found.verdict.holds
+
+
+def _mark(each: Claim, settings: Mapping[str, Any]) -> str:
+    """What a run depends on besides its seed, the package's own code included, as a short name."""
+    text = repr((each.id, sorted(settings.items()), __version__, _source()))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@cache
+def _source() -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,268 @@
+"""C1 to C4: Hopfield networks, modern and classical, and what of them is attention."""
+
+import math
+from typing import Annotated
+
+import torch
+
+from exptilt.claims.evidence import Found, Line, Picture, least, most, normals, note, off
+from exptilt.claims.exponential_family import ROUNDING, Dimensions, Points
+from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
+from exptilt.dynamics import Flow, Sphere
+from exptilt.memory import (
+    Hopfield,
+    boltzmann_check,
+    classical_cliff,
+    linear_attention_check,
+    retrieval_error_bound,
+    storage_bound,
+    storage_capacity,
+)
+
+
+@claim(
+    "C1",
+    "The Hopfield update is attention, and lowers its energy",
+    r"E(\xi)=-\beta^{-1}\log\sum_n e^{\beta\langle x_n,\xi\rangle}+\tfrac12\langle\xi,\xi\rangle+c,"
+    r"\quad \xi\leftarrow\sum_n\mathrm{softmax}_n(\beta\langle x_n,\xi\rangle)\,x_n",
+    f"{APPENDIX}, on the quadratic term; {POSTER}, comparison",
+)
+def energy(
+    seed: int,
+    *,
+    patterns: Points = 24,
+    dimensions: Dimensions = 6,
+    beta: Annotated[float, Between(0.01, 50)] = 2.0,
+) -> Found:
+    """The modern Hopfield energy is −G/β plus ½<ξ,ξ>; its concave–convex step is attention over the patterns
+    and never raises it. The quadratic term keeps ∫ e^−βE dξ finite and plays the part of the skip
+    connection: ξ − ∇E is the update. With <ξ,ξ> in place of the half of it, the same step can raise the
+    energy.
+
+    Experiment:
+        Energy and step against formulas written out; the change of energy over 25 steps from many starts;
+        ξ − ∇E against the step; the partition function in one dimension over growing intervals, with and
+        without the quadratic term.
+
+    Example:
+        >>> memory, state = xt.memory.Hopfield(torch.randn(24, 6), beta=2.0), torch.randn(100, 6)
+        >>> print(bool((memory.energy(memory.step(state)) <= memory.energy(state) + 1e-5).all()))
+        True
+    """
+    x, states = normals(seed, (patterns, dimensions), (200, dimensions))
+    memory, states = Hopfield(x, beta), 2 * states
+    largest = x.square().sum(-1).max()
+    constant = (math.log(patterns)) / beta + largest / 2
+    by_hand = -torch.logsumexp(beta * states @ x.mT, -1) / beta + states.square().sum(-1) / 2 + constant
+    start = states.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(memory.energy(start).sum(), start)
+    path = [memory.energy(states)]
+    state, doubled = states, [path[0] + states.square().sum(-1) / 2]
+    for _ in range(25):
+        state = memory.step(state)
+        path.append(memory.energy(state))
+        doubled.append(path[-1] + state.square().sum(-1) / 2)
+    rises, without = torch.stack(path).diff(dim=0), torch.stack(doubled).diff(dim=0)
+    line = torch.linspace(-1, 1, 20_001, dtype=x.dtype)[:, None]
+
+    def log_mass(reach: float, quadratic: float) -> float:
+        at = reach * line
+        raised = torch.logsumexp(beta * at @ x[:, :1].mT, -1) - beta * quadratic * at[:, 0].square()
+        return float(torch.logsumexp(raised, 0) + math.log(reach / 10_000))
+
+    return Found(
+        (
+            most("energy against its formula", off(memory.energy(states), by_hand), ROUNDING),
+            most(
+                "step against the sum",
+                off(memory.step(states), torch.softmax(beta * states @ x.mT, -1) @ x),
+                ROUNDING,
+            ),
+            most("ξ − ∇E against the step", off(states - slope, memory.step(states)), ROUNDING),
+            most("largest rise of the energy in a step", rises, 1e-12),
+            most(
+                "log ∫ e^−βE over [−160, 160] less that over [−80, 80]",
+                log_mass(160, 0.5) - log_mass(80, 0.5),
+                1e-6,
+            ),
+            least("the same without ½<ξ,ξ>", log_mass(160, 0.0) - log_mass(80, 0.0), 1.0),
+            note("with <ξ,ξ> for its half: largest rise", without),
+        ),
+        Picture(
+            "Energy of four states, step by step",
+            "step",
+            "E",
+            [Line("", list(range(26)), torch.stack(path)[:, i].tolist()) for i in range(4)],
+        ),
+    )
+
+
+@claim(
+    "C2",
+    "Separated patterns are retrieved in one step; capacity grows exponentially",
+    r"\text{error}\le 2(N-1)M e^{-\beta(\Delta_i-2rM)},\quad N\ge\sqrt p\,c^{(d-1)/4},\quad"
+    r"c=3.1546,\ 1.3718;\quad \text{classical: } 0.138\,N",
+    f"{APPENDIX}, on exponential storage capacity",
+    seeds=2,
+)
+def capacity(
+    seed: int,
+    *,
+    units: Annotated[int, Between(100, 4000)] = 400,
+    most_patterns: Annotated[int, Between(16, 65536)] = 1024,
+) -> Found:
+    """One step retrieves a separated pattern up to an exponentially small error; random patterns can be
+    stored in a number that grows exponentially with the dimension; a classical network forgets all of them
+    at a load of about 0.138. Where patterns are close for the β, their average is what is retrieved.
+
+    Experiment:
+        The constants of the theorem; one step from patterns against the bound; the largest number of random
+        patterns all recalled in four dimensions, against the bound and in its growth; recall of a Hebbian
+        network at loads of 0.10 and 0.22; and the fixed point at a small β against the mean of all.
+
+    Example:
+        >>> print(round(xt.memory.storage_bound(20, radius=3.0).base, 4))
+        3.1546
+    """
+    c20, c75 = storage_bound(20, radius=3.0).base, storage_bound(75).base
+    (x,) = normals(seed, (32, 16))
+    x = 4 * torch.nn.functional.normalize(x, dim=-1)
+    memory = Hopfield(x, 1.0)
+    distance = (memory.step(x) - x).norm(dim=-1)
+    bound = retrieval_error_bound(
+        memory.separation(), torch.zeros(32, dtype=x.dtype), count=32, beta=1.0, size=4.0
+    )
+    found = storage_capacity([4, 7, 10, 13], seeds=2, most=most_patterns, seed=seed)
+    cliff = classical_cliff((0.10, 0.22), units=units, seeds=1, seed=seed)
+    blurred = Hopfield(x, 0.01).retrieve(x).value
+    d = list(found.dimensions)
+    return Found(
+        (
+            most("c for β = 1, K = 3, d = 20, less 3.1546", abs(c20 - 3.1546), 5e-5),
+            most("c for β = 1, K = 1, d = 75, less 1.3718", abs(c75 - 1.3718), 1e-4),
+            most("error of one step over its bound", distance / bound, 1.0),
+            least("recalled over promised", found.gap, 1.0),
+            least("growth of log N a dimension", found.rate, 0.1),
+            least("classical, load 0.10: share recalled", cliff.mean[0], 0.9),
+            most("classical, load 0.22: share recalled", cliff.mean[1], 0.5),
+            most("small β: fixed point against the mean", off(blurred, x.mean(0).expand_as(x)), 0.1),
+        ),
+        Picture(
+            "Random patterns that are all recalled",
+            "dimension",
+            "patterns",
+            (
+                Line("measured", d, found.mean.tolist(), "points"),
+                Line("promised", d, [b.count for b in found.bounds]),
+            ),
+            log_y=True,
+        ),
+    )
+
+
+@claim(
+    "C3",
+    "Patterns held still retrieve; patterns that move merge",
+    r"\text{cross-attention: } \xi\leftarrow\mathrm{RN}(\xi+\nabla G_x(\xi))\ \ (x\text{ fixed});\quad"
+    r"\text{self-attention: } x\leftarrow\mathrm{RN}(x+\nabla G_x(x))",
+    f"{APPENDIX}, first paragraph; {POSTER}, comparison",
+)
+def moving(
+    seed: int,
+    *,
+    patterns: Annotated[int, Between(4, 200)] = 16,
+    dimensions: Annotated[int, Between(2, 64)] = 8,
+    beta: Annotated[float, Between(0.1, 50)] = 8.0,
+    steps: Annotated[int, Between(10, 20000)] = 2000,
+) -> Found:
+    """Hopfield's theory holds patterns still, as cross-attention does, and then each state stays with a
+    pattern. In self-attention the patterns are the states: the same update merges them.
+
+    Experiment:
+        Patterns on the sphere, and states near them. The same flow with patterns held still and with
+        patterns that move along: how many patterns can still be told apart at the end.
+
+    Example:
+        >>> x = torch.nn.functional.normalize(torch.randn(16, 8, dtype=torch.float64), dim=-1)
+        >>> fixed = xt.dynamics.Flow("sphere", beta=8.0, patterns=x).run(x, 500, progress=False).last
+        >>> moving = xt.dynamics.Flow("sphere", beta=8.0).run(x, 500, progress=False).last
+        >>> print(bool(torch.pdist(moving).mean() < torch.pdist(fixed).mean()))
+        True
+    """
+    x, noise = normals(seed, (patterns, dimensions), (patterns, dimensions))
+    sphere = Sphere()
+    x = sphere(x)
+    start = sphere(x + 0.1 * noise)
+    keep = max(1, steps // 40)
+    still = Flow("sphere", beta=beta, patterns=x).run(
+        start, steps, measure_every=keep, keep="last", progress=False
+    )
+    free = Flow("sphere", beta=beta).run(start, steps, measure_every=keep, keep="last", progress=False)
+    step = Flow(None, beta=beta, patterns=x)(start) - start
+    nearest = (still.last @ x.mT).argmax(-1)
+    return Found(
+        (
+            most("the flow's step against Hopfield's", off(step, Hopfield(x, beta).step(start)), ROUNDING),
+            least(
+                "held still: share with the pattern they began at",
+                (nearest == torch.arange(patterns)).double().mean(),
+                0.7,
+            ),
+            least(
+                "held still: effective clusters over patterns", still.clusters.effective[-1] / patterns, 0.5
+            ),
+            most("moving: effective clusters over patterns", free.clusters.effective[-1] / patterns, 0.3),
+        ),
+        Picture(
+            "States that can be told apart",
+            "step",
+            "effective clusters",
+            (
+                Line("patterns held still", still.steps.tolist(), still.clusters.effective.tolist()),
+                Line("patterns moving", free.steps.tolist(), free.clusters.effective.tolist()),
+            ),
+        ),
+    )
+
+
+@claim(
+    "C4",
+    "Linear attention, classical Hopfield network and Boltzmann machine are one",
+    r"-\log\int e^{-E(\sigma,h)}dh=\beta\Big(E_{\mathrm{Hebb}}(\sigma)-\tfrac P2\Big)-\tfrac P2\log 2\pi,"
+    r"\quad \sum_\mu\langle x^\mu,\sigma\rangle x^\mu-P\sigma=N W\sigma",
+    f"{APPENDIX}, last paragraph but one",
+)
+def classical(
+    seed: int, *, patterns: Annotated[int, Between(1, 64)] = 5, units: Annotated[int, Between(2, 400)] = 24
+) -> Found:
+    """Attention without its exponential, less a diagonal, is a step of the classical Hopfield network; and
+    that network is a restricted Boltzmann machine whose Gaussian hidden units have been integrated out.
+
+    Experiment:
+        Random patterns of ±1. Free energy by numerical integration over the hidden units against the
+        Hebbian energy; a step of linear attention against one of the network.
+
+    Example:
+        >>> x = torch.randint(0, 2, (9, 12)) * 2 - 1
+        >>> print(
+        ...     xt.memory.boltzmann_check(x[:5], x[5:]).gap < 1e-10,
+        ...     xt.memory.linear_attention_check(x[:5], x[5:]).gap < 1e-10,
+        ... )
+        True True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x, s = (torch.randint(0, 2, (n, units), generator=generator).double() * 2 - 1 for n in (patterns, 40))
+    machine, linear = boltzmann_check(x, s, beta=0.7), linear_attention_check(x, s)
+    return Found(
+        (
+            most("free energy against the Hebbian energy", machine.gap, 1e-10),
+            most("linear attention against the network", linear.gap, 1e-10),
+            least("spread of the energies", machine.right.std(), 0.1),
+        ),
+        Picture(
+            "Integrated over hidden units, and by Hebb's weights",
+            "β(E − P/2) − (P/2) log 2π",
+            "−log ∫ e^−E dh",
+            (Line("", machine.right.tolist(), machine.left.tolist(), "points"),),
+        ),
+    )

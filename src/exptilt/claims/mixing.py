@@ -1,0 +1,294 @@
+"""E5, E6, E8 and E9: attention as a mixing step, its uncertainty, Gibbs chains, sequential Monte Carlo."""
+
+import math
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from exptilt.attention import propagate
+from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, note, off
+from exptilt.claims.exponential_family import ROUNDING
+from exptilt.claims.ledger import FILTER, POSTER, Between, claim
+from exptilt.families import Categorical, Gaussian
+from exptilt.sampling import Joint, gibbs, link_chain, smc
+from exptilt.switching import SwitchingLinearGaussian, attention_as_imm
+from exptilt.tilting import attend
+
+Tokens = Annotated[int, Between(2, 40)]
+
+
+@claim(
+    "E5",
+    "Attention is one mixing step of IMM, read backwards",
+    r"\mu_{i|j}=A_{ij}=\mathrm{softmax}_i\langle k_i,q_j\rangle=P(A{=}i\mid A'{=}j),\quad"
+    r"h'_j=\sum_iA_{ij}W_vh_i",
+    f"{FILTER}, equations 11 to 14",
+    printed=r"P(A'{=}j\mid A{=}i)="
+    r"\frac{e^{\langle\mu_i,\eta_j\rangle}}{\sum_{i'}e^{\langle\mu_{i'},\eta_j\rangle}}\,\tilde\sigma(A)",
+)
+def mixing(seed: int, *, tokens: Tokens = 6) -> Found:
+    """Attention is IMM's mixing step with tokens for modes, a uniform message, one linear map W_v and nothing
+    observed. Its weights are normalised over where they come from: they are the backward transition
+    P(A=i | A'=j), which the draft's equation 12 calls the forward one. Unlike in IMM they depend on the
+    states.
+
+    Experiment:
+        The mixing step with the filter's own arithmetic against attention; the same by the IMM filter of a
+        model with that transition and nothing observed; sums of the weights both ways, and what the forward
+        reading would make of the output.
+
+    Example:
+        >>> hidden, W = torch.randn(6, 4), torch.randn(3, 1, 4, 4)
+        >>> step = xt.switching.attention_as_imm(hidden, *W)
+        >>> q, k, v = (hidden @ w.mT for w in W)
+        >>> print(torch.allclose(step.mean, xt.attend(q, k, v).output, atol=1e-5))
+        True
+    """
+    h, W = normals(seed, (tokens, 3), (3, 1, 3, 3))
+    step = attention_as_imm(h, *W)
+    q, k, v = (h @ w.mT for w in W)
+    seen = attend(q, k, v)
+    scores = (q @ k.mT)[0] / 3**0.5  # [j, i]
+    forward = torch.softmax(scores, 0)  # each token i shared out over j, as a forward transition must be
+    mixed = forward / forward.sum(1, keepdim=True)
+    joint = (step.backward[0] * step.log_total[0].exp()[:, None]).mT
+    joint = joint / joint.sum()
+    model = SwitchingLinearGaussian(
+        transition=(joint / joint.sum(1, keepdim=True)).numpy(),
+        dynamics=W[2, 0].numpy(),
+        process_noise=1e-9 * np.eye(3),
+        observation=np.eye(3),
+        observation_noise=np.eye(3),
+        initial_mean=h.numpy(),
+        initial_covariance=np.stack([1e-9 * np.eye(3)] * tokens),
+        initial_probability=joint.sum(1).numpy(),
+    )
+    post = model.filter(np.full((1, 3), np.nan), method="imm")
+    moved = attention_as_imm(h + 0.5, *W).backward - step.backward
+    out = v[0]
+    return Found(
+        (
+            most("mixing step against attention", off(step.mean, seen.output), ROUNDING),
+            most(
+                "log of the total against G − log n",
+                off(step.log_total, seen.log_normalizer - math.log(tokens)),
+                ROUNDING,
+            ),
+            most(
+                "IMM filter, nothing observed", off(torch.from_numpy(post.mode_mean[0]), step.mean[0]), 1e-6
+            ),
+            most("backward: Σ_i A_ij − 1", (step.backward.sum(-1) - 1).abs(), ROUNDING),
+            most("as printed: Σ_j A_ij − 1", (step.backward.sum(-2) - 1).abs(), ROUNDING, "printed"),
+            most(
+                "as printed: output of the forward reading",
+                off(mixed @ out, seen.output[0]),
+                ROUNDING,
+                "printed",
+            ),
+            least("weights change with the states", moved.abs().max(), 1e-3),
+        ),
+        Picture(
+            "Attention weights summed over i (backward) and over j (forward)",
+            "token",
+            "sum",
+            (
+                Line("over i", list(range(tokens)), step.backward[0].sum(-1).tolist(), "points"),
+                Line("over j, as printed", list(range(tokens)), step.backward[0].sum(-2).tolist(), "points"),
+            ),
+        ),
+    )
+
+
+@claim(
+    "E6",
+    "Attention that carries uncertainty",
+    r"\Sigma'_j=\sum_iA_{ij}\big(W_v\Sigma_iW_v'+d_{ij}d_{ij}'\big),\quad d_{ij}=W_v\mu_i-h'_j",
+    "beyond the drafts: what E5 leaves out",
+)
+def uncertainty(
+    seed: int, *, tokens: Tokens = 6, draws: Annotated[int, Between(1000, 1_000_000)] = 40_000
+) -> Found:
+    """Keeping covariances as well as means, the mixing step gives each token the covariance of the mixture:
+    the mean of the mapped covariances plus the spread of the means.
+
+    Experiment:
+        `propagate` against the formula written out, and against the covariance of draws: a token by its
+        weight, then its value. Differences in units of their standard error.
+
+    Example:
+        >>> x, S = torch.randn(6, 4), torch.eye(4).expand(6, 4, 4)
+        >>> q = k = x[None]
+        >>> mean, covariance = xt.attention.propagate(x, S, q, k, torch.eye(4)[None])
+        >>> print(torch.allclose(mean, xt.attend(q, k, x[None]).output, atol=1e-5), covariance.shape)
+        True torch.Size([1, 6, 4, 4])
+    """
+    mu, root, q, k, W = normals(seed, (tokens, 3), (tokens, 3, 3), (1, tokens, 3), (1, tokens, 3), (1, 3, 3))
+    sigma = covariance_of(root)
+    mean, covariance = propagate(mu, sigma, q, k, W)
+    A = torch.softmax((q @ k.mT)[0] / 3**0.5, -1)
+    value, pushed = mu @ W[0].mT, W[0] @ sigma @ W[0].mT
+    d = value - (A @ value).unsqueeze(1)
+    by_hand = torch.einsum("ji,ikl->jkl", A, pushed) + torch.einsum("ji,jik,jil->jkl", A, d, d)
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.multinomial(A[0], draws, True, generator=generator)
+    noise = torch.randn(draws, 3, 1, dtype=mu.dtype, generator=generator)
+    drawn = (value[which] + (torch.linalg.cholesky(pushed)[which] @ noise)[..., 0]) - mean[0, 0]
+    products = drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
+    error = (products.mean(0) - covariance[0, 0]).abs() / (products.std(0) / draws**0.5)
+    within = torch.einsum("ji,ikl->jkl", A, pushed).diagonal(dim1=-2, dim2=-1).sum(-1)
+    return Found(
+        (
+            most("mean against attention", off(mean[0], A @ value), ROUNDING),
+            most("covariance against the formula", off(covariance[0], by_hand), ROUNDING),
+            most("covariance against draws, in standard errors", error, 5.0),
+        ),
+        Picture(
+            "Variance of each token's output",
+            "token",
+            "trace",
+            (
+                Line("within tokens", list(range(tokens)), within.tolist(), "bars"),
+                Line(
+                    "with the spread of means",
+                    list(range(tokens)),
+                    by_hand.diagonal(dim1=-2, dim2=-1).sum(-1).tolist(),
+                    "points",
+                ),
+            ),
+        ),
+    )
+
+
+@claim(
+    "E8",
+    "Exact Gibbs keeps its law; the linear link with a skip connection blows up",
+    r"\eta\mid\mu,\ \mu\mid\eta\ \text{exact: stationary};\qquad \eta\leftarrow\eta+Mx+c:\ "
+    r"\|\eta_t\|\sim(1+\lambda)^t",
+    f"{FILTER}, section 4.1",
+)
+def chains(
+    seed: int,
+    *,
+    chains: Annotated[int, Between(50, 20000)] = 2000,
+    coupling: Annotated[float, Between(0.05, 0.95)] = 0.6,
+) -> Found:
+    """Alternating draws from exact conditionals keep the joint law. With a linear map in place of the link,
+    and the skip connection, the natural parameter climbs G without end: by the factor 1 + λ a step for a
+    Gaussian measure, λ the largest eigenvalue of MΣ. Without the skip connection it stays.
+
+    Experiment:
+        Two coupled Gaussian sites: the covariance of exact sweeps from the joint law against that law, in
+        standard errors. A chain with a linear link: its rate of growth against log(1 + λ), and its size
+        without the skip connection.
+
+    Example:
+        >>> h = xt.Gaussian(torch.zeros(1), torch.eye(1))
+        >>> chain = xt.sampling.link_chain(h, torch.eye(1), torch.ones(100, 1), 40)
+        >>> print(round(chain.rate, 1))  # log 2
+        0.7
+    """
+    one = torch.ones(1, 1, dtype=torch.float64)
+    site = Gaussian(torch.zeros(1, dtype=torch.float64), one)
+    joint = Joint({"eta": site, "mu": site}, {("eta", "mu"): coupling * one})
+    law = torch.linalg.inv(torch.tensor([[1.0, -coupling], [-coupling, 1.0]], dtype=torch.float64))
+    generator = torch.Generator().manual_seed(seed)
+    begin = Gaussian(torch.zeros(2, dtype=torch.float64), law).sample((chains,), generator=generator)
+    drawn = gibbs(
+        joint, 20, chains=chains, start={"eta": begin[:, :1], "mu": begin[:, 1:]}, generator=generator
+    )
+    last = torch.cat([drawn["eta"][-1], drawn["mu"][-1]], -1)
+    products = last.unsqueeze(-1) * last.unsqueeze(-2)
+    error = (products.mean(0) - law).abs() / (products.std(0) / chains**0.5)
+    start = torch.randn(200, 1, dtype=torch.float64, generator=generator)
+    grown = link_chain(site, coupling * one, start, 60, generator=generator)
+    held = link_chain(site, coupling * one, start, 60, skip=False, generator=generator)
+    steps = list(range(61))
+    return Found(
+        (
+            most("exact sweeps: covariance, in standard errors", error, 5.0),
+            most("linear link, skip: rate less log(1 + λ)", abs(grown.rate - math.log1p(coupling)), 0.05),
+            least("linear link, skip: ‖η‖ at the end", grown.norm[-1].median(), 1e3),
+            most("linear link, no skip: ‖η‖ at the end", held.norm[-1].median(), 10.0),
+        ),
+        Picture(
+            "Length of the natural parameter, median of 200 chains",
+            "step",
+            "‖η‖",
+            (
+                Line("linear link with skip connection", steps, grown.norm.median(-1).values.tolist()),
+                Line("without", steps, held.norm.median(-1).values.tolist()),
+            ),
+            log_y=True,
+        ),
+    )
+
+
+@claim(
+    "E9",
+    "Sequential Monte Carlo on hybrid models",
+    r"\hat Z=\prod_t\tfrac1N\sum_n w_t^{(n)},\qquad "
+    r"p(y_{1:t})\approx\hat p\ \text{ by Rao–Blackwellised particles}",
+    f"{POSTER}, future work",
+)
+def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 1000) -> Found:
+    """On models with discrete and continuous parts, sequential Monte Carlo estimates the normalizer with its
+    standard error; in a switching model particles carry modes only, and Kalman filters do the rest.
+
+    Experiment:
+        A class coupled to a Gaussian: log Z of SMC against the sum over classes, in standard errors. A
+        random switching model: log-likelihood of the Rao–Blackwellised filter against the sum over all
+        paths, with few and with many particles.
+
+    Example:
+        >>> h = xt.Gaussian(torch.zeros(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
+        >>> joint = xt.sampling.Joint({"x": h}, bias={"x": torch.tensor([2.0], dtype=torch.float64)})
+        >>> found = xt.sampling.smc(joint)
+        >>> print(bool((found.log_evidence - 2.0).abs() < 5 * found.standard_error))
+        True
+    """
+    logits, J, root, y = normals(seed, (3,), (3, 2), (2, 2), (6, 1))
+    site, covariance = Categorical(logits), covariance_of(root)
+    joint = Joint({"class": site, "x": Gaussian(torch.zeros(2).to(J), covariance)}, {("class", "x"): J})
+    generator = torch.Generator().manual_seed(seed)
+    found = smc(joint, particles=particles, generator=generator)
+    truth = torch.logsumexp(logits.log_softmax(0) + ((J @ covariance) * J).sum(-1) / 2, 0)
+    eye = np.eye(1)
+    model = SwitchingLinearGaussian(
+        transition=[[0.8, 0.2], [0.3, 0.7]],
+        dynamics=[0.9 * eye, -0.5 * eye],
+        process_noise=[0.3 * eye, eye],
+        observation=eye,
+        observation_noise=0.5 * eye,
+        initial_mean=[[0.0], [1.0]],
+        initial_covariance=[eye, eye],
+        initial_probability=[0.5, 0.5],
+    )
+    exact = float(model.filter(y.numpy(), method="exact").log_likelihood)
+    sizes = (20, 60, 200, particles)
+
+    def error(n: int) -> float:
+        post = model.filter(y.numpy(), method="rbpf", particles=n, generator=generator)
+        return abs(float(post.log_likelihood) - exact)
+
+    errors = [sum(error(n) for _ in range(8)) / 8 for n in sizes]
+    return Found(
+        (
+            most(
+                "log Z of SMC, in standard errors",
+                (found.log_evidence - truth).abs() / found.standard_error,
+                5.0,
+            ),
+            most("log-likelihood of particles less the exact one", errors[-1], 0.2),
+            least("error with 20 particles, less that with all", errors[0] - errors[-1], 0.0),
+            note("standard error of log Z", found.standard_error),
+        ),
+        Picture(
+            "Error of the log-likelihood, mean of 8 runs",
+            "particles",
+            "error (nats)",
+            (Line("Rao–Blackwellised filter", sizes, errors, "points"),),
+            log_x=True,
+            log_y=True,
+        ),
+    )

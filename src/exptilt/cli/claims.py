@@ -1,0 +1,159 @@
+"""Run the claims of the papers: what was claimed, what was run, the numbers and the verdict that follows.
+
+Without ID all claims that are quick are run; --full adds those that train models, which takes minutes. One ID
+alone is shown with all its numbers. What was run by the same code before is taken from the store; after
+Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does not.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.progress import track
+from exptilt.cli.arguments import positive, seed
+
+if TYPE_CHECKING:
+    from exptilt.claims import Evidence
+
+SUMMARY = "run the claims of the papers and print the evidence for each"
+EXAMPLES = """\
+commands that work as printed:
+  exptilt claims A1 A10
+  exptilt claims B5 --set dimensions=3
+"""
+RESUMES = " What was done is kept; run the same command again to go on."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `exptilt claims`."""
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("ids", nargs="*", metavar="ID", help="claims such as A10 (default: all that are quick)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
+    model = "also run the claims about trained models on this one, as `exptilt report` takes it"
+    add("--model", metavar="MODEL", help=model)
+    add("--full", action="store_true", help="also those that train small models: minutes")
+    add("--seed", type=seed, default=0, help="the first seed (default: 0)")
+    add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
+    add("--json", action="store_true", help="print one JSON object a line instead of the table")
+    add(
+        "--store",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="where evidence is kept (default: your cache)",
+    )
+    add("--again", action="store_true", help="run what is in the store, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run, print what was found, write the page."""
+    from exptilt.claims import ledger
+
+    chosen = ledger.chosen_claims(arguments.ids, full=arguments.full)
+    settings = _settings(arguments.set)
+    options = {
+        "seed": arguments.seed,
+        "seeds": arguments.seeds,
+        "store": arguments.store or _cache(),
+        "again": arguments.again,
+    }
+    names = [claim.id for claim in chosen]
+    found: list[Evidence] = []
+    others: list[Evidence] = []
+    try:
+        for each in track(ledger.run(names, settings=settings, **options), "claims", total=len(names)):
+            found.append(each)
+        if arguments.model is not None:
+            asked = [claim.id for claim in chosen if "model" in claim.settings]
+            if not asked:
+                raise ArgumentError("--model: none of these claims is about a trained model.")
+            own = {**settings, "model": arguments.model}
+            for each in track(ledger.run(asked, settings=own, **options), arguments.model, total=len(asked)):
+                others.append(each)
+    except KeyboardInterrupt:
+        if found and not arguments.json:
+            print(_table(found + others))
+        raise
+    if arguments.json:
+        print("\n".join(each.to_json() for each in found + others))
+    elif len(found) == 1 and not others:
+        print(_one(found[0]))
+    else:
+        print(_table(found + others))
+        print("\n".join(line for each in others for line in _changed(found, each)))
+    return 1 if any(ledger.fails(each) for each in found + others) else 0
+
+
+def _settings(words: list[str]) -> dict[str, int | float | str]:
+    pairs = [word.partition("=") for word in words]
+    for word, (name, sign, value) in zip(words, pairs, strict=True):
+        if not (name and sign and value):
+            raise ArgumentError(f"--set: {word!r} is not NAME=VALUE. Pass such as --set dimensions=8.")
+    return {name: value for name, _, value in pairs}
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exptilt" / "claims"
+
+
+def _table(found: "list[Evidence]") -> str:
+    """One line a claim, and how many there are of each verdict."""
+    from exptilt.claims import ledger
+
+    width = max(len(each.verdict.value) for each in found)
+    rows = []
+    for each in found:
+        model = f" ({each.settings['model']})" if "model" in each.settings else ""
+        mark = "!" if ledger.fails(each) else " "
+        time = "kept" if each.kept else f"{each.seconds:.1f} s"
+        title = ledger.find(each.id).title + model
+        rows.append(f"{mark}{each.id:4} {each.verdict.value:{width}}  {time:>7}  {title}")
+    counts: dict[str, int] = {}
+    for each in found:
+        counts[each.verdict.value] = counts.get(each.verdict.value, 0) + 1
+    total = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    missing = [claim.id for claim in ledger.every() if claim.full and claim.id not in {e.id for e in found}]
+    more = (
+        f"\n{' and '.join(missing)} train small models: exptilt claims --full"
+        if missing and len(found) > 9
+        else ""
+    )
+    return "\n".join([*rows, "", f"{len(found)} claims: {total}.{more}"])
+
+
+def _one(each: "Evidence") -> str:
+    """A claim with all its numbers."""
+    from exptilt.claims import ledger
+
+    claim = ledger.find(each.id)
+    settings = ", ".join(f"{name}={value}" for name, value in each.settings.items()) or "none"
+    lines = [
+        f"{claim.id}: {claim.title}",
+        "",
+        claim.statement,
+        "",
+        f"Source: {claim.source}.",
+        claim.procedure,
+    ]
+    lines += [f"Settings: {settings}. Seeds: {', '.join(map(str, each.seeds))}.", ""]
+    width = max((len(check.name) for check in each.checks), default=0)
+    for check in each.checks:
+        low, high = check.interval
+        spread = "" if low != low else f" [{low:.3g}, {high:.3g}]"
+        passes = "" if check.role == "note" else "passes" if check.passed else "fails"
+        bound = f"{check.role}: {check.bound}" if check.bound else check.role
+        lines.append(f"  {check.name:{width}}  {check.mean:.4g}{spread}  ({bound}) {passes}".rstrip())
+    return "\n".join([*lines, "", f"{each.verdict.value}: {each.reason}"])
+
+
+def _changed(found: "list[Evidence]", other: "Evidence") -> list[str]:
+    """What another model changed, check by check."""
+    first = next(each for each in found if each.id == other.id)
+    same = "as before" if first.verdict is other.verdict else f"was {first.verdict.value}"
+    lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})"]
+    for before, after in zip(first.checks, other.checks, strict=True):
+        lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}")
+    return lines
