@@ -25,7 +25,7 @@ from exptilt._support.errors import ExptiltError
 COMMANDS = ("report", "claims", "switch", "bench")
 FIRST = {  # what to type of each
     "report": "report",
-    "claims": "claims",
+    "claims": "claims A1 A10",
     "switch": "switch FILE.csv",
     "bench": "bench --list",
 }
