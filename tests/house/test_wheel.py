@@ -1,4 +1,4 @@
-"""What is shipped: the wheel holds what it should and no more, is small, and runs with base dependencies alone."""
+"""What is shipped: the wheel holds what it should, is small, and runs with base dependencies alone."""
 
 import os
 import re
