@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import html_curves, html_table
 from exptilt._support.transforms import in_transform, is_plain, pytree
 
 
@@ -49,6 +50,17 @@ class Tilted:
     def __repr__(self) -> str:
         lines = [_described(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "parts"]
         return "Tilted(\n" + "\n".join(line for line in lines if line) + "\n)"
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook: shape and range of each tensor, and the entropy along the queries."""
+        lines = [_described(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "parts"]
+        rows = [line.strip().partition(": ")[::2] for line in lines if line]
+        table = html_table(("tensor", "shape, dtype, range"), rows, "Attention and its statistics")
+        H = self.entropy
+        if not is_plain(H) or H.device.type == "meta" or in_transform() or H.dim() < 1:
+            return table
+        by_query = H.detach().double().reshape(-1, H.shape[-1]).mean(0).cpu().numpy()
+        return table + html_curves(by_query[:, None], "entropy by query, mean over heads, nats")
 
 
 def _described(name: str, x: Any) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import MissingExtraError
+from exptilt._support.plotting import html_table
 from exptilt.lens.heads.statistics import FIELDS
 
 Array = NDArray[np.float64]
@@ -123,15 +124,11 @@ class Record:
         """The record in a notebook: one row a head, over all calls and batch items."""
         joined = {name: self.by_head(name) for name in _SHOWN}
         layers, heads = next(iter(joined.values())).shape
-        rows = "".join(
-            f"<tr><td>L{i}H{j}</td>" + "".join(f"<td>{x[i, j]:.4g}</td>" for x in joined.values()) + "</tr>"
-            for i, j in list(np.ndindex(layers, heads))[:_MOST_ROWS]
-        )
-        more = f", the first {_MOST_ROWS} shown" if layers * heads > _MOST_ROWS else ""
-        header = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("head", *_SHOWN))
+        places = list(np.ndindex(layers, heads))
+        rows = [(f"L{i}H{j}", *(float(x[i, j]) for x in joined.values())) for i, j in places[:_MOST_ROWS]]
+        more = f", the first {_MOST_ROWS} shown" if len(places) > _MOST_ROWS else ""
         caption = f"{len(self.calls)} attention calls, {layers} layers of {heads} heads{more}"
-        header = f"<caption>{caption}</caption><thead><tr>{header}</tr></thead>"
-        return f"<table>{header}<tbody>{rows}</tbody></table>"
+        return html_table([name.replace("_", " ") for name in ("head", *_SHOWN)], rows, caption)
 
     def by_head(self, name: str) -> Array:
         """One statistic over all calls and batch items.

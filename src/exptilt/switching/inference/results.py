@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..._support.plotting import html_curves, html_table
 from ..series import Data, arrange
 from .moments import mixture, unknown
 
@@ -69,6 +70,15 @@ class ByMode:
     @property
     def _moments(self) -> tuple[Any, Any]:
         return self._plain_moments if self._graph is None else mixture(*self._laws)
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook: each mode's share, and the probabilities along the first series."""
+        weight = self._weight
+        first = weight if self._last else weight[: self.data.starts[1]]
+        rows = [(f"mode {j}", float(x.mean()), float(first[-1, j])) for j, x in enumerate(weight.T)]
+        caption = f"{type(self).__name__}: {self.data.starts[-1]} steps of {self.data.series} series"
+        table = html_table(("mode", "mean probability", "at the end of the first series"), rows, caption)
+        return table + ("" if self._last else html_curves(first, "mode probabilities, a colour each"))
 
     mode_probability = shown(lambda s: s._laws[0], "mode", "P(mode_t | y), ``(T, M)``.")
     mode_mean = shown(lambda s: s._laws[1], None, "Mean of the state in each mode, ``(T, M, n)``.")

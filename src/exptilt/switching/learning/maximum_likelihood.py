@@ -16,6 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
+from ..._support.plotting import html_curves, html_table
 from ..._support.progress import track
 from ..checks import plain
 from ..inference.filter import run
@@ -191,6 +192,14 @@ class ParametricFit(Generic[Model]):
     steps: int
     trace: np.ndarray = field(repr=False)
     restarts: tuple[float, ...]
+
+    def _repr_html_(self) -> str:
+        """The fit in a notebook: its numbers with errors, and the way of the log-likelihood."""
+        caption = f"log-likelihood {self.log_likelihood:.2f}, {self.status.value}"
+        numbers = zip(map(float, self.parameters), map(float, self.standard_errors), strict=True)
+        rows = [(k, *pair) for k, pair in enumerate(numbers)]
+        table = html_table(("parameter", "estimate", "standard error"), rows, caption)
+        return table + html_curves(np.asarray(self.trace)[:, None], "log-likelihood by step")
 
 
 def fit_parameters(

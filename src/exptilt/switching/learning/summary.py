@@ -14,6 +14,7 @@ import scipy.special
 import scipy.stats
 import torch
 
+from ..._support.plotting import html_curves
 from ..checks import plain
 from ..inference.filter import Filtered, filter_series
 from ..inference.smooth import smooth_series
@@ -128,6 +129,17 @@ class Learned:
     y: Any
     inputs: Any
     filter: str
+
+    def _repr_html_(self) -> str:
+        """The fit in a notebook: its summary, and the probability of each regime along the first series."""
+        said = self.summary().to_html()
+        if self.y is None or self.regimes < 2:
+            return said
+        with torch.no_grad():
+            found = self.regime_probability()
+        first = plain(found[0] if isinstance(found, list) else found)
+        first = first[0] if first.ndim == 3 else first
+        return said + html_curves(first, "probability of each regime, a colour each")
 
     @property
     def aic(self) -> float:
