@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from exptilt.lens import differentiable
     from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Empirical": "families",
