@@ -38,7 +38,10 @@ def on_files(files, config):
     for module, those in names.items():
         pages[f"reference/{module}/index.md"] = folder_page(module, those)
         for name in those:
-            pages[f"reference/{module}/{name}.md"] = f"::: {module}.{name}\n"
+            thing = found(module, name)
+            path = thing.path if thing.parent.name == name else f"{module}.{name}"
+            options = f"    options: {{heading: {module}.{name}, toc_label: {name}}}"
+            pages[f"reference/{module}/{name}.md"] = f"::: {path}\n{options}\n"
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     return files
@@ -78,14 +81,15 @@ def public_names():
 
 def summary(module, name):
     """The first sentence about a public name, from the sources."""
-    from griffe import GriffeError
-
-    try:
-        thing = package()[f"{module}.{name}".removeprefix("exptilt.")]
-        text = thing.final_target.docstring if thing.is_alias else thing.docstring
-    except (GriffeError, KeyError, AttributeError):
-        return ""
+    text = found(module, name).docstring
     return " ".join(text.value.split("\n\n")[0].split()) if text else ""
+
+
+def found(module, name):
+    """What griffe knows of a public name: where several things have that name, the one that is no module."""
+    thing = package()[f"{module}.{name}".removeprefix("exptilt.")]
+    thing = thing.final_target if thing.is_alias else thing
+    return thing[name] if thing.is_module else thing
 
 
 def package():
