@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.switching import SwitchingNonlinear
+from exptilt.switching import SwitchingNonlinear, fit_nonlinear
+from exptilt.switching.kernels.traced import Compiled, call
 from oracles.switching_models import random_data, random_model
 
 
@@ -160,3 +161,151 @@ def test_observations_far_better_than_the_prior():
     for linearize in ("extended", "unscented"):
         values = np.linalg.eigvalsh(model.filter(y, linearize=linearize).mode_covariance)
         assert (values[..., 0] >= -1e-15 * values[..., 1]).all()
+
+
+@pytest.mark.parametrize("linearize", ["extended", "unscented"])
+def test_smoothing_and_forecasts_of_linear_functions_are_those_of_the_linear_model(linearize):
+    rng = np.random.default_rng(0)
+    model = random_model(rng, 2, 2, 2)
+    y = np.stack([random_data(rng, 9, 2) for _ in range(2)])
+    other = as_functions(model)
+    want, got = model.smooth(y, method="gpb2"), other.smooth(y, method="gpb2", linearize=linearize)
+    np.testing.assert_allclose(got.log_likelihood, want.log_likelihood, atol=1e-9)
+    for name in ("mode_probability", "mean", "covariance", "mode_mean", "mode_covariance"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-8, err_msg=name)
+    want = model.filter(y, method="gpb2").forecast(3)
+    got = other.filter(y, method="gpb2", linearize=linearize).forecast(3)
+    for name in (
+        "mean",
+        "covariance",
+        "lower",
+        "upper",
+        "mode_probability",
+        "state_mean",
+        "state_covariance",
+    ):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-8, err_msg=name)
+
+
+@pytest.mark.parametrize("linearize", ["extended", "unscented"])
+def test_inputs_are_those_of_the_linear_model(linearize):
+    """One of them is the time, of which the dynamics are a function."""
+    rng = np.random.default_rng(1)
+    T = 8
+    W, B = rng.normal(size=(T, 2, 2, 2)) * 0.5, rng.normal(size=(2, 2, 1))
+    model = random_model(rng, 2, 2, 2, offsets=False, dynamics=W, dynamics_input=B)
+    u = rng.normal(size=(T, 1))
+    y = random_data(rng, T, 2)
+    weights, effects, H = torch.tensor(W), torch.tensor(B), torch.tensor(model.observation)
+
+    def move(x, given, k):
+        now = (given[..., 1:2] == torch.arange(T)).double()  # (..., T), 1 at this step
+        moved = torch.stack([x @ weights[t, k].T for t in range(T)], -2)
+        return (now[..., None] * moved).sum(-2) + given[..., :1] * effects[k, :, 0]
+
+    names = ("transition", "process_noise", "observation_noise")
+    initial = ("initial_mean", "initial_covariance", "initial_probability")
+    other = SwitchingNonlinear(
+        dynamics=[lambda x, given, k=k: move(x, given, k) for k in range(2)],
+        observation=[lambda x, given, k=k: x @ H[k].T for k in range(2)],
+        inputs=2,
+        **{name: getattr(model, name) for name in (*names, *initial)},
+    )
+    given = np.concatenate([u, np.arange(T)[:, None]], 1)
+    want, got = (model.filter(y, method="imm", inputs=u), other.filter(y, linearize=linearize, inputs=given))
+    np.testing.assert_allclose(got.mean, want.mean, atol=1e-9)
+    back = model.smooth(y, method="imm", inputs=u)
+    np.testing.assert_allclose(other.smooth(y, linearize=linearize, inputs=given).mean, back.mean, atol=1e-8)
+    with pytest.raises(ValueError, match="functions take inputs"):
+        other.filter(y)
+
+
+def by_hand(x):
+    out = torch.zeros_like(x)
+    out[..., 0] = x[..., 1] * 2.0
+    out[..., 1:] = x[..., 1:].flip(-1).clamp(min=0.6, max=5.0)
+    return out
+
+
+WEIGHT = torch.tensor([[0.3, -0.2, 0.5], [1.0, 0.4, 0.0], [0.2, 0.9, -0.7]], dtype=torch.float64)
+FUNCTIONS = [
+    lambda x: torch.stack([x[..., 0].sin() / x[..., 1], x[..., 1] ** 3, torch.tan(x[..., 2])], -1),
+    lambda x: torch.tanh(x @ WEIGHT.T + WEIGHT[0]) - torch.relu(x - 1.0),
+    lambda x: torch.cat(
+        [torch.hypot(x[..., :1], x[..., 1:2]), torch.atan2(x[..., 1:2], x[..., 2:]), 1 / x[..., :1]], -1
+    ),
+    lambda x: torch.where(x > 1.0, x.exp(), x.log()) * x.sum(-1, keepdim=True),
+    lambda x: torch.stack([x.norm(dim=-1), x.abs().mean(-1), torch.sqrt(x.square().sum(-1))], -1),
+    lambda x: torch.sigmoid(x) + torch.maximum(x, x.roll(1, -1)) + x.expm1() * x.log1p() - x.atan(),
+    lambda x: x.pow(x) + x.pow(1.5) - (x / 4).acos() + (x / 4).asin() * x.cosh() + x.sinh() * x.sign(),
+    by_hand,
+]
+
+
+def test_compiled_functions_are_the_functions():
+    """Values and Jacobians against torch's, at points where every branch is taken."""
+    compiled = Compiled(FUNCTIONS, [str(k) for k in range(len(FUNCTIONS))], 3, 0)
+    for x in np.random.default_rng(0).uniform(0.5, 2.0, size=(6, 3)):
+        for k, function in enumerate(FUNCTIONS):
+            value, slope = np.empty(3), np.empty((3, 3))
+            call(compiled.address, 2 * k, x, x, compiled.constants, value)
+            call(compiled.address, 2 * k + 1, x, x, compiled.constants, slope)
+            point = torch.from_numpy(x)
+            np.testing.assert_allclose(value, function(point), rtol=1e-13, atol=1e-13, err_msg=str(k))
+            want = torch.func.jacfwd(function)(point)
+            np.testing.assert_allclose(slope, want, rtol=1e-12, atol=1e-12, err_msg=str(k))
+
+
+def test_other_numbers_use_the_same_code():
+    first, second = (Compiled([lambda x, k=k: k * x.sin() + k], ["f"], 2, 0) for k in (2.0, 3.0))
+    assert first.address == second.address
+    assert (first.constants != second.constants).any()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "Use torch.where"),
+        (lambda x: torch.special.i0(x), "dynamics of mode 1 cannot be compiled: it uses torch's i0"),
+        (lambda x: x + torch.from_numpy(np.sin(x.detach().numpy())), "its compiled form"),
+    ],
+)
+def test_functions_that_cannot_be_compiled(function, words):
+    with pytest.raises(ValueError, match=words):
+        SwitchingNonlinear(**plain_options(dynamics=[lambda x: x, function]))
+
+
+def test_a_derivative_is_refused():
+    with pytest.raises(ValueError, match="have no derivative"):
+        turning().filter(torch.zeros(3, 2, requires_grad=True))
+
+
+def test_parameters_are_found():
+    """A damped pendulum seen by its sine: frequency and noise, from 300 steps."""
+    rng = np.random.default_rng(3)
+
+    def build(theta):
+        def move(x, damping):
+            speed = x[..., 1] - 0.1 * theta[0] * torch.sin(x[..., 0]) - damping * x[..., 1]
+            return torch.stack([x[..., 0] + 0.1 * speed, speed], -1)
+
+        return SwitchingNonlinear(
+            transition=[[0.98, 0.02], [0.02, 0.98]],
+            dynamics=[lambda x: move(x, 0.0), lambda x: move(x, 0.2)],
+            process_noise=np.diag([1e-6, 1e-3]),
+            observation=lambda x: torch.sin(x[..., :1]),
+            observation_noise=(theta[1].exp() * torch.eye(1)).detach(),
+            initial_mean=[1.0, 0.0],
+            initial_covariance=0.01 * np.eye(2),
+            initial_probability=[0.5, 0.5],
+        )
+
+    x, y = np.array([1.0, 0.0]), []
+    for t in range(300):
+        speed = x[1] - 0.1 * 4.0 * np.sin(x[0]) - (0.2 if t % 100 > 70 else 0.0) * x[1] + 0.03 * rng.normal()
+        x = np.array([x[0] + 0.1 * speed, speed])
+        y.append(np.sin(x[0]) + 0.1 * rng.normal())
+    fit = fit_nonlinear(build, [3.0, -3.0], np.array(y), linearize="unscented")
+    assert fit.status.value.startswith("converged")
+    assert np.abs(fit.parameters - [4.0, np.log(0.01)]).max() < 3 * fit.standard_errors.max()
+    assert (fit.standard_errors < 0.5).all()

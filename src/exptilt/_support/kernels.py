@@ -34,6 +34,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import torch
 from numba import njit
 from numba.core import sigutils
@@ -238,6 +239,21 @@ def region(title: str, signature: Any, variant: str = "") -> Callable[[Callable[
         return int(made.address)
 
     return make
+
+
+@cache
+def compile_module(text: str) -> int:
+    """Compile LLVM's text of a function named "compiled" and return its address; kept in memory alone."""
+    module = llvmlite.binding.parse_assembly(text)
+    module.verify()
+    machine = llvmlite.binding.Target.from_default_triple().create_target_machine(opt=2)
+    engine = llvmlite.binding.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    return int(engine.get_function_address("compiled"))
+
+
+_engines: list[Any] = []  # code must not be forgotten while its address is in use
 
 
 # ---- threads

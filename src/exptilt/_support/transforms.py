@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
@@ -225,3 +226,20 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
 def standard_gamma_slope(shape: Tensor, drawn: Tensor) -> Tensor:
     """The pathwise derivative of a Gamma(shape, 1) draw in its shape; both of one size."""
     return torch._standard_gamma_grad(shape, drawn)
+
+
+class _Observed(TorchDispatchMode):
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.note(func, args, kwargs or {}, out)
+        return out
+
+
+def observed(function: Callable[..., Any], arguments: tuple[Tensor, ...], note: Callable[..., None]) -> Any:
+    """Call the function, and ``note(operation, args, kwargs, result)`` after each of torch's operations."""
+    with _Observed(note):
+        return function(*arguments)

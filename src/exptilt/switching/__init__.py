@@ -27,11 +27,12 @@ from .inference.forecast import Forecast
 from .inference.online import Innovations, OnlineState
 from .inference.simulate import Draws, Sample
 from .inference.smooth import Smoothed
+from .learning.differences import fit_nonlinear
 from .learning.fit import Fit
 from .learning.maximum_likelihood import FitStatus, ParametricFit, fit_parameters
 from .markov import MarkovFit, markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
-from .nonlinear import NonlinearFiltered, SwitchingNonlinear
+from .nonlinear import NonlinearFiltered, NonlinearSmoothed, SwitchingNonlinear
 
 __all__ = [
     "Draws",
@@ -47,6 +48,7 @@ __all__ = [
     "MarkovFit",
     "MixingStep",
     "NonlinearFiltered",
+    "NonlinearSmoothed",
     "OnlineState",
     "ParametricFit",
     "Sample",
@@ -58,6 +60,7 @@ __all__ = [
     "attention_as_imm",
     "discounted",
     "filter_series",
+    "fit_nonlinear",
     "fit_parameters",
     "fit_ready",
     "join_modes",

@@ -1,29 +1,36 @@
 r"""Modes that are not linear: extended and unscented filters behind the same three recursions.
 
-    x_t = f_{s_t}(x_{t−1}) + w_t,   y_t = h_{s_t}(x_t) + v_t
+    x_t = f_{s_t}(x_{t−1}, u_t) + w_t,   y_t = h_{s_t}(x_t, u_t) + v_t
 
 A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(x), covariance G P
-G' with G the Jacobian, taken by automatic differentiation) or by 2n + 1 points that carry mean and covariance
-("unscented", Julier and Uhlmann: x and x ± the columns of sqrt((n + κ) P), with weights κ/(n + κ) and ½/(n +
-κ)). All else, mixing, weights in logarithms, collapse, missing components, is as for linear modes.
+G' with G the Jacobian) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann).
+Functions are written in torch, with the state (and the inputs) along the last axis; they are traced once and
+compiled with their Jacobians (`kernels/traced.py`), and the filter keeps factors of covariances in place of
+covariances (`kernels/nonlinear.py`), so these stay positive. All else, mixing, weights in logarithms,
+collapse, missing components, is as for linear modes. What has no need of speed, smoothing and forecasts,
+calls the functions themselves, for all steps at once.
 
 Angles: differences of components that are named as angles are taken around the circle, and their means are
-circular, in collapse, sigma points and innovations alike. Functions take and return torch tensors whose last
-axis is the state, and are called with many states at once.
+circular, in collapse, sigma points and innovations alike.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from .._support.errors import ArgumentError
-from .checks import Array, Checker
-from .inference.moments import condition
-from .series import SeriesLike, Values, arrange, arrange_total, read
+from .._support.kernels import run_chunks
+from .checks import Array, Checker, plain
+from .inference.forecast import Forecast, ahead_of, mixture_quantile
+from .inference.run import METHODS, stopped
+from .inference.simulate import root
+from .kernels.nonlinear import Followed, Modes, follow
+from .kernels.traced import Compiled, Function
+from .series import Data, SeriesLike, Values, arrange, arrange_total, read
 
-Function = Callable[[torch.Tensor], torch.Tensor]
 _check = Checker("SwitchingNonlinear")
 
 
@@ -70,24 +77,24 @@ class Image:
 
 
 def through(
-    function: Function, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int], unscented: bool
+    function: Function, given: list[torch.Tensor], cov: torch.Tensor, angles: Sequence[int], unscented: bool
 ) -> Image:
-    """The law of function(x), x ~ N(mean, cov)."""
-    n = len(mean)
-    values, vectors = torch.linalg.eigh((cov + cov.T) / 2)
-    root = vectors * torch.sqrt(values.clamp_min(0.0))
+    """The laws of function(x, ...) for x ~ N(mean, cov), ``(..., n)``; `given` is the mean (and inputs)."""
+    mean, *rest = given
+    n = mean.shape[-1]
+    L = torch.linalg.qr(torch.from_numpy(root(cov.numpy())).mT).R.mT  # lower triangular, L L' = cov
     if not unscented:
-        tangent: Any = torch.autograd.functional.jacobian
-        return Image(function(mean), root, tangent(function, mean) @ root)
-    # n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
+        flat = [one.expand(*mean.shape[:-1], -1).reshape(-1, one.shape[-1]) for one in given]
+        tangent = torch.func.vmap(torch.func.jacfwd(function))(*flat)
+        return Image(function(*given), L, tangent.reshape(*mean.shape[:-1], -1, n) @ L)
     spread = n + max(3.0 - n, 0.5)
-    shift = torch.cat([torch.zeros(1, n, dtype=mean.dtype), root.T, -root.T]) * spread**0.5
+    shift = torch.cat([torch.zeros_like(mean)[..., None, :], L.mT, -L.mT], -2) * spread**0.5
     weight = torch.full((2 * n + 1,), 0.5 / spread, dtype=mean.dtype)
     weight[0] = 1 - n / spread
-    image = function(mean + shift)
+    image = function(mean[..., None, :] + shift, *(one[..., None, :] for one in rest))
     center = average(weight, image, angles)
     scale = torch.sqrt(weight)[:, None]
-    return Image(center, (scale * shift).T, (scale * wrap(image - center, angles)).T)
+    return Image(center, (scale * shift).mT, (scale * wrap(image - center[..., None, :], angles)).mT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +116,37 @@ class NonlinearFiltered:
     covariance: Values
     mode_mean: Values
     mode_covariance: Values
+    _source: Any = field(repr=False, default=None)
+
+    def forecast(self, steps: int, *, inputs: SeriesLike | None = None, level: float = 0.9) -> Forecast:
+        """Means, covariances, intervals and mode probabilities of the steps after the data.
+
+        Args:
+            steps: how many.
+            inputs: ``(h, r)``, or one for each series, where the functions take inputs.
+            level: of the intervals, between 0 and 1.
+        """
+        model, linearize, data, law = self._source
+        return model._forecast(data, law, steps, inputs, level, linearize)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class NonlinearSmoothed:
+    """The law of modes and states given the whole series; leading axes as in the data.
+
+    Attributes:
+        log_likelihood: of the filter underneath.
+        mode_probability: ``(T, M)``.
+        mean, covariance: of the state over modes, ``(T, n)`` and ``(T, n, n)``.
+        mode_mean, mode_covariance: of the state in each mode, ``(T, M, n)`` and ``(T, M, n, n)``.
+    """
+
+    log_likelihood: Values
+    mode_probability: Values
+    mean: Values
+    covariance: Values
+    mode_mean: Values
+    mode_covariance: Values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,7 +155,9 @@ class SwitchingNonlinear:
 
     Args:
         transition: ``(M, M)``, rows sum to 1.
-        dynamics: one function a mode, from states ``(..., n)`` to states ``(..., n)``.
+        dynamics: one function a mode, from states ``(..., n)`` to states ``(..., n)``. Functions are written
+            with torch, and compiled: arithmetic, sums, products of matrices, ``torch.where`` and elementary
+            functions.
         process_noise: ``(M, n, n)`` or ``(n, n)``.
         observation: one function a mode, or one for all, from states ``(..., n)`` to ``(..., m)``.
         observation_noise: ``(M, m, m)`` or ``(m, m)``.
@@ -127,6 +167,8 @@ class SwitchingNonlinear:
         angles: which state components are angles.
         observation_angles: which observed components are.
         start: "before" or "first", as for `SwitchingLinearGaussian`.
+        inputs: r; if it is not 0 all functions take inputs ``(..., r)`` of the step as a second argument. The
+            time, or the time since the step before, is one of them where a function depends on it.
     """
 
     transition: Array
@@ -140,6 +182,7 @@ class SwitchingNonlinear:
     angles: tuple[int, ...] = ()
     observation_angles: tuple[int, ...] = ()
     start: str = "before"
+    inputs: int = 0
 
     def __post_init__(self) -> None:
         if self.start not in ("before", "first"):
@@ -185,16 +228,54 @@ class SwitchingNonlinear:
         if len(self.dynamics) != M or len(functions) != M or not all(callable(f) for f in every):
             raise _check.refuse(f"pass {M} functions for dynamics, and one or {M} for observation.")
         object.__setattr__(self, "observation", functions)
+        if not isinstance(self.inputs, int) or self.inputs < 0:
+            raise _check.refuse(f"inputs is {self.inputs!r}. Pass how many inputs the functions take.")
         for j in range(M):
             self._check_function("dynamics", j, self.dynamics[j], sizes["n"])
             self._check_function("observation", j, functions[j], sizes["m"])
+        names = [
+            f"SwitchingNonlinear: {name} of mode {j}"
+            for name in ("dynamics", "observation")
+            for j in range(M)
+        ]
+        different = {id(function): k for k, function in reversed(list(enumerate(every)))}
+        kept = sorted(different.values())
+        compiled = Compiled([every[k] for k in kept], [names[k] for k in kept], sizes["n"], self.inputs)
+        number = np.array([kept.index(different[id(function)]) for function in every]).reshape(2, M).T
+        flags = [np.zeros(size, np.int64) for size in (sizes["n"], sizes["m"])]
+        for flag, which in zip(flags, (self.angles, self.observation_angles), strict=True):
+            flag[list(which)] = 1
+        with np.errstate(divide="ignore"):
+            logarithms = [np.log(plain(value)) for value in (self.transition, self.initial_probability)]
+        roots = [
+            root(plain(value)).reshape(M, -1)
+            for value in (self.process_noise, self.observation_noise, self.initial_covariance)
+        ]
+        modes = Modes._make(
+            [
+                compiled.address,
+                compiled.constants,
+                np.ascontiguousarray(number),
+                logarithms[0].reshape(-1),
+                roots[0],
+                roots[1],
+                plain(self.initial_mean).reshape(1, -1),
+                _triangles(roots[2].reshape(M, sizes["n"], sizes["n"])).reshape(1, -1),
+                logarithms[1].reshape(1, -1),
+                *flags,
+                int(self.start == "first"),
+                0,
+            ]
+        )
+        object.__setattr__(self, "_modes", modes)
 
     def _check_function(self, name: str, j: int, function: Function, size: int) -> None:
         """Refuse a function that does not map one state and several to ``size`` numbers each."""
         mean = self.initial_mean[j]
         for points in (mean, mean.expand(2, -1)):
+            given = [points, points.new_zeros(*points.shape[:-1], self.inputs)][: 2 if self.inputs else 1]
             try:
-                image = function(points)
+                image = function(*given)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 raise _check.refuse(
                     f"{name} of mode {j} fails for states of shape {tuple(points.shape)} ({error}). "
@@ -208,105 +289,209 @@ class SwitchingNonlinear:
                     f"Return a tensor of shape {wanted}."
                 )
 
-    def _step(
-        self, j: int, mean: torch.Tensor, cov: torch.Tensor, y: torch.Tensor, begun: bool, unscented: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Predict and update one Gaussian in mode j: mean, covariance, log-density."""
-        if not begun:
-            image = through(self.dynamics[j], mean, cov, self.angles, unscented)
-            mean, cov = image.mean, image.Y @ image.Y.T + self.process_noise[j]
-        seen = ~torch.isnan(y)
-        if not seen.any():
-            return mean, cov, torch.zeros((), dtype=torch.float64)
-        assert not callable(self.observation)
-        image = through(self.observation[j], mean, cov, self.observation_angles, unscented)
-        Y, R = image.Y[seen], self.observation_noise[j][seen][:, seen]
-        e = wrap(torch.where(seen, y, image.mean) - image.mean, self.observation_angles)[seen]
-        S = Y @ Y.T + R
-        K, density, bad = condition(e, S, image.X @ Y.T, S.diagonal())
-        if bad:
-            raise ArgumentError(
-                f"filter: the innovation covariance of mode {j} is not positive definite. "
-                "Give observation_noise a positive one."
-            )
-        rest = image.X - K @ Y  # (I − K H) P^{1/2}: Joseph's form, a sum of positive terms
-        return wrap(mean + K @ e, self.angles), rest @ rest.T + K @ R @ K.T, density
-
-    def filter(self, y: SeriesLike, *, method: str = "imm", linearize: str = "extended") -> NonlinearFiltered:
+    def filter(
+        self,
+        y: SeriesLike,
+        *,
+        method: str = "imm",
+        linearize: str = "extended",
+        inputs: SeriesLike | None = None,
+    ) -> NonlinearFiltered:
         """Filter one series or a batch.
 
         Args:
             y: as for `SwitchingLinearGaussian.filter`.
             method: "imm", "gpb2" or "gpb1".
             linearize: "extended" or "unscented".
+            inputs: ``(T, r)``, or one for each series, where the functions take inputs.
         """
-        if method not in ("imm", "gpb2", "gpb1"):
+        data, u = self._read(y, inputs, method, linearize, "filter")
+        out = self._run(data, u, method, linearize)
+        last = data.starts[1:] - 1
+        total = arrange_total(data.totals(out[0]), data)
+        laws = [torch.from_numpy(value) for value in out[1:]]
+        shown: Any = self._arranged(data, laws[0].exp(), laws[1], laws[2])
+        source = (self, linearize, data, tuple(value[last] for value in out[1:]))
+        return NonlinearFiltered(*(total, arrange(out[0], data, None), *shown, source))
+
+    def _arranged(
+        self, data: Data, weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor
+    ) -> list[Values]:
+        total, total_cov = collapse(weight, mean, cov, self.angles)
+        names = ("mode", "state", None, None, None)
+        return [
+            arrange(value, data, name)
+            for value, name in zip((weight, total, total_cov, mean, cov), names, strict=True)
+        ]
+
+    def _read(
+        self, y: SeriesLike, inputs: SeriesLike | None, method: str, linearize: str, what: str
+    ) -> tuple[Data, np.ndarray]:
+        """The data, and inputs by row."""
+        if method not in METHODS:
             raise ArgumentError(
-                f'filter: method is {method!r}. With nonlinear modes pass "imm", "gpb2" or "gpb1".'
+                f'{what}: method is {method!r}. With nonlinear modes pass "imm", "gpb2" or "gpb1".'
             )
         if linearize not in ("extended", "unscented"):
-            raise ArgumentError(f'filter: linearize is {linearize!r}. Pass "extended" or "unscented".')
-        data = read(y, int(self.observation_noise.shape[-1]), what="filter")
-        rows: list[tuple[torch.Tensor, ...]] = []
-        with torch.no_grad():
-            for cut in data.cuts:
-                rows += self._one(data.tensor[cut].detach(), method, linearize == "unscented")
-        terms, log_mode, mean, cov = (torch.stack(column) for column in zip(*rows, strict=True))
-        total, total_cov = collapse(log_mode.exp(), mean, cov, self.angles)
-        return NonlinearFiltered(
-            arrange_total(data.totals(terms.numpy()), data),
-            arrange(terms, data, None),
-            arrange(log_mode.exp(), data, "mode"),
-            arrange(total, data, "state"),
-            arrange(total_cov, data, None),
-            arrange(mean, data, None),
-            arrange(cov, data, None),
+            raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
+        data = read(y, int(self.observation_noise.shape[-1]), what=what)
+        if data.tensor.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{what}: filters of nonlinear modes have no derivative, and the data require one. "
+                "Call it under torch.no_grad()."
+            )
+        return data, self._inputs(data, inputs, what)
+
+    def _inputs(self, data: Data, inputs: SeriesLike | None, what: str) -> np.ndarray:
+        if not self.inputs:
+            if inputs is not None:
+                raise ArgumentError(f"{what}: the functions take no inputs. Make the model with inputs=r.")
+            return np.zeros((len(data.rows), 0))
+        if inputs is None:
+            raise ArgumentError(f"{what}: the functions take inputs. Pass inputs=(T, {self.inputs}).")
+        given = read(inputs, self.inputs, what=f"{what}: inputs", missing=False)
+        shared = given.series == 1 and data.series > 1
+        if (given.series != data.series and not shared) or (given.lengths < data.lengths).any():
+            raise ArgumentError(
+                f"{what}: inputs have {given.series} series of lengths {given.lengths[:5].tolist()}, the "
+                f"data {data.series} of {data.lengths[:5].tolist()}. Pass one row of inputs for every step."
+            )
+        pieces = [given.rows[given.cuts[0 if shared else b]][:k] for b, k in enumerate(data.lengths)]
+        return np.concatenate(pieces)
+
+    def _run(
+        self, data: Data, u: np.ndarray, method: str, linearize: str, modes: Any = None
+    ) -> list[np.ndarray]:
+        """Terms, log mode probabilities, mode means and covariances of each row."""
+        modes = (modes or self._modes)._replace(unscented=int(linearize == "unscented"))  # type: ignore[attr-defined]
+        (M, n), rows = self.initial_mean.shape, len(data.rows)
+        sizes = ((rows,), (rows, M), (rows, M * n), (rows, M * n * n))
+        out = Followed._make([*(np.empty(size) for size in sizes), np.full((data.series, 2), -1)])
+        y, u = np.ascontiguousarray(data.rows), np.ascontiguousarray(u)
+
+        def work(begin: int, end: int) -> None:
+            follow(modes, y, u, data.starts, out, begin, end, METHODS[method])
+
+        work(0, 0)
+        run_chunks(work, data.series, threads=min(data.series, torch.get_num_threads(), max(1, rows // 200)))
+        for series in np.flatnonzero(out.failure[:, 0] >= 0)[:1]:
+            t, mode = out.failure[series].tolist()
+            raise stopped(f"filter: at step {t} of series {series}", mode, M)
+        return [out.terms, out.log_mode, out.mean.reshape(rows, M, n), out.covariance.reshape(rows, M, n, n)]
+
+    def _image(
+        self, kind: str, k: int, mean: torch.Tensor, cov: torch.Tensor, u: torch.Tensor, unscented: bool
+    ) -> Image:
+        angles = self.angles if kind == "dynamics" else self.observation_angles
+        given = [mean, u][: 2 if self.inputs else 1]
+        return through(getattr(self, kind)[k], given, cov, angles, unscented)
+
+    def smooth(
+        self,
+        y: SeriesLike,
+        *,
+        method: str = "imm",
+        linearize: str = "extended",
+        inputs: SeriesLike | None = None,
+    ) -> NonlinearSmoothed:
+        """Moments and mode probabilities given the whole series: Kim's pass, with the filter's linearisation.
+
+        Args:
+            y: as for `filter`.
+            method: "imm", "gpb2" or "gpb1", the filter underneath.
+            linearize: "extended" or "unscented".
+            inputs: as for `filter`.
+        """
+        data, u = self._read(y, inputs, method, linearize, "smooth")
+        terms, *arrays = self._run(data, u, method, linearize)
+        laws = [torch.from_numpy(value) for value in arrays]
+        pieces = [
+            self._back([value[cut] for value in laws], torch.from_numpy(u[cut]), linearize == "unscented")
+            for cut in data.cuts
+        ]
+        weight, mean, cov = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return NonlinearSmoothed(
+            arrange_total(data.totals(terms), data), *self._arranged(data, weight, mean, cov)
         )
 
-    def _one(self, y: torch.Tensor, method: str, unscented: bool) -> list[tuple[torch.Tensor, ...]]:
-        """Term, log mode probabilities, mode means and covariances of each step of one series."""
-        M, out = len(self.dynamics), list[tuple[torch.Tensor, ...]]()
-        mean, cov, log_mode = self.initial_mean, self.initial_covariance, torch.log(self.initial_probability)
-        for t, row in enumerate(y):
+    @torch.no_grad()
+    def _back(
+        self, law: list[torch.Tensor], u: torch.Tensor, unscented: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Kim's pass over one series; axes of pairs are (mode before j, mode after k)."""
+        weight, mean, cov = law[0].exp(), law[1].clone(), law[2].clone()
+        M, T = len(self.dynamics), len(mean)
+        images = [self._image("dynamics", k, mean[:-1], cov[:-1], u[1:, None], unscented) for k in range(M)]
+        center, X, Y = (torch.stack([getattr(one, name) for one in images], 2) for name in ("mean", "X", "Y"))
+        Q = self.process_noise
+        J = X @ Y.mT @ torch.linalg.pinv(Y @ Y.mT + Q, hermitian=True)
+        left = X - J @ Y
+        base = left @ left.mT + J @ Q @ J.mT
+        joint = weight[:-1, :, None] * self.transition
+        reach = joint.sum(1, keepdim=True)
+        share = torch.where(reach > 0, joint / torch.where(reach > 0, reach, 1.0), 0.0)
+        for t in range(T - 2, -1, -1):
+            pair = weight[t + 1] * share[t]
+            gap = wrap(mean[t + 1] - center[t], self.angles)
+            means = mean[t][:, None] + (J[t] @ gap[..., None])[..., 0]
+            covs = base[t] + J[t] @ cov[t + 1] @ J[t].mT
+            mine = pair.sum(1, keepdim=True)
+            new_mean, new_cov = collapse(pair / torch.where(mine > 0, mine, 1.0), means, covs, self.angles)
+            there = mine > 0
+            mean[t] = torch.where(there, new_mean, mean[t])
+            cov[t] = torch.where(there[..., None], (new_cov + new_cov.mT) / 2, cov[t])
+            weight[t] = mine[:, 0]
+        return weight, mean, cov
 
-            def steps(
-                means: torch.Tensor, covs: torch.Tensor, row: torch.Tensor = row, begun: bool = False
-            ) -> list[torch.Tensor]:
-                """Each of M laws moved and updated by the mode of its number."""
-                parts = [self._step(j, means[j], covs[j], row, begun, unscented) for j in range(M)]
-                return [torch.stack(column) for column in zip(*parts, strict=True)]
-
-            score = log_mode[:, None] + torch.log(self.transition)
-            if t == 0 and self.start == "first":
-                mean, cov, density = steps(mean, cov, begun=True)
-                log_weight = log_mode + density
-            elif method == "gpb2":
-                pairs = [steps(mean[i].expand(M, -1), cov[i].expand(M, -1, -1)) for i in range(M)]
-                means, covs, density = (torch.stack(column) for column in zip(*pairs, strict=True))
-                weight = self._weights(score + density, log_mode)
-                mean, cov = collapse(weight.T, means.swapaxes(0, 1), covs.swapaxes(0, 1), self.angles)
-                log_weight = torch.logsumexp(score + density, 0)
-            else:
-                weight = (
-                    self._weights(score, log_mode)
-                    if method == "imm"
-                    else log_mode.exp()[:, None].expand(M, M)
+    def _forecast(
+        self,
+        data: Data,
+        law: tuple[np.ndarray, ...],
+        steps: int,
+        inputs: SeriesLike | None,
+        level: float,
+        linearize: str,
+    ) -> Forecast:
+        if steps < 1:
+            raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
+        if not 0 < level < 1:
+            raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
+        log_mode, mean, cov = law
+        M, B, m = len(self.dynamics), data.series, self.observation_noise.shape[-1]
+        shown = ahead_of(data, steps)
+        empty = read(np.full((B, steps, m), np.nan), m)
+        u = self._inputs(empty, inputs, "forecast")
+        modes = self._modes._replace(  # type: ignore[attr-defined]
+            mean=np.ascontiguousarray(mean.reshape(B, -1)),
+            factor=_triangles(root(cov)).reshape(B, -1),
+            log_probability=np.ascontiguousarray(log_mode),
+            first=0,
+        )
+        _, *arrays = self._run(empty, u, "imm", linearize, modes)
+        logs, means, covs = (torch.from_numpy(value) for value in arrays)
+        weight = logs.exp()
+        with torch.no_grad():
+            images = [
+                self._image(
+                    "observation", k, means[:, k], covs[:, k], torch.from_numpy(u), linearize == "unscented"
                 )
-                mixed = collapse(weight.T, mean.expand(M, M, -1), cov.expand(M, M, -1, -1), self.angles)
-                mean, cov, density = steps(*mixed)
-                log_weight = torch.logsumexp(score, 0) + density
-            term = torch.logsumexp(log_weight, 0)
-            if not torch.isfinite(term):
-                raise ArgumentError(
-                    f"filter: at step {t} the observation has zero density in every mode within reach. "
-                    "Scale the data, or widen observation_noise."
-                )
-            log_mode = log_weight - term
-            out.append((term, log_mode, mean, cov))
-        return out
+                for k in range(M)
+            ]
+        center = torch.stack([one.mean for one in images], 1)
+        spread = torch.stack([one.Y @ one.Y.mT for one in images], 1) + self.observation_noise
+        total, total_cov = collapse(weight, center, spread, self.observation_angles)
+        deviation = torch.sqrt(spread.diagonal(dim1=-2, dim2=-1)).numpy()
+        edges = [
+            mixture_quantile(q, weight.numpy(), center.numpy(), deviation)
+            for q in ((1 - level) / 2, (1 + level) / 2)
+        ]
+        state, state_cov = collapse(weight, means, covs, self.angles)
+        values = (total, total_cov, *edges, weight, state, state_cov)
+        names = ("output", None, "output", "output", "mode", "state", None)
+        parts: Any = [arrange(value, shown, name) for value, name in zip(values, names, strict=True)]
+        return Forecast(*(*parts, level))
 
-    @staticmethod
-    def _weights(score: torch.Tensor, log_mode: torch.Tensor) -> torch.Tensor:
-        """P(mode i before | mode j): scores normalised by column; out of reach, the mode probabilities."""
-        out_of_reach = torch.isneginf(torch.logsumexp(score, 0))
-        return torch.where(out_of_reach, torch.exp(log_mode)[:, None], torch.softmax(score, 0))
+
+def _triangles(roots: np.ndarray) -> np.ndarray:
+    """Lower triangular factors of A A', for square A ``(..., n, n)``."""
+    return np.ascontiguousarray(np.linalg.qr(roots.mT).R.mT)

@@ -128,7 +128,7 @@ def forecast(
             mixture_quantile(q, probability, means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)
         ]
         rows.append([center, spread, *edges, probability, *mixture(probability, mean, cov)])
-    shown = _ahead(data, steps)
+    shown = ahead_of(data, steps)
     names = ("output", None, "output", "output", "mode", "state", None)
     columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
     flat = [column.reshape(data.series * steps, *column.shape[2:]) for column in columns]
@@ -137,7 +137,7 @@ def forecast(
     return Forecast(mean, covariance, lower, upper, probability, state_mean, state_covariance, level)
 
 
-def _ahead(data: Data, steps: int) -> Data:
+def ahead_of(data: Data, steps: int) -> Data:
     """The layout of the steps ahead: as the data, with an index that goes on where theirs ends."""
     starts = np.arange(data.series + 1) * steps
     index = None if data.index is None else tuple(_continue(old, steps) for old in data.index)
