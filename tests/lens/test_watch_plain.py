@@ -263,3 +263,29 @@ def test_attention_in_a_helper_belongs_to_the_module_that_called_it():
     with xt.lens.watch(model) as seen:
         model(torch.randn(1, 2, 3, 4))
     assert [(call.name, call.layer) for call in seen.record.calls] == [("0", 0), ("1", 1)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attn_kv_heads": 2}, {"alibi_pos_bias": True}, {"attn_num_mem_kv": 2}]
+)
+def test_x_transformers_both_ways(options):
+    """Its fused path through sdpa, and its own softmax: outputs unchanged, and the same statistics."""
+    x_transformers = pytest.importorskip("x_transformers", reason="x-transformers is not installed")
+    ids = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(0))
+    entropies = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        sizes = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 8, "attn_flash": fused}
+        layers = x_transformers.Decoder(**sizes, **options)
+        model = (
+            x_transformers.TransformerWrapper(num_tokens=61, max_seq_len=32, attn_layers=layers)
+            .double()
+            .eval()
+        )
+        with torch.no_grad():
+            plain = model(ids)
+            with xt.lens.watch(model, softmax=not fused) as seen:
+                watched = model(ids)
+        torch.testing.assert_close(watched, plain, rtol=1e-12, atol=1e-12)
+        entropies.append(seen.record.by_head("entropy"))
+    np.testing.assert_allclose(entropies[0], entropies[1], rtol=1e-6)  # its own softmax is in float32
