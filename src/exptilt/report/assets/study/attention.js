@@ -81,7 +81,7 @@ function attentionView(detail, name) {
     told.textContent = row[best] > 0 ? `From “${tokens[query]}” (token ${query}), most goes to “${tokens[best]}” (token ${best}): ${percent(row[best])}.` : `“${tokens[query]}” (token ${query}) attends to nothing that is shown.`;
   }
 
-  const strip = make("div", { className: "strip", role: "group", ariaLabel: `The ${SHOWN}, shaded by attention. Choose a token to look from.` }, ...arrange(words));
+  const strip = make("div", { className: DATA.picture ? "strip whole" : "strip", role: "group", ariaLabel: `The ${SHOWN}, shaded by attention. Choose a token to look from.` }, ...arrange(words));
   strip.addEventListener("click", (event) => {
     const word = event.target.closest(".token");
     if (word) select(Number(word.dataset.index), true);
