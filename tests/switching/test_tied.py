@@ -16,28 +16,12 @@ from exptilt.switching import (
     markov_regression,
 )
 from exptilt.switching.learning.summary import quantile_residuals, residual_tests
+from oracles.level_regimes import HELD, level_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
 DATA = Path(__file__).resolve().parents[1] / "data"
 LAM = json.loads((DATA / "reference_lam_gnp.json").read_text())
 SERIES = json.loads((DATA / "markov_series.json").read_text())
-HELD = ("dynamics", "process_noise", "observation")
-
-
-def level_model(levels=(3.0, 9.0), noise=((4.0,), (4.0,))):
-    """Regimes with a level and a variance each, and no state."""
-    return SwitchingLinearGaussian(
-        transition=[[0.9, 0.1], [0.1, 0.9]],
-        dynamics=[[0.0]],
-        process_noise=[[0.0]],
-        observation=[[0.0]],
-        observation_noise=np.array(noise)[..., None],
-        observation_offset=np.array(levels)[:, None],
-        initial_mean=[0.0],
-        initial_covariance=[[0.0]],
-        initial_probability=[0.5, 0.5],
-        start="first",
-    )
 
 
 def test_lams_model_without_a_build_function():

@@ -21,6 +21,7 @@ import sys
 
 from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
+from .compare import Comparison, compare
 from .families import FamilyFiltered, FamilyFit, FamilySmoothed, SwitchingFamily, discounted, pushed
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
@@ -30,11 +31,15 @@ from .inference.smooth import Smoothed
 from .learning.differences import fit_nonlinear
 from .learning.fit import Fit
 from .learning.maximum_likelihood import FitStatus, ParametricFit, fit_parameters
+from .learning.summary import Summary
+from .learning.walk_forward import WalkForward
 from .markov import MarkovFit, markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
 from .nonlinear import NonlinearFiltered, NonlinearSmoothed, SwitchingNonlinear
+from .structural import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
 
 __all__ = [
+    "Comparison",
     "Draws",
     "FamilyFiltered",
     "FamilyFit",
@@ -53,20 +58,27 @@ __all__ = [
     "ParametricFit",
     "Sample",
     "Smoothed",
+    "Summary",
     "SwitchingFamily",
     "SwitchingLinearGaussian",
     "SwitchingNonlinear",
+    "WalkForward",
     "as_filter",
     "attention_as_imm",
+    "compare",
     "discounted",
+    "dynamic_factor",
     "filter_series",
     "fit_nonlinear",
     "fit_parameters",
     "fit_ready",
     "join_modes",
+    "local_level",
+    "local_linear_trend",
     "markov_autoregression",
     "markov_regression",
     "pushed",
+    "unobserved_cycle",
 ]
 
 # Objects that were pickled when these modules lay directly in this folder name them so.

@@ -183,8 +183,8 @@ def _objective(
         except ArgumentError:
             return np.inf, np.zeros_like(theta)
         total = float(value.detach())
-        if not np.isfinite(total):
-            return np.inf, np.zeros_like(theta)
+        if not np.isfinite(total) or not len(theta):
+            return (-total if np.isfinite(total) else np.inf), np.zeros_like(theta)
         slope = torch.autograd.grad(value, point)[0].numpy()
         return (-total, -slope) if np.isfinite(slope).all() else (np.inf, np.zeros_like(theta))
 

@@ -13,7 +13,7 @@ E1, E2):
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from numpy.typing import ArrayLike
@@ -24,6 +24,7 @@ from .inference.path import most_likely_path
 from .inference.simulate import Draws, Sample, posterior_draws, sample
 from .inference.smooth import Smoothed, smooth_series
 from .learning.fit import Fit, fit_model
+from .learning.walk_forward import WalkForward, walk_forward
 from .parameters import ModelParameters
 from .series import SeriesLike, Values
 
@@ -183,6 +184,31 @@ class SwitchingLinearGaussian(ModelParameters):
             transition_inputs=transition_inputs,
             durations=durations,
         )
+
+    def walk_forward(
+        self,
+        y: SeriesLike,
+        *,
+        first: int | None = None,
+        every: int | None = None,
+        inputs: ArrayLike | None = None,
+        level: float = 0.9,
+        options: Mapping[str, Any] | None = None,
+    ) -> WalkForward[Self]:
+        """Probabilities and predictions that use the past alone, parameters included: no look-ahead.
+
+        The model is fitted to the first steps, filters until the next fit, and so on; each fit starts from
+        the one before. This model is the first start: do not take it from a fit of the whole series.
+
+        Args:
+            y: one series, as for `filter`.
+            first: how many steps the first fit sees; None for half of them.
+            every: how many steps from fit to fit; None for ten fits.
+            inputs: ``(T, r)``, where the model has input matrices.
+            level: of the intervals of the predictions.
+            options: of `fit`, by name, such as {"fixed": …, "shared": …, "method": "mle"}.
+        """
+        return walk_forward(self, y, first=first, every=every, inputs=inputs, level=level, options=options)
 
     def sample(
         self, steps: int, *, inputs: SeriesLike | None = None, generator: torch.Generator | None = None

@@ -82,6 +82,8 @@ def objective(
         except ArgumentError:
             return np.inf, np.zeros_like(theta)
         value = terms[kept].sum() + (0.0 if skip else problem.shift * data.series)
+        if not len(theta):  # every parameter is held
+            return -float(value), theta
         (slope,) = torch.autograd.grad(value, x)
         return -float(value.detach()), -slope.numpy()
 

@@ -1,0 +1,177 @@
+"""Structural models: with one regime those of statsmodels, with several what the filter says; Lam's model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from exptilt._support.errors import ArgumentError
+from exptilt.switching import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+def walk(T=60):
+    rng = np.random.default_rng(0)
+    y = np.cumsum(rng.normal(size=T)) + rng.normal(size=T)
+    y[7] = np.nan
+    return y
+
+
+@pytest.mark.parametrize(
+    ("call", "spec", "names", "point"),
+    [
+        (local_level, {"level": "llevel"}, ("irregular", "level"), (0.7, 1.3)),
+        (local_linear_trend, {"level": "lltrend"}, ("irregular", "level", "slope"), (0.7, 1.3, 0.02)),
+        (
+            unobserved_cycle,
+            {"level": "llevel", "cycle": True, "stochastic_cycle": True, "damped_cycle": True},
+            ("irregular", "level", "cycle", "frequency", "damping"),
+            (0.7, 1.3, 0.4, 0.6, 0.9),
+        ),
+    ],
+)
+def test_one_regime_is_the_model_of_statsmodels(call, spec, names, point):
+    """A cycle that damps out starts from its stationary law here; there it has to be told to."""
+    from statsmodels.tsa.statespace.initialization import Initialization
+    from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+    y = walk()
+    want = UnobservedComponents(y, use_exact_diffuse=True, cycle_period_bounds=(2.5, 50.0), **spec)
+    if call is unobserved_cycle:
+        law = Initialization(3)
+        law.set(0, "diffuse")
+        law.set((1, 3), "stationary")
+        want.ssm.initialize(law)
+    still = {"drift": 0.0} if call is unobserved_cycle else {}
+    held = dict(zip(names, point, strict=True)) | still
+    fit = call(y, regimes=1, fixed=held)
+    assert fit.log_likelihood == pytest.approx(want.loglike(point), abs=1e-7)
+    assert fit.free_parameters == 0
+    best = call(y, regimes=1, fixed=still, starts=2)
+    theirs = want.fit(disp=False)
+    assert best.log_likelihood >= theirs.llf - 1e-4
+    found = [float(best.estimates[name][0]) for name in names]
+    assert want.loglike(found) == pytest.approx(best.log_likelihood, abs=1e-6)
+    assert best.free_parameters == len(names)
+
+
+def test_an_autoregressive_cycle_is_that_of_statsmodels():
+    from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+    y = walk()
+    options = {"level": True, "stochastic_level": True, "trend": True, "irregular": True}
+    want = UnobservedComponents(y, autoregressive=2, use_exact_diffuse=True, **options)
+    held = {"irregular": 0.5, "level": 0.7, "cycle": 0.4, "autoregression": [0.5, 0.2]}
+    fit = unobserved_cycle(y, order=2, regimes=1, fixed=held)
+    assert fit.free_parameters == 1
+    # their drift is a diffuse state: its estimate is ours
+    names = {"sigma2.irregular": 0.5, "sigma2.level": 0.7, "sigma2.ar": 0.4, "ar.L1": 0.5, "ar.L2": 0.2}
+    state = want.smooth([names[name] for name in want.param_names]).smoothed_state[1, -1]
+    assert fit.estimates["drift"][0] == pytest.approx(state, abs=1e-5)
+
+
+@pytest.mark.parametrize("error_order", [0, 1])
+def test_one_factor_is_that_of_statsmodels(error_order):
+    from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
+
+    rng = np.random.default_rng(1)
+    f = np.zeros(80)
+    for t in range(2, 80):
+        f[t] = 0.6 * f[t - 1] + 0.2 * f[t - 2] + rng.normal()
+    y = f[:, None] * [1.0, -0.5, 0.8] + rng.normal(size=(80, 3))
+    want = DynamicFactor(y, k_factors=1, factor_order=2, error_order=error_order)
+    load, error, phi = [0.9, -0.4, 0.7], [1.1, 0.8, 0.9], [0.5, 0.1]
+    held = {"loading": load, "error": error, "autoregression": phi}
+    point = [*load, *error, *phi]
+    if error_order:
+        held["error_autoregression"] = np.array([[0.3], [-0.2], [0.1]])
+        point += [0.3, -0.2, 0.1]
+    options = {"order": 2, "error_order": error_order, "regimes": 1}
+    fit = dynamic_factor(y, fixed=held, **options)
+    assert fit.log_likelihood == pytest.approx(want.loglike(point), abs=1e-7)
+    if not error_order:
+        best = dynamic_factor(y, starts=1, **options)
+        assert best.log_likelihood >= want.fit(disp=False).llf - 1e-4
+        assert best.estimates["loading"][0, 0] > 0
+
+
+def test_lams_model_of_the_level_of_output():
+    """Kim (1994): a trend whose drift switches and an autoregressive cycle around it, from the level of GNP.
+
+    The published likelihood is that of differences after 22 steps; a diffuse level says the same.
+    """
+    reference = json.loads((DATA / "reference_lam_gnp.json").read_text())
+    y = 100 * np.log(np.array(reference["level"][:152]))
+    y = pd.Series(y, index=pd.period_range("1947Q1", periods=152, freq="Q"))
+    held = {
+        "irregular": 0.0,
+        "level": 0.0,
+        "autoregression": reference["phi"],
+        "cycle": reference["sigma"] ** 2,
+        "drift": reference["offset"],
+        "transition": reference["transition"],
+    }
+    fit = unobserved_cycle(y, order=2, fixed=held)
+    terms = fit.model.filter(y).log_likelihood_terms
+    assert terms.iloc[-129:].sum() == pytest.approx(reference["log_likelihood"], abs=1e-5)
+    cycle = fit.model.filter(y).mean["state 1"].iloc[-129:]
+    np.testing.assert_allclose(cycle, reference["cycle"], atol=1e-3)
+    assert fit.regime_probability().index[0] == pd.Period("1947Q1")
+    free = {"irregular": 0.0, "level": 0.0}
+    best = unobserved_cycle(y, order=2, fixed=free, starts=2)
+    assert best.log_likelihood >= fit.log_likelihood
+    assert best.estimates["drift"][0] < 0.5 < best.estimates["drift"][1]
+    assert "drift[1]" in best.summary()
+
+
+def test_what_switches_and_what_is_tied():
+    rng = np.random.default_rng(0)
+    regime = (np.arange(150) // 50) % 2
+    y = np.cumsum(rng.normal(size=150) * np.where(regime, 3.0, 0.3)) + 0.1 * rng.normal(size=150)
+    fit = local_level(y, starts=1)
+    calm, wild = fit.estimates["level"]
+    assert 0.02 < calm < 0.5 < 4 < wild < 20
+    assert fit.estimates["irregular"][0] == fit.estimates["irregular"][1]
+    assert fit.free_parameters == 2 + 2 + 1
+    assert ((fit.regime_probability()[:, 1] > 0.5) == regime).mean() > 0.9
+    assert fit.model.filter(y).log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-8)
+    tied = local_level(y, starts=1, constraints="level[1] = 9 * level[0]", fixed={"irregular": 0.01})
+    assert tied.estimates["level"][1] == pytest.approx(9 * tied.estimates["level"][0])
+    assert tied.free_parameters == 2 + 1
+    both = local_linear_trend(y, switching=("level", "slope"), starts=1)
+    assert both.log_likelihood > local_linear_trend(y, regimes=1, starts=1).log_likelihood
+
+
+def test_a_factor_whose_mean_switches():
+    rng = np.random.default_rng(0)
+    regime = (np.arange(120) // 30) % 2
+    f = np.zeros(120)
+    for t in range(120):
+        f[t] = 0.3 * f[t - 1] + (2.0 if regime[t] else -2.0) + rng.normal()
+    y = f[:, None] * [1.0, 0.7, 1.2] + rng.normal(size=(120, 3))
+    fit = dynamic_factor(y - y.mean(0), starts=1)
+    assert fit.estimates["mean"][0] < 0 < fit.estimates["mean"][1]
+    assert ((fit.regime_probability()[:, 1] > 0.5) == regime).mean() > 0.95
+    assert fit.estimates["factor"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda y: local_level(y, switching="slope"), "switching is"),
+        (lambda y: local_level(y, regimes=0), "regimes=0"),
+        (lambda y: local_level(y, fixed={"slope": 1.0}), "fixed has 'slope'"),
+        (lambda y: unobserved_cycle(y, order=0), "order is 0"),
+        (lambda y: unobserved_cycle(y, periods=(9, 3)), "periods is"),
+        (lambda y: unobserved_cycle(y, order=1, fixed={"autoregression": [1.0]}), "no stationary law"),
+        (lambda y: dynamic_factor(y), "2 components up"),
+        (lambda y: local_level(np.ones(40)), "constant"),
+    ],
+)
+def test_what_is_refused(call, said):
+    with pytest.raises(ArgumentError, match=said):
+        call(np.random.default_rng(0).normal(size=40))
