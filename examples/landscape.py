@@ -1,7 +1,8 @@
 """The idea at a glance: the landscape of G in two dimensions, and where its ascent leads under each norm.
 
-Contours are G(η) = log Σ e^{β<x_n,η>} of the points where they begin, arrows its gradient, which is attention.
-Points take steps η ← RN(η + ∇G(η)), each of them a pattern of the others. Writes docs/images/landscape-flows.png.
+Contours are G(η) = log Σ e^{β<x_n,η>} of the points where they begin, arrows its gradient, which is
+attention. Points take steps η ← RN(η + ∇G(η)), each of them a pattern of the others. Writes
+docs/images/landscape-flows.png.
 """
 
 from pathlib import Path

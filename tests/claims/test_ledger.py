@@ -112,7 +112,7 @@ def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path
 def test_command(capsys, tmp_path, monkeypatch):
     store = ["--store", str(tmp_path / "kept")]
     assert main(["claims", "a10", *store]) == 0
-    assert "holds with a correction: as printed fails" in capsys.readouterr().out
+    assert "holds with a correction: the printed formula fails" in capsys.readouterr().out
     assert main(["claims", "A1", "A10", "--json", *store]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["id"], line["kept"]) for line in lines] == [("A1", False), ("A10", True)]

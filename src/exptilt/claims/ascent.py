@@ -64,7 +64,7 @@ def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found
 @claim(
     "B2",
     "Without a norm, points run off along extreme points",
-    r"\|\eta_t\|/t\to\|x_n\|\ \text{ along an extreme point } x_n,\quad"
+    r"\|\eta_t\|/t\to\|x_n\|\ \text{ along an extreme point } x_n,\quad "
     r"\text{patterns moving along: } \|\eta_{t+1}\|/\|\eta_t\|\to 2",
     f"{FAMILY}, below equation 7 (“would ultimately cause divergence to infinity”)",
 )
@@ -112,7 +112,7 @@ def divergence(
 @claim(
     "B3",
     "Norms contract what attention expands",
-    r"\mathrm{RN}\in\{\text{layer},\ \text{batch},\ \text{whiten},\ \text{sphere}\}:\quad"
+    r"\mathrm{RN}\in\{\text{layer},\ \text{batch},\ \text{whiten},\ \text{sphere}\}:\quad "
     r"\frac{\|\eta+\nabla G\|}{\|\eta\|}>1,\quad \frac{\|\mathrm{RN}(\cdot)\|}{\|\cdot\|}<1",
     f"{FAMILY}, section 3.1 (“contraction step”); {POSTER}, abstract; {TEMPLATE}, section 2.2",
 )

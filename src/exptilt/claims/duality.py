@@ -22,7 +22,7 @@ from exptilt.tilting import attend
 @claim(
     "A8",
     "Attention is kernel regression",
-    r"\nabla G(q)=\frac{\sum_n e^{\langle q,k_n\rangle}v_n}{\sum_n e^{\langle q,k_n\rangle}},\quad"
+    r"\nabla G(q)=\frac{\sum_n e^{\langle q,k_n\rangle}v_n}{\sum_n e^{\langle q,k_n\rangle}},\quad "
     r"\text{Gaussian kernel: } \log h_n=-\tfrac12\|k_n\|^2",
     f"{FAMILY}, equation 7",
 )
@@ -81,7 +81,7 @@ def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions 
 @claim(
     "A9",
     "Natural parameters and means are dual",
-    r"G^*(m)=\sup_\eta\langle m,\eta\rangle-G(\eta),\quad \eta=\nabla G^*(m),\quad"
+    r"G^*(m)=\sup_\eta\langle m,\eta\rangle-G(\eta),\quad \eta=\nabla G^*(m),\quad "
     r"\mathrm{H}=G(\eta)-\langle\eta,\nabla G(\eta)\rangle",
     f"{POSTER}, Information Geometry; {TEMPLATE}, section 2.3",
 )
@@ -137,7 +137,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fo
     "The Bregman divergence of G is KL, arguments swapped",
     r"B_G(\eta_1,\eta_2)=\mathrm{KL}(p_{\eta_2}\|p_{\eta_1}),\quad B_{G^*}(m_1,m_2)=\mathrm{KL}(p_1\|p_2)",
     f"{POSTER}, Information Geometry",
-    printed=r"B_G(\eta_1,\eta_2)=\mathrm{KL}(p_{\eta_1}\|p_{\eta_2}),\quad"
+    printed=r"B_G(\eta_1,\eta_2)=\mathrm{KL}(p_{\eta_1}\|p_{\eta_2}),\quad "
     r"B_{G^*}(m_1,m_2)=\mathrm{KL}(p_2\|p_1)",
 )
 def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
@@ -296,7 +296,7 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Foun
 @claim(
     "A13",
     "Sums of exponentials go with unnormalised KL",
-    r"\sum_j h_j e^{s_j}=\max_{m\ge0}\langle s,m\rangle-D(m\|h)+\sum_j h_j,\quad"
+    r"\sum_j h_j e^{s_j}=\max_{m\ge0}\langle s,m\rangle-D(m\|h)+\sum_j h_j,\quad "
     r"D(m\|h)=\sum_j m_j\log\tfrac{m_j}{h_j}-m_j+h_j",
     f"{TEMPLATE}, section 2.3",
 )
@@ -350,7 +350,7 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
 @claim(
     "A14",
     "Keys as expected statistics: a distribution of distributions",
-    r"e^{\langle q_i,k_j\rangle}=e^{\langle q_i,\nabla G(q_j)\rangle}\ \ (k_j=\nabla G(q_j)),\quad"
+    r"e^{\langle q_i,k_j\rangle}=e^{\langle q_i,\nabla G(q_j)\rangle}\ \ (k_j=\nabla G(q_j)),\quad "
     r"\langle q,k_j\rangle=G(q)+G^*(k_j)-\mathrm{KL}(p_j\|p_q)",
     f"{POSTER}, Information Geometry",
 )

@@ -157,7 +157,7 @@ def moving(
 @claim(
     "B6",
     "Equilibria, the ODE limit, and when a fixed point is unique",
-    r"x=f(x):\ \ dx=(1-J)^{-1}\,\partial f;\qquad \dot\eta=D\mathrm{RN}\,\nabla G(\eta);\qquad"
+    r"x=f(x):\ \ dx=(1-J)^{-1}\,\partial f;\qquad \dot\eta=D\mathrm{RN}\,\nabla G(\eta);\qquad "
     r"\tfrac12(J+J')<1\Rightarrow\text{unique}",
     f"{TEMPLATE}, section 2.2; {FAMILY}, on the DEQ interpretation",
 )

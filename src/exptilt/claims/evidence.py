@@ -226,7 +226,7 @@ class Evidence:
         if measured and len(failed["measured"]) == len(measured):
             return Verdict.REFUTED, f"none passes: {', '.join(failed['measured'])}"
         if failed.get("printed"):
-            return Verdict.CORRECTED, f"as printed fails: {', '.join(failed['printed'])}"
+            return Verdict.CORRECTED, f"the printed formula fails: {', '.join(failed['printed'])}"
         if failed.get("measured"):
             return Verdict.PARTLY, f"fails: {', '.join(failed['measured'])}"
         if failed.get("reach"):

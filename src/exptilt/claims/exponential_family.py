@@ -24,7 +24,7 @@ ROUNDING = 1e-10  # of float64 sums of some dozens of terms
 @claim(
     "A1",
     "Attention is the gradient of a log-normalizer",
-    r"G(\eta)=\log\sum_n e^{\langle x_n,\eta\rangle},\quad"
+    r"G(\eta)=\log\sum_n e^{\langle x_n,\eta\rangle},\quad "
     r"\nabla G(\eta)=\sum_n \mathrm{softmax}_n(\langle x_n,\eta\rangle)\,x_n",
     f"{POSTER}, Proposition 1 (a); {FAMILY}, equations 2 to 7",
 )
@@ -220,7 +220,7 @@ def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Found:
 @claim(
     "A5",
     "A Gaussian mixture gives attention plus a linear map",
-    r"\nabla G=\sum_n w_n(\mu_n+\Sigma_n\eta),\quad"
+    r"\nabla G=\sum_n w_n(\mu_n+\Sigma_n\eta),\quad "
     r"w_n\propto\pi_n e^{\langle\mu_n,\eta\rangle+\frac12\eta'\Sigma_n\eta}",
     f"{POSTER}, Proposition 2 (one Σ for all); covariances of their own go beyond it",
     printed=r"\nabla G=\Sigma\eta+\sum_n w_n\mu_n,\quad w_n\propto\pi_n e^{\langle\mu_n,\eta\rangle}",
@@ -324,7 +324,7 @@ def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_00
 @claim(
     "A7",
     "Multi-head attention is one family a head",
-    r"A_{ij}=\frac{e^{\langle k_i,q_j\rangle/\sqrt d}}{\sum_{i'}e^{\langle k_{i'},q_j\rangle/\sqrt d}},\quad"
+    r"A_{ij}=\frac{e^{\langle k_i,q_j\rangle/\sqrt d}}{\sum_{i'}e^{\langle k_{i'},q_j\rangle/\sqrt d}},\quad "
     r"\sum_i A_{ij}=1",
     f"{FILTER}, equations 1 to 3; {POSTER}, Transformer attention; {APPENDIX}, on several heads",
 )

@@ -342,7 +342,7 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Found
 @claim(
     "E4",
     "IMM mixes first: M updates in place of M²",
-    r"w_{i|j}=\frac{\mu_i\pi_{ij}}{\sum_{i'}\mu_{i'}\pi_{i'j}},\quad"
+    r"w_{i|j}=\frac{\mu_i\pi_{ij}}{\sum_{i'}\mu_{i'}\pi_{i'j}},\quad "
     r"\text{law}_j=\text{collapse}_i(w_{i|j},\text{law}_i)\ \text{before predicting}",
     f"{FILTER}, section 3.3",
 )

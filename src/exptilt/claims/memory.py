@@ -100,7 +100,7 @@ def energy(
 @claim(
     "C2",
     "Separated patterns are retrieved in one step; capacity grows exponentially",
-    r"\text{error}\le 2(N-1)M e^{-\beta(\Delta_i-2rM)},\quad N\ge\sqrt p\,c^{(d-1)/4},\quad"
+    r"\text{error}\le 2(N-1)M e^{-\beta(\Delta_i-2rM)},\quad N\ge\sqrt p\,c^{(d-1)/4},\quad "
     r"c=3.1546,\ 1.3718;\quad \text{classical: } 0.138\,N",
     f"{APPENDIX}, on exponential storage capacity",
     seeds=2,
@@ -163,7 +163,7 @@ def capacity(
 @claim(
     "C3",
     "Patterns held still retrieve; patterns that move merge",
-    r"\text{cross-attention: } \xi\leftarrow\mathrm{RN}(\xi+\nabla G_x(\xi))\ \ (x\text{ fixed});\quad"
+    r"\text{cross-attention: } \xi\leftarrow\mathrm{RN}(\xi+\nabla G_x(\xi))\ \ (x\text{ fixed});\quad "
     r"\text{self-attention: } x\leftarrow\mathrm{RN}(x+\nabla G_x(x))",
     f"{APPENDIX}, first paragraph; {POSTER}, comparison",
 )

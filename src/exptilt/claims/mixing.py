@@ -21,7 +21,7 @@ Tokens = Annotated[int, Between(2, 40)]
 @claim(
     "E5",
     "Attention is one mixing step of IMM, read backwards",
-    r"\mu_{i|j}=A_{ij}=\mathrm{softmax}_i\langle k_i,q_j\rangle=P(A{=}i\mid A'{=}j),\quad"
+    r"\mu_{i|j}=A_{ij}=\mathrm{softmax}_i\langle k_i,q_j\rangle=P(A{=}i\mid A'{=}j),\quad "
     r"h'_j=\sum_iA_{ij}W_vh_i",
     f"{FILTER}, equations 11 to 14",
     printed=r"P(A'{=}j\mid A{=}i)="

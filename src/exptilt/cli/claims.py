@@ -22,6 +22,7 @@ EXAMPLES = """\
 commands that work as printed:
   exptilt claims A1 A10
   exptilt claims B5 --set dimensions=3
+  exptilt claims A1 A10 --out ledger
 """
 RESUMES = " What was done is kept; run the same command again to go on."
 
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
+    add("--out", type=Path, metavar="FOLDER", help="also write the page of the ledger there")
     add(
         "--store",
         type=Path,
@@ -50,10 +52,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, print what was found, write the page."""
+    from exptilt._support.files import prepare_folder
     from exptilt.claims import ledger
 
     chosen = ledger.chosen_claims(arguments.ids, full=arguments.full)
     settings = _settings(arguments.set)
+    if arguments.out is not None:
+        prepare_folder(arguments.out)
     options = {
         "seed": arguments.seed,
         "seeds": arguments.seeds,
@@ -84,6 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(_table(found + others))
         print("\n".join(line for each in others for line in _changed(found, each)))
+    if arguments.out is not None:
+        from exptilt.report.ledger import write_ledger
+
+        path = write_ledger(found + others, arguments.out)
+        if not arguments.json:
+            print(f"\nWrote {path.resolve()}. Open it in a browser.")
     return 1 if any(ledger.fails(each) for each in found + others) else 0
 
 
@@ -114,14 +125,14 @@ def _table(found: "list[Evidence]") -> str:
     counts: dict[str, int] = {}
     for each in found:
         counts[each.verdict.value] = counts.get(each.verdict.value, 0) + 1
-    total = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    total = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
     missing = [claim.id for claim in ledger.every() if claim.full and claim.id not in {e.id for e in found}]
     more = (
         f"\n{' and '.join(missing)} train small models: exptilt claims --full"
         if missing and len(found) > 9
         else ""
     )
-    return "\n".join([*rows, "", f"{len(found)} claims: {total}.{more}"])
+    return "\n".join([*rows, "", f"{len(found)} claims. {total}.{more}"])
 
 
 def _one(each: "Evidence") -> str:

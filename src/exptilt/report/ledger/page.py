@@ -1,0 +1,186 @@
+"""Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself.
+
+Formulas are LaTeX in the ledger and MathML on the page, which browsers set by themselves; latex2mathml was
+chosen for the way between because it is small, has no dependencies and runs without a network.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.files import write_together
+from exptilt._support.plotting import COLOURS
+from exptilt.claims import Check, Evidence, Picture, Verdict, find
+from exptilt.claims.ledger import GROUPS, MODEL
+from exptilt.report import figures
+from exptilt.report.page import Page, Table, number, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/landscape.js", "ledger/filter.js")
+RULES = {
+    Verdict.EXACT: "every check passes, for every seed",
+    Verdict.CORRECTED: "the claim passes, the formula as printed does not",
+    Verdict.SCOPED: "a wider reading fails; or it was measured, and passes there",
+    Verdict.PARTLY: "of several measured numbers some pass and others do not",
+    Verdict.REFUTED: "a check of the claim fails, or of several measured none passes",
+    Verdict.OPEN: "a number that is needed is missing",
+}
+OBSERVED = ("A15", "E7", "F1", "F2", "F3", "F4", "F5", "F6")
+
+
+def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> Path:
+    """Write `index.html` and `claims.json` into `folder`, both or none.
+
+    Args:
+        found: the evidence, one for each claim; a claim run on several models comes several times.
+        folder: where; made if it is not there.
+
+    Returns:
+        The path of the page.
+    """
+    if not found:
+        raise ArgumentError("write_ledger: there is no evidence. Pass what xt.claims.run gives.")
+    texts = {
+        "claims.json": "[\n" + ",\n".join(each.to_json() for each in found) + "\n]\n",
+        "index.html": text(found),
+    }
+    return write_together(folder, texts)[1]
+
+
+def text(found: Sequence[Evidence]) -> str:
+    """The page as HTML."""
+    counts = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+    entries = [_entry(each, place) for place, each in enumerate(found)]
+    groups = {
+        name: [entry for entry in entries if entry["claim"].id[0] == letter]
+        for letter, name in GROUPS.items()
+    }
+    page = Page(
+        "What of the theory stands",
+        f"{len(found)} claims of “A Probabilistic Interpretation of Transformers”, each an experiment. "
+        "A verdict follows from the numbers by the rules below; none is written by hand.",
+        (),
+        min(min(each.seeds) for each in found),
+        ["The five drafts; docs/theory.md has every claim in one notation.", "claims.json beside this page."],
+    )
+    return render(
+        page,
+        template="ledger.html",
+        assets=ASSETS,
+        context={
+            "counts": {verdict: count for verdict, count in counts.items() if count},
+            "rules": RULES,
+            "groups": {name: entries for name, entries in groups.items() if entries},
+            "board": _board(entries),
+        },
+    )
+
+
+def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The screen on top: what stands, what is corrected, what failed, what data say about transformers."""
+    theory = [entry for entry in entries if entry["claim"].id not in OBSERVED]
+    kinds = {
+        "What stands": (Verdict.EXACT, Verdict.SCOPED),
+        "What is corrected": (Verdict.CORRECTED,),
+        "What failed or is open": (Verdict.REFUTED, Verdict.PARTLY, Verdict.OPEN),
+    }
+    board = {
+        title: [e for e in theory if e["evidence"].verdict in verdicts] for title, verdicts in kinds.items()
+    }
+    return board | {
+        "What data say about real transformers": [e for e in entries if e["claim"].id in OBSERVED]
+    }
+
+
+def _entry(each: Evidence, place: int) -> dict[str, Any]:
+    """What the template shows of a claim."""
+    claim = find(each.id)
+    model = str(each.settings.get("model", ""))
+    settings = ", ".join(f"{name} = {value}" for name, value in each.settings.items())
+    drawn = (
+        figures.draw(f"claim-{place}", lambda axes: paint(each.picture, axes)) if each.picture.lines else ""
+    )
+    both = [
+        (claim.printed, "printed", ("printed", "reach", "measured")),
+        (claim.formula, "corrected", ("claim",)),
+    ]
+    return {
+        "anchor": each.id if model in ("", MODEL) else f"{each.id}-{place}",
+        "claim": claim,
+        "evidence": each,
+        "model": model,
+        "slug": each.verdict.name.lower(),
+        "formula": formula(claim.formula),
+        "sides": [
+            (title, formula(latex), _worst(each, roles)) for latex, title, roles in both if claim.printed
+        ],
+        "settings": settings,
+        "checks": Table(
+            f"Numbers of {each.id}",
+            ("number", "mean", "95% interval", "part", "bound", "passes"),
+            _rows(each),
+        ),
+        "figure": drawn,
+        "command": f"exptilt claims {each.id}",
+    }
+
+
+def _worst(each: Evidence, roles: Sequence[str]) -> str:
+    """The largest numbers that speak for one side, in words; empty if there are none."""
+    shown = [c for c in each.checks if c.role in roles]
+    if not shown:
+        return ""
+    worst = next((c for c in shown if not c.passed), max(shown, key=lambda c: abs(c.mean)))
+    return f"{worst.name}: {number(worst.mean)} ({worst.bound})"
+
+
+def _rows(each: Evidence) -> list[tuple[str, ...]]:
+    def interval(check: Check) -> str:
+        low, high = check.interval
+        return "" if low != low else f"{number(low)} to {number(high)}"
+
+    return [
+        (
+            c.name,
+            number(c.mean),
+            interval(c),
+            c.role,
+            c.bound,
+            "" if c.role == "note" else "yes" if c.passed else "no",
+        )
+        for c in each.checks
+    ]
+
+
+def formula(latex: str) -> str:
+    """A formula as a ``<math>`` element."""
+    try:
+        from latex2mathml.converter import convert
+    except ImportError as problem:
+        raise MissingExtraError("latex2mathml", "report") from problem
+    written: str = convert(latex, display="block")
+    return written
+
+
+def paint(picture: Picture, axes: "Axes") -> None:
+    """Draw the numbers of a picture."""
+    for place, line in enumerate(picture.lines):
+        style: dict[str, Any] = {"label": line.label} if line.label else {}
+        colour = COLOURS[place % 6]
+        if line.kind == "bars":
+            axes.bar(line.x, line.y, color=colour, alpha=0.6, width=0.6, **style)
+        elif line.kind == "points":
+            axes.plot(line.x, line.y, "osD^vP"[place % 6], color=colour, markersize=4, **style)
+        else:
+            axes.plot(line.x, line.y, color=colour, **style)
+    if picture.log_x:
+        axes.set_xscale("log")
+    if picture.log_y:
+        axes.set_yscale("log")
+    axes.set(xlabel=picture.x, ylabel=picture.y)
+    if any(line.label for line in picture.lines):
+        axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
