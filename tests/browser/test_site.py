@@ -1,0 +1,91 @@
+"""The site that `make docs` builds: nothing missing or from elsewhere, readable on a phone, searchable."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from browser.chromium import open_page
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("index.html", "start/attention.html", "recipes/heads.html", "benchmarks/index.html", "theory.html")
+REFERENCE = "reference/exptilt/attend.html"
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_page_for_each_public_name_and_an_anchor_for_each_claim(site):
+    names = json.loads((ROOT / "tests" / "data" / "public_names.json").read_text("utf-8"))
+    top = set(names["exptilt"])
+    for module, those in names.items():
+        for name in those:
+            if f"exptilt.{name}" in names or name == "__version__":
+                continue
+            page = site / "reference" / ("exptilt" if name in top else module) / f"{name}.html"
+            assert page.is_file(), f"{module}.{name}"
+    theory = (site / "theory.html").read_text("utf-8")
+    ids = {"a": 15, "b": 6, "c": 4, "d": 1, "e": 9, "f": 6}
+    for letter, count in ids.items():
+        for number in range(1, count + 1):
+            assert f'id="{letter}{number}"' in theory
+    linked = [page for page in site.rglob("reference/**/*.html") if "theory.html#" in page.read_text("utf-8")]
+    assert linked
+    assert not re.search("THEORY [A-F]", "".join(page.read_text("utf-8") for page in linked))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", [*PAGES, REFERENCE])
+def test_pages_stand_alone_at_every_width(site, browser, name, width):
+    page = open_page(browser, (site / name).as_uri(), width=width)
+    try:
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        across = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(across) == 0
+        broken = "[...document.images].filter((image) => image.complete && !image.naturalWidth).length"
+        assert page.evaluate(broken) == 0
+        assert page.evaluate("[...document.images].every((image) => image.alt)")
+    finally:
+        page.context.close()
+
+
+def test_search_finds_a_name_from_the_disk(site, browser):
+    page = open_page(browser, (site / "recipes" / "heads.html").as_uri())
+    try:
+        page.click(".md-search__input")
+        ready = "!document.querySelector('.md-search-result__meta').textContent.includes('Initializing')"
+        page.wait_for_function(ready)
+        page.fill(".md-search__input", "fisher_vector_product")
+        page.wait_for_selector(".md-search-result__link")
+        found = page.locator(".md-search-result__link").first.get_attribute("href")
+        assert "fisher_vector_product" in found
+    finally:
+        page.context.close()
+
+
+def test_code_is_copied_without_prompts_and_output(site, browser):
+    page = open_page(browser, (site / "recipes" / "heads.html").as_uri())
+    try:
+        block = page.locator("pre > code").first
+        block.evaluate("(code) => code.setAttribute('data-md-copying', '')")
+        text = block.evaluate("(code) => code.innerText")
+        assert text.startswith("import torch")
+        assert ">>>" not in text
+        assert "[[" not in text
+        compile(text, "copied", "exec")
+    finally:
+        page.context.close()
