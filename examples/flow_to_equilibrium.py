@@ -13,7 +13,8 @@ def main() -> None:
         last, shape = path.clusters, path.gaussianity.sliced
         row = f"{name:12s}  {int(last.count[-1]):8d}  {float(last.largest[-1]):7.2f}"
         row += f"  {float(path.mean_cosine[-1]):11.3f}"
-        print(f"{row}  {float(shape[0]):.2f} at first, {float(shape[5]):.2f} after 50 steps")
+        after = "one point" if shape[5].isnan() else f"{float(shape[5]):.2f}"  # of which no shape can be told
+        print(f"{row}  {float(shape[0]):.2f} at first, {after} after 50 steps")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_search_finds_a_name_from_the_disk(site, browser):
         page.click(".md-search__input")
         ready = "!document.querySelector('.md-search-result__meta').textContent.includes('Initializing')"
         page.wait_for_function(ready)
-        page.fill(".md-search__input", "fisher_vector_product")
+        page.locator(".md-search__input").press_sequentially("fisher_vector_product")
         page.wait_for_selector(".md-search-result__link")
         found = page.locator(".md-search-result__link").first.get_attribute("href")
         assert "fisher_vector_product" in found
