@@ -175,3 +175,24 @@ def test_em_rises_from_a_diffuse_start():
     total = fit.model.replace(observation_noise=noise).filter(torch.from_numpy(y)).log_likelihood
     (slope,) = torch.autograd.grad(total, noise)
     assert abs(float(slope)) < 1e-3
+
+
+@pytest.mark.parametrize("start", ["before", "first"])
+def test_the_most_likely_path_is_that_of_a_very_wide_prior(start):
+    rng = np.random.default_rng(8)
+    y = rng.normal(size=(9, 2)).cumsum(0)
+    y[1, 0] = np.nan
+    model = modes(start=start)
+    wide = modes(1e8, start)
+    np.testing.assert_array_equal(model.most_likely_path(y), wide.most_likely_path(y))
+    np.testing.assert_array_equal(
+        model.most_likely_path(y[:4], method="exact"), wide.most_likely_path(y[:4], method="exact")
+    )
+
+
+def test_draws_of_a_diffuse_state_are_refused():
+    y = np.zeros((4, 2))
+    with pytest.raises(ValueError, match="posterior_draws: the initial state is diffuse"):
+        modes().posterior_draws(y, 3)
+    with pytest.raises(ValueError, match="filter: the initial state is diffuse"):
+        modes().filter(y, method="rbpf")

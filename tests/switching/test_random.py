@@ -84,6 +84,14 @@ def test_posterior_draws(start):
     draws = model.posterior_draws(y, 20_000, method="exact", generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose((draws.modes == 1).mean(0), want.mode_probability[:, 1], atol=0.05)
     np.testing.assert_allclose(draws.states.mean(0), want.mean, atol=0.1)
+    # with particles nothing is collapsed
+    draws = model.posterior_draws(
+        y, 3000, method="rbpf", particles=1500, generator=torch.Generator().manual_seed(2)
+    )
+    np.testing.assert_allclose((draws.modes == 1).mean(0), want.mode_probability[:, 1], atol=0.04)
+    np.testing.assert_allclose(draws.states.mean(0), want.mean, atol=0.1)
+    gap = draws.states - draws.states.mean(0)
+    np.testing.assert_allclose(np.einsum("dti,dtj->tij", gap, gap) / 3000, want.covariance, atol=0.2)
     one = random_model(rng, 1, 2, 1, start=start)
     want = one.smooth(y)
     draws = one.posterior_draws(y, 40_000, generator=torch.Generator().manual_seed(1))

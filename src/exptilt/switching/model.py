@@ -229,6 +229,7 @@ class SwitchingLinearGaussian(ModelParameters):
         *,
         method: str = "gpb2",
         inputs: SeriesLike | None = None,
+        particles: int = 500,
         generator: torch.Generator | None = None,
     ) -> Draws:
         """Draw modes and states given one series.
@@ -236,8 +237,12 @@ class SwitchingLinearGaussian(ModelParameters):
         Args:
             y: one series, ``(T, m)``.
             draws: how many.
-            method: the filter that goes forwards.
+            method: the filter that goes forwards: "gpb2", "imm", "gpb1", "exact", or "rbpf", whose draws are
+                exact as particles become many.
             inputs: as for `filter`.
+            particles: how many, for "rbpf".
             generator: a torch generator; None uses torch's own.
         """
-        return posterior_draws(self, y, draws, method=method, inputs=inputs, generator=generator)
+        return posterior_draws(
+            self, y, draws, method=method, inputs=inputs, particles=particles, generator=generator
+        )

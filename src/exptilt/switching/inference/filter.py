@@ -79,7 +79,7 @@ class Filtered(ByMode, Generic[Model]):
 
     def _predicted(self, p: Parameters, log_mode: Any, mean: Any, cov: Any) -> tuple[Any, Any, Any]:
         self._need_all("predicted moments")
-        diffuse = self._models[0].diffuse & (self.method != "rbpf")
+        diffuse = self._models[0].diffuse
         if diffuse.any():
             self._refuse_grad("a predicted moment of a model with diffuse states")
         return predicted(p, self.data.starts, log_mode, mean, cov, diffuse, self.method == "gpb1")
@@ -203,7 +203,12 @@ def filter_series(
             f'filter: store="last" is for {list(METHODS)}. Pass store="all" with method={method!r}.'
         )
     return filter_problem(
-        model, prepare(model, y, inputs, "filter", wide=method == "rbpf"), method, store, particles, generator
+        model,
+        prepare(model, y, inputs, "filter", proper=method == "rbpf"),
+        method,
+        store,
+        particles,
+        generator,
     )
 
 
@@ -239,12 +244,6 @@ def filter_problem(
             shapes = ((M,), (M, n), (M, n, n))
             tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
     total = totals(problem, terms) if store == "all" else terms
-    if problem.shift and store == "all":
-        gain = np.zeros(len(terms))
-        gain[data.starts[:-1]] = problem.shift
-        terms = (
-            terms + torch.from_numpy(gain) if terms.requires_grad else torch.from_numpy(terms.numpy() + gain)
-        )
     log_mode, mean, cov, mixing = arrays
     rows = len(log_mode)
     return Filtered(
@@ -254,7 +253,7 @@ def filter_problem(
         store,
         problem.parameters,
         terms,
-        total + problem.shift,
+        total,
         log_mode,
         mean.reshape(rows, M, n),
         cov.reshape(rows, M, n, n),
@@ -297,5 +296,5 @@ def _particles(
     if particles < 1:
         raise ArgumentError(f"filter: particles is {particles}. Pass at least 1.")
     data = problem.data
-    filtered, ess = run_particles(problem.parameters, data.rows, data.starts, particles, generator)
+    filtered, ess, _ = run_particles(problem.parameters, data.rows, data.starts, particles, generator)
     return torch.from_numpy(filtered.out.terms), list(filtered.out[2:6]), ess

@@ -4,12 +4,15 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..checks import plain, safe_log
+from ..kernels.buffers import Run
 from ..kernels.viterbi import viterbi
 from ..parameters import ModelParameters
 from ..series import SeriesLike, Values, arrange
-from .exact import smooth_exact
-from .problem import prepare
-from .run import check_failures, new_run
+from .diffuse import initial_laws, least_rank, move, see
+from .exact import Matrices, smooth_exact
+from .problem import Problem, prepare
+from .run import check_failures, new_run, stopped
 
 
 def most_likely_path(
@@ -19,7 +22,7 @@ def most_likely_path(
     if method not in ("viterbi", "exact"):
         raise ArgumentError(f'most_likely_path: method is {method!r}. Pass "viterbi" or "exact".')
     with torch.no_grad():
-        problem = prepare(model, y, inputs, "most_likely_path", wide=True)
+        problem = prepare(model, y, inputs, "most_likely_path")
         data = problem.data
         if method == "exact":
             pieces = [smooth_exact(problem, k, "most_likely_path").path for k in range(data.series)]
@@ -27,6 +30,46 @@ def most_likely_path(
         else:
             run = new_run(problem.parameters, data.rows, data.starts)
             path = np.empty(len(data.rows), np.int64)
-            viterbi(run, path, problem.sizes)
+            come_from = np.empty((len(path), problem.sizes[0]), np.int64)
+            if problem.diffuse.any():
+                for series in range(data.series):
+                    _first_choices(problem, series, run, come_from)
+            viterbi(run, path, come_from, problem.sizes)
             check_failures(run, "most_likely_path")
     return arrange(path, data, None)
+
+
+def _first_choices(problem: Problem, series: int, run: Run, come_from: np.ndarray) -> None:
+    """Viterbi's steps while something is diffuse, in the limit; the kernel goes on from rows of `run`."""
+    own, start = Matrices(problem, series), int(problem.data.starts[series])
+    laws, score = initial_laws(own.mean, own.cov, problem.diffuse), own.log_probability
+    M, mapped = len(laws), len(problem.flat[-1]) > 0
+    for t, row in enumerate(problem.data.tensor[problem.data.cuts[series]]):
+        transition, W, c, Q, H, d, R = own.at(t)
+        seen = ~torch.isnan(row)
+        begun = t == 0 and problem.first == 1
+        scores = torch.diag(score) if begun else score[:, None] + safe_log(transition)
+        if begun:
+            scores = torch.where(torch.eye(M, dtype=torch.bool), scores, -torch.inf)
+        found = []
+        for i in range(M):
+            for j in range(M):
+                law = laws[i]
+                if not begun:
+                    law = move(law, own.maps[i, j], 0.0, own.spread[i, j]) if mapped else law
+                    law = move(law, W[j], c[j], Q[j])
+                one = see(law, row[seen], H[j][seen], d[j][seen], R[j][seen][:, seen])
+                if one is None:
+                    raise stopped(f"most_likely_path: at step {t} of series {series}", j, M)
+                found.append(one)
+        density = torch.stack([one[1] for one in found]).reshape(M, M)
+        scores = least_rank(scores + density, np.array([one[2] for one in found]).reshape(M, M))
+        best = scores.argmax(0).tolist()
+        laws, score = [found[best[j] * M + j][0] for j in range(M)], scores.max(0).values
+        come_from[start + t] = best
+        run.lead[series] = t + 1
+        run.out.log_mode[start + t] = plain(score)
+        run.out.mode_mean[start + t] = np.concatenate([plain(law.mean) for law in laws])
+        run.out.mode_covariance[start + t] = np.concatenate([plain(law.P).reshape(-1) for law in laws])
+        if not any(law.A.shape[1] for law in laws):
+            return

@@ -1,9 +1,7 @@
 """A model and data brought together in the form that the kernels take.
 
 A diffuse initial state (``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt
-with in `diffuse.py`. Particles, the most likely path and posterior draws have no such limit: for them
-(`wide`) it has variance κ = 10⁷ · s², s² the largest variance in sight (of the data, and of the rest of the
-initial covariance), and ½ log κ is added to the log-likelihood for each.
+with in `diffuse.py`. Particles and posterior draws have no such limit, and refuse it (`proper`).
 """
 
 from collections.abc import Sequence
@@ -30,7 +28,6 @@ class Problem:
         first: 1 if the initial law is the prior of the first observation.
         sizes: M, n, m.
         diffuse: ``(n,)``, True for states that start diffuse.
-        shift: what each log-likelihood gains because diffuse states were made wide.
     """
 
     data: Data
@@ -38,7 +35,6 @@ class Problem:
     first: int
     sizes: tuple[int, int, int]
     diffuse: np.ndarray
-    shift: float
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -90,16 +86,21 @@ def prepare(
     y: SeriesLike,
     inputs: SeriesLike | None,
     what: str,
-    wide: bool = False,
+    proper: bool = False,
 ) -> Problem:
     """Read the data and inputs and bring them together with the model; `what` is the caller, for messages.
 
-    In place of one model there may be a list, one for each series.
+    In place of one model there may be a list, one for each series. With `proper` diffuse states are refused.
     """
     models = as_models(model, what)
+    if proper and models[0].diffuse.any():
+        raise ArgumentError(
+            f"{what}: the initial state is diffuse, and there is no law to draw it from. Give it a finite "
+            "initial_covariance: a wide one, or the law after the first steps."
+        )
     data = read(y, models[0].outputs, what=what, model_is_torch=models[0].is_torch)
     if len(models) == 1:
-        return pose(models[0], data, read_inputs(models[0], data, inputs, what), what, wide)
+        return pose(models[0], data, read_inputs(models[0], data, inputs, what), what)
     if len(models) != data.series:
         raise ArgumentError(
             f"{what}: there are {len(models)} models and {data.series} series. "
@@ -107,7 +108,7 @@ def prepare(
         )
     u = read_inputs(models[0], data, inputs, what)
     own = [u[k : k + 1] if len(u) > 1 else u for k in range(len(models))]
-    problems = [pose(one, data, rows, what, wide) for one, rows in zip(models, own, strict=True)]
+    problems = [pose(one, data, rows, what) for one, rows in zip(models, own, strict=True)]
     columns = zip(*(problem.flat[:-2] for problem in problems), strict=True)
     flat = tuple(_joined(column) for column in columns)
     return replace(problems[0], flat=(*flat, *problems[0].flat[-2:]))
@@ -121,7 +122,7 @@ def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.cat(values)
 
 
-def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wide: bool = False) -> Problem:
+def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) -> Problem:
     """The problem for data and inputs that have been read: what a fit calls at every step, without checks."""
     M, n, m = model.modes, model.states, model.outputs
     if model.steps is not None and data.lengths.max() > model.steps:
@@ -135,10 +136,8 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wi
         if model.map_covariance is None
         else as_double(model.map_covariance).reshape(-1)
     )
-    covariance, shift, diffuse = as_double(model.initial_covariance), 0.0, model.diffuse
-    if wide:
-        (covariance, shift), diffuse = _made_wide(model, data), np.zeros(n, dtype=bool)
-    elif diffuse.any():
+    covariance, diffuse = as_double(model.initial_covariance), model.diffuse
+    if diffuse.any():
         covariance = torch.where(torch.isinf(covariance), 0.0, covariance)
     flat = (
         timed(model, "transition"),
@@ -154,7 +153,7 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str, wi
         maps,
         spread,
     )
-    return Problem(data, flat, int(model.start == "first"), (M, n, m), diffuse, shift)
+    return Problem(data, flat, int(model.start == "first"), (M, n, m), diffuse)
 
 
 def timed(model: ModelParameters, name: str) -> torch.Tensor:
@@ -183,18 +182,6 @@ def as_double(value: Array) -> torch.Tensor:
     """A float64 tensor on the CPU, its graph kept."""
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
     return tensor.to(device="cpu", dtype=torch.float64)
-
-
-def _made_wide(model: ModelParameters, data: Data) -> tuple[torch.Tensor, float]:
-    """The initial covariance with diffuse states made wide, and what each log-likelihood gains for it."""
-    covariance = as_double(model.initial_covariance)
-    if not model.diffuse.any():
-        return covariance, 0.0
-    P = plain(covariance)
-    spread = np.nanmax(np.abs(data.rows)) if np.isfinite(data.rows).any() else 1.0
-    kappa = 1e7 * max(1.0, float(spread) ** 2, float(np.abs(P[np.isfinite(P)]).max(initial=0.0)))
-    wide = torch.where(torch.isinf(covariance), kappa, covariance)
-    return wide, 0.5 * float(model.diffuse.sum()) * float(np.log(kappa))
 
 
 def read_inputs(model: ModelParameters, data: Data, inputs: SeriesLike | None, what: str) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ..checks import plain
 from ..kernels.adjoint import Bars, filter_adjoint
 from ..kernels.buffers import Parameters, Run, Sizes, Stored
 from ..kernels.filters import GPB1, GPB2, IMM, forward
-from ..kernels.particles import swarm
+from ..kernels.particles import Cloud, swarm
 from ..kernels.smoother import Smoothing, smooth_back
 from .diffuse import Step, first_steps, initial_laws, smooth_first
 from .exact import Matrices
@@ -234,14 +234,26 @@ def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray 
 
 
 def run_particles(
-    p: Parameters, y: np.ndarray, starts: np.ndarray, particles: int, generator: torch.Generator | None
-) -> tuple[Run, np.ndarray]:
-    """Filter with `particles` particles; returns what other filters do, and effective sample sizes."""
+    p: Parameters,
+    y: np.ndarray,
+    starts: np.ndarray,
+    particles: int,
+    generator: torch.Generator | None,
+    keep: bool = False,
+) -> tuple[Run, np.ndarray, Cloud]:
+    """Filter with `particles` particles: what other filters return, effective sample sizes, the particles.
+
+    The last have rows only if they are to be kept.
+    """
+    kept, n = len(y) if keep else 0, sizes_of(p)[1]
+    cloud = Cloud(
+        np.empty((kept, particles), np.int64), *(np.empty((kept, particles * k)) for k in (1, n, n * n))
+    )
     run, ess, series = new_run(p, y, starts), np.empty(len(y)), len(starts) - 1
     uniform = torch.rand(len(y), particles + 1, dtype=torch.float64, generator=generator).numpy()
     probability = torch.from_numpy(np.exp(p.initial_log_probability))
     rows = probability.expand(series, -1)
     chosen = torch.multinomial(rows, particles, replacement=True, generator=generator)
-    swarm(run, uniform, chosen.numpy(), ess, sizes_of(p))
+    swarm(run, uniform, chosen.numpy(), ess, cloud, sizes_of(p))
     check_failures(run, "rbpf")
-    return run, ess
+    return run, ess, cloud

@@ -7,7 +7,8 @@ law, then, for t = T − 1 … 1,
     x_t | j, x_{t+1}  Gaussian, by Rauch's gain
 
 with F = W_k (times the map from j to k). Given one mode they are exact; with a collapsed filter as good as
-its mode-conditioned moments.
+its mode-conditioned moments. With particles (``method="rbpf"``) j runs over particles, each with a weight, a
+mode and a Gaussian, in place of modes: nothing is collapsed, and draws are exact as particles become many.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..series import SeriesLike, Values
 from .filter import filter_problem
 from .moments import SENSOR, STEP, by_row, maps_of, predict
 from .problem import prepare
+from .run import run_particles
 
 
 @dataclass(frozen=True)
@@ -122,29 +124,40 @@ def posterior_draws(
     *,
     method: str = "gpb2",
     inputs: SeriesLike | None = None,
+    particles: int = 500,
     generator: torch.Generator | None = None,
 ) -> Draws:
     """Draw modes and states given one series; arguments as for `SwitchingLinearGaussian.posterior_draws`."""
     if draws < 1:
         raise ArgumentError(f"posterior_draws: draws is {draws}. Pass at least 1.")
-    with torch.no_grad():
-        problem = prepare(model, y, inputs, "posterior_draws", wide=True)
-        post = filter_problem(model, problem, method, generator=generator)
-    data, log_mode, mean, cov = post.data, post._log_mode, post._mode_mean, post._mode_covariance
+    problem = prepare(model, y, inputs, "posterior_draws", proper=True)
+    data, p, (M, n, _) = problem.data, problem.parameters, problem.sizes
     if data.layout != "single":
         raise ArgumentError("posterior_draws: pass one series (T, m), not a batch.")
-    T, M, n = mean.shape
-    maps = maps_of(post.parameters, M)
-    now = by_row(post.parameters, data.starts, STEP, M)
+    T = len(data.rows)
+    if method == "rbpf":
+        if particles < 1:
+            raise ArgumentError(f"posterior_draws: particles is {particles}. Pass at least 1.")
+        cloud = run_particles(p, data.rows, data.starts, particles, generator, keep=True)[2]
+        which, log_weight = cloud.mode, cloud.log_weight
+        mean, cov = cloud.mean.reshape(T, -1, n), cloud.covariance.reshape(T, -1, n, n)
+    else:
+        with torch.no_grad():
+            post = filter_problem(model, problem, method)
+        log_weight, mean, cov = post._log_mode, post._mode_mean, post._mode_covariance
+        which = np.broadcast_to(np.arange(M), (T, M))
+    maps, now = maps_of(p, M), by_row(p, data.starts, STEP, M)
     modes, states = np.empty((draws, T), np.int64), np.empty((draws, T, n))
     u, e = _uniform(generator, T, draws), _normal(generator, T, draws, n)
-    mode = _draw(np.broadcast_to(np.exp(log_mode[-1]), (draws, M)), u[-1])
-    x = mean[-1, mode] + np.einsum("dij,dj->di", root(cov[-1])[mode], e[-1])
+    part = _draw(np.broadcast_to(np.exp(log_weight[-1]), (draws, mean.shape[1])), u[-1])
+    mode = which[-1, part]
+    x = mean[-1, part] + np.einsum("dij,dj->di", root(cov[-1])[part], e[-1])
     modes[:, -1], states[:, -1] = mode, x
     for t in range(T - 2, -1, -1):
         transition, W, c, Q = (value[t + 1 if len(value) > 1 else 0] for value in now)
-        F = np.broadcast_to(W, (M, M, n, n)) if maps is None else W @ maps[0]
-        noise = Q if maps is None else Q + W @ maps[1] @ W.mT
+        before, N = which[t], mean.shape[1]  # components j of the filtered law, and later modes k
+        F = np.broadcast_to(W, (N, M, n, n)) if maps is None else (W @ maps[0])[before]
+        noise = Q if maps is None else (Q + W @ maps[1] @ W.mT)[before]
         P = cov[t, :, None]
         ahead, ahead_cov = predict(F, mean[t, :, None], P, c, noise)  # (j, k, ...)
         values, vectors = np.linalg.eigh((ahead_cov + ahead_cov.mT) / 2)
@@ -153,16 +166,21 @@ def posterior_draws(
         precision = (vectors * np.where(kept, 1.0 / values, 0.0)[..., None, :]) @ vectors.mT
         J = P @ F.mT @ precision
         left = np.eye(n) - J @ F
-        spread = root(left @ P @ left.mT + J @ noise @ J.mT)
-        gap = x[:, None] - ahead[:, mode].swapaxes(0, 1)  # (draws, j, n), k is each draw's later mode
-        square = np.einsum("dja,djab,djb->dj", gap, precision[:, mode].swapaxes(0, 1), gap)
         constant = np.log(values).sum(-1) + kept.sum(-1) * LOG_TWO_PI
-        with np.errstate(divide="ignore"):
-            score = log_mode[t] + np.log(transition[:, mode].T) - 0.5 * (square + constant[:, mode].T)
-        j = _draw(np.exp(score - score.max(1, keepdims=True)), u[t])
-        x = mean[t, j] + np.einsum("dab,db->da", J[j, mode], gap[np.arange(draws), j])
-        x = x + np.einsum("dab,db->da", spread[j, mode], e[t])
-        mode = j
+        score = np.empty((draws, N))
+        gap = np.empty((draws, N, n))
+        for k in np.unique(mode):  # draws whose later mode is k
+            mine = mode == k
+            gap[mine] = x[mine, None] - ahead[:, k]
+            square = np.einsum("dja,jab,djb->dj", gap[mine], precision[:, k], gap[mine])
+            with np.errstate(divide="ignore"):
+                score[mine] = log_weight[t] + np.log(transition[before, k]) - 0.5 * (square + constant[:, k])
+        part = _draw(np.exp(score - score.max(1, keepdims=True)), u[t])
+        own = left[part, mode], P[part, 0], J[part, mode], np.broadcast_to(noise, F.shape)[part, mode]
+        spread = root(own[0] @ own[1] @ own[0].mT + own[2] @ own[3] @ own[2].mT)
+        x = mean[t, part] + np.einsum("dab,db->da", own[2], gap[np.arange(draws), part])
+        x = x + np.einsum("dab,db->da", spread, e[t])
+        mode = before[part]
         modes[:, t], states[:, t] = mode, x
     if data.kind == "torch":
         return Draws(torch.from_numpy(modes), torch.from_numpy(states).to(data.dtype))

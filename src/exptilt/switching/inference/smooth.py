@@ -78,7 +78,7 @@ def smooth_series(
     return Smoothed(
         method,
         data,
-        arrange_total(totals + problem.shift, data),
+        arrange_total(totals, data),
         probability,
         mean.reshape(rows, M, n),
         cov.reshape(rows, M, n, n),

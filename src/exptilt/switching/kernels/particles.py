@@ -8,18 +8,30 @@ of the weights is the log of an unbiased estimate of the marginal likelihood. Wh
 equally spaced pointers.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from .buffers import Run, Sizes, keep, load, look, places, step_of, work_buffer
+from .buffers import Run, Sizes, keep, load, look, places, step_of, work_buffer, write_row
 from .filters import carry_some, read_as
 from .kalman import Buffer, collapse_some, copy, kernel, log_sum
 
 
+class Cloud(NamedTuple):
+    """The particles after each step, before they are resampled: modes, log weights, laws of the state."""
+
+    mode: Buffer  # (rows, N), whole numbers
+    log_weight: Buffer  # (rows, N)
+    mean: Buffer  # (rows, N·n)
+    covariance: Buffer  # (rows, N·n·n)
+
+
 @kernel
-def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, sizes: Sizes) -> None:
+def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, cloud: Cloud, sizes: Sizes) -> None:
     """Filter all series with the N particles whose first modes are `chosen` (series, N).
 
-    `uniform` is (rows, N + 1): one number per particle and one to resample with.
+    `uniform` is (rows, N + 1): one number per particle and one to resample with. The particles of each step
+    go to `cloud`, if it has rows.
     """
     p, y, starts, out, _ = run
     at = places(sizes[0], sizes[1], sizes[2], p)
@@ -108,6 +120,10 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, sizes: Sizes) 
                     else:
                         out.mixing[row, i * M + j] = pair[i, j] / share[j] if share[j] > 0.0 else 1.0 / M
             keep(w, at, result, out.mode_mean, out.mode_covariance, row)
+            for i in range(N if cloud.mode.shape[0] > 0 else 0):
+                cloud.mode[row, i], cloud.log_weight[row, i] = mode[i], w[log_weight + i]
+                write_row(n, w, state + i * law, cloud.mean, row, i * n)
+                write_row(n * n, w, state + i * law + n, cloud.covariance, row, i * n * n)
             if 1.0 / square < 0.5 * N:
                 copy(N * law, w, state, w, spare)
                 kept[:] = mode

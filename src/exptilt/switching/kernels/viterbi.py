@@ -10,15 +10,18 @@ model) that is Viterbi's algorithm and exact.
 
 import numpy as np
 
-from .buffers import Run, Sizes, begin_series, load, look, places, work_buffer
+from .buffers import Run, Sizes, begin_series, load, look, places, recall, work_buffer
 from .filters import carry_some, read_as
 from .kalman import Buffer, copy, kernel
 
 
 @kernel
-def viterbi(run: Run, path: Buffer, sizes: Sizes) -> None:
-    """Write the best path of every series to `path` (rows,)."""
-    p, y, starts, out, _ = run
+def viterbi(run: Run, path: Buffer, come_from: Buffer, sizes: Sizes) -> None:
+    """Write the best path of every series to `path` (rows,).
+
+    `come_from` (rows, M) is the mode before on the best way into each; that of steps done before is given.
+    """
+    p, y, starts, out, lead = run
     at = places(sizes[0], sizes[1], sizes[2], p)
     M, law = at.M, at.law
     state = at.end
@@ -28,12 +31,15 @@ def viterbi(run: Run, path: Buffer, sizes: Sizes) -> None:
     after = new_score + M
     maps = after + law
     w, index = work_buffer(p, at, maps), np.empty(at.m, np.int64)
-    come_from = np.empty((y.shape[0], M), np.int64)
     for series in range(len(starts) - 1):
-        begin_series(p, series, w, at, state, score)
-        for t in range(starts[series + 1] - starts[series]):
+        done = lead[series]
+        if done > 0:
+            recall(out, starts[series] + done - 1, w, at, state, score)
+        else:
+            begin_series(p, series, w, at, state, score)
+        for t in range(done, starts[series + 1] - starts[series]):
             row = starts[series] + t
-            load(p, series, t, t == 0, w, at, maps)
+            load(p, series, t, t == done, w, at, maps)
             seen = look(y, row, w, at, index)
             begun = t == 0 and p.first == 1
             for j in range(M):

@@ -119,7 +119,7 @@ def em_step(
         new |= _regress(
             free, model, observation_sums(model, data.rows, back.probability, mean, cov, g), GROUPS[1]
         )
-    return float(filtered.out.log_likelihood.sum()) + problem.shift * data.series, new
+    return float(filtered.out.log_likelihood.sum()), new
 
 
 def _regressors(model: ModelParameters, name: str, known: np.ndarray) -> np.ndarray:

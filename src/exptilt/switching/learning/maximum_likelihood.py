@@ -81,7 +81,7 @@ def objective(
             terms, _ = run(problem, method)
         except ArgumentError:
             return np.inf, np.zeros_like(theta)
-        value = terms[kept].sum() + (0.0 if skip else problem.shift * data.series)
+        value = terms[kept].sum()
         if not len(theta):  # every parameter is held
             return -float(value), theta
         (slope,) = torch.autograd.grad(value, x)
