@@ -6,6 +6,7 @@ Where several processes share the tests (`make test`), each takes its part of th
 as cores in each, they would spin in each other's way.
 """
 
+import getpass
 import os
 import random
 import tempfile
@@ -21,7 +22,7 @@ import exptilt
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR",
-        os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{os.getuid()}-{worker}"),
+        os.path.join(tempfile.gettempdir(), f"exptilt-inductor-{getpass.getuser()}-{worker}"),
     )
 
 # Triton is published for Linux only. Elsewhere its module has no doctests, and its tests are skipped.
