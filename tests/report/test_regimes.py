@@ -1,15 +1,19 @@
 """The page of a series that switches regime: its numbers, its table, and names that try to break out."""
 
 import csv
+import io
+import json
 import re
 import warnings
 
 import numpy as np
 import pytest
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, ExptiltError
 from exptilt.report.regimes import text, write_regimes
-from exptilt.report.regimes.page import probabilities
+from exptilt.report.regimes.dates import next_labels
+from exptilt.report.regimes.page import DOWNLOADS, numbers, probabilities, share, spells
+from exptilt.report.regimes.pictures import ticks
 from exptilt.report.regimes.series import read_series
 from report.made import HOSTILE, make_regimes
 
@@ -23,10 +27,14 @@ def test_every_number_is_on_the_page(tmp_path, kind):
     for array in (found.center, found.deviation, found.transition, found.share, found.forecast, found.upper):
         for value in array.ravel():
             assert f'data-value="{float(value)!r}"' in html
-    assert html.count("<svg") == 3
+    assert html.count("<svg xmlns") == 2  # one for wide screens, one for narrow ones
     assert {"level": "variance[regime_t]", "local-level": "pace[regime_t]²"}[kind] in html
     assert "n/a" in html  # the standard error that is not known
     assert "∞" in html  # the regime that never ends
+    assert "e−" not in re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+    for name in DOWNLOADS:
+        assert (tmp_path / "out" / name).exists()
+        assert f'<a href="{name}" download>' in html
 
 
 def test_names_from_the_file_stay_text(tmp_path):
@@ -61,6 +69,65 @@ def test_the_table_reads_back(tmp_path):
     np.testing.assert_allclose([float(row["signal_1"]) for row in rows], found.signal[:, 1])
 
 
+def test_stretches_of_regimes_have_dates_and_statistics():
+    found = make_regimes()
+    assert [(s.regime, s.begin, s.end) for s in found.spells] == [(0, 0, 14), (1, 14, 27), (2, 27, 40)]
+    first, last = found.spells[0], found.spells[-1]
+    assert first.mean[0] == pytest.approx(np.nanmean(found.y[:14, 0]))
+    assert last.deviation[1] == pytest.approx(found.y[27:, 1].std(ddof=1))
+    assert last.probability == pytest.approx(0.9)
+    rows = list(csv.DictReader(io.StringIO(spells(found), newline="")))
+    assert [row["rows"] for row in rows] == ["14", "13", "13"]
+    assert rows[1]["from"] == found.labels[14]
+
+
+def test_everything_as_json(tmp_path):
+    write_regimes(make_regimes(), tmp_path)
+    there = json.loads((tmp_path / "regimes.json").read_text("utf-8"))
+    assert there["duration"] == [10.0, 5.0, None]
+    assert there["y"][3][0] is None
+
+
+def test_numbers_as_people_write_them():
+    assert [n.shown for n in numbers([1.7e-74, 3.14159, -1234.5])] == ["0", "3", "−1\u202f234"]
+    assert [n.shown for n in numbers([0.12345, float("nan"), float("inf")])] == ["0.1235", "n/a", "∞"]
+    assert [n.shown for n in numbers([0.1473], [3.635])] == ["0.147"]
+    assert [share(p).shown for p in (1.7e-74, 0.0, 0.5, 0.99999, 1.0)] == [
+        "<0.1 %", "0.0 %", "50.0 %", ">99.9 %", "100.0 %",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "want"),
+    [
+        (("2009Q3", "2009Q4"), ("2010Q1", "2010Q2")),
+        (("2009-M11", "2009-M12"), ("2010-M01", "2010-M02")),
+        (("2001-01-31", "2001-02-28", "2001-03-31"), ("2001-04-30", "2001-05-31")),
+        (("2001-01-15", "2001-02-15"), ("2001-03-15", "2001-04-15")),
+        (("2001/11", "2001/12"), ("2002/01", "2002/02")),
+        (("2001-01-01", "2001-01-08", "2001-01-15"), ("2001-01-22", "2001-01-29")),
+        (
+            tuple(f"2024-01-{d:02d}" for d in (15, 16, 17, 18, 19, 22, 23, 24, 25, 26)),
+            ("2024-01-29", "2024-01-30"),
+        ),
+        (("2024-01-25", "2024-01-26"), ("2024-01-27", "2024-01-28")),
+        (("1999-12-31", "2000-12-31"), ("2001-12-31", "2002-12-31")),
+        (("1998", "1999"), ("2000", "2001")),
+        (("x", "y"), ("+1", "+2")),
+    ],
+)
+def test_labels_go_on_as_they_came(labels, want):
+    assert next_labels(labels, 2) == want
+
+
+def test_round_years_name_the_time_axis():
+    labels = [f"{1954 + k // 4}Q{k % 4 + 1}" for k in range(100)]
+    at, names = ticks(labels, 9)
+    assert names == ["1955", "1960", "1965", "1970", "1975"]
+    assert [labels[k] for k in at] == [f"{name}Q1" for name in names]
+    assert ticks(["a", "b", "c"], 2) == ([0, 2], ["a", "c"])
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(content):
@@ -78,6 +145,40 @@ def test_series(file):
     np.testing.assert_array_equal(series.values, [[1, 4], [np.nan, 5], [3, np.nan]])
     assert read_series(path, ["b", "a"], None).columns == ("b", "a")
     assert read_series(path, ["b"], None).labels == ("0", "1", "2")
+
+
+def test_what_was_chosen_is_said(file):
+    found = read_series(
+        file("x;when;note;flat\n1.234,5;2001-02-03;a;1\n2,5;2001-02-04;b;1\n3;2001-02-05;c;1\n"), None, None
+    )
+    assert found.columns == ("x",)
+    assert found.labels == ("2001-02-03", "2001-02-04", "2001-02-05")
+    np.testing.assert_array_equal(found.values[:, 0], [1234.5, 2.5, 3.0])
+    said = " ".join(found.chosen)
+    for words in (
+        "semicolons, a comma is the decimal point",
+        "'when'",
+        "'note' (not numbers)",
+        "'flat' (is constant",
+    ):
+        assert words in said
+
+
+def test_parquet_needs_a_library_and_says_which(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"y": [1.0, None, 3.0]}, index=pd.date_range("2001-01-01", periods=3, name="day"))
+    try:
+        table.to_parquet(path)
+    except ImportError:
+        path.write_bytes(b"PAR1")
+        with pytest.raises(ExptiltError, match=re.escape("exptilt[parquet]")):
+            read_series(path, None, None)
+        return
+    found = read_series(path, None, None)
+    assert (found.columns, found.index) == (("y",), "day")
+    assert found.labels == ("2001-01-01", "2001-01-02", "2001-01-03")
+    np.testing.assert_array_equal(found.values[:, 0], [1.0, np.nan, 3.0])
 
 
 @pytest.mark.parametrize(

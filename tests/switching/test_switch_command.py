@@ -41,6 +41,8 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
                 "2",
                 "--forecast",
                 "4",
+                "--compare",
+                "2" if kind == "level" else "1",
                 "--out",
                 str(out),
             ]
@@ -55,6 +57,8 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
     assert "<svg" in html
     assert "http-equiv" in html
     assert "forecast" in html.lower()
+    assert ("How many regimes" in html) == (kind == "level")
+    assert "At the last row, d119, the series is in regime 1" in said
     with (out / "probabilities.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 120

@@ -1,11 +1,11 @@
-"""Find the regimes of a time series in a CSV file: a summary here, a page with forecasts, a table."""
+"""Find the regimes of a time series in a CSV or parquet file: a summary here, a page, and its numbers."""
 
 import argparse
 from pathlib import Path
 
 from exptilt.cli.arguments import positive, seed
 
-SUMMARY = "find the regimes of a time series in a CSV file"
+SUMMARY = "find the regimes of a time series in a CSV or parquet file"
 EXAMPLES = """\
 commands that work as printed:
   exptilt switch examples/data/gnp.csv
@@ -16,22 +16,28 @@ commands that work as printed:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt switch`."""
     kinds = "regimes with a level and a variance each, or a wandering level with a pace each (default: level)"
-    where = "where to write index.html and probabilities.csv (default: report)"
-    columns = "columns to model together (default: all columns of numbers)"
+    where = "where to write index.html and its CSV and JSON files (default: report)"
+    columns = "columns to model together (default: all columns of numbers that vary)"
     add = parser.add_argument
     add(
-        "file", type=Path, metavar="FILE.csv", help="a CSV file with a header; empty cells are missing values"
+        "file",
+        type=Path,
+        metavar="FILE.csv",
+        help="a CSV file with a header (commas, semicolons or tabs; decimal commas too), or a parquet file; "
+        "empty cells are missing values",
     )
     add("--columns", nargs="+", metavar="NAME", help=columns)
     add(
         "--index",
         metavar="NAME",
-        help="column that names the rows (default: the first, if it holds dates or a counter)",
+        help="column that names the rows (default: the first with dates, or a counter in front)",
     )
     add("--modes", type=positive, default=2, help="how many regimes (default: 2)")
     add("--model", choices=("level", "local-level"), default="level", help=kinds)
     add("--starts", type=positive, default=5, help="how many starts of the fit (default: 5)")
     add("--forecast", type=positive, default=12, metavar="STEPS", help="steps to forecast (default: 12)")
+    most = "compare the numbers of regimes up to this one, by BIC and log score (default: 4; 1: do not)"
+    add("--compare", type=positive, default=4, metavar="MODES", help=most)
     add("--seed", type=seed, default=0, help="seed of the starts (default: 0)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help=where)
 
@@ -49,8 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         starts=arguments.starts,
         steps=arguments.forecast,
         seed=arguments.seed,
+        counts=range(1, arguments.compare + 1) if arguments.compare > 1 else (),
     )
-    page, table = regimes.write_regimes(found, arguments.out)
+    page, _ = regimes.write_regimes(found, arguments.out)
     print(regimes.text(found))
-    print(f"\nWrote {page.resolve()}\nWrote {table.resolve()}")
+    print(f"\nWrote {page.resolve()}, with its CSV and JSON files beside it. Open it in a browser.")
     return 0

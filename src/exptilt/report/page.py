@@ -155,7 +155,9 @@ def _cell(value: Cell) -> tuple[str, str | None]:
     """A table cell for the template: its text, and the number to sort by where it is one."""
     if isinstance(value, bool):
         return "yes" if value else "no", None
-    return (value, None) if isinstance(value, str) else (number(value), repr(value))
+    if isinstance(value, str):
+        return value, None
+    return getattr(value, "shown", None) or number(value), repr(value)
 
 
 def versions() -> dict[str, str]:

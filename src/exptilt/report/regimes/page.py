@@ -1,23 +1,22 @@
-"""The page of a series that switches regime, and its table of probabilities."""
+"""The page of a series that switches regime, and the files beside it."""
 
 import csv
 import io
+import json
 import os
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from exptilt._support.files import write_together
-from exptilt.report import figures
-from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, number, render
-from exptilt.report.regimes.payload import Array, Regimes
-from exptilt.report.tokens import plain, visible
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, render
+from exptilt.report.regimes.payload import Regimes
+from exptilt.report.regimes.pictures import draw, shade
+from exptilt.report.regimes.sentences import name_of, now, verdicts
+from exptilt.switching.learning.summary import write_number, write_p
 
 FORMULAS = {
     "level": "y_t = level[regime_t] + v_t,   v_t ~ N(0, variance[regime_t])",
@@ -25,140 +24,267 @@ FORMULAS = {
 }
 # What the two numbers of a regime are called.
 WORDS = {"level": ("level", "standard deviation"), "local-level": ("pace (sd of a step)", "observation sd")}
+DOWNLOADS = {
+    "probabilities.csv": "filtered and smoothed probabilities, likeliest path, signal and residuals by row",
+    "regimes.csv": "the list of regimes with their dates and statistics",
+    "forecast.csv": "means, intervals and regime probabilities of the rows that come next",
+    "regimes.json": "every number of this page",
+}
+MOST = 60  # rows of the list of regimes on the page; the file has all
+
+
+class Shown(float):
+    """A number that is written in its own way."""
+
+    shown: str
+
+    def __new__(cls, value: float, shown: str) -> "Shown":
+        """The number, and what stands for it."""
+        made = super().__new__(cls, value)
+        made.shown = shown
+        return made
+
+
+def value(x: float) -> Shown:
+    """A number as people write it."""
+    return numbers([x])[0]
+
+
+def numbers(column: Iterable[float], like: Iterable[float] | None = None) -> list[Shown]:
+    """Numbers of one column with as many places each: four digits for the largest (of those `like` them)."""
+    cells = [float(x) for x in column]
+    size = max((abs(x) for x in (cells if like is None else like) if np.isfinite(x)), default=0.0)
+    places = int(np.clip(3 - np.floor(np.log10(size)), 0, 6)) if size else 0
+    return [Shown(x, _written(x, places, 1e-4 <= size < 1e9)) for x in cells]
+
+
+def _written(x: float, places: int, usual: bool) -> str:
+    if not np.isfinite(x):
+        return {np.inf: "∞", -np.inf: "−∞"}.get(x, "n/a")
+    if not usual:
+        return write_number(x)
+    return f"{x:,.{places}f}".replace("-", "−").replace(",", "\u202f")
+
+
+def share(p: float) -> Shown:
+    """A probability in percent."""
+    text = "<0.1 %" if 0 < p < 0.001 else ">99.9 %" if 0.999 < p < 1 else f"{100 * p:.1f} %"
+    return Shown(float(p), "n/a" if np.isnan(p) else text)
 
 
 def write_regimes(found: Regimes, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write `index.html` and `probabilities.csv` into `folder`, both or none.
+    """Write `index.html` and the files of `DOWNLOADS` into `folder`, all or none.
 
     Args:
         found: the numbers.
         folder: where; made if it is not there.
 
     Returns:
-        The paths of the page and of the table.
+        The paths of the page and of the table of probabilities.
     """
-    texts = {"probabilities.csv": probabilities(found), "index.html": render(build(found))}
-    table, page = write_together(folder, texts)
-    return page, table
+    texts = {
+        "probabilities.csv": probabilities(found),
+        "regimes.csv": spells(found),
+        "forecast.csv": forecast(found),
+        "regimes.json": as_json(found),
+        "index.html": html(found),
+    }
+    written = write_together(folder, texts)
+    return written[-1], written[0]
 
 
-def probabilities(found: Regimes) -> str:
-    """Filtered and smoothed probabilities, the likeliest path and the signal as CSV text, a line a row."""
-    written = io.StringIO()
-    table = csv.writer(written, lineterminator="\n")
-    modes, columns = range(len(found.share)), range(len(found.columns))
-    probability = [f"{kind}_{k}" for kind in ("filtered", "smoothed") for k in modes]
-    table.writerow(["row", *probability, "most_likely", *(f"signal_{a}" for a in columns)])
-    for label, filtered, smoothed, mode, signal in zip(
-        found.labels, found.filtered, found.smoothed, found.path, found.signal, strict=True
-    ):
-        numbers = [f"{value:.10g}" for value in (*filtered, *smoothed)]
-        table.writerow([label, *numbers, int(mode), *(f"{value:.10g}" for value in signal)])
-    return written.getvalue()
+def html(found: Regimes) -> str:
+    """The page as text."""
+    key = [(*shade(k), f"regime {name_of(found, k)}") for k in range(len(found.share))]
+    context = {"now": now(found), "key": key, "narrow": draw(found, narrow=True), "downloads": DOWNLOADS}
+    return render(build(found), template="regimes.html", assets=("regimes/regimes.css",), context=context)
 
 
 def build(found: Regimes) -> Page:
-    """The page."""
-    M, (center, deviation) = len(found.share), WORDS[found.kind]
-    facts = (
-        f"Log-likelihood {number(found.log_likelihood)}, AIC {number(found.aic)}, BIC {number(found.bic)}, "
-        f"{found.free_parameters} free parameters, {found.observations} observed values. "
-        f"The fit {found.status}."
-    )
-    header = ["regime", "share of time", "expected duration"]
-    for name in found.columns:
-        header += [f"{name}: {center}", "s.e.", f"{name}: {deviation}"]
-    numbers = np.stack([found.center, found.center_error, found.deviation], -1).reshape(M, -1)
-    regimes = _rows(map(str, range(M)), np.column_stack([found.share, found.duration, numbers]))
-    chain = _rows((f"from {k}" for k in range(M)), found.transition)
-    ahead = np.stack([found.forecast, found.lower, found.upper], -1).reshape(len(found.forecast), -1)
-    steps = _rows(
-        (f"+{k + 1}" for k in range(len(ahead))), np.column_stack([ahead, found.forecast_probability])
-    )
-    later = ["step", *(word for name in found.columns for word in (name, "low", "high"))]
-    later += [f"P(regime {k})" for k in range(M)]
+    """What the page says."""
     sections = [
-        Section(
-            "Regimes",
-            ("The model:",),
-            [Formula(FORMULAS[found.kind]), Table("Regimes, numbered from the lowest up", header, regimes)],
-        ),
-        Section("The series", (facts,), pictures(found)),
-        Section(
-            "The chain",
-            (),
-            [Table("Probability of the next regime", ["", *(f"to {k}" for k in range(M))], chain)],
-        ),
-        Section("Forecast", (), [Table("What comes next", later, steps)]),
+        Section("The series", found.chosen, [_picture(found)]),
+        Section("The regimes", (), [Formula(FORMULAS[found.kind]), *_regimes(found)]),
+        Section("When", (), [_list(found)]),
+        Section("What comes next", (), [_ahead(found)]),
     ]
+    if found.comparison is not None:
+        sections.append(_comparison(found))
+    sections.append(_diagnostics(found))
     named = "numbered" if found.index is None else f"named by the column {found.index}"
     rows = f"{', '.join(found.columns)}: {len(found.y)} rows, {named}"
-    lead = f"{rows}; {M} regimes found by the {found.kind} model."
+    lead = f"{rows}; {len(found.share)} regimes found by the {found.kind} model."
     return Page("Regimes", lead, sections, found.seed, [found.source])
 
 
-def _rows(names: Iterable[str], values: Array) -> list[list[Cell]]:
-    """Rows of a table: a name and the numbers of each."""
-    return [[name, *map(float, row)] for name, row in zip(names, values, strict=True)]
-
-
-def pictures(found: Regimes) -> list[Figure]:
-    """One picture a column, and one of the probabilities."""
-    M, interval = len(found.share), f"{100 * found.level:g} %"
-    drawn = [
-        Figure(
-            figures.draw(f"series-{a}", partial(_paint_series, found, a), width=4.4, height=2.6),
-            f"{name} over {len(found.y)} rows with coloured bands where a regime above 0 is the likeliest, "
-            f"and a forecast of {len(found.forecast)} steps.",
-            f"{name}: data, smoothed signal, regime bands and forecast with its {interval} interval.",
-        )
-        for a, name in enumerate(found.columns)
-    ]
-    probability = Figure(
-        figures.draw("probability", partial(_paint_probability, found), width=4.4, height=2.6),
-        f"Smoothed probabilities of {M} regimes over time.",
-        "Probability of each regime given the whole series.",
+def _picture(found: Regimes) -> Figure:
+    level, columns = f"{100 * found.level:g} %", ", ".join(found.columns)
+    return Figure(
+        draw(found, narrow=False),
+        f"{columns} over {len(found.y)} rows, bands of colour where each regime is the likeliest, a forecast "
+        f"of {len(found.forecast)} rows, the probabilities of the regimes, and residuals.",
+        f"Data, smoothed signal and forecast with its {level} interval; below, the probability of each "
+        "regime given the whole series, and residuals, which lie between the dotted lines 95 % of the time "
+        "if the model is right. All share one time axis.",
     )
-    return [*drawn, probability]
 
 
-def _paint_series(found: Regimes, a: int, axes: "Axes") -> None:
-    T, h = len(found.y), len(found.forecast)
-    time, later, blue = np.arange(T), np.arange(T, T + h), figures.SERIES[0]
-    _shade(found, axes)
-    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=0.9, label=visible(found.columns[a]))
-    axes.plot(time, found.signal[:, a], color=blue, linewidth=1.4, label="smoothed")
-    axes.fill_between(later, found.lower[:, a], found.upper[:, a], color=blue, alpha=0.25, linewidth=0)
-    label = f"forecast, {100 * found.level:g} %"
-    axes.plot(later, found.forecast[:, a], color=blue, linestyle="--", label=label)
-    _label(found, axes)
+def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """Rows of a table: a name and a cell of each column."""
+    return [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
 
 
-def _paint_probability(found: Regimes, axes: "Axes") -> None:
-    for k, probability in enumerate(found.smoothed.T):
-        color = figures.SERIES[1 + (k - 1) % 2] if k else figures.INK
-        axes.plot(
-            probability, linewidth=1.2, color=color, label=f"regime {k}", linestyle="-" if k < 3 else ":"
-        )
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("probability")
-    _label(found, axes)
+def _regimes(found: Regimes) -> list[Table]:
+    """What each regime is, and the chain."""
+    M, (center, deviation) = len(found.share), WORDS[found.kind]
+    header, columns = ["regime", "share of time", "expected duration"], list[Sequence[Cell]]()
+    columns += [[share(p) for p in found.share], [Shown(d, _written(d, 1, True)) for d in found.duration]]
+    for a, name in enumerate(found.columns):
+        header += [f"{name}: {center}", "s.e.", f"{name}: {deviation}"]
+        like = found.center[:, a]
+        columns += [
+            numbers(like),
+            numbers(found.center_error[:, a], like),
+            numbers(found.deviation[:, a], like),
+        ]
+    names = [name_of(found, k) for k in range(M)]
+    chain = [[share(p) for p in column] for column in found.transition.T]
+    to, where = [f"to {k}" for k in range(M)], [f"from {k}" for k in range(M)]
+    return [
+        Table("Regimes, numbered from the lowest up", header, _rows(names, columns)),
+        Table("Probability of the next regime", ["", *to], _rows(where, chain)),
+    ]
 
 
-def _shade(found: Regimes, axes: "Axes") -> None:
-    """Bands where the highest regime, or with several each but the lowest, is the likeliest one."""
-    likely = found.smoothed.argmax(1)
-    edges = np.flatnonzero(np.diff(likely)) + 1
-    for first, end in zip([0, *edges], [*edges, len(likely)], strict=True):
-        above = int(likely[first]) - 1
-        if above >= 0:
-            color, alpha = figures.SERIES[1 + above % 2], 0.10 + 0.06 * (above // 2)
-            axes.axvspan(float(first) - 0.5, float(end) - 0.5, color=color, alpha=alpha, linewidth=0)
+def _list(found: Regimes) -> Table:
+    """The stretches of each regime, the latest first."""
+    header = ["from", "to", "regime", "rows", "probability"]
+    for name in found.columns:
+        header += [f"{name}: mean", "sd"]
+    latest = found.spells[::-1][:MOST]
+    statistics = list[Sequence[Cell]]()
+    for a in range(len(found.columns)):
+        like = [spell.mean[a] for spell in latest]
+        statistics += [numbers(like), numbers([spell.deviation[a] for spell in latest], like)]
+    columns: list[Sequence[Cell]] = [
+        [found.labels[spell.end - 1] for spell in latest],
+        [spell.regime for spell in latest],
+        [spell.end - spell.begin for spell in latest],
+        [share(spell.probability) for spell in latest],
+    ]
+    rows = _rows([found.labels[spell.begin] for spell in latest], [*columns, *statistics])
+    count = len(found.spells)
+    note = f"The latest {MOST} of {count}; regimes.csv has all." if count > MOST else ""
+    return Table("Stretches in which one regime is the likeliest, the latest first", header, rows, note)
 
 
-def _label(found: Regimes, axes: "Axes") -> None:
-    """A few row labels below the picture, and the legend above it."""
-    T = len(found.labels)
-    at = np.unique(np.linspace(0, T - 1, min(T, 6)).astype(int))
-    axes.set_xticks(at.tolist(), [plain(found.labels[k]) for k in at], fontsize=7)
-    axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+def _ahead(found: Regimes) -> Table:
+    """The forecast."""
+    labels = found.ahead or [f"+{k + 1}" for k in range(len(found.forecast))]
+    header, columns = ["row"], list[Sequence[Cell]]()
+    for a, name in enumerate(found.columns):
+        header += [name, "low", "high"]
+        parts = [part[:, a] for part in (found.forecast, found.lower, found.upper)]
+        columns += [numbers(part, np.concatenate(parts)) for part in parts]
+    header += [f"P(regime {k})" for k in range(len(found.share))]
+    columns += [[share(p) for p in column] for column in found.forecast_probability.T]
+    return Table(f"Forecast with {100 * found.level:g} % intervals", header, _rows(labels, columns))
+
+
+def _comparison(found: Regimes) -> Section:
+    """The same model with other numbers of regimes."""
+    c = found.comparison
+    assert c is not None
+    said = {"bic": "BIC", "aic": "AIC", "log_score": "log score"}
+    best = ", ".join(f"{k} by {said[name]}" for name, k in c.best.items())
+    text = [
+        f"Best: {best}. BIC and AIC are better when lower. The log score is the mean of log p(a value | "
+        "those before it) over the last part of the series, fitted to what came before; higher is "
+        "better, and it is what counts if you mean to forecast."
+    ]
+    text += [f"With {k} regimes there was no proper maximum." for k in c.failed]
+    criteria = ("log_likelihood", "aic", "bic", "log_score")
+    cells: list[Sequence[Cell]] = [numbers(getattr(c, name)) for name in criteria]
+    cells.insert(0, [int(k) for k in c.parameters])
+    header = ["regimes", "parameters", "log-likelihood", "AIC", "BIC", "log score"]
+    return Section(
+        "How many regimes", text, [Table("Numbers of regimes", header, _rows(map(str, c.modes), cells))]
+    )
+
+
+def _diagnostics(found: Regimes) -> Section:
+    """What the fit says of itself."""
+    facts = (
+        f"The fit {found.status}. Log-likelihood {write_number(found.log_likelihood, 6)}, "
+        f"AIC {write_number(found.aic, 6)}, BIC {write_number(found.bic, 6)}; {found.free_parameters} free "
+        f"parameters, {found.observations} observed values."
+    )
+    rows: list[list[Cell]] = []
+    for name, tests in zip(found.columns, found.tests, strict=False):
+        rows += [[f"{name}: {test}", value(s), Shown(p, write_p(p))] for test, (s, p) in tests.items()]
+    tables = [Table("Tests of the residuals", ["test", "statistic", "p"], rows)] if rows else []
+    return Section("Diagnostics", (facts, *verdicts(found)), tables)
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(header)
+    for row in rows:
+        table.writerow([f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row])
+    return written.getvalue()
+
+
+def probabilities(found: Regimes) -> str:
+    """Filtered and smoothed probabilities, the likeliest path, signal and residuals as CSV, a line a row."""
+    modes, columns = range(len(found.share)), range(len(found.columns))
+    probability = [f"{kind}_{k}" for kind in ("filtered", "smoothed") for k in modes]
+    header = ["row", *probability, "most_likely", *(f"signal_{a}" for a in columns)]
+    parts = [found.filtered, found.smoothed, found.path[:, None], found.signal]
+    if found.residuals is not None:
+        header += [f"residual_{a}" for a in columns]
+        parts.append(found.residuals)
+    lines = zip(found.labels, *(part.tolist() for part in parts), strict=True)
+    return _csv(header, ([label, *(x for cells in rest for x in cells)] for label, *rest in lines))
+
+
+def spells(found: Regimes) -> str:
+    """The list of regimes as CSV."""
+    header = ["from", "to", "regime", "rows", "probability"]
+    header += [f"{what}_{a}" for a in range(len(found.columns)) for what in ("mean", "sd")]
+    rows = []
+    for s in found.spells:
+        statistics = np.stack([s.mean, s.deviation], 1).reshape(-1).tolist()
+        ends = found.labels[s.begin], found.labels[s.end - 1]
+        rows.append([*ends, s.regime, s.end - s.begin, s.probability, *statistics])
+    return _csv(header, rows)
+
+
+def forecast(found: Regimes) -> str:
+    """The forecast as CSV."""
+    labels = found.ahead or [f"+{k + 1}" for k in range(len(found.forecast))]
+    columns = range(len(found.columns))
+    header = ["row", *(f"{what}_{a}" for what in ("mean", "low", "high") for a in columns)]
+    header += [f"probability_{k}" for k in range(len(found.share))]
+    parts = np.concatenate([found.forecast, found.lower, found.upper, found.forecast_probability], 1)
+    return _csv(header, ([label, *row] for label, row in zip(labels, parts.tolist(), strict=True)))
+
+
+def as_json(found: Regimes) -> str:
+    """Every number as JSON, null where one is missing or infinite."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return plain(x.tolist())
+        if isinstance(x, dict):
+            return {str(k): plain(v) for k, v in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [plain(v) for v in x]
+        return None if isinstance(x, float) and not np.isfinite(x) else x
+
+    out = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "comparison"}
+    if found.comparison is not None:
+        c = found.comparison
+        names = ("modes", "parameters", "log_likelihood", "aic", "bic", "log_score", "best", "failed")
+        out["comparison"] = {name: getattr(c, name) for name in names}
+    return json.dumps(plain(out), ensure_ascii=False, indent=1)

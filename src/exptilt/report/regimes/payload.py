@@ -3,13 +3,17 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exptilt.report.regimes.dates import next_labels
 from exptilt.report.regimes.series import read_series
-from exptilt.switching import fit_ready
+from exptilt.switching import Comparison, compare, fit_ready
+from exptilt.switching.learning.summary import residual_tests
 
 Array = NDArray[np.float64]
 
@@ -36,6 +40,11 @@ class Regimes:
         forecast, lower, upper: ``(h, m)``, mean and interval of the next h rows.
         forecast_probability: ``(h, M)``.
         level: of the interval.
+        ahead: ``(h,)``, what the forecast's rows are called.
+        chosen: sentences on what was read, and what was left out.
+        residuals: ``(T, m)``, standard normal and independent if the model is right.
+        tests: for each column, statistics and p-values of tests of its residuals by name.
+        comparison: the same model with other numbers of regimes, None if not asked for.
     """
 
     source: str
@@ -66,6 +75,49 @@ class Regimes:
     forecast_probability: Array
     level: float
     index: str | None = None
+    ahead: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    residuals: Array | None = None
+    tests: tuple[dict[str, tuple[float, float]], ...] = ()
+    comparison: Comparison | None = None
+
+    @property
+    def likely(self) -> NDArray[np.int64]:
+        """``(T,)``, the likeliest regime of each row given the whole series."""
+        return np.asarray(self.smoothed.argmax(1))
+
+    @cached_property
+    def spells(self) -> list["Spell"]:
+        """The stretches of rows in which one regime is the likeliest, from the first to the last."""
+        likely = self.likely
+        edges = [0, *(np.flatnonzero(np.diff(likely)) + 1).tolist(), len(likely)]
+        return [self._spell(int(likely[a]), a, b) for a, b in pairwise(edges)]
+
+    def _spell(self, regime: int, begin: int, end: int) -> "Spell":
+        seen = [column[~np.isnan(column)] for column in self.y[begin:end].T]
+        mean = np.array([column.mean() if len(column) else np.nan for column in seen])
+        deviation = np.array([column.std(ddof=1) if len(column) > 1 else np.nan for column in seen])
+        sure = float(self.smoothed[begin:end, regime].mean())
+        return Spell(regime, begin, end, mean, deviation, sure)
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A stretch of rows in one regime.
+
+    Attributes:
+        regime: which.
+        begin, end: its first row, and the row after its last.
+        mean, deviation: ``(m,)``, of the data in it.
+        probability: the mean smoothed probability of the regime in it.
+    """
+
+    regime: int
+    begin: int
+    end: int
+    mean: Array
+    deviation: Array
+    probability: float
 
 
 def find_regimes(
@@ -79,20 +131,22 @@ def find_regimes(
     steps: int = 12,
     level: float = 0.9,
     seed: int = 0,
+    counts: Sequence[int] = (),
     progress: bool | None = None,
 ) -> Regimes:
-    """Read a CSV file, fit a ready model, smooth and forecast.
+    """Read a CSV or parquet file, fit a ready model, smooth and forecast.
 
     Args:
-        path: the CSV file.
-        columns: which columns to model, together; None takes all columns of numbers.
-        index: the column that names the rows; None takes the first if it holds dates or a counter.
+        path: the file.
+        columns: which columns to model, together; None takes all columns of numbers that vary.
+        index: the column that names the rows; None takes the first that holds dates, or a counter in front.
         kind: "level" or "local-level".
         modes: how many regimes.
         starts: how many starts of the fit.
         steps: how many steps to forecast.
         level: of the forecast's interval.
         seed: of the starts.
+        counts: numbers of regimes to compare; none for no comparison.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     series = read_series(Path(path), columns, index)
@@ -100,6 +154,12 @@ def find_regimes(
     fit = fit_ready(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post, back = model.filter(y), model.smooth(y)
+    residuals = fit.residuals()
+    compared = (
+        compare(y, modes=counts, kind=kind, starts=min(starts, 3), seed=seed, progress=progress)
+        if counts
+        else None
+    )
     ahead = post.forecast(steps, level=level)
     errors, unknown = fit.standard_errors or {}, np.full((modes, y.shape[1]), np.nan)
     deviation = np.sqrt(_diagonals(model.observation_noise))
@@ -142,6 +202,11 @@ def find_regimes(
         forecast_probability=ahead.mode_probability,
         level=level,
         index=series.index,
+        ahead=next_labels(series.labels, steps),
+        chosen=series.chosen,
+        residuals=residuals,
+        tests=tuple(residual_tests(column) for column in residuals.T),
+        comparison=compared,
     )
 
 

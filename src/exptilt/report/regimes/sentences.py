@@ -1,7 +1,62 @@
-"""What was found in a series, for a terminal."""
+"""What was found in a series, in words: for a terminal, and the sentences of the page."""
+
+import numpy as np
 
 from exptilt.report.regimes.payload import Regimes
 from exptilt.report.tokens import plain
+from exptilt.switching.learning.summary import write_number
+
+
+def name_of(found: Regimes, regime: int) -> str:
+    """A regime by its number and, in words, by what it is."""
+    M = len(found.share)
+    low, high = ("low", "high") if found.kind == "level" else ("slow", "fast")
+    middle = "" if M == 3 else f" {regime}"
+    word = low if regime == 0 else high if regime == M - 1 else f"middle{middle}"
+    return f"{regime}" if M == 1 else f"{regime} ({word})"
+
+
+def now(found: Regimes) -> str:
+    """Where the series is at its last row, and since when."""
+    last = found.spells[-1]
+    p = found.filtered[-1, last.regime]
+    sure = "more than 99 %" if p > 0.99 else f"{100 * p:.0f} %"
+    rows = last.end - last.begin
+    since = f"since {plain(found.labels[last.begin])} ({rows} row{'s' if rows > 1 else ''})"
+    expected = found.duration[last.regime]
+    lasts = (
+        f" Such a stretch is expected to last {write_number(float(expected), 3)} rows."
+        if np.isfinite(expected)
+        else ""
+    )
+    where = (
+        f"At the last row, {plain(found.labels[-1])}, the series is in regime {name_of(found, last.regime)}"
+    )
+    return f"{where} with probability {sure}, {since}.{lasts}"
+
+
+def verdicts(found: Regimes) -> list[str]:
+    """What the tests of the residuals say, in words."""
+    out = []
+    for name, tests in zip(found.columns, found.tests, strict=False):
+        bad = {test.split(",")[0] for test, (_, p) in tests.items() if p < 0.01}
+        if "Ljung–Box" in bad:
+            hint = "--model local-level, or model its changes" if found.kind == "level" else "more regimes"
+            out.append(
+                f"The residuals of {name} are correlated: regimes alone do not describe it. Try {hint}."
+            )
+        elif bad:
+            what = " and ".join(
+                {
+                    "Ljung–Box of squares": "their size changes in time",
+                    "Jarque–Bera": "their tails are not normal",
+                }[b]
+                for b in sorted(bad)
+            )
+            out.append(f"The residuals of {name} are uncorrelated, but {what}: intervals may be off.")
+        elif tests:
+            out.append(f"The residuals of {name} look as they should.")
+    return out
 
 
 def text(found: Regimes) -> str:
@@ -11,6 +66,7 @@ def text(found: Regimes) -> str:
     rows, M = len(found.y), len(found.share)
     lines = [
         f"{plain(found.source)}: {rows} rows of {', '.join(names)}; {M} regimes, model {found.kind!r}",
+        *(plain(sentence) for sentence in found.chosen),
         "rows are numbered" if found.index is None else f"rows are named by column {plain(found.index)!r}",
         f"log-likelihood {found.log_likelihood:.4f}   AIC {found.aic:.2f}   BIC {found.bic:.2f}   "
         f"{found.free_parameters} free parameters",
@@ -25,5 +81,8 @@ def text(found: Regimes) -> str:
     lines.append("")
     for k, row in enumerate(found.transition):
         lines.append(f"from regime {k}: " + "  ".join(f"to {j}: {p:.4f}" for j, p in enumerate(row)))
-    last = ", ".join(f"{k}: {p:.3f}" for k, p in enumerate(found.filtered[-1]))
-    return "\n".join([*lines, f"probability of the regimes at the last row: {last}"])
+    lines += ["", now(found)]
+    if found.comparison is not None:
+        lines += ["", str(found.comparison)]
+    said = [plain(line) for line in verdicts(found)]
+    return "\n".join([*lines, *(["", *said] if said else [])])

@@ -1,8 +1,9 @@
-"""A time series from a CSV file with a header; empty cells, NA and their like are missing values.
+"""A time series from a CSV file with a header, or a parquet file; empty cells and NA are missing values.
 
 Cells are separated by commas, semicolons or tabs, whichever the header has most of; with semicolons or tabs
-a comma may be the decimal point. Unless told, the first column names the rows if it has no name, holds dates,
-or holds numbers that only rise while there is another column to model.
+a comma may be the decimal point, and a point or a space may group thousands. Unless told, the rows are named
+by the first column that holds dates, or by the very first if it has no name or holds numbers that only rise
+while there is another column to model; and every column of numbers that varies is modelled.
 """
 
 import csv
@@ -16,10 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, MissingExtraError
 
 MISSING = {"", "na", "nan", "null", "none", ".", "?", "n/a"}
-DECIMAL = re.compile(r"^(\s*[-+]?\d+),(\d+\s*(?:[eE][-+]?\d+)?\s*)$")  # 3,14
+# 3,14 and 1.234,56 and 1 234,56
+COMMA = re.compile(r"\s*[-+]?(\d{1,3}([. \u00a0\u202f']\d{3})+|\d+),\d+([eE][-+]?\d+)?\s*")
+Lines = list[tuple[int, list[str]]]
 # 2001-02-03 (and a time), 2001/2, 2001Q3, 2001-M04, 3.2.2001, 02/03/2001
 DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([ T]\d{1,2}:\d{2}.*)?"
@@ -37,6 +40,7 @@ class Series:
         labels: ``(T,)``, what the rows are called.
         values: ``(T, m)``, NaN where missing.
         index: the column that the labels are from, None if the rows are numbered.
+        chosen: sentences on what was read, and what was left out.
     """
 
     source: str
@@ -44,6 +48,7 @@ class Series:
     labels: tuple[str, ...]
     values: NDArray[np.float64]
     index: str | None = None
+    chosen: tuple[str, ...] = ()
 
 
 def read_series(path: Path, columns: Sequence[str] | None, index: str | None) -> Series:
@@ -54,13 +59,14 @@ def read_series(path: Path, columns: Sequence[str] | None, index: str | None) ->
         columns: which columns; None takes every column of numbers that is not the index.
         index: the column that names the rows; None takes the first if it looks like one, or numbers them.
     """
-    header, rows = _cells(path)
-    if index is None and header[0] not in (columns or ()) and _names_rows(header, rows):
-        index = header[0]
+    header, rows, how = _parquet(path) if path.suffix in (".parquet", ".pq") else _cells(path)
+    asked = index is not None
+    if index is None:
+        index = _index_of(header, rows, columns or ())
     for name in (*(columns or ()), *([index] if index else ())):
         if name not in header:
             raise ArgumentError(f"{path} has no column {name!r}. It has: {', '.join(header)}.")
-    found: dict[str, list[float]] = {}
+    found, dropped = dict[str, list[float]](), list[str]()
     for at, name in enumerate(header):
         if name in columns if columns else name != index:
             try:
@@ -68,27 +74,54 @@ def read_series(path: Path, columns: Sequence[str] | None, index: str | None) ->
             except ArgumentError:
                 if columns:
                     raise
+                dropped.append(f"{name!r} (not numbers)")
                 continue
             if name in found or name == index:
                 raise ArgumentError(f"{path} has {header.count(name)} columns called {name!r}. Rename them.")
             found[name] = numbers
     if not found:
         raise ArgumentError(f"{path} has no column of numbers. It has: {', '.join(header)}.")
+    still = {name: _why_still(np.array(numbers)) for name, numbers in found.items()}
+    if columns is None and any(not why for why in still.values()):
+        dropped += [f"{name!r} ({why})" for name, why in still.items() if why]
+        found = {name: numbers for name, numbers in found.items() if not still[name]}
     names = tuple(columns or found)
-    values = np.array([found[name] for name in names]).T
-    for name, column in zip(names, values.T, strict=True):
-        seen = column[~np.isnan(column)]
-        if len(seen) < 2 or np.ptp(seen) == 0:
-            what = f"is constant ({seen[0]:g})" if len(seen) > 1 else f"has {len(seen)} observed values"
+    for name in names:
+        if still[name]:
             raise ArgumentError(
-                f"{path}: column {name!r} {what}. There are no regimes in it; choose others with --columns."
+                f"{path}: column {name!r} {still[name]}. There are no regimes in it; choose others with "
+                "--columns."
             )
     place = None if index is None else header.index(index)
     labels = tuple(str(k) if place is None else row[place].strip() for k, (_, row) in enumerate(rows))
-    return Series(str(path), names, labels, values, index)
+    chosen = [how] if how else []
+    if index is not None and not asked:
+        chosen.append(f"Rows are named by the column {index!r}; --index chooses another.")
+    if dropped:
+        chosen.append(f"Left out: {', '.join(dropped)}; --columns chooses.")
+    values = np.array([found[name] for name in names]).T
+    return Series(str(path), names, labels, values, index, tuple(chosen))
 
 
-def _names_rows(header: list[str], rows: list[tuple[int, list[str]]]) -> bool:
+def _why_still(column: NDArray[np.float64]) -> str:
+    """Why there are no regimes in a column, if so."""
+    seen = column[~np.isnan(column)]
+    if len(seen) < 2:
+        return f"has {len(seen)} observed values"
+    return f"is constant ({seen[0]:g})" if np.ptp(seen) == 0 else ""
+
+
+def _index_of(header: list[str], rows: Lines, columns: Sequence[str]) -> str | None:
+    """The column that names the rows, by its looks."""
+    if header[0] not in columns and _names_rows(header, rows):
+        return header[0]
+    for at, name in enumerate(header[1:], 1):
+        if name not in columns and all(DATE.fullmatch(row[at].strip()) for _, row in rows):
+            return name
+    return None
+
+
+def _names_rows(header: list[str], rows: Lines) -> bool:
     """Whether the first column looks like what the rows are called: dates, a counter, years."""
     first = [row[0].strip() for _, row in rows]
     if len(header) < 2:
@@ -112,8 +145,29 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the other lines that are not empty with their numbers."""
+def _parquet(path: Path) -> tuple[list[str], Lines, str]:
+    """The table of a parquet file as cells of text, its index in front if it has more than numbers."""
+    path.open("rb").close()  # a file that is not there says so itself
+    try:
+        import pandas as pd
+        import pyarrow  # noqa: F401
+    except ImportError as problem:
+        raise MissingExtraError("pyarrow", "parquet") from problem
+    try:
+        table = pd.read_parquet(path)
+    except (ValueError, OSError) as problem:
+        raise ArgumentError(f"{path} is not a parquet file: {problem}.") from None
+    if not isinstance(table.index, pd.RangeIndex):
+        table = table.reset_index()
+    if not len(table):
+        raise ArgumentError(f"{path} has no rows. Pass a table with rows of numbers.")
+    text = table.astype(object).where(table.notna(), "").astype(str)
+    cells = [[cell.removesuffix(" 00:00:00") for cell in row] for row in text.to_numpy().tolist()]
+    return [str(name) for name in table.columns], list(enumerate(cells, 1)), ""
+
+
+def _cells(path: Path) -> tuple[list[str], Lines, str]:
+    """The header, the other lines that are not empty with their numbers, and how they were read."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = file.readline()
@@ -134,9 +188,21 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
             raise ArgumentError(
                 f"{path}: line {line} has {len(row)} cells, the header {len(header)}. Mend that line."
             )
+    lines = rows[1:]
     if separator == ",":
-        return header, rows[1:]
-    return header, [(line, [DECIMAL.sub(r"\1.\2", cell) for cell in row]) for line, row in rows[1:]]
+        return header, lines, ""
+    how = f"Cells are separated by {'semicolons' if separator == ';' else 'tabs'}"
+    if any(COMMA.fullmatch(cell) for _, row in lines for cell in row):
+        lines = [(line, [_with_point(cell) for cell in row]) for line, row in lines]
+        how += ", a comma is the decimal point"
+    return header, lines, f"{how}."
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma as one with a point; other text as it is."""
+    if not COMMA.fullmatch(cell):
+        return cell
+    return re.sub(r"[. \u00a0\u202f']", "", cell.strip()).replace(",", ".")
 
 
 def _number(cell: str, where: str) -> float:

@@ -235,6 +235,8 @@ class Learned:
 
 def sum_modes(probability: Values, regimes: int) -> Values:
     """Probabilities of modes ``(T, K)`` summed to those of regimes, whose modes lie side by side."""
+    if isinstance(probability, list):
+        return [sum_modes(one, regimes) for one in probability]
     if probability.shape[-1] == regimes:
         return probability
     shape = (*probability.shape[:-1], regimes, -1)

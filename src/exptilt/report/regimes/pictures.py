@@ -1,0 +1,106 @@
+"""The long picture: every column, the probabilities and the residuals over one time axis, wide or narrow."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exptilt._support.plotting import COLOURS
+from exptilt.report import figures
+from exptilt.report.regimes.payload import Regimes
+from exptilt.report.tokens import plain, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+YEAR = re.compile(r"(\d{4})(?:$|[-/.: QqMmWw])")
+
+
+def shade(regime: int) -> tuple[str, float]:
+    """The colour of a regime and the opacity of its bands; blue is that of the signal."""
+    return COLOURS[(2, 1, 3, 5, 4)[regime % 5]], 0.24
+
+
+def draw(found: Regimes, *, narrow: bool) -> str:
+    """The picture as SVG; `narrow` for telephones."""
+    panels = len(found.columns) + 1 + (found.residuals is not None)
+    width, name = (4.2, "narrow") if narrow else (10.4, "wide")
+    height = (1.5 if narrow else 1.75) * (len(found.columns) * 1.35 + panels - len(found.columns)) + 0.4
+    return figures.draw(name, partial(_paint, found, narrow), width=width, height=height)
+
+
+def _paint(found: Regimes, narrow: bool, axes: "Axes") -> None:
+    m, figure = len(found.columns), axes.figure
+    axes.remove()
+    heights = [1.35] * m + [1.0] * (1 + (found.residuals is not None))
+    grid: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
+    panels = list(grid[:, 0])
+    T, h = len(found.y), len(found.forecast)
+    for a, panel in enumerate(panels[:m]):
+        _series(found, a, panel, narrow)
+    _probability(found, panels[m])
+    if found.residuals is not None:
+        _residuals(found, panels[m + 1])
+    labels = [*found.labels, *found.ahead] if found.ahead else list(found.labels)
+    panels[-1].set_xticks(*ticks(labels, 4 if narrow else 9), fontsize=7 if narrow else 8)
+    panels[-1].set_xlim(-0.5, T + h - 0.5)
+    for panel in panels:
+        panel.tick_params(labelsize=7 if narrow else 8)
+        panel.grid(axis="x", visible=False)
+
+
+def ticks(labels: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+    """Where to name the time axis, and how: by round years where the labels begin with years."""
+    found = [YEAR.match(label) for label in labels]
+    years = [int(match[1]) for match in found if match]
+    if len(years) == len(labels) and years == sorted(years) and years[-1] - years[0] > 3:
+        gap = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if (years[-1] - years[0]) / step < most)
+        new = [k for k in range(1, len(years)) if years[k] != years[k - 1] and years[k] % gap == 0]
+        return new, [str(years[k]) for k in new]
+    at = np.unique(np.linspace(0, len(labels) - 1, most).astype(int)).tolist()
+    return at, [visible(plain(labels[k])) for k in at]
+
+
+def _series(found: Regimes, a: int, axes: "Axes", narrow: bool) -> None:
+    T, h = len(found.y), len(found.forecast)
+    time, later, blue = np.arange(T), np.arange(T, T + h), figures.SERIES[0]
+    for spell in found.spells:
+        color, alpha = shade(spell.regime)
+        axes.axvspan(spell.begin - 0.5, spell.end - 0.5, color=color, alpha=alpha, linewidth=0)
+    line = 0.7 if narrow or T > 400 else 1.0
+    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=line, label="data")
+    axes.plot(time, found.signal[:, a], color=blue, linewidth=1.3, label="smoothed")
+    axes.fill_between(later, found.lower[:, a], found.upper[:, a], color=blue, alpha=0.3, linewidth=0)
+    label = f"forecast, {100 * found.level:g} %"
+    axes.plot(later, found.forecast[:, a], color=blue, linestyle="--", linewidth=1.3, label=label)
+    axes.set_title(visible(found.columns[a]), fontsize=9)
+    if a == 0:
+        axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
+
+
+def _probability(found: Regimes, axes: "Axes") -> None:
+    T, h, M = len(found.y), len(found.forecast), len(found.share)
+    stacked = np.concatenate([found.smoothed, found.forecast_probability])
+    base = np.zeros(T + h)
+    for k in range(M):
+        color, _ = shade(k)
+        axes.fill_between(
+            np.arange(T + h), base, base + stacked[:, k], color=color, alpha=0.6, linewidth=0, step="mid"
+        )
+        base = base + stacked[:, k]
+    axes.axvline(T - 0.5, color=figures.INK, linewidth=0.7, linestyle=":")
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    axes.set_title("probability of the regimes", fontsize=9)
+
+
+def _residuals(found: Regimes, axes: "Axes") -> None:
+    assert found.residuals is not None
+    for a, column in enumerate(found.residuals.T):
+        color = figures.INK if a == 0 else COLOURS[a % len(COLOURS)]
+        axes.plot(np.arange(len(column)), column, ".", color=color, markersize=2.5)
+    for edge in (-1.96, 1.96):
+        axes.axhline(edge, color=figures.INK, linewidth=0.6, linestyle=":")
+    axes.set_title("residuals", fontsize=9)
