@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.transforms import function_modes
+from exptilt.lens.watching.masks import make_mask
 from exptilt.lens.watching.verification import WatchedOutputError
 from oracles import tiny_models as models
 
@@ -329,3 +330,34 @@ def test_studies_of_models_that_do_not_run_again_and_that_want_pictures():
     clip = tf.CLIPModel(tf.CLIPConfig(text_config={**parts, "vocab_size": 61}, vision_config=picture)).eval()
     with pytest.raises(ArgumentError, match=r"CLIPModel does not run on tokens alone .* text_model"):
         xt.lens.study(clip, Letters(), texts)
+
+
+def test_a_module_that_is_not_causal_is_not_made_so():
+    """PaliGemma without token types has a causal mask that sdpa leaves to the modules, which are not."""
+    from transformers import PaliGemmaConfig, PaliGemmaModel
+
+    small = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**small, "model_type": "gemma", "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 61}
+    vision = {**small, "model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4}
+    torch.manual_seed(0)
+    config = PaliGemmaConfig(text_config=text, vision_config=vision, image_token_id=60, projection_dim=16)
+    model = PaliGemmaModel(config).double().eval()
+    ids = torch.randint(3, 59, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        plain = model(input_ids=ids).last_hidden_state
+        with xt.lens.watch(model) as seen:
+            watched = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(watched, plain, rtol=1e-10, atol=1e-10)
+    assert float(seen.record.to_frame().visible_keys.min()) == 9.0
+
+
+def test_an_unknown_rule_can_be_calculated_with():
+    """A model may ask which rows of its mask are empty, where the mask is a function of its own."""
+
+    def near(batch, head, query, key):
+        return (query // 3 == key // 3) & (query < 4)
+
+    mask = make_mask(
+        batch_size=1, q_length=6, kv_length=6, mask_function=near, use_vmap=True, dtype=torch.float32
+    )
+    assert torch.all(~mask, dim=-1)[0, 0].tolist() == [False] * 4 + [True] * 2

@@ -7,10 +7,11 @@ caller allows them, and are then read with `weights_only`. A model is taken only
 there: random ones in place of missing ones would be measured as if they were real.
 """
 
+import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -104,7 +105,9 @@ def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | 
         kind, place = _class(transformers, config), source
         options |= {"use_safetensors": not pickled, "config": config}
         options |= {"weights_only": True} if pickled else {}
-    with quiet(), _explained(source, "weights"):
+    # What reads a GGUF file draws a bar that no setting of transformers silences.
+    silent = redirect_stderr(io.StringIO()) if source.is_file() else nullcontext()
+    with quiet(), silent, _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
     missing = sorted(x for x in info["missing_keys"] if "pooler" not in x)  # no attention reads a pooler
     if missing:

@@ -10,17 +10,21 @@ if TYPE_CHECKING:
     from exptilt.lens.studying.results import HeadDetail, Study
 
 
-def of_study(study: "Study") -> str:
-    """The model, and its kinds of heads."""
+def in_short(study: "Study") -> str:
+    """What was studied, in a line."""
     layers, heads = next((m.value.shape for m in study.heads.values() if m.value is not None), (0, 0))
     tokens = study.text_facts.get("tokens", "?")
-    caption = f"{study.name}: {layers} layers of {heads} heads, {tokens} tokens"
+    return f"{study.name}: {layers} layers of {heads} heads, {tokens} tokens"
+
+
+def of_study(study: "Study") -> str:
+    """The model, and its kinds of heads."""
     rows = []
     for name, kind in study.kinds.items():
         members = [f"L{layer}H{head}" for layer, head in np.argwhere(kind.members)]
         more = f" and {len(members) - 8} more" if len(members) > 8 else ""
         rows.append((name, kind.about, len(members), ", ".join(members[:8]) + more))
-    return html_table(("kind", "what such a head does", "heads", "which"), rows, caption)
+    return html_table(("kind", "what such a head does", "heads", "which"), rows, in_short(study))
 
 
 def of_head(detail: "HeadDetail") -> str:

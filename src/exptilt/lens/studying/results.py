@@ -163,7 +163,7 @@ class Training:
     strips: Array | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """All that was measured on one model.
 
@@ -196,6 +196,9 @@ class Study:
     seed: int = 0
     layer_names: Sequence[str] = ()
     picture: Picture | None = None
+
+    def __repr__(self) -> str:
+        return f"<Study of {notebook.in_short(self)}; to_frame() is a table>"
 
     def _repr_html_(self) -> str:
         return notebook.of_study(self)

@@ -76,6 +76,7 @@ class RuleMask(Tensor):
     rule: Rule | None  # None if `attend` does not know it
     padding: Tensor | None  # (batch, key positions) booleans by absolute position, False at padding
     offsets: tuple[int, int]  # absolute position of the first query and of the first key
+    skipped: bool  # whether transformers' sdpa would get no mask, so that its module says what is causal
     known: dict[Any, Any]  # what has been worked out of it, by a key of whoever did
     _make: Callable[[], Tensor]
     _cells: Tensor | None
@@ -98,7 +99,7 @@ class RuleMask(Tensor):
         make: Callable[[], Tensor],
     ):
         self.rule, self.padding, self.offsets, self.known = rule, padding, offsets, {}
-        self._make, self._cells = make, None
+        self._make, self._cells, self.skipped = make, None, False
 
     def dense(self) -> Tensor:
         """The mask itself, made once."""
@@ -158,7 +159,12 @@ def make_mask(*, eager: bool = False, **asked: Any) -> RuleMask | None:
         return None
     dtype = asked.get("dtype", torch.float32) if eager else torch.bool
     device = torch.device(asked.get("device", "cpu"))
-    return RuleMask(shape, device, dtype, rule, padding, offsets, make)
+    mask = RuleMask(shape, device, dtype, rule, padding, offsets, make)
+    if rule is None:
+        mask.dense()  # now, since it may be made with vmap, which does not run when an operation asks for it
+    elif rule.causal and padding is None and not eager and asked.get("allow_is_causal_skip", True):
+        mask.skipped = shape[2] in (1, shape[3]) and (width is None or shape[3] < width)
+    return mask
 
 
 # Masks made by hand hide a key with −1e4 or −1e9: a weight of e^−9000 is 0 in every format. Position biases

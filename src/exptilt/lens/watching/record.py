@@ -68,7 +68,7 @@ class CallRecord:
     biased: bool = False
 
 
-@dataclass
+@dataclass(repr=False)
 class Record:
     """All attention calls of one watch, in the order in which they happened.
 
@@ -79,6 +79,10 @@ class Record:
 
     calls: list[CallRecord] = field(default_factory=list)
     spent: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        layers = len({call.layer for call in self.calls})
+        return f"<Record of {len(self.calls)} attention calls in {layers} layers; to_frame() is a table>"
 
     def to_frame(self, *, by_step: bool = False) -> Any:
         """The record as a pandas DataFrame, one row per layer, head and batch item.

@@ -72,8 +72,17 @@ def attention_function(
     if attention_mask is None:
         causal = not eager and request.kind == "self" and model.is_causal(module, is_causal)
         without_mask(model, request, causal)
+    elif (
+        isinstance(attention_mask, RuleMask)
+        and attention_mask.skipped
+        and not model.is_causal(module, is_causal)
+    ):
+        without_mask(model, request, False)
     elif isinstance(attention_mask, RuleMask):
-        _with_rule(model, attention_mask, request)
+        if attention_mask.skipped and not model.is_causal(module, is_causal):
+            without_mask(model, request, False)
+        else:
+            _with_rule(model, attention_mask, request)
     else:
         _with_dense(model, attention_mask, request)
     if position_bias is not None:
