@@ -18,6 +18,7 @@ tries some and says more.
 """
 
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -210,7 +211,8 @@ def _watched(model: nn.Module, run: Callable[[], list[Tensor]], plain: list[Tens
 
 
 def _said(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+    text = re.sub(r"/\S*/", "", " ".join(str(problem).split()))  # without this machine's paths
+    return f"{type(problem).__name__}: {text[:200]}"
 
 
 def measure(names: list[str]) -> dict[str, Any]:
