@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from claims.verdicts import VERDICTS
 from exptilt import claims
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt.claims import Check, Evidence, Picture, Verdict, ledger
@@ -40,6 +41,22 @@ def test_every_claim_says_what_it_must(claim):
     assert re.search(r"poster|draft|appendix", claim.source)
     assert claim.snippet.count("\n") > 2
     assert "print(" in claim.snippet
+
+
+@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.id)
+def test_the_lines_to_run_do(claim, capsys):
+    """As shown on the page, with nothing but what they import; what they print is what the docstring says."""
+    exec(compile(claim.snippet, claim.id, "exec"), {})
+    example = claim.experiment.__doc__.partition("Example:\n")[2].splitlines()
+    said = [line.strip() for line in example if line.strip() and not line.strip().startswith((">>>", "..."))]
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == said
+
+
+def test_the_page_of_the_docs_says_the_same():
+    text = (Path(__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
+    rows = re.findall(r"^\| <a id=.*?\[([A-F]\d+)\].*?\| (.*?) \| (.*?) \|$", text, flags=re.MULTILINE)
+    assert rows == [(claim.id, claim.title, VERDICTS[claim.id]) for claim in EVERY]
+    assert all(f"[evidence](claims.md#{claim.id.lower()})" in THEORY for claim in EVERY)
 
 
 def test_the_rules():
