@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import harness
-from exptilt.switching import SwitchingLinearGaussian, markov_autoregression
+from exptilt.switching import SwitchingLinearGaussian, SwitchingNonlinear, markov_autoregression
 from harness import Goal, compare, peak_extra_memory, plot, print_goals, print_table, save
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "reference_lam_gnp.json"
@@ -161,6 +161,43 @@ def markov_autoregressions() -> tuple[float, float]:
     return seconds[0], seconds[1]
 
 
+def turning(M: int = 3) -> SwitchingNonlinear:
+    """Coordinated turns of four states at three rates, seen by range and bearing."""
+
+    def move(rate: float) -> Any:
+        s, c = np.sin(rate), np.cos(rate)
+        a, b = (s / rate, (1 - c) / rate) if rate else (1.0, 0.0)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            px, vx, py, vy = x.unbind(-1)
+            moved = [px + a * vx - b * vy, c * vx - s * vy, py + b * vx + a * vy, s * vx + c * vy]
+            return torch.stack(moved, -1)
+
+        return step
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.hypot(x[..., 0], x[..., 2]), torch.atan2(x[..., 2], x[..., 0])], -1)
+
+    return SwitchingNonlinear(
+        transition=np.full((M, M), 0.05) + 0.85 * np.eye(M),
+        dynamics=[move(0.0), move(0.1), move(-0.1)],
+        process_noise=0.01 * np.eye(4),
+        observation=look,
+        observation_noise=np.diag([1.0, 1e-4]),
+        initial_mean=[100.0, 1.0, 50.0, 0.0],
+        initial_covariance=np.eye(4),
+        initial_probability=np.full(M, 1 / M),
+        observation_angles=(1,),
+    )
+
+
+def steps_online(state: Any, y: np.ndarray) -> Any:
+    """Feed a state row by row."""
+    for row in y:
+        state = state.step(row)
+    return state
+
+
 def prepare_memory(store: str, T: int) -> Any:
     """For `peak_extra_memory`."""
     model = make(3, 4, 2)
@@ -205,6 +242,9 @@ def main() -> None:
     M, n, m, T, short = 3, 4, 2, 20_000, 200 if arguments.quick else 400
     model, y = make(M, n, m), rng.normal(size=(T, m))
     batch = rng.normal(size=(256, 200, m))
+    many, curved = model.online(batch=T), turning()
+    walk = np.cumsum(0.3 * rng.normal(size=2000))
+    polar = np.stack([111 + walk, 0.46 + 0.01 * rng.normal(size=2000)], 1)
     # the same numbers first: filterpy's IMM and ours agree
     difference = float(
         np.abs(model.filter(y[:short], method="imm").mean - run_filterpy(model, y[:short])).max()
@@ -218,8 +258,20 @@ def main() -> None:
         "GPB2, batch": lambda: model.filter(batch, method="gpb2"),
         "GPB2 with gradient, batch": gradient(model, torch.from_numpy(batch), "gpb2"),
         "smoother (GPB2)": lambda: model.smooth(y),
+        "online IMM, one by one": lambda: steps_online(model.online(), y[:2000]),
+        "online GPB2, one by one": lambda: steps_online(model.online(method="gpb2"), y[:2000]),
+        "online IMM, 20,000 at once": lambda: steps_online(many, np.broadcast_to(y, (5, T, m))),
+        "turn model, extended IMM": lambda: curved.filter(polar),
+        "turn model, unscented IMM": lambda: curved.filter(polar, linearize="unscented"),
     }
-    steps = {name: short if name == "filterpy IMM" else 256 * 200 if "batch" in name else T for name in cases}
+    counts = {
+        "filterpy IMM": short,
+        "one by one": 2000,
+        "at once": 5 * T,
+        "turn model": 2000,
+        "batch": 256 * 200,
+    }
+    steps = {name: next((k for word, k in counts.items() if word in name), T) for name in cases}
     times = compare(cases, "filterpy IMM", rounds=3 if arguments.quick else 7, label="switching")
     micro = {name: 1e6 * t.best / steps[name] for name, t in times.items()}
     faster = {name: micro["filterpy IMM"] / value for name, value in micro.items()}
@@ -242,6 +294,11 @@ def main() -> None:
         Goal("GPB2, batch, share of filterpy's time", 1 / faster["GPB2, batch"], 1 / 1000),
         Goal("gradient, batch", micro["GPB2 with gradient, batch"], 30.0, "µs a step"),
         Goal("first call, cache present", first, 0.3, "s"),
+        Goal("online IMM, one by one", micro["online IMM, one by one"], 10.0, "µs a step"),
+        Goal("online GPB2, one by one", micro["online GPB2, one by one"], 10.0, "µs a step"),
+        Goal("online IMM, 20,000 at once", micro["online IMM, 20,000 at once"], 1.0, "µs an update"),
+        Goal("turn model, extended IMM", micro["turn model, extended IMM"], 50.0, "µs a step"),
+        Goal("turn model, unscented IMM", micro["turn model, unscented IMM"], 50.0, "µs a step"),
         Goal(
             "Markov autoregression, share of statsmodels' time", autoregression[0] / autoregression[1], 1 / 20
         ),

@@ -102,6 +102,22 @@ def test_batches_with_one_model_and_with_many():
         assert gate.covariance.shape == (3, 5, 2, 2, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_large_batches_use_a_build_of_exact_sizes(method):
+    rng = np.random.default_rng(7)
+    model = random_model(rng, 3, 4, 2)
+    y = rng.normal(size=(3, 2500, 2))
+    y[1, :50, 0] = np.nan
+    state = model.online(method=method, batch=2500)
+    alone = [model.online(method=method) for _ in range(60)]
+    for rows in y:
+        state, alone = state.step(rows), [one.step(row) for one, row in zip(alone, rows, strict=False)]
+    for k, one in enumerate(alone):
+        np.testing.assert_allclose(state.mean[k], one.mean, atol=1e-12)
+        np.testing.assert_allclose(state.covariance[k], one.covariance, atol=1e-12)
+
+
 def test_nothing_seen_and_states_that_branch():
     rng = np.random.default_rng(3)
     model = random_model(rng, 2, 2, 2)
