@@ -26,10 +26,11 @@ def on_config(config):
         sections.append({module: [f"reference/{module}/index.md", *pages]})
     listed = json.dumps(config["nav"])
     new = sorted(path.name for path in (ROOT / "docs").glob("*.md") if f'"{path.name}"' not in listed)
-    guides = next(part for part in config["nav"] if "Guides" in part)
-    guides["Guides"] += new  # a page that nobody has put in its place yet
-    reference = next(part for part in config["nav"] if "Reference" in part)
-    reference["Reference"] = ["reference/index.md", *sections]
+    section = {name: part for part in config["nav"] for name in part}
+    for name in new:  # pages that nobody has put in their place yet
+        home = "Theory" if name == "claims.md" else "Guides"
+        section[home][home].append(name)
+    section["Reference"]["Reference"] = ["reference/index.md", *sections]
     return config
 
 
