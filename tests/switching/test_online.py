@@ -125,6 +125,7 @@ def test_nothing_seen_and_states_that_branch():
     twice = state.predict().predict()
     np.testing.assert_array_equal(twice._rows, state.step(None).predict()._rows)
     assert twice.t == 3
+    assert repr(twice) == "OnlineState(imm, t=3, predicted, batch=None)"
     kept = state.mean.copy()
     assert (state.step([9.0, 9.0]).mean != state.step([0.0, 0.0]).mean).any()
     np.testing.assert_array_equal(state.mean, kept)

@@ -229,6 +229,10 @@ class OnlineState:
         rows = plan.rows(post._log_mode[last], post._mode_mean[last], cov, total)
         return _state(plan, rows, int(data.lengths.max()))
 
+    def __repr__(self) -> str:
+        said = "predicted" if self._predicted else "updated"
+        return f"OnlineState({self._plan.method}, t={self.t}, {said}, batch={self._plan.batch})"
+
     def step(self, y: ArrayLike | None, *, inputs: ArrayLike | None = None) -> "OnlineState":
         """The state one step on, given what is seen there: `predict`, then `update`.
 
