@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         "with": lambda: one_text.measure_unit(model, chunk, options),
         "repeated": lambda: one_text.measure_repeats(model, repeated),
     }
-    times = harness.compare(cases, "without", rounds=2 if arguments.quick else 5, label="study")
+    times = harness.compare(cases, "without", rounds=2 if arguments.quick else 3, label="study")
     harness.print_times(times)
     cost = times["with"].ratio_median + times["repeated"].ratio_median / CHUNKS
     goals = [Goal("a study with kinds of heads over one without", cost, LIMIT)]

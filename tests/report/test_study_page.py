@@ -342,3 +342,7 @@ def test_a_large_page_is_small_enough():
     study = make_study(24, 16, size=32)
     more = {f"more_{index}": heads for index in range(20)}  # as many statistics as a study has
     assert len(page.render_study(dataclasses.replace(study, heads={**study.heads, **more}))) < 3e6
+
+
+def test_a_study_is_told_in_a_line(made):
+    assert repr(made) == "<Study of made <b>up</b>: 4 layers of 4 heads, 1024 tokens; to_frame() is a table>"
