@@ -119,6 +119,7 @@ def _number(value: Any, *, largest: bool) -> float:
 
 def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The largest difference between two tensors, relative to the larger of 1 and the largest wanted."""
+    found, wanted = found.detach(), wanted.detach()
     return float((found - wanted).abs().max() / max(1.0, float(wanted.abs().max())))
 
 

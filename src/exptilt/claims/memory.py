@@ -171,9 +171,9 @@ def moving(
     seed: int,
     *,
     patterns: Annotated[int, Between(4, 200)] = 16,
-    dimensions: Annotated[int, Between(2, 64)] = 8,
+    dimensions: Annotated[int, Between(2, 64)] = 12,
     beta: Annotated[float, Between(0.1, 50)] = 8.0,
-    steps: Annotated[int, Between(10, 20000)] = 2000,
+    steps: Annotated[int, Between(10, 20000)] = 1000,
 ) -> Found:
     """Hopfield's theory holds patterns still, as cross-attention does, and then each state stays with a
     pattern. In self-attention the patterns are the states: the same update merges them.

@@ -87,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif len(found) == 1 and not others:
         print(_one(found[0]))
     else:
-        print(_table(found + others))
-        print("\n".join(line for each in others for line in _changed(found, each)))
+        print("\n".join([_table(found + others), *(_changed(found, each) for each in others)]))
     if arguments.out is not None:
         from exptilt.report.ledger import write_ledger
 
@@ -160,11 +159,11 @@ def _one(each: "Evidence") -> str:
     return "\n".join([*lines, "", f"{each.verdict.value}: {each.reason}"])
 
 
-def _changed(found: "list[Evidence]", other: "Evidence") -> list[str]:
+def _changed(found: "list[Evidence]", other: "Evidence") -> str:
     """What another model changed, check by check."""
     first = next(each for each in found if each.id == other.id)
     same = "as before" if first.verdict is other.verdict else f"was {first.verdict.value}"
     lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})"]
     for before, after in zip(first.checks, other.checks, strict=True):
         lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}")
-    return lines
+    return "\n".join(lines)
