@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
-from ..checks import safe_log
+from ..checks import row_softmax, safe_log
 from ..inference.problem import as_double
 from ..parameters import RANKS, ModelParameters
 from ..series import read
@@ -97,7 +97,7 @@ def driven(
         leave = 1.0 - torch.eye(len(P), dtype=P.dtype)
         since = torch.arange(durations, dtype=P.dtype)
         logits = logits + age[:, None, None] * since[:, None] * leave[:, None, :]
-    return torch.softmax(logits, -1)
+    return row_softmax(logits)
 
 
 def spread_out(P: torch.Tensor) -> torch.Tensor:

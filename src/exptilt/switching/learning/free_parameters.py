@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
+from ..checks import row_softmax
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
@@ -92,7 +93,7 @@ class Free:
         for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
             raw = piece.reshape(shape)
             if name in PROBABILITIES:
-                raw, rest = torch.softmax(raw, -1), self._rest[name]
+                raw, rest = row_softmax(raw), self._rest[name]
                 out[name] = raw if rest is None else self._held[name] + rest * raw
             elif name in COVARIANCES:
                 L = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
