@@ -150,3 +150,34 @@ def test_a_column_that_is_asked_for_is_not_the_index(tmp_path):
     assert read_series(path, ["year"], None).columns == ("year",)
     (tmp_path / "one.csv").write_text("y\n1\n2\n3\n4\n")
     assert read_series(tmp_path / "one.csv", None, None).columns == ("y",)
+
+
+def test_counts(tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    counts = rng.poisson(np.where((np.arange(60) // 20) % 2, 25, 3))
+    path, out = tmp_path / "counts.csv", tmp_path / "out"
+    cells = ["" if t == 7 else str(k) for t, k in enumerate(counts)]
+    path.write_text("day,calls\n" + "".join(f"{t},{cell}\n" for t, cell in enumerate(cells)))
+    command = [
+        "switch",
+        str(path),
+        "--model",
+        "counts",
+        "--starts",
+        "1",
+        "--forecast",
+        "3",
+        "--out",
+        str(out),
+    ]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "calls rate" in said
+    with (out / "probabilities.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = np.array([int(row["most_likely"]) for row in rows])
+    assert (found == (np.arange(60) // 20) % 2).mean() > 0.9
+    assert "Poisson" in (out / "index.html").read_text()
+    path.write_text("day,calls\n0,1\n1,2.5\n2,3\n3,4\n4,4\n")
+    assert main(command) != 0
+    assert "step 1 is [2.5], which Poisson cannot give" in capsys.readouterr().err

@@ -15,7 +15,10 @@ commands that work as printed:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt switch`."""
-    kinds = "regimes with a level and a variance each, or a wandering level with a pace each (default: level)"
+    kinds = (
+        "regimes with a level and a variance each, a wandering level with a pace each, or counts with a rate "
+        "each (default: level)"
+    )
     where = "where to write index.html and its CSV and JSON files (default: report)"
     columns = "columns to model together (default: all columns of numbers that vary)"
     add = parser.add_argument
@@ -33,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="column that names the rows (default: the first with dates, or a counter in front)",
     )
     add("--modes", type=positive, default=2, help="how many regimes (default: 2)")
-    add("--model", choices=("level", "local-level"), default="level", help=kinds)
+    add("--model", choices=("level", "local-level", "counts"), default="level", help=kinds)
     add("--starts", type=positive, default=5, help="how many starts of the fit (default: 5)")
     add("--forecast", type=positive, default=12, metavar="STEPS", help="steps to forecast (default: 12)")
     most = "compare the numbers of regimes up to this one, by BIC and log score (default: 4; 1: do not)"

@@ -22,7 +22,15 @@ import sys
 from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
 from .builders import fit_ready, join_modes
 from .compare import Comparison, compare
-from .families import FamilyFiltered, FamilyFit, FamilySmoothed, SwitchingFamily, discounted, pushed
+from .families import (
+    FamilyFiltered,
+    FamilyFit,
+    FamilySmoothed,
+    SwitchingFamily,
+    discounted,
+    fit_counts,
+    pushed,
+)
 from .inference.filter import Filtered, filter_series
 from .inference.forecast import Forecast
 from .inference.online import Innovations, OnlineState
@@ -69,6 +77,7 @@ __all__ = [
     "discounted",
     "dynamic_factor",
     "filter_series",
+    "fit_counts",
     "fit_nonlinear",
     "fit_parameters",
     "fit_ready",

@@ -20,10 +20,15 @@ from exptilt.switching.learning.summary import write_number, write_p
 
 FORMULAS = {
     "level": "y_t = level[regime_t] + v_t,   v_t ~ N(0, variance[regime_t])",
+    "counts": "y_t ~ Poisson(rate_t),   log p(rate_t) = δ log p(rate_{t−1} | y) + (1 − δ) log rest[regime_t]",
     "local-level": "x_t = x_{t−1} + w_t,  w_t ~ N(0, pace[regime_t]²)\ny_t = x_t + v_t,  v_t ~ N(0, noise²)",
 }
 # What the two numbers of a regime are called.
-WORDS = {"level": ("level", "standard deviation"), "local-level": ("pace (sd of a step)", "observation sd")}
+WORDS = {
+    "level": ("level", "standard deviation"),
+    "local-level": ("pace (sd of a step)", "observation sd"),
+    "counts": ("rate at rest", "standard deviation"),
+}
 DOWNLOADS = {
     "probabilities.csv": "filtered and smoothed probabilities, likeliest path, signal and residuals by row",
     "regimes.csv": "the list of regimes with their dates and statistics",

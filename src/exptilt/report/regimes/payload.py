@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from exptilt.report.regimes.counts import count_regimes
 from exptilt.report.regimes.dates import next_labels
 from exptilt.report.regimes.series import read_series
 from exptilt.switching import Comparison, compare, fit_ready
@@ -25,7 +26,7 @@ class Regimes:
     Attributes:
         source, columns, labels, y: the series, as `Series` has it; y ``(T, m)``.
         index: the column that names the rows, None if they are numbered.
-        kind: which model, "level" or "local-level".
+        kind: which model, "level", "local-level" or "counts".
         seed: of the starts.
         log_likelihood, aic, bic, free_parameters, observations, status: of the fit.
         transition: ``(M, M)``.
@@ -140,7 +141,7 @@ def find_regimes(
         path: the file.
         columns: which columns to model, together; None takes all columns of numbers that vary.
         index: the column that names the rows; None takes the first that holds dates, or a counter in front.
-        kind: "level" or "local-level".
+        kind: "level", "local-level" or "counts", which are not compared and have no residuals.
         modes: how many regimes.
         starts: how many starts of the fit.
         steps: how many steps to forecast.
@@ -151,6 +152,20 @@ def find_regimes(
     """
     series = read_series(Path(path), columns, index)
     y = series.values
+    if kind == "counts":
+        return Regimes(
+            source=series.source,
+            columns=series.columns,
+            labels=series.labels,
+            y=y,
+            kind=kind,
+            seed=seed,
+            level=level,
+            index=series.index,
+            ahead=next_labels(series.labels, steps),
+            chosen=series.chosen,
+            **count_regimes(y, modes, starts, steps, level, seed, progress),
+        )
     fit = fit_ready(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post, back = model.filter(y), model.smooth(y)

@@ -62,7 +62,8 @@ def verdicts(found: Regimes) -> list[str]:
 def text(found: Regimes) -> str:
     """The summary as lines of text; names from the file cannot upset the terminal."""
     names = [plain(name) for name in found.columns]
-    center, deviation = ("level", "sd") if found.kind == "level" else ("pace", "noise sd")
+    words = {"level": ("level", "sd"), "local-level": ("pace", "noise sd"), "counts": ("rate", "sd")}
+    center, deviation = words[found.kind]
     rows, M = len(found.y), len(found.share)
     lines = [
         f"{plain(found.source)}: {rows} rows of {', '.join(names)}; {M} regimes, model {found.kind!r}",

@@ -1,5 +1,6 @@
 """Switching models whose state is a conjugate exponential family: filter, smoother, learning, forecasts."""
 
+from .counts import fit_counts
 from .dynamics import Discounted, Pushed, discounted, pushed
 from .learning import FamilyFit
 from .model import FamilyFiltered, FamilySmoothed, SwitchingFamily
@@ -12,5 +13,6 @@ __all__ = [
     "Pushed",
     "SwitchingFamily",
     "discounted",
+    "fit_counts",
     "pushed",
 ]

@@ -4,13 +4,14 @@ Particle i holds a mode path, of which only the last mode counts, and the Kalman
 step it looks at all M modes it could go to, with log weights log π_{s_i j} + log p_j(y); its own weight is
 multiplied by their sum, and it moves to one of them drawn in proportion (the optimal proposal). The log-sum
 of the weights is the log of an unbiased estimate of the marginal likelihood. Where the effective sample size
-1 / Σ W_i² falls below half the number of particles they are resampled systematically: one uniform number, N
-equally spaced pointers.
+1 / Σ W_i² falls below half the number of particles they are resampled systematically, by `sampling`'s loop.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+
+from exptilt.sampling.resampling import point
 
 from .buffers import Run, Sizes, keep, load, look, places, step_of, work_buffer, write_row
 from .filters import carry_some, read_as
@@ -127,13 +128,9 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, cloud: Cloud, 
             if 1.0 / square < 0.5 * N:
                 copy(N * law, w, state, w, spare)
                 kept[:] = mode
-                pointer, cumulative, source = uniform[row, N] / N, w[weight], 0
+                point(w[weight : weight + N], uniform[row, N], before)
                 for i in range(N):
-                    while cumulative < pointer and source < N - 1:
-                        source += 1
-                        cumulative += w[weight + source]
-                    copy(law, w, spare + source * law, w, state + i * law)
-                    mode[i] = kept[source]
+                    copy(law, w, spare + before[i] * law, w, state + i * law)
+                    mode[i] = kept[before[i]]
                     w[log_weight + i] = -np.log(N)
-                    pointer += 1.0 / N
         out.log_likelihood[series] = total
