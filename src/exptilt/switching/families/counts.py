@@ -17,7 +17,7 @@ from .model import SwitchingFamily
 def fit_counts(
     y: ArrayLike | Tensor, *, modes: int = 2, starts: int = 5, seed: int = 0, progress: bool | None = None
 ) -> FamilyFit:
-    """Regimes of counts: Poisson, with Gamma beliefs about their rates that are drawn to a law of each regime.
+    """Regimes of Poisson counts, with Gamma beliefs about their rates that are drawn to a law of each regime.
 
     Starts from equal parts of the counts, from low to high; regimes are numbered so.
 
