@@ -1,4 +1,4 @@
-"""Gibbs and SMC against particles and blackjax, on the same small target, in effective draws a second.
+"""Gibbs and SMC against particles, blackjax and numpyro on one small target, in effective draws a second.
 
 The target is a mixture of three Gaussians in the plane, p(x) ∝ N(x; 0, 1) Σ_k p_k e^{<J_k, x>}: here a
 class and a point that tilt each other, there a density. All start from N(0, 1) and temper adaptively to
@@ -6,9 +6,9 @@ half the effective size. What a run is worth is measured, not claimed: its effec
 of x over the mean square of the error of its mean of x, over many runs in turn; mean and evidence are
 known in closed form.
 
-particles needs an older NumPy, so both rivals work in a process of their own, in the interpreter `--rivals
-PYTHON` of an environment with `pip install particles blackjax`; where there is none, that is printed and
-saved.
+particles needs an older NumPy, so the rivals work in a process of their own, in the interpreter `--rivals
+PYTHON` of an environment with `pip install particles blackjax numpyro` (`make rivals`); where there is none,
+that is printed and saved.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def ours(count: int) -> dict[str, Callable[[], Found]]:
 
 
 class Rivals:
-    """particles and blackjax in their process."""
+    """particles, blackjax and numpyro in their process."""
 
     def __init__(self, python: Path, count: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> Path:
     chosen, rest = own.parse_known_args(argv)
     arguments = harness.start(__doc__, rest)
     count, rounds = (1000, 5) if arguments.quick else (10_000, 60)
-    cases, said = ours(count), "left out: no interpreter with particles and blackjax; pass --rivals PYTHON"
+    cases, said = ours(count), "left out: no interpreter with particles, blackjax and numpyro; make rivals"
     rivals = Rivals(chosen.rivals, count) if chosen.rivals.exists() else None
     if rivals is not None:
         said = ", ".join(rivals.names)
@@ -164,6 +164,7 @@ def main(argv: list[str] | None = None) -> Path:
         "particles: SMC": "exptilt: SMC",
         "blackjax: SMC": "exptilt: SMC",
         "blackjax: NUTS": "exptilt: Gibbs",
+        "numpyro: NUTS": "exptilt: Gibbs",
     }
     goals = [
         Goal(f"{mine} over {name}, time of an effective draw", speed[name] / speed[mine], 1.0)

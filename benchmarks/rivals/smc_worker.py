@@ -1,4 +1,4 @@
-"""particles and blackjax on the target of benchmarks/sampling.py, in an interpreter of their own.
+"""particles, blackjax and numpyro on the target of benchmarks/sampling.py, in an interpreter of their own.
 
 `python smc_worker.py TARGET.npz COUNT` prints the names of what it can run, then for each name that it
 reads one line of JSON: seconds, mean and log_evidence (None where there is none). Compiling comes first
@@ -109,10 +109,42 @@ def blackjax_runs(J, log_p, count):
     return {"blackjax: SMC": run_smc, "blackjax: NUTS": run_nuts}
 
 
+def numpyro_runs(J, log_p, count):
+    import jax
+    import jax.numpy as jnp
+    from numpyro.infer import MCMC, NUTS
+
+    matrix, offset = jnp.asarray(J), jnp.asarray(log_p)
+
+    def potential(x):
+        return 0.5 * jnp.sum(x**2) - jax.scipy.special.logsumexp(matrix @ x + offset)
+
+    # the same chains, draws, step size and metric as blackjax's: nothing is adapted
+    kernel = NUTS(potential_fn=potential, step_size=0.7, adapt_step_size=False, adapt_mass_matrix=False)
+    chains, sweeps, discard = count // 10, 10, 10
+    sampler = MCMC(
+        kernel,
+        num_warmup=discard,
+        num_samples=sweeps,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+        jit_model_args=True,
+    )
+    seeds = iter(range(10**9))
+
+    def run_nuts():
+        first, key = jax.random.split(jax.random.PRNGKey(next(seeds)))
+        sampler.run(key, init_params=jax.random.normal(first, (chains, 2)))
+        return np.asarray(sampler.get_samples().mean(0)).tolist(), None
+
+    return {"numpyro: NUTS": run_nuts}
+
+
 def main():
     target, count = np.load(sys.argv[1]), int(sys.argv[2])
     known = {}
-    for make in (particles_runs, blackjax_runs):
+    for make in (particles_runs, blackjax_runs, numpyro_runs):
         try:
             known |= make(target["J"], target["log_p"], count)
         except ImportError as error:
