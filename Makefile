@@ -57,7 +57,7 @@ fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or bette
 rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy or a newer Python than we do
 	@if ! { test -x .venv-smc/bin/python && .venv-smc/bin/python -c 'import blackjax, numpyro, particles' 2>/dev/null; }; then \
 	  echo "Setting up .venv-smc (once; downloads jax) ..."; \
-	  $(PYTHON) -m venv .venv-smc && .venv-smc/bin/python -m pip install -qq particles==0.4 blackjax==1.3 numpyro==0.18.0 \
+	  $(PYTHON) -m venv .venv-smc && .venv-smc/bin/python -m pip install -qq particles==0.4 blackjax==1.3 numpyro==0.19.0 \
 	    || echo "particles, blackjax and numpyro could not be installed; the benchmarks go on without them."; \
 	fi
 	@if test -x .venv-efax/bin/python && .venv-efax/bin/python -c 'import efax' 2>/dev/null; then exit 0; fi; \

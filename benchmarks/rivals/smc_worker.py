@@ -112,7 +112,7 @@ def blackjax_runs(J, log_p, count):
 def numpyro_runs(J, log_p, count):
     import jax
     import jax.numpy as jnp
-    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer import NUTS
 
     matrix, offset = jnp.asarray(J), jnp.asarray(log_p)
 
@@ -122,21 +122,27 @@ def numpyro_runs(J, log_p, count):
     # the same chains, draws, step size and metric as blackjax's: nothing is adapted
     kernel = NUTS(potential_fn=potential, step_size=0.7, adapt_step_size=False, adapt_mass_matrix=False)
     chains, sweeps, discard = count // 10, 10, 10
-    sampler = MCMC(
-        kernel,
-        num_warmup=discard,
-        num_samples=sweeps,
-        num_chains=chains,
-        chain_method="vectorized",
-        progress_bar=False,
-        jit_model_args=True,
-    )
+    blank = kernel.init(jax.random.split(jax.random.PRNGKey(0), chains), 0, jnp.zeros((chains, 2)), (), {})
+
+    @jax.jit
+    def sampled(key):
+        first, key = jax.random.split(key)
+        x = jax.random.normal(first, (chains, 2))
+        energy, slope = jax.vmap(jax.value_and_grad(potential))(x)
+        state = blank._replace(
+            z=x, z_grad=slope, potential_energy=energy, rng_key=jax.random.split(key, chains)
+        )
+
+        def advance(state, _):
+            state = kernel.sample(state, (), {})
+            return state, state.z.mean(0)
+
+        return jax.lax.scan(advance, state, None, length=discard + sweeps)[1][discard:].mean(0)
+
     seeds = iter(range(10**9))
 
     def run_nuts():
-        first, key = jax.random.split(jax.random.PRNGKey(next(seeds)))
-        sampler.run(key, init_params=jax.random.normal(first, (chains, 2)))
-        return np.asarray(sampler.get_samples().mean(0)).tolist(), None
+        return np.asarray(sampled(jax.random.PRNGKey(next(seeds)))).tolist(), None
 
     return {"numpyro: NUTS": run_nuts}
 
