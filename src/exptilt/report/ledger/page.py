@@ -177,10 +177,13 @@ def paint(picture: Picture, axes: "Axes") -> None:
             axes.plot(line.x, line.y, "osD^vP"[place % 6], color=colour, markersize=4, **style)
         else:
             axes.plot(line.x, line.y, color=colour, **style)
-    if picture.log_x:
-        axes.set_xscale("log")
-    if picture.log_y:
-        axes.set_yscale("log")
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    for wanted, axis in ((picture.log_x, axes.xaxis), (picture.log_y, axes.yaxis)):
+        if wanted:  # labels without formulas, which a page of ours does not parse
+            (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
     axes.set(xlabel=picture.x, ylabel=picture.y)
     if any(line.label for line in picture.lines):
         axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
