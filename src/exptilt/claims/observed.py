@@ -1,7 +1,8 @@
 """A15, E7, F1, F2, F3 and F6: what a trained transformer says. All six read one study of the model.
 
-They run on the small model that comes with the package, or on any that `exptilt report` takes. Bounds are
-stated in advance; what a claim would need for a yes is its bound, and data decide.
+They run on the small model that comes with the package, or on any that `exptilt report` takes. Bounds say
+what a yes would need; they were chosen after a first look at the small model, so that a verdict there
+describes it, and only other models test it.
 """
 
 from functools import lru_cache, partial
