@@ -1,9 +1,9 @@
-"""The Triton kernel, run by Triton's interpreter, against the n×n reference.
+"""The Triton kernels, run by Triton's interpreter, against the n×n reference and plain torch.
 
 The interpreter must be chosen before triton is first imported, so kernels run in a process of their own: the
 cases of this file are drawn here, sent there, and judged here. A float64 case must equal the reference to
-rounding; a float32 case may be twice as far from the float64 reference as the reference itself in float32 is,
-plus a floor of a few roundings of the largest score.
+rounding; others may be twice as far from float64 as plain torch in float32 is, plus a floor of a few
+roundings. The interpreter multiplies bfloat16 numbers as if they were integers; the worker widens them first.
 """
 
 import json
@@ -17,39 +17,65 @@ import pytest
 import torch
 
 import exptilt as xt
-from exptilt.tilting.backends import reference
-from exptilt.tilting.problem import Inputs, Lines
+from exptilt.tilting.backends import reference, tiled
+from exptilt.tilting.problem import MASS, Dots, Inputs, Lines, Needs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
 
 WORKER = """
-import sys, warnings, torch
+import sys, warnings, numpy, torch, triton.language as tl
+from triton.runtime import interpreter
 import exptilt as xt
-from exptilt.tilting.backends import triton as gpu
-from exptilt.tilting.problem import Inputs
+from exptilt.tilting.backends.triton import launch as gpu
+from exptilt.tilting.problem import MASS, Dots, Inputs, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
-def attend(**arguments):
+plain_dot = interpreter.InterpreterBuilder.create_dot
+
+def wide(x):
+    if x.dtype != tl.bfloat16:
+        return x
+    return interpreter.TensorHandle((x.data.astype(numpy.uint32) << 16).view(numpy.float32), tl.float32)
+
+interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: plain_dot(self, wide(a), wide(b), *rest)
+
+def attend(compiled=False, **arguments):
     doubles = [x for x in arguments.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
     leaves = [x.requires_grad_() for x in doubles]
-    a = xt.attend(**arguments, backend="gpu")
+    call = torch.compile(xt.attend, backend="aot_eager", fullgraph=True) if compiled else xt.attend
+    a = call(**arguments, backend="gpu")
     results = a.output, a.log_normalizer, a.entropy, a.score_mean, a.score_variance, a.score_max, a.key_mass
     gradients = torch.autograd.grad(sum(x.sin().sum() for x in results[:6]), leaves) if leaves else ()
     return tuple(None if x is None else x.detach() for x in (*results, *gradients))
 
+def derivatives(tensors, options, dots, bar, output, output_dot, rows):
+    t, rule, dots = Inputs(*tensors), ScoreRule(*options), Dots(*dots)
+    return (
+        gpu.tangent(t, dots, rows[:3], rule),
+        gpu.gradient(t, bar, output, rows[:6], rule, Needs()),
+        gpu.second(t, bar, output, output_dot, dots, rows, rule, Needs()),
+        gpu.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
+    )
+
+def both(query, key, value, tangents, bar, **options):
+    def call(*x):
+        return xt.attend(*x, backend="gpu", **options).output
+
+    primals = query, key, value
+    output, pushed = torch.func.jvp(call, primals, tangents)
+    return output, pushed, torch.func.vjp(call, *primals)[1](bar)
+
+KINDS = {"attend": lambda x: attend(**x), "both": lambda x: both(**x)}
+KINDS["derivatives"] = lambda x: derivatives(*x)
+KINDS["forward"] = lambda x: gpu.forward(Inputs(*x[0]), ScoreRule(*x[1]))
 results = []
 for kind, arguments in torch.load(sys.argv[1]):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        try:
-            if kind == "attend":
-                found = attend(**arguments)
-            else:
-                found = gpu.forward(Inputs(*arguments[0]), ScoreRule(*arguments[1]))
-        except Exception as problem:
-            found = repr(problem)
-    results.append((found, [str(w.message) for w in seen if "gpu" in str(w.message)]))
+    try:
+        found = KINDS[kind](arguments)
+    except Exception as problem:
+        found = repr(problem)
+    results.append(found)
 torch.save(results, sys.argv[2])
 """
 
@@ -71,10 +97,10 @@ def normal(g, *shape, dtype=torch.float64):
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
 
-def draw(seed):
+def draw(seed, dtype=None):
     """A problem with options mixed at random: small, but of several tiles."""
     r, g = random.Random(seed), torch.Generator().manual_seed(seed)
-    dtype = torch.float64 if seed % 3 == 0 else torch.float32
+    dtype = dtype or (torch.float64 if seed % 3 == 0 else torch.float32)
     N, Hkv, group = r.choice([(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 1), (1, 1, 3)])
     Hq, Q, K = Hkv * group, r.choice([1, 5, 17, 70]), r.choice([1, 7, 33, 64, 80])
     D, Dv = r.choice([1, 3, 16, 20, 64, 130]), r.choice([0, 1, 9, 64, 130])
@@ -94,6 +120,7 @@ def draw(seed):
         normal(g, N, Hkv, K, D, dtype=dtype),
         normal(g, N, Hkv, K, Dv, dtype=dtype),
     )
+    dtype = wide_dtype(dtype)
     if some(0.3):  # other strides: the heads behind the positions, a stride of 2, one key for the whole batch
         query = query.transpose(1, 2).contiguous().transpose(1, 2)
         key = key[:1].expand_as(key)
@@ -144,8 +171,64 @@ def degenerate():
     }
 
 
-RANDOM = {seed: draw(seed) for seed in range(40)}
+HALF = {2: torch.bfloat16, 5: torch.float16}  # seeds, modulo 6
+RANDOM = {seed: draw(seed) for seed in range(24)}
 DEGENERATE = degenerate()
+
+
+def derivative_case(seed):
+    """A problem in one of four dtypes, with tangents, cotangents and what its forward sweep has found."""
+    tensors, options = draw(seed, HALF.get(seed % 6))
+    t, rule, g = Inputs(*tensors), ScoreRule(*options), torch.Generator().manual_seed(seed + 1000)
+    wide = wide_dtype(t.query.dtype)
+    output, lines, _ = tiled.forward(t, rule)
+    lines = Lines(*lines)
+    dead = lines.weight == 0
+    known = torch.where(dead, 0.0, lines.maximum), torch.where(dead, 0.0, 1 / lines.weight), lines.gap
+
+    def like(x, dtype=None):
+        return None if x is None else normal(g, *x.shape, dtype=dtype or x.dtype)
+
+    dots = Dots(*(like(x) for x in t[:5]))
+    dots = dots._replace(key=None, value=None) if seed % 4 == 0 else dots
+    size = 1 + float(lines.variance.max().sqrt()) if lines.variance.numel() else 1.0
+    factors = (1, 1 / size, 1 / size**2, 1, 1, 1 / size)  # of a0, a1, a2, pushed, e0, e1
+    rows = torch.stack([*known, *(f * like(lines.gap) for f in factors)])
+    return tensors, options, tuple(dots), like(output), output.to(wide), like(output), rows
+
+
+DERIVATIVES = {seed: derivative_case(seed) for seed in range(12)}
+
+
+def plain_derivatives(tensors, options, dots, bar, output, output_dot, rows, dtype=None):
+    """The same by plain torch, in another dtype if one is given."""
+
+    def cast(x):
+        return x if dtype is None or x is None or not x.is_floating_point() else x.to(dtype)
+
+    t, dots, rule = Inputs(*map(cast, tensors)), Dots(*map(cast, dots)), ScoreRule(*options)
+    bar, output, output_dot, rows = map(cast, (bar, output, output_dot, rows))
+    return (
+        tiled.tangent(t, dots, rows[:3], rule),
+        tiled.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False),
+        tiled.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False),
+        tiled.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
+    )
+
+
+def flat_derivatives(found, output):
+    """All tensors by name; of the tangent what does not depend on the tiles, which choose its reference r."""
+    (pushed, sums), first, twice, mass = found
+    r = sums[0]
+    named = {
+        "tangent": pushed + r.unsqueeze(-1) * output.to(pushed.dtype),
+        "mean tangent": r + sums[1],
+        "mass": mass,
+    }
+    names = "query", "key", "value", "columns", "rows", "bias"
+    for kind, gradients in (("gradient", first), ("second", twice)):
+        named |= {f"{kind} by {name}": x for name, x in zip(names, gradients, strict=True)}
+    return named
 
 
 def unseen():
@@ -163,7 +246,58 @@ def public_calls():
     base = {"query": normal(g, 2, 4, 9, 8), "key": normal(g, 2, 2, 12, 8), "value": normal(g, 2, 2, 12, 5)}
     extra = {"sink": normal(g, 4), "log_weight": normal(g, 2, 12), "bias": normal(g, 9, 12)}
     half = {name: x.bfloat16() for name, x in base.items()}
-    return [base | extra | {"causal": True, "softcap": 3.0}, base | {"key_mass": True}, half]
+    return [
+        base | extra | {"causal": True, "softcap": 3.0},
+        base | {"key_mass": True},
+        half,
+        base | extra | {"compiled": True},
+        base
+        | {
+            "query": base["query"][:, :, :1],
+            "key": normal(g, 2, 2, 900, 8),
+            "value": normal(g, 2, 2, 900, 5),
+        },
+    ]
+
+
+MASKS = "none", "causal", "boolean", "additive"
+
+
+def mask_case(length, mask, dtype):
+    """Output, tangent and gradients of attention under one kind of mask, as users of a jvp kernel call it."""
+    g = torch.Generator().manual_seed(length)
+    query, key, value, *tangents, bar = (normal(g, 1, 1, length, 32, dtype=dtype) for _ in range(7))
+    options = {"causal": True} if mask == "causal" else {}
+    if mask == "boolean":
+        options["mask"] = torch.rand(1, 1, length, length, generator=g) < 0.7
+    if mask == "additive":
+        options["bias"] = normal(g, 1, 1, length, length, dtype=torch.float32)
+    return {"query": query, "key": key, "value": value, "tangents": tuple(tangents), "bar": bar} | options
+
+
+HALVES = torch.float16, torch.bfloat16, torch.float32
+
+
+def judge_mask(found, query, key, value, tangents, bar, **options):
+    """Against attention written out in float64; off by two roundings of the dtype at most."""
+    eps = torch.finfo(query.dtype).eps
+
+    def call(q, k, v):
+        s = q @ k.mT / math.sqrt(q.shape[-1]) + options.get("bias", torch.zeros(())).double()
+        if options.get("causal"):
+            s = s.masked_fill(~torch.ones(s.shape[-2:]).tril().bool(), -torch.inf)
+        if "mask" in options:
+            s = s.masked_fill(~options["mask"], -torch.inf)
+        return s.softmax(-1) @ v
+
+    primals = tuple(x.double() for x in (query, key, value))
+    output, pushed = torch.func.jvp(call, primals, tuple(x.double() for x in tangents))
+    pulled = torch.func.vjp(call, *primals)[1](bar.double())
+    for x, y in zip((*found[:2], *found[2]), (output, pushed, *pulled), strict=True):
+        assert x.dtype == query.dtype
+        torch.testing.assert_close(
+            x.double(), y, rtol=2 * eps, atol=2 * eps * max(1.0, float(y.abs().max()) / 4)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +308,17 @@ def found(tmp_path_factory):
     cases |= {("degenerate", name): ("forward", case) for name, case in DEGENERATE.items()}
     cases |= {("unseen", at): ("forward", case) for at, case in enumerate(unseen())}
     cases |= {("public", at): ("attend", call) for at, call in enumerate(public_calls())}
+    cases |= {("derivatives", seed): ("derivatives", case) for seed, case in DERIVATIVES.items()}
+    cases |= {
+        ("mask", n, mask, dtype): ("both", mask_case(n, mask, dtype))
+        for n in (32,)
+        for mask in MASKS
+        for dtype in HALVES
+    }
     torch.save(list(cases.values()), folder / "in.pt")
     child(WORKER, folder / "in.pt", folder / "out.pt", TRITON_INTERPRET="1")
     results = dict(zip(cases, torch.load(folder / "out.pt"), strict=True))
-    failed = {name: result for name, (result, _) in results.items() if isinstance(result, str)}
+    failed = {name: result for name, result in results.items() if isinstance(result, str)}
     assert failed == {}
     return results
 
@@ -219,29 +360,29 @@ def judge(result, tensors, options):
 
 @pytest.mark.parametrize("seed", RANDOM)
 def test_options_mixed_at_random(found, seed):
-    judge(found["random", seed][0], *RANDOM[seed])
+    judge(found["random", seed], *RANDOM[seed])
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate(found, name):
-    judge(found["degenerate", name][0], *DEGENERATE[name])
+    judge(found["degenerate", name], *DEGENERATE[name])
 
 
 def test_first_of_equal_maxima(found):
-    _, _, best = found["degenerate", "all scores equal"][0]
+    _, _, best = found["degenerate", "all scores equal"]
     assert (best == 0).all()
-    _, _, best = found["degenerate", "late"][0]
+    _, _, best = found["degenerate", "late"]
     assert (best >= 35).all()
 
 
 def test_closed_forms(found):
     """A few numbers that need no reference."""
-    lines = Lines(*found["degenerate", "all scores -1e4"][0][1])
+    lines = Lines(*found["degenerate", "all scores -1e4"][1])
     expected = Lines(math.log(40) - 1e4, math.log(40), -1e4, 0.0, -1e4, 40.0, 0.0)
     for x, value in zip(lines, expected, strict=True):
         torch.testing.assert_close(x, torch.full_like(x, value), rtol=1e-14, atol=1e-11)
     for name in ("no keys", "all hidden", "window 0", "all weights zero"):
-        output, lines, _ = found["degenerate", name][0]
+        output, lines, _ = found["degenerate", name]
         lines = Lines(*lines)
         assert (output == 0).all()
         assert lines.log_normalizer.isneginf().all()
@@ -250,11 +391,11 @@ def test_closed_forms(found):
 
 
 def test_tiles_that_nobody_sees_are_skipped(found):
-    for at, (_, (output, lines, _)) in enumerate((at, found["unseen", at][0]) for at in range(2)):
+    for at, (_, (output, lines, _)) in enumerate((at, found["unseen", at]) for at in range(2)):
         rows = slice(None) if at == 0 else slice(0, 32)  # of the second, the first tile of queries
         assert output[:, :, rows].isfinite().all()
         assert lines[:, :, :, rows].isfinite().all()
-    assert found["unseen", 1][0][0][:, :, 32:].isnan().any()  # the second tile does look there
+    assert found["unseen", 1][0][:, :, 32:].isnan().any()  # the second tile does look there
 
 
 def test_cases_are_mixed():
@@ -284,13 +425,14 @@ def test_cases_are_mixed():
     assert {name for name, seen in facts.items() if not 3 <= sum(seen) <= len(drawn) - 3} == set()
 
 
-@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("at", range(len(public_calls())))
 def test_attend(found, at):
-    """Through the front door: sink, key mass, half precision, and the gradients that `tiled` sweeps."""
-    (*results, mass), gradients = found["public", at][0][:7], found["public", at][0][7:]
+    """Through the front door: sink, key mass, half precision, compiled, one query with its keys in parts."""
+    (*results, mass), gradients = found["public", at][:7], found["public", at][7:]
     call = {
         name: x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x
         for name, x in public_calls()[at].items()
+        if name != "compiled"
     }
     exact = xt.attend(**call, backend="reference")
     wanted = (
@@ -314,60 +456,73 @@ def test_attend(found, at):
             torch.testing.assert_close(x, y)
 
 
-def test_fallback_is_said_once(found):
-    said = [text for at in range(3) for text in found["public", at][1]]
-    assert len(said) == 1
-    assert "'gpu' backend has no gradient sweep; 'tiled' does it" in said[0]
+@pytest.mark.parametrize("seed", DERIVATIVES)
+def test_derivatives_mixed_at_random(found, seed):
+    judge_derivatives(found["derivatives", seed], DERIVATIVES[seed])
 
 
-COMPILE = r"""
-import contextlib, io, json, re, torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from exptilt.tilting.backends import triton as gpu
-from exptilt.tilting.problem import Inputs, Lines
-from exptilt.tilting.score_rule import ScoreRule
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(12, 120, 27))
+def test_many_more_derivatives(tmp_path, start):
+    cases = [derivative_case(seed) for seed in range(start, start + 27)]
+    torch.save([("derivatives", case) for case in cases], tmp_path / "in.pt")
+    child(WORKER, tmp_path / "in.pt", tmp_path / "out.pt", TRITON_INTERPRET="1")
+    for result, case in zip(torch.load(tmp_path / "out.pt"), cases, strict=True):
+        judge_derivatives(result, case)
 
-NUMBERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8", torch.int64: "*i64"}
 
-def kind(x):
-    if isinstance(x, tuple):
-        return tuple(map(kind, x))
-    return NUMBERS[x.dtype] if isinstance(x, torch.Tensor) else "i32"
+def judge_derivatives(result, case):
+    t, output = Inputs(*case[0]), case[4]
+    kernels, plain = (flat_derivatives(x, output) for x in (result, plain_derivatives(*case)))
+    exact = flat_derivatives(plain_derivatives(*case, dtype=torch.float64), output)
+    s = reference.scores(
+        Inputs(*(x if x is None or x.dtype == torch.bool else x.double() for x in t)), ScoreRule(*case[1])
+    )
+    largest = max(1.0, s[s > -torch.inf].abs().max().item()) if (s > -torch.inf).any() else 1.0
+    rounding = 8 * torch.finfo(wide_dtype(t.query.dtype)).eps * largest
+    for name, y in exact.items():
+        x, z = kernels[name], plain[name]
+        assert x.shape == y.shape, name
+        assert x.dtype == wide_dtype(t.query.dtype), name
+        if y.numel():
+            floor = rounding * (1 + y.abs().max().item())
+            assert (x.double() - y).abs().max().item() <= 2 * (z.double() - y).abs().max().item() + floor, (
+                name
+            )
 
-def compiled(capability, number, D, full):
-    one = lambda *shape: torch.empty(*shape, dtype=number)
-    extra = (one(1, 1, 99, 77), one(2, 2, 77), None, torch.ones(1, 1, 99, 77).bool()) if full else ()
-    t = Inputs(one(2, 4, 99, D), one(2, 2, 77, D), one(2, 2, 77, D), *extra)
-    rule = ScoreRule(0.1, causal=full, window=5 if full else None, softcap=2.0 if full else None)
-    best = torch.empty(2, 4, 99, dtype=torch.int64)
-    _, arguments = gpu.launch(t, rule, one(2, 4, 99, D), one(len(Lines._fields), 2, 4, 99), best)
-    parameters = gpu._forward.params
-    fixed = {p.name: arguments[p.name] for p in parameters if p.is_constexpr or arguments[p.name] is None}
-    kinds = {p.name: p.annotation_type or kind(arguments[p.name]) for p in parameters if p.name not in fixed}
-    signature = {p.name: kinds.get(p.name, "constexpr") for p in parameters}
-    with contextlib.redirect_stdout(io.StringIO()) as log:  # the assembler's
-        source, target = ASTSource(gpu._forward, signature, fixed), GPUTarget("cuda", capability, 32)
-        kernel = triton.compile(source, target=target, options=gpu._COMPILED)
-    ptx = kernel.asm["ptx"]
-    spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
-    target = re.search(r"\.target (sm_\w+)", ptx)[1]
-    size, shared = len(kernel.asm["cubin"]), kernel.metadata.shared
-    return {"target": target, "bytes": size, "shared": shared, "spilled": int(spilled), "tf32": "tf32" in ptx}
 
-print(json.dumps([compiled(80, torch.float32, 64, True), compiled(90, torch.float64, 64, False)]))
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_forward_mode_under_masks(found, mask, dtype):
+    judge_mask(found["mask", 32, mask, dtype], **mask_case(32, mask, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [64, 128, 256, 512, 1024, 2048])
+def test_forward_mode_under_masks_of_long_sequences(tmp_path, length):
+    cases = [mask_case(length, mask, dtype) for mask in MASKS for dtype in HALVES[: 3 if length < 512 else 1]]
+    torch.save([("both", case) for case in cases], tmp_path / "in.pt")
+    child(WORKER, tmp_path / "in.pt", tmp_path / "out.pt", TRITON_INTERPRET="1")
+    for result, case in zip(torch.load(tmp_path / "out.pt"), cases, strict=True):
+        judge_mask(result, **case)
+
+
+AUDIT = """
+import json, sys, gpu_audit
+from gpu_audit import NUMBERS, compiled
+cases = [("forward", "bfloat16"), ("gradient by keys", "float16"), ("gradient by rows", "float32")]
+print(json.dumps([compiled(80, sweep, NUMBERS[number], 64, False) for sweep, number in cases]))
 """
 
 
-def test_compiles_for_real_gpus(tmp_path):
-    """Machine code for two generations, without a GPU: within the smaller one's resources, no TF32."""
-    kernels = json.loads(child(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_DUMP_PTXAS_LOG="1"))
-    assert [kernel["target"][:5] for kernel in kernels] == ["sm_80", "sm_90"]
+def test_compiles_for_real_gpus():
+    """Machine code, without a GPU: nothing spilled, and half precision is multiplied on tensor cores."""
+    *halves, full = kernels = json.loads(child(AUDIT, PYTHONPATH=os.pathsep.join(sys.path)).splitlines()[-1])
     for kernel in kernels:
-        assert kernel["bytes"] > 1000
         assert kernel["shared"] <= 99 * 1024  # what a program may have on any GPU from 8.0 on
         assert kernel["spilled"] == 0
-        assert not kernel["tf32"]
+    assert all(kernel["matrix"] > 0 for kernel in halves)
+    assert full["matrix"] == 0  # float32 is exact by default
 
 
 def test_without_triton():

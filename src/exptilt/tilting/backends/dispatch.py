@@ -1,20 +1,15 @@
-"""Which backend runs a sweep, and what is said of numbers that are not finite.
+"""Which backend runs a sweep, and what is said of numbers that are not finite."""
 
-Missing sweeps fall back to `tiled`, with one warning each.
-"""
-
-import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
+from exptilt._support.errors import ArgumentError, BackendError
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
@@ -22,14 +17,14 @@ from exptilt.tilting.score_rule import ScoreRule
 _TRITON = (3, 6)  # as in pyproject.toml
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 _REGISTERED: dict[str, Any] = {}
-_MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton"}
+_MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton.launch"}
 
 
 def default_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """`cpu` on the CPU, `gpu` for float32 on CUDA where Triton is installed, `tiled` elsewhere."""
+    """`cpu` on the CPU, `gpu` on CUDA where Triton is installed, `tiled` elsewhere and for float64 there."""
     if device.type == "cpu":
         return "cpu"
-    return "gpu" if device.type == "cuda" and dtype == torch.float32 and _triton_fits() else "tiled"
+    return "gpu" if device.type == "cuda" and dtype != torch.float64 and _triton_fits() else "tiled"
 
 
 @cache
@@ -40,14 +35,6 @@ def _triton_fits() -> bool:
     except PackageNotFoundError:
         return False
     return (int(major), int(minor)) >= _TRITON
-
-
-@cache
-def _say_once(backend: str, sweep: str) -> None:
-    text = (
-        f"the {backend!r} backend has no {sweep} sweep; 'tiled' does it instead (same numbers, plain torch)"
-    )
-    warnings.warn(text, ExptiltWarning, stacklevel=2)
 
 
 def register(name: str, sweeps: Any) -> None:
@@ -78,11 +65,9 @@ def sweep(backend: str, name: str) -> Callable[..., Any]:
     if backend in _REGISTERED:
         own: Callable[..., Any] = getattr(_REGISTERED[backend], name)
         return own
-    module: ModuleType = import_module(_MODULES[backend]) if backend in _MODULES else tiled
-    if not hasattr(module, name):
-        _say_once(backend, name)
-        module = tiled
-    found: Callable[..., Any] = getattr(module, name)
+    found: Callable[..., Any] = getattr(
+        import_module(_MODULES[backend]) if backend in _MODULES else tiled, name
+    )
     return found
 
 

@@ -1,0 +1,1 @@
+"""The sweeps as Triton kernels, for GPUs."""
