@@ -11,7 +11,7 @@ TESTS  ?= tests
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-slow test-all fuzz report bench docs pictures lint format constraints clean
+.PHONY: help setup models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ docs: $(STAMP) ## build the site into site/ and say where it is
 
 pictures: $(STAMP) ## draw the pictures of the first pages and the recipes anew
 	@$(BIN)/python book/pictures.py
+
+gpu-audit: $(STAMP) ## compile the GPU kernels for three generations, without a GPU; table in docs/gpu.md
+	@$(BIN)/python benchmarks/gpu_audit.py
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
