@@ -61,7 +61,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     units = N * key_heads * _over(heads // max(key_heads, 1) * Q, kind.rows)
     pieces = max(1, _over(Dv, kind.v))
     parts = key_parts(t, units * pieces, kind.keys)
-    output = t.query.new_empty((parts, *shape, Dv), dtype=wide)
+    output = t.query.new_zeros((parts, *shape, Dv), dtype=wide)
     lines = t.query.new_empty((len(Lines._fields), parts, *shape), dtype=wide)
     best = t.query.new_empty((parts, *shape), dtype=torch.int64)
     if best.numel():
@@ -103,7 +103,7 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
     (N, heads, Q, _), key_heads = t.query.shape, t.key.shape[1]
     kind, warps = frame.kind_of("tangent", t, rule)
-    output, sums = t.query.new_empty((*shape, Dv), dtype=wide), t.query.new_empty((4, *shape), dtype=wide)
+    output, sums = t.query.new_zeros((*shape, Dv), dtype=wide), t.query.new_empty((4, *shape), dtype=wide)
     if sums.numel():
         grid = N * key_heads * _over(heads // key_heads * Q, kind.rows), max(1, _over(Dv, kind.v))
         given = (
