@@ -127,8 +127,7 @@ def _backward(
     t, wide, second = frame.flat(t), wide_dtype(t.query.dtype), dots is not None
     (N, heads, Q, D), (key_heads, K), Dv = t.query.shape, t.key.shape[1:3], t.value.shape[-1]
     kind, warps = frame.kind_of("second" if second else "gradient", t, rule)
-    f, moved, rows = frame.frame_of(t, rule), frame.tangents_of(dots, lead), rows.contiguous()
-    bar, numbers = frame.operand(frame.one_batch_axis(cotangent, lead)), _numbers(rule)
+    bar = frame.operand(frame.one_batch_axis(cotangent, lead))
     none = t.query.new_empty(0, dtype=wide)
 
     def new(there: bool, *axes: int) -> Tensor:
@@ -136,6 +135,22 @@ def _backward(
 
     def wanted(x: Tensor) -> Tensor | None:
         return x if x.numel() else None
+
+    given = frame.frame_of(t, rule), frame.tangents_of(dots, lead), bar, rows.contiguous()
+
+    def run(kernel: Any, grid: tuple[int, ...], *more: Any, **constants: Any) -> None:
+        _run(
+            kernel,
+            grid,
+            t.query,
+            warps,
+            *given,
+            *more,
+            *_numbers(rule),
+            SECOND=second,
+            KIND=kind,
+            **constants,
+        )
 
     query, row_sum = new(needs.query, *shape), new(needs.rows, *shape[:-1])
     key, value = new(needs.key, *lead, key_heads, K, D), new(needs.value, *lead, key_heads, K, Dv)
@@ -145,24 +160,22 @@ def _backward(
         bias = new(full_bias, *original.shape) if original is not None else bias
         return Gradients(query, key, value, column_sum, row_sum, bias)
     if query.numel() or row_sum.numel():
-        grid = N * key_heads * _over(heads // key_heads * Q, kind.rows), pieces if query.numel() else 1
-        given = f, moved, bar, rows, wanted(query), wanted(row_sum), *numbers
-        _run(derivatives.rows_kernel, grid, t.query, warps, *given, SECOND=second, KIND=kind)
+        units = N * key_heads * _over(heads // key_heads * Q, kind.rows), pieces if query.numel() else 1
+        run(derivatives.rows_kernel, units, wanted(query), wanted(row_sum))
     if key.numel() or value.numel() or column_sum.numel():
-        grid = N * key_heads * _over(K, kind.keys), max(pieces, _over(Dv, kind.v))
-        given = f, moved, bar, rows, size, wanted(key), wanted(value), wanted(column_sum), *numbers
-        _run(derivatives.keys_kernel, grid, t.query, warps, *given, MASS=needs.mass, SECOND=second, KIND=kind)
+        units = N * key_heads * _over(K, kind.keys), max(pieces, _over(Dv, kind.v))
+        sums = wanted(key), wanted(value), wanted(column_sum)
+        run(derivatives.keys_kernel, units, size, *sums, MASS=needs.mass)
     if full_bias and t.bias is not None and original is not None:
         own = t.bias.shape[:2]
         bias = new(True, *t.bias.shape)
         grid = _over(Q, kind.rows), _over(K, kind.keys), own.numel()
-        given = f, moved, bar, rows, size, bias, N, *own, *numbers
-        _run(derivatives.bias_kernel, grid, t.query, warps, *given, SECOND=second, KIND=kind)
+        run(derivatives.bias_kernel, grid, size, bias, N, *own)
         whole = bias if own[0] == 1 else bias.unflatten(0, lead or (1,))
         bias = (
-            whole.sum_to_size(original.shape)
-            if whole.numel() != original.numel()
-            else whole.reshape(original.shape)
+            whole.reshape(original.shape)
+            if whole.numel() == original.numel()
+            else whole.sum_to_size(original.shape)
         )
     return Gradients(query, key, value, column_sum, row_sum, bias)
 
