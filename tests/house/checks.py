@@ -46,7 +46,9 @@ OPTIONAL_LIBRARIES = {
         "wandb",
     ),
 }
-MAY_IMPORT = {"tilting/backends/triton.py": {"triton"}}
+MAY_IMPORT = {
+    f"tilting/backends/triton/{name}.py": {"triton"} for name in ("scores", "forward", "derivatives")
+}
 
 # Names that torch may change without notice are used in one file, which gives them plain names.
 MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}

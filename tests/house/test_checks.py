@@ -66,7 +66,7 @@ def test_eager_optional_import_is_seen(source):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("tilting/backends/triton.py", "import triton"),
+        ("tilting/backends/triton/scores.py", "import triton"),
         ("tilting/tiled.py", "def f():\n    import triton"),
         ("tilting/tiled.py", "if TYPE_CHECKING:\n    import pandas"),
         ("tilting/tiled.py", "import numpy, torch, numba"),

@@ -11,8 +11,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import exptilt as xt
 from exptilt._support import kernels
-from exptilt._support.errors import ExptiltWarning
-from exptilt.tilting.backends import dispatch
 from exptilt.tilting.backends.numba import launch
 
 
@@ -119,17 +117,3 @@ def test_a_child_forked_before_the_first_call():
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_falling_back_to_tiled_is_said_once(monkeypatch):
-    dispatch._say_once.cache_clear()
-    monkeypatch.delattr(launch, "tangent")
-    x = torch.randn(1, 4, 8)
-
-    def push():
-        return torch.func.jvp(lambda y: xt.attend(y, x, x).output, (x,), (x,))[1]
-
-    with pytest.warns(ExptiltWarning, match="'cpu' backend has no tangent sweep; 'tiled'"):
-        first = push()
-    assert torch.equal(push(), first)  # a second warning would be an error here
-    dispatch._say_once.cache_clear()
