@@ -76,8 +76,8 @@ class Kind(NamedTuple):
 
 
 # Rows and keys of a tile, and warps: by sweep and bytes of a number of the inputs, for vectors of at most 64
-# columns without and with further options (bias, mask, log-weight, softcap), then for longer vectors. As large
-# as the assembler fits into registers, or nearly (`make gpu-audit`); never timed on a GPU.
+# columns without and with further options (bias, mask, log-weight, softcap), then for longer vectors. As
+# large as the assembler fits into registers, or nearly (`make gpu-audit`); never timed on a GPU.
 TILES = {
     ("forward", 2): ((64, 32, 8), (32, 32, 4), (64, 32, 8), (32, 32, 8)),
     ("forward", 4): ((64, 32, 8), (32, 32, 8), (32, 32, 4), (32, 16, 4)),

@@ -2,8 +2,8 @@
 
 What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
 reference; and that the kernels compile to machine code for several generations of GPUs, within their shared
-memory, most of them without spilled registers (`make gpu-audit`). What is not: they have never run on a GPU, and no
-time was taken on one.
+memory, most of them without spilled registers (`make gpu-audit`). What is not: they have never run on a GPU,
+and no time was taken on one.
 """
 
 from typing import Any
