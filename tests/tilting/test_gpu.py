@@ -500,10 +500,10 @@ def test_forward_mode_under_masks(found, mask, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [64, 128, 256, 512, 1024, 2048])
+@pytest.mark.parametrize("length", [64, 128, 256])
 def test_forward_mode_under_masks_of_long_sequences(tmp_path, length):
-    masks = MASKS if length < 1024 else ("causal",)  # the interpreter takes a minute for each
-    cases = [mask_case(length, mask, dtype) for mask in masks for dtype in HALVES[: 3 if length < 256 else 1]]
+    dtypes = HALVES[: 3 if length < 256 else 1]  # the interpreter takes half a minute for each of the longest
+    cases = [mask_case(length, mask, dtype) for mask in MASKS for dtype in dtypes]
     torch.save([("both", case) for case in cases], tmp_path / "in.pt")
     child(WORKER, tmp_path / "in.pt", tmp_path / "out.pt", TRITON_INTERPRET="1")
     for result, case in zip(torch.load(tmp_path / "out.pt"), cases, strict=True):
