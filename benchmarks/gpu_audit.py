@@ -139,7 +139,7 @@ def compiled(capability: int, sweep: str, number: torch.dtype, D: int, full: boo
     }
 
 
-def measure(quick: bool) -> list[dict[str, Any]]:
+def measure(quick: bool) -> dict[str, Any]:
     heads = [(64, False), (64, True), (128, False)]  # columns, and whether with all options
     cases = [
         (capability, sweep, name, D, full)
@@ -149,17 +149,18 @@ def measure(quick: bool) -> list[dict[str, Any]]:
         for D, full in (heads if not quick else heads[:1])
         if name != "float16" or (capability, D, full) == (80, 64, False)
     ]
-    return [
+    kernels = [
         {"capability": c, "sweep": s, "dtype": n, "D": D, "options": "all" if full else "none"}
         | compiled(c, s, NUMBERS[n], D, full)
         for c, s, n, D, full in harness.track(cases, "kernels")
     ]
+    return {"kernels": kernels}
 
 
-def table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows; bytes of spills and programs as the least fortunate of both sets of options."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in results:
+    for one in results["kernels"]:
         groups.setdefault((one["sweep"], one["dtype"], one["D"], one["capability"]), []).append(one)
     rows = []
     for (sweep, dtype, D, capability), both in groups.items():
