@@ -28,7 +28,7 @@ import harness
 from exptilt.tilting.backends.triton import derivatives, launch
 from exptilt.tilting.backends.triton.forward import forward_kernel
 from exptilt.tilting.backends.triton.frame import frame_of, kind_of, operand, tangents_of
-from exptilt.tilting.problem import Dots, Inputs
+from exptilt.tilting.problem import Dots, Inputs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 PAGE = harness.FOLDER.parent / "gpu.md"
@@ -56,7 +56,7 @@ def problem(number: torch.dtype, D: int, full: bool) -> tuple[Inputs, ScoreRule,
     def one(*shape: int, dtype: torch.dtype = number) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    wide = torch.float64 if number == torch.float64 else torch.float32
+    wide = wide_dtype(number)
     planes = (
         one(1, 1, 1024, 1024, dtype=wide),
         one(2, 2, 1024, dtype=wide),
@@ -74,8 +74,8 @@ def arguments(
     """The kernel of a sweep, what it is called with, and its warps."""
     name = sweep.split()[0].replace("key", "gradient")
     kind, warps = kind_of(name, t, rule)
-    wide = torch.empty(1, dtype=torch.float32)
-    f, moved, bar = frame_of(t, rule), tangents_of(dots, t.query.shape[:-3]), operand(t.query.float())
+    wide = torch.empty(1, dtype=wide_dtype(t.query.dtype))
+    f, moved, bar = frame_of(t, rule), tangents_of(dots, t.query.shape[:-3]), operand(t.query.to(wide.dtype))
     numbers, none = (rule.scale, rule.softcap or 0.0), tangents_of(None, t.query.shape[:-3])
     best = torch.empty(1, dtype=torch.int64)
     if sweep == "forward":

@@ -77,7 +77,10 @@ def text(found: Regimes) -> str:
     ]
     for k in range(M):
         numbers = zip(found.center[k], found.center_error[k], found.deviation[k], strict=True)
-        cells = "".join(f"   {value:.4g} ({error:.2g})   {spread:.4g}" for value, error, spread in numbers)
+        cells = "".join(
+            f"   {value:.4g} ({'not known' if np.isnan(error) else f'{error:.2g}'})   {spread:.4g}"
+            for value, error, spread in numbers
+        )
         lines.append(f"{k:>6}   {100 * found.share[k]:4.1f}%   {found.duration[k]:5.1f}{cells}")
     lines.append("")
     for k, row in enumerate(found.transition):
