@@ -1,21 +1,20 @@
 """The exact likelihood of a Markov regression: a hidden chain whose modes are the regimes of several steps.
 
-`Modes` numbers the modes, `Laws` says what is observed in each, `likelihood` is differentiable in all of it.
+`Modes` numbers the modes, `Laws` says what is observed in each, `likelihood` has all derivatives too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 
 from .._support.errors import ArgumentError
 from .kernels.chain import chain_pass
-from .kernels.kalman import LOG_TWO_PI
 from .learning.chain import AGE, INPUT, driven
+from .learning.named import pulled
 
 PARTS = ("intercept", "coefficients", "autoregression", "deviation")
 
@@ -77,41 +76,43 @@ class Modes:
         """
         (after, start, steps), (M, D), order = self._ways, P.shape[1:3], self.order
         K = M * D
-        dense = np.zeros((K, K))
-        np.put_along_axis(dense, after, P[0].reshape(K, M), 1)
+        dense = np.ones((K, K)) + np.eye(K)  # 1 + I − P', by columns
+        dense.reshape(-1)[after] -= P[0].reshape(-1)
         try:
-            back = np.linalg.inv(np.eye(K) - dense.T + 1.0)
+            back = np.linalg.inv(dense.T)
         except np.linalg.LinAlgError:
             raise ArgumentError("fit: the chain has no single stationary law.") from None
         law = back.sum(1)
         rows = P[: order + 1]
         factors = np.broadcast_to(rows, (order + 1, *P.shape[1:])).reshape(-1)[steps]
-        way = law[start] * factors.prod(0)
+        ends = np.ones((1, len(start)))
+        earlier = np.concatenate([ends, factors]).cumprod(0)
+        way = law[start] * earlier[-1]
         out = np.bincount(self.into, way, len(self.age))
 
         def pull(bar: np.ndarray) -> np.ndarray:
             P_bar, way_bar = np.zeros(P.shape), bar[self.into]
-            law_bar = np.bincount(start, way_bar * factors.prod(0), K)
-            P_bar[0] += np.take_along_axis(np.outer(law, law_bar @ back), after, 1).reshape(P.shape[1:])
-            tables = np.zeros((order + 1) * K * M)
-            for k in range(order):
-                others = np.delete(factors, k, 0).prod(0)
-                np.add.at(tables, steps[k], way_bar * law[start] * others)
-            tables = tables.reshape(order + 1, *P.shape[1:])
-            P_bar[: len(rows)] += tables if len(rows) > 1 else tables.sum(0)
+            law_bar = np.bincount(start, way_bar * earlier[-1], K)
+            P_bar[0] += np.outer(law, law_bar @ back).reshape(-1)[after].reshape(P.shape[1:])
+            if order:
+                others = earlier[:-1] * np.concatenate([ends, factors[:0:-1]]).cumprod(0)[::-1]
+                weight = way_bar * law[start] * others
+                tables = np.bincount(steps.reshape(-1), weight.reshape(-1), (order + 1) * K * M)
+                tables = tables.reshape(order + 1, *P.shape[1:])
+                P_bar[: len(rows)] += tables if len(rows) > 1 else tables.sum(0)
             return P_bar
 
         return out, pull
 
     @cached_property
     def _ways(self) -> tuple[np.ndarray, ...]:
-        """Successors of regimes with ages; flat indices of where each way starts and of its steps."""
+        """Flat indices of: each successor of a regime with its age, where each way starts, and its steps."""
         s, d, (M, D) = self.paths_before, self.ages_before, (self.after.shape[1], self.durations)
         regime, age, to = np.indices((M, D, M))
-        after = np.where(to == regime, np.minimum(age + 1, D - 1), 0) + D * to
+        after = np.where(to == regime, np.minimum(age + 1, D - 1), 0) + D * to + M * D * (D * regime + age)
         lag = np.arange(self.order)[:, None]  # the step from lag k + 1 to lag k is that into step order − k
         steps = (((self.order - lag) * M + s.T[1:]) * D + d.T[1:]) * M + s.T[:-1]
-        return after.reshape(M * D, M), s[:, -1] * D + d[:, -1], steps
+        return after.reshape(-1), s[:, -1] * D + d[:, -1], steps
 
 
 class Laws:
@@ -120,7 +121,7 @@ class Laws:
     def __init__(self, modes: Modes, parts: Mapping[str, np.ndarray]) -> None:
         self.modes, self.parts = modes, parts
         a, b, paths = parts["intercept"], parts.get("coefficients"), modes.paths
-        self.now, lags = paths[:, 0], paths[:, 1:]
+        self.now, lags = np.ascontiguousarray(paths[:, 0]), paths[:, 1:]
         self.offset, columns, K = a[self.now], list[np.ndarray](), len(paths)
         if b is not None:
             columns.append(b[self.now])
@@ -159,59 +160,35 @@ class Laws:
         return bars
 
 
-class ChainLikelihood(torch.autograd.Function):
-    """log p(y) of observations ``(T,)`` from transitions ``(T or 1, M, D, M)`` and the parts of `PARTS`.
-
-    The derivative in a log-density is the smoothed probability of its mode, that in a transition the expected
-    number of times it was made, divided by its probability.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, modes: Modes, y: np.ndarray, inputs: np.ndarray, names: Sequence[str], *given: torch.Tensor
-    ) -> torch.Tensor:
-        """The value, with all derivatives kept; `given` are the transitions and the parts called `names`."""
-        P, *parts = (value.detach().numpy() for value in given)
-        laws = Laws(modes, dict(zip(names, parts, strict=True)))
-        initial, pull = modes.initial(P)
-        z = (y[:, None] - laws.offset - inputs @ laws.matrix.T) / laws.deviation
-        seen = ~np.isnan(y)
-        if missing := not seen.all():
-            z[~seen] = 0.0
-        logs = -0.5 * (z * z + LOG_TWO_PI) - np.log(laws.deviation)
-        if missing:
-            logs[~seen] = 0.0
-        into = np.ascontiguousarray(P[min(len(P) - 1, modes.order) :])
-        share, P_bar, initial_bar = np.zeros_like(logs), np.zeros_like(into), np.zeros_like(initial)
-        ways = np.ascontiguousarray(laws.now), modes.age, modes.after
-        value = chain_pass(logs, into, *ways, initial, share, P_bar, initial_bar)
-        if missing:
-            share[~seen] = 0.0
-        slope = share * z / laws.deviation
-        whole = pull(initial_bar)
-        whole[len(P) - len(P_bar) :] += P_bar
-        spread = (share * (z * z - 1)).sum(0) / laws.deviation
-        bars = laws.pull(slope.sum(0), slope.T @ inputs, spread)
-        ctx.bars = whole, *(bars[name] for name in names)
-        return given[0].new_tensor(value)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, bar: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What was kept, times `bar`."""
-        return (None,) * 4 + tuple(float(bar) * torch.from_numpy(value) for value in ctx.bars)
-
-
 def likelihood(
-    modes: Modes,
-    y: np.ndarray,
-    inputs: np.ndarray,
-    covariates: torch.Tensor | None,
-    named: Mapping[str, torch.Tensor],
-) -> torch.Tensor:
-    """log p(y) as a differentiable function of the named parameters."""
-    P = driven(named["transition"], named.get(INPUT), covariates, named.get(AGE), modes.durations)
-    names = [name for name in PARTS if name in named]
-    apply: Any = ChainLikelihood.apply
-    value: torch.Tensor = apply(modes, y, inputs, names, P, *(named[name] for name in names))
-    return value
+    modes: Modes, y: np.ndarray, inputs: np.ndarray, P: np.ndarray, parts: Mapping[str, np.ndarray]
+) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
+    """log p(y) of observations ``(T,)``, and its derivatives in P ``(T or 1, M, D, M)`` and in the parts."""
+    laws = Laws(modes, parts)
+    initial, pull = modes.initial(P)
+    into = np.ascontiguousarray(P[min(len(P) - 1, modes.order) :])
+    given = laws.offset, laws.matrix, laws.deviation
+    bars = tuple(np.zeros(value.shape) for value in given)
+    P_bar, initial_bar = np.zeros(into.shape), np.zeros(initial.shape)
+    ways = laws.now, modes.age, modes.after
+    value = chain_pass(y, inputs, given, into, *ways, initial, bars, P_bar, initial_bar)
+    whole = pull(initial_bar)
+    whole[len(P) - len(P_bar) :] += P_bar
+    return value, whole, laws.pull(*bars)
+
+
+def transitions(
+    modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, Callable[[np.ndarray], dict[str, np.ndarray]]]:
+    """Transitions ``(T or 1, M, D, M)`` of named parameters, and how derivatives in them are taken back."""
+    moved = {name: named[name] for name in ("transition", INPUT, AGE) if name in named}
+    if len(moved) == 1:
+        P = moved["transition"][None, :, None, :]
+        shape = (1, P.shape[1], modes.durations, P.shape[3])
+        return np.broadcast_to(P, shape), lambda bar: {"transition": bar.sum((0, 2))}
+
+    def drive(x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"P": driven(x["transition"], x.get(INPUT), covariates, x.get(AGE), modes.durations)}
+
+    made, pull = pulled(drive, moved)
+    return made["P"], lambda bar: pull({"P": bar})

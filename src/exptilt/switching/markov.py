@@ -9,7 +9,7 @@ The first `order` observations are given, as elsewhere. Transitions may be drive
 of a regime (`learning/chain.py`): where all regimes of a mode are the same, its age is part of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike
 
 from .._support.errors import ArgumentError
 from .checks import plain
-from .hidden_chain import PARTS, Laws, Modes, likelihood
-from .learning.chain import AGE, INPUT, Chain, driven, read_covariates
-from .learning.maximum_likelihood import FitStatus, Objective
-from .learning.named import Fixed, check_switching, climb_named, even_transition, name_parameters
+from .hidden_chain import PARTS, Laws, Modes, likelihood, transitions
+from .learning.chain import Chain, read_covariates
+from .learning.maximum_likelihood import FitStatus, Objective, remembered
+from .learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
 from .learning.summary import Learned
 from .model import SwitchingLinearGaussian
 from .series import SeriesLike, Values, read
@@ -138,15 +138,9 @@ def markov_autoregression(
 
 def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any]) -> SwitchingLinearGaussian:
     """The model of the expanded chain."""
-    tensors = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in named.items()}
-    P = plain(
-        driven(tensors["transition"], tensors.get(INPUT), covariates, tensors.get(AGE), modes.durations)
-    )
-    laws, initial, K = (
-        Laws(modes, {name: plain(v) for name, v in named.items()}),
-        modes.initial(P)[0],
-        len(modes.age),
-    )
+    arrays = {name: plain(value) for name, value in named.items()}
+    P, _ = transitions(modes, covariates, arrays)
+    laws, initial, K = Laws(modes, arrays), modes.initial(P)[0], len(modes.age)
     dense = np.zeros((len(P), K, K))
     np.put_along_axis(
         dense, np.broadcast_to(modes.after, (len(P), *modes.after.shape)), P[:, laws.now, modes.age], 2
@@ -168,27 +162,24 @@ def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any
 
 
 def _objective(
-    modes: Modes,
-    y: np.ndarray,
-    inputs: np.ndarray,
-    covariates: torch.Tensor | None,
-    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]],
+    modes: Modes, y: np.ndarray, inputs: np.ndarray, covariates: torch.Tensor | None, named: Named
 ) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers."""
 
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.tensor(theta, requires_grad=True)
+        none = np.inf, np.zeros_like(theta)
         try:
-            value = likelihood(modes, y, inputs, covariates, natural(point))
+            values, back = named.values_at(theta)
+            P, back_chain = transitions(modes, covariates, values)
+            total, P_bar, bars = likelihood(modes, y, inputs, P, {k: values[k] for k in PARTS if k in values})
         except ArgumentError:
-            return np.inf, np.zeros_like(theta)
-        total = float(value.detach())
-        if not np.isfinite(total) or not len(theta):
-            return (-total if np.isfinite(total) else np.inf), np.zeros_like(theta)
-        slope = torch.autograd.grad(value, point)[0].numpy()
-        return (-total, -slope) if np.isfinite(slope).all() else (np.inf, np.zeros_like(theta))
+            return none
+        if not np.isfinite(total):
+            return none
+        slope = back(bars | back_chain(P_bar))
+        return (-total, -slope) if np.isfinite(slope).all() else none
 
-    return evaluate
+    return remembered(evaluate)
 
 
 def _fit(
@@ -244,7 +235,7 @@ def _fit(
             f"{what}: {count} parameters from {len(seen)} observations. Pass a longer series."
         )
     modes = Modes.of(regimes, order, durations)
-    evaluate = _objective(modes, values[order:], inputs, z, named.natural)
+    evaluate = _objective(modes, values[order:], inputs, z, named)
     rank_by = "intercept" if "intercept" in names or not names else sorted(names, key=PARTS.index)[-1]
     found = climb_named(what, named, evaluate, rank_by, starts, seed, 1e-9)
     return MarkovFit(

@@ -11,14 +11,14 @@ All entries of all parameters are gathered from the vector and from constants in
 from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
-from ..checks import row_softmax
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
@@ -44,7 +44,7 @@ class Free:
         bounds: Bounds | None = None,
     ) -> None:
         self.masks, self.shared = masks, shared & frozenset(masks)
-        self._bounds, self._held = bounds or {}, dict[str, torch.Tensor]()
+        self._bounds, self._held = bounds or {}, dict[str, np.ndarray]()
         self._index: dict[str, np.ndarray] = {}
         self.size, constants = 0, list[np.ndarray]()
         for name, mask in masks.items():
@@ -56,17 +56,16 @@ class Free:
             self._index[name] = np.broadcast_to(index, raw.shape)
             constants.append(raw[~stands])
             if name in (*PROBABILITIES, *COVARIANCES):
-                self._held[name] = torch.from_numpy(np.where(mask, 0.0, values[name]))
+                self._held[name] = np.where(mask, 0.0, values[name])
         flat, at = list[np.ndarray](), self.size
         for index in self._index.values():
             flat.append(index.reshape(-1).copy())
             count = int((index < 0).sum())
             flat[-1][flat[-1] < 0] = at + np.arange(count)
             at += count
-        self._gather = torch.from_numpy(np.concatenate(flat))
-        self._constants = torch.from_numpy(np.concatenate(constants))
+        self._gather, self._constants = np.concatenate(flat), np.concatenate(constants)
         self._rest = {
-            name: None if not held.any() else 1 - held.sum(-1, keepdim=True)
+            name: 1 - held.sum(-1, keepdims=True) if held.any() else 1.0
             for name, held in self._held.items()
             if name in PROBABILITIES
         }
@@ -86,21 +85,33 @@ class Free:
 
     def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with something free as differentiable functions of `theta`."""
-        pool = torch.cat([theta, self._constants]).index_select(0, self._gather)
-        shapes = {name: mask.shape for name, mask in self.masks.items()}
-        pieces = torch.split(pool, [int(np.prod(shape)) for shape in shapes.values()])
-        out = {}
-        for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
-            raw = piece.reshape(shape)
+        return dict(zip(self.masks, _Natural.apply(theta, self), strict=True))  # type: ignore[no-untyped-call]
+
+    @np.errstate(all="ignore")  # a climb may look too far
+    def values(
+        self, theta: np.ndarray
+    ) -> tuple[list[np.ndarray], Callable[[Sequence[np.ndarray]], np.ndarray]]:
+        """The parameters with something free, and the function that takes derivatives in them back."""
+        pool = np.concatenate([theta, self._constants])[self._gather]
+        out, pulls, at = list[np.ndarray](), list[Callable[[np.ndarray], np.ndarray]](), 0
+        for name, mask in self.masks.items():
+            raw = pool[at : at + mask.size].reshape(mask.shape)
+            at += mask.size
             if name in PROBABILITIES:
-                raw, rest = row_softmax(raw), self._rest[name]
-                out[name] = raw if rest is None else self._held[name] + rest * raw
+                value, pull = _softmax(raw, self._rest[name])
             elif name in COVARIANCES:
-                L = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
-                out[name] = self._held[name] + L @ L.mT
+                value, pull = _square(raw)
             else:
-                out[name] = _from_real(raw, *self._bounds.get(name, (-np.inf, np.inf)))
-        return out
+                value, pull = _from_real(raw, *self._bounds.get(name, (-np.inf, np.inf)))
+            out.append(value + self._held[name] if name in self._held else value)
+            pulls.append(pull)
+
+        @np.errstate(all="ignore")
+        def back(bars: Sequence[np.ndarray]) -> np.ndarray:
+            slopes = [pull(bar).reshape(-1) for pull, bar in zip(pulls, bars, strict=True)]
+            return np.bincount(self._gather, np.concatenate(slopes), self.size)[: self.size]
+
+        return out, back
 
     def _raw(self, name: str, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A parameter before its transform, and where its entries are numbers of the vector."""
@@ -126,10 +137,55 @@ def _to_real(value: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.asarray(np.log(value - low) if np.isinf(high) else np.log((value - low) / (high - value)))
 
 
-def _from_real(raw: torch.Tensor, low: float, high: float) -> torch.Tensor:
+Pulled = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]  # a value, and its derivative taken back
+
+
+def _from_real(raw: np.ndarray, low: float, high: float) -> Pulled:
     if np.isinf(low):
-        return raw
-    return low + raw.exp() if np.isinf(high) else low + (high - low) * torch.sigmoid(raw)
+        return raw, lambda bar: bar
+    if np.isinf(high):
+        size = np.exp(raw)
+        return low + size, lambda bar: bar * size
+    share = 1 / (1 + np.exp(-raw))
+    return low + (high - low) * share, lambda bar: bar * (high - low) * share * (1 - share)
+
+
+def _softmax(raw: np.ndarray, rest: np.ndarray | float) -> Pulled:
+    weight = np.exp(raw - raw.max(-1, keepdims=True))
+    weight /= weight.sum(-1, keepdims=True)
+
+    def pull(bar: np.ndarray) -> np.ndarray:
+        bar = bar * rest
+        return np.asarray(weight * (bar - (bar * weight).sum(-1, keepdims=True)))
+
+    return rest * weight, pull
+
+
+def _square(raw: np.ndarray) -> Pulled:
+    """L L', of L whose diagonal is given in logarithms."""
+    L, diagonal = np.tril(raw, -1), np.arange(raw.shape[-1])
+    L[..., diagonal, diagonal] = np.exp(raw[..., diagonal, diagonal])
+
+    def pull(bar: np.ndarray) -> np.ndarray:
+        out: np.ndarray = np.tril((bar + bar.mT) @ L)
+        out[..., diagonal, diagonal] *= L[..., diagonal, diagonal]
+        return out
+
+    return L @ L.mT, pull
+
+
+class _Natural(torch.autograd.Function):
+    """`Free.values` with its derivative: one operation for torch, where each small one costs as much."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: torch.Tensor, free: Free) -> tuple[torch.Tensor, ...]:
+        values, ctx.pull = free.values(theta.detach().numpy())
+        return tuple(torch.from_numpy(value) for value in values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *bars: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.from_numpy(ctx.pull([bar.numpy() for bar in bars])), None
 
 
 def _logits(value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

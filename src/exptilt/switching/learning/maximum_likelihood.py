@@ -64,6 +64,19 @@ def checked_data(model: ModelParameters, y: SeriesLike, skip: int) -> Data:
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
+def remembered(evaluate: Objective) -> Objective:
+    """The same function, which keeps its last point: a climb ends where the curvature is asked for."""
+    last: list[Any] = [None, None]
+
+    def again(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        if last[0] is None or not np.array_equal(last[0], theta):
+            last[:] = theta.copy(), evaluate(theta)
+        value, slope = last[1]
+        return value, slope.copy()
+
+    return again
+
+
 def objective(
     build: Callable[[torch.Tensor], ModelParameters], data: Data, inputs: torch.Tensor, method: str, skip: int
 ) -> Objective:
@@ -87,7 +100,7 @@ def objective(
         (slope,) = torch.autograd.grad(value, x)
         return -float(value.detach()), -slope.numpy()
 
-    return evaluate
+    return remembered(evaluate)
 
 
 def climb(
@@ -137,14 +150,14 @@ def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray:
     to 0); the others' errors are then those with it fixed. NaN throughout where this point is no maximum.
     """
     k, spread = len(theta), np.full((len(theta), len(theta)), np.nan)
-    H, steps = np.empty((k, k)), 1e-4 * np.maximum(1.0, np.abs(theta))
+    H, steps, here = np.empty((k, k)), 1e-4 * np.maximum(1.0, np.abs(theta)), evaluate(theta)[0]
     for i, h in enumerate(steps):
         step = h * np.eye(k)[i]
         (up, up_slope), (down, down_slope) = evaluate(theta + step), evaluate(theta - step)
         if not (np.isfinite(up) and np.isfinite(down)):
             return spread
         H[i] = (up_slope - down_slope) / (2 * h)
-    told = np.abs(H.diagonal()) * steps**2 > 1e-12 * max(1.0, abs(evaluate(theta)[0]))
+    told = np.abs(H.diagonal()) * steps**2 > 1e-12 * max(1.0, abs(here))
     H = ((H + H.T) / 2)[np.ix_(told, told)]
     try:
         np.linalg.cholesky(H)
@@ -158,16 +171,16 @@ def delta_method(
     natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Standard errors of named functions of theta, sqrt diag(J spread J'), NaN where `spread` is."""
-    point, lost = torch.tensor(theta, dtype=torch.float64), np.isnan(spread.diagonal())
-    jacobian_of: Any = torch.autograd.functional.jacobian
+    point, lost = torch.tensor(theta, requires_grad=True), np.isnan(spread.diagonal())
     out = {}
-    for name in natural(point):
-        jacobian = jacobian_of(lambda x, name=name: natural(x)[name], point).numpy()
-        flat = jacobian.reshape(-1, len(theta))
+    for name, value in natural(point).items():
+        flat = np.zeros((value.numel(), len(theta)))
+        for row, one in zip(flat, value.reshape(-1).unbind() if value.requires_grad else (), strict=False):
+            row[:] = torch.autograd.grad(one, point, retain_graph=True)[0]
         errors = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", flat, np.nan_to_num(spread), flat), 0.0))
         unknown = np.abs(flat[:, lost]).max(1, initial=0.0) > 1e-3 * np.abs(flat).max(1)
         errors[unknown | ~flat.any(1)] = np.nan
-        out[name] = errors.reshape(jacobian.shape[:-1])
+        out[name] = errors.reshape(tuple(value.shape))
     return out
 
 

@@ -15,6 +15,7 @@ from .free_parameters import Bounds, Free
 from .maximum_likelihood import FitStatus, Objective, climb, curvature, delta_method, starts_around
 
 Fixed = Mapping[str, ArrayLike]
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,42 @@ class Named:
         values: ``(M, ...)`` arrays by name, the start.
         free: what is learned, None if nothing is.
         natural: from unconstrained numbers to all parameters.
+        tied: whether constraints tie some of them.
     """
 
     values: dict[str, np.ndarray]
     free: Free | None
     natural: Callable[[torch.Tensor], dict[str, torch.Tensor]]
+    tied: bool
+
+    def values_at(self, theta: np.ndarray) -> tuple[Arrays, Callable[[Arrays], np.ndarray]]:
+        """All parameters at `theta`, and the function that takes derivatives in them back."""
+        if self.free is None:
+            return self.values, lambda bars: np.zeros(0)
+        if self.tied:
+            found, pull = pulled(lambda x: self.natural(x["theta"]), {"theta": theta})
+            return found, lambda bars: pull(bars)["theta"]
+        free = self.free
+        arrays, back = free.values(theta)
+        return self.values | dict(zip(free.masks, arrays, strict=True)), lambda bars: back(
+            [bars[name] for name in free.masks]
+        )
+
+
+def pulled(
+    function: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], given: Arrays
+) -> tuple[Arrays, Callable[[Arrays], Arrays]]:
+    """What torch's function makes of arrays, and the function that takes derivatives in it back to them."""
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
+    made = function(leaves)
+
+    def pull(bars: Arrays) -> Arrays:
+        moved = [name for name, value in made.items() if value.requires_grad]
+        weights = [torch.from_numpy(bars[name]) for name in moved]
+        slopes = torch.autograd.grad([made[name] for name in moved], list(leaves.values()), weights)
+        return {name: slope.numpy() for name, slope in zip(leaves, slopes, strict=True)}
+
+    return {name: value.detach().numpy() for name, value in made.items()}, pull
 
 
 def name_parameters(
@@ -71,7 +103,7 @@ def name_parameters(
         found = constants if free is None else constants | free.natural(theta)
         return apply_constraints(ties, tied, found) if ties else found
 
-    return Named(values, free, natural)
+    return Named(values, free, natural, bool(ties))
 
 
 def climb_named(
