@@ -42,7 +42,7 @@ report: $(STAMP) ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
 
 test: $(STAMP) ## run the tests (all but those marked slow)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(TESTS) src README.md docs
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) src README.md docs
 
 # One process with all cores to itself: what is slow is mostly large, or measures.
 test-slow: models ## run the tests marked slow, and only those
