@@ -153,6 +153,7 @@ def _invert_dirichlet(g: int, D: int, mean: Buffer, share: Buffer, theta: Buffer
         size += 1
     for k in range(g, mean.size, D):
         theta[k] = 0.5 * size / excess * share[k]
+    settled = False
     for _ in range(12):
         total = 0.0
         for k in range(g, mean.size, D):
@@ -162,19 +163,19 @@ def _invert_dirichlet(g: int, D: int, mean: Buffer, share: Buffer, theta: Buffer
         for k in range(g, mean.size, D):
             psi, slope = _digamma(theta[k])
             work[1, k] = 1.0 / slope
-            work[0, k] = (psi - shift - mean[k]) / slope
+            work[0, k] = (psi - shift - mean[k]) * work[1, k]
             shared += work[0, k]
             spare -= work[1, k]
-        largest = 0.0
+        shared, settled = shared / spare, True
         for k in range(g, mean.size, D):
-            change = (work[0, k] + work[1, k] * shared / spare) / theta[k]
-            largest = max(largest, abs(change))
-            theta[k] /= max(1.0 + change, 0.125)
-        if not largest >= 1e-7:  # the next one would be below rounding; NaN ends it too
+            alpha, change = theta[k], work[0, k] + work[1, k] * shared
+            theta[k] = alpha * alpha / max(alpha + change, 0.125 * alpha)
+            settled = settled and abs(change) < 1e-7 * alpha  # the next one would be below rounding
+        if settled:
             break
     for k in range(g, mean.size, D):
         theta[k] -= 1.0
-    return largest < 1e-7
+    return settled
 
 
 @njit(error_model="numpy")
