@@ -50,8 +50,8 @@ test-slow: models ## run the tests marked slow, and only those
 
 test-all: test test-slow ## run every test, the slow ones too
 
-fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or better (N=20000 for many)
-	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.tilting_fuzz
+fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or better; BACKEND=triton: the GPU's kernels
+	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.$(or $(BACKEND),tilting)_fuzz
 
 # efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
 rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy or a newer Python than we do
@@ -82,7 +82,7 @@ docs: $(STAMP) ## build the site into site/ and say where it is
 pictures: $(STAMP) ## draw the pictures of the first pages and the recipes anew
 	@$(BIN)/python book/pictures.py
 
-gpu-audit: $(STAMP) ## compile the GPU kernels for three generations, without a GPU; table in docs/gpu.md
+gpu-audit: $(STAMP) ## compile the GPU kernels for several generations, without a GPU; tables in docs/gpu.md
 	@$(BIN)/python benchmarks/gpu_audit.py
 
 lint: $(STAMP) ## ruff (lint and format) and mypy

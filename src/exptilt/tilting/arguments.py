@@ -251,9 +251,10 @@ def prepare(
             hint = "Pass backend='tiled' (any device) or None."
             raise _Wrong(f"backend is 'cpu', but query is on {query.device}. {hint}")
         if chosen == "gpu":
-            if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-                hint = "Move the tensors to a GPU, or pass backend=None."
-                raise _Wrong(f"backend is 'gpu', but query is on the CPU. {hint}")
+            if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+                place = "the CPU" if device == "cpu" else query.device
+                hint = "Move the tensors to a CUDA or ROCm GPU, or pass backend=None."
+                raise _Wrong(f"backend is 'gpu', but query is on {place}. {hint}")
             query, key, value = inputs.query.to(wide), inputs.key.to(wide), inputs.value.to(wide)
             inputs = inputs._replace(query=query, key=key, value=value)
     except _Wrong as wrong:

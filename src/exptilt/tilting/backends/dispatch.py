@@ -1,5 +1,6 @@
 """Which backend runs a sweep, and what is said of numbers that are not finite."""
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -9,32 +10,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, BackendError
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
-_TRITON = (3, 6)  # as in pyproject.toml
+_TRITON = (3, 6), (3, 9)  # releases that the kernels were checked with; the first as in pyproject.toml
+_CAPABILITY = (8, 0)
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 _REGISTERED: dict[str, Any] = {}
 _MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton.launch"}
 
 
 def default_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """`cpu` on the CPU, `gpu` on CUDA where Triton is installed, `tiled` elsewhere and for float64 there."""
+    """`cpu` on the CPU, `gpu` on CUDA where the kernels run, `tiled` elsewhere and for float64 there."""
     if device.type == "cpu":
         return "cpu"
-    return "gpu" if device.type == "cuda" and dtype != torch.float64 and _triton_fits() else "tiled"
+    return (
+        "gpu" if device.type == "cuda" and dtype != torch.float64 and _kernels_run(device.index) else "tiled"
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kernels_run(index: int | None) -> bool:
+    """Whether the Triton kernels run on this GPU, which a traced graph does not look into."""
+    return _looked_up(index)
 
 
 @cache
-def _triton_fits() -> bool:
-    """Whether Triton is installed in a release that the kernel was checked with."""
+def _looked_up(index: int | None) -> bool:
+    """Whether they run; if not, one warning says why and what to do."""
+    why = _obstacle(index)
+    if why:
+        text = "attention on this GPU runs in plain torch (backend='tiled'), not in Triton kernels: "
+        warnings.warn(text + why, ExptiltWarning, stacklevel=2)
+    return not why
+
+
+def _obstacle(index: int | None) -> str:
+    """What keeps the kernels from a GPU, or nothing."""
+    checked = f"{'.'.join(map(str, _TRITON[0]))} to {'.'.join(map(str, _TRITON[1]))}"
     try:
-        major, minor = version("triton").split(".")[:2]
+        found = version("triton")
     except PackageNotFoundError:
-        return False
-    return (int(major), int(minor)) >= _TRITON
+        return "Triton is not installed. Install it with: pip install 'exptilt[gpu]'"
+    if not _TRITON[0] <= tuple(map(int, found.split(".")[:2])) <= _TRITON[1]:
+        return (
+            f"they were checked with Triton {checked}; {found} is installed, with torch {torch.__version__}. "
+            "Install one of those, or pass backend='gpu' to use the kernels all the same."
+        )
+    capability = torch.cuda.get_device_capability(index)
+    if capability < _CAPABILITY:
+        own = ".".join(map(str, capability))
+        return f"they need compute capability 8.0 (A100 and later), and this GPU has {own}."
+    return ""
 
 
 def register(name: str, sweeps: Any) -> None:

@@ -1,0 +1,142 @@
+"""Triton's interpreter, mended and made quicker: it runs GPU kernels on a CPU, one program after another.
+
+As it comes the interpreter multiplies bfloat16 numbers as if they were integers, cuts the last bits off a
+float32 number that becomes bfloat16 where a GPU rounds, multiplies in float32 where a GPU would in TF32, and
+takes half its time to find the functions of the language at every call. `mend` mends these: products are
+those of the tensor cores (inputs cut to TF32, three of them for tf32x3, sums in float32 and in order), casts
+round to nearest even, and what was found is kept.
+
+TRITON_INTERPRET=1 must be set before triton is first imported: import this file in a process of its own.
+"""
+
+from contextlib import contextmanager
+from functools import cache
+
+import numba
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+from exptilt.tilting.backends.triton import frame, launch
+
+Handle = interpreter.TensorHandle
+
+
+def _widened(x):
+    """A bfloat16, which the interpreter holds as 16 bits, or a float16, as float32."""
+    if x.dtype.scalar == tl.bfloat16:
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+    return x.data.astype(np.float32) if x.data.dtype == np.float16 else x.data
+
+
+def _narrowed(x):
+    """float32 numbers as the 16 bits of the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _cut(x):
+    """What a tensor core reads of a float32 number: sign, exponent, ten bits."""
+    return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
+
+
+@numba.njit(cache=True)
+def _add_product(left, right, total):
+    """total += left right, one column of left after the other and each in one rounding, as a GPU does: a BLAS
+    sums in another order in another tile, and scores that two sweeps must find alike would not be.
+    """
+    for i in range(left.shape[0]):
+        for k in range(left.shape[1]):
+            x = np.float64(left[i, k])
+            for j in range(right.shape[1]):
+                total[i, j] = np.float64(total[i, j]) + x * np.float64(right[k, j])
+
+
+def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+    x, y, total = _widened(a), _widened(b), np.array(d.data, order="C")
+    if a.dtype.scalar != tl.float32 or input_precision.name == "IEEE":
+        pairs = ((x, y),)
+    else:
+        high, tall = _cut(x), _cut(y)
+        pairs = ((high, tall),)
+        if input_precision.name == "TF32x3":  # what was cut off, too, but for the product of both
+            pairs = ((_cut(x - high), tall), (high, _cut(y - tall)), *pairs)
+    for left, right in pairs:
+        _add_product(np.ascontiguousarray(left), np.ascontiguousarray(right), total)
+    return Handle(total, d.dtype.scalar)
+
+
+def mend():
+    """Mend the interpreter of this process."""
+    builder, plain_cast = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.cast_impl
+
+    def cast(self, src, dst_type):
+        pair = src.dtype.scalar, dst_type.scalar
+        if pair == (tl.bfloat16, tl.float32):
+            return Handle(_widened(src), tl.float32)
+        if pair == (tl.float32, tl.bfloat16):
+            return Handle(_narrowed(src.data), tl.bfloat16)
+        return plain_cast(self, src, dst_type)
+
+    builder.create_dot, builder.cast_impl = _dot, cast
+    builder.create_fp_to_fp = lambda self, src, dst_type, rounding_mode: cast(self, src, dst_type)
+    known = cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda dtype: (
+        np.dtype(np.uint64) if dtype.scalar.is_ptr() else known(dtype.scalar)
+    )
+    # Whole numbers are small here, and need no second sum in 64 bits to see that none overflows.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    patch, done = interpreter._patch_lang, set()
+
+    def patch_once(function):
+        """Patch what a file calls the language, the first time only, and for good."""
+        name = function.__globals__["__name__"]
+        if name not in done:
+            done.add(name)
+            patch(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_once
+    _keep_types()
+
+
+def _keep_types():
+    """Make the types of tensors once for each shape, not once for each tensor."""
+
+    @cache
+    def sizes(shape):
+        made = tl.core.tuple(list(shape))
+        count = tl.core.validate_block_shape(made)
+        return made, count, tl.core.tuple([tl.constexpr(n) for n in shape]), tl.constexpr(count), str(made)
+
+    def block_init(self, element_ty, shape):
+        whole = tuple([n.value if isinstance(n, tl.constexpr) else n for n in shape])
+        if not whole:
+            raise TypeError("0d block_type is forbidden")
+        self.element_ty = element_ty
+        self.shape, self.numel, *_, text = sizes(whole)
+        self.name = f"<{text}, {element_ty}>"
+
+    def tensor_init(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        _, _, self.shape, self.numel, _ = sizes(tuple(type.shape) if type.is_block() else ())
+
+    tl.core.block_type.__init__, tl.core.tensor.__init__ = block_init, tensor_init
+
+
+@contextmanager
+def tiles(rows=None, keys=None):
+    """Let every kernel have tiles of this size: the interpreter's time is that of tiles, not of numbers."""
+    home = launch if hasattr(launch, "kind_of") else frame
+    plain = home.kind_of
+
+    def kind_of(*args, **options):
+        kind, *rest = plain(*args, **options)
+        return (kind._replace(rows=rows or kind.rows, keys=keys or kind.keys), *rest)
+
+    home.kind_of = kind_of
+    try:
+        yield
+    finally:
+        home.kind_of = plain
