@@ -17,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
 pytree = _pytree
@@ -65,13 +66,19 @@ def derivatives_wanted(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def not_traced(function: _Function) -> _Function:
+    """Let the compiler call a function while it traces, and keep what it returns.
+
+    `torch.compiler.assume_constant_result` does the same, and loads the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@not_traced
 def transform_compiled() -> bool:
     """Whether a torch.func transform is being compiled; asked while tracing, and not traced."""
     return in_transform() or in_forward_mode()
-
-
-# As `torch.compiler.assume_constant_result` would mark it, which loads the compiler.
-transform_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_concrete(*tensors: Tensor) -> bool:

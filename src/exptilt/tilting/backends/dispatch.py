@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
+from exptilt._support.transforms import not_traced
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
@@ -31,7 +32,7 @@ def default_backend(device: torch.device, dtype: torch.dtype) -> str:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@not_traced
 def _kernels_run(index: int | None) -> bool:
     """Whether the Triton kernels run on this GPU, which a traced graph does not look into."""
     return _looked_up(index)
