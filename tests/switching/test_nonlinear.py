@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.switching import SwitchingNonlinear, fit_nonlinear
+from exptilt.switching import OnlineState, SwitchingNonlinear, fit_nonlinear
 from exptilt.switching.kernels.traced import Compiled, call
+from oracles.nonlinear import smooth_back
 from oracles.switching_models import random_data, random_model
 
 
@@ -309,3 +310,135 @@ def test_parameters_are_found():
     assert fit.status.value.startswith("converged")
     assert np.abs(fit.parameters - [4.0, np.log(0.01)]).max() < 3 * fit.standard_errors.max()
     assert (fit.standard_errors < 0.5).all()
+
+
+def heading(**options):
+    """Two turns of heading and place at a speed that is an input, seen by range and bearing."""
+
+    def move(rate):
+        def step(x, u):
+            heading = x[..., 2] + rate
+            ahead = [x[..., 0] + u[..., 0] * heading.cos(), x[..., 1] + u[..., 0] * heading.sin(), heading]
+            return torch.stack(ahead, -1)
+
+        return step
+
+    def look(x, u):
+        return torch.stack([torch.hypot(x[..., 0], x[..., 1]), torch.atan2(x[..., 1], x[..., 0])], -1)
+
+    return SwitchingNonlinear(
+        **{
+            "transition": [[0.9, 0.1], [0.3, 0.7]],
+            "dynamics": [move(0.1), move(-0.4)],
+            "process_noise": np.diag([0.01, 0.02, 0.001]),
+            "observation": look,
+            "observation_noise": np.diag([0.1, 0.01]),
+            "initial_mean": [-3.0, 0.4, 3.0],
+            "initial_covariance": np.diag([0.5, 0.4, 0.2]),
+            "initial_probability": [0.6, 0.4],
+            "angles": (2,),
+            "observation_angles": (1,),
+            "inputs": 1,
+        }
+        | options
+    )
+
+
+def turned(T, seed):
+    """Observations around a path that crosses the cut of the bearings, and speeds."""
+    rng = np.random.default_rng(seed)
+    angle = 3.0 + 0.15 * np.arange(T) + 0.05 * rng.normal(size=T)
+    y = np.stack([3 + 0.2 * rng.normal(size=T), np.arctan2(np.sin(angle), np.cos(angle))], -1)
+    y[4] = np.nan
+    y[6, 0] = np.nan
+    return y, rng.uniform(0.5, 1.0, size=(T, 1))
+
+
+@pytest.mark.parametrize("linearize", ["extended", "unscented"])
+def test_the_smoother_is_the_slow_one(linearize):
+    """A plain pass with covariances and pseudo-inverses; covariances of the compiled one are positive."""
+    y, u = turned(12, 0)
+    model = heading()
+    for method in ("imm", "gpb2"):
+        post = model.filter(y, method=method, linearize=linearize, inputs=u)
+        got = model.smooth(y, method=method, linearize=linearize, inputs=u)
+        law = [
+            torch.from_numpy(getattr(post, k)) for k in ("mode_probability", "mode_mean", "mode_covariance")
+        ]
+        want = smooth_back(model, law, torch.from_numpy(u), linearize == "unscented")
+        np.testing.assert_allclose(got.mode_probability, want[0], atol=1e-11)
+        off = got.mode_mean - want[1].numpy()
+        off[..., 2] = np.arctan2(np.sin(off[..., 2]), np.cos(off[..., 2]))
+        np.testing.assert_allclose(off, 0.0, atol=1e-10)
+        np.testing.assert_allclose(got.mode_covariance, want[2], atol=1e-10)
+        assert (np.linalg.eigvalsh(got.mode_covariance) > 0).all()
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2", "gpb1"])
+@pytest.mark.parametrize(("linearize", "start"), [("extended", "first"), ("unscented", "before")])
+def test_one_observation_at_a_time(method, linearize, start, tmp_path):
+    """Steps are those of the filter, saved and taken up in between; a batch is its members."""
+    y, u = turned(9, 1)
+    model = heading(start=start)
+    post = model.filter(y, method=method, linearize=linearize, inputs=u)
+    state = model.online(method=method, linearize=linearize)
+    pair = model.online(method=method, linearize=linearize, batch=2)
+    for t, row in enumerate(y):
+        before = state
+        state, pair = state.step(row, inputs=u[t]), pair.step(np.stack([y[0], row]), inputs=u[t])
+        after = before.predict(inputs=u[t]).update(row)
+        np.testing.assert_array_equal(after._rows, state._rows)
+        for name in ("mode_probability", "mode_mean", "mode_covariance", "mean", "covariance"):
+            want = getattr(post, name)[t]
+            np.testing.assert_allclose(getattr(state, name), want, atol=1e-12, err_msg=name)
+            np.testing.assert_allclose(getattr(pair, name)[1], want, atol=1e-12, err_msg=name)
+        assert state.log_likelihood_term == pytest.approx(post.log_likelihood_terms[t], abs=1e-12)
+        if t == 4:
+            state.save(tmp_path / "state")
+            state = OnlineState.load(tmp_path / "state", model)
+            begun = model.filter(y[:5], method=method, linearize=linearize, inputs=u[:5])
+            other = OnlineState.after(begun)
+            assert other.t == state.t == 5
+            np.testing.assert_allclose(other.covariance, state.covariance, atol=1e-13)
+            assert other.log_likelihood == pytest.approx(state.log_likelihood, abs=1e-12)
+    assert state.log_likelihood == pytest.approx(post.log_likelihood, abs=1e-11)
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_innovations_of_functions(method):
+    """A linear function has the innovations of the linear model; an angle's go around the circle."""
+    rng = np.random.default_rng(1)
+    model, y = random_model(rng, 2, 2, 2), random_data(rng, 5, 2)
+    one, other = model.online(method=method), as_functions(model).online(method=method)
+    for row in y:
+        one, other = one.step(row), other.step(row)
+    candidates = rng.normal(size=(3, 2))
+    candidates[2, 0] = np.nan
+    for a, b in ((one, other), (one.predict(), other.predict())):
+        for given in (candidates, candidates[0]):
+            for name, want in a.innovations(given)._asdict().items():
+                found = getattr(b.innovations(given), name)
+                np.testing.assert_allclose(found, want, atol=1e-9, err_msg=name)
+    state = heading().online(method=method).predict(inputs=[0.7])
+    center = np.array([3.0, np.pi - 0.01])
+    near, far = (state.innovations(center + np.array([0.0, turn])).innovation for turn in (0.0, 2 * np.pi))
+    np.testing.assert_allclose(near, far, atol=1e-12)
+
+
+def test_online_functions_that_are_refused(tmp_path):
+    model = heading()
+    state = model.online().step([3.0, 3.1], inputs=[0.5])
+    state.save(tmp_path / "state")
+    other = heading(process_noise=np.eye(3))
+    for refused, words in (
+        (lambda: OnlineState.load(tmp_path / "state"), "Pass model=, the SwitchingNonlinear"),
+        (lambda: OnlineState.load(tmp_path / "state", other), "another process_noise"),
+        (lambda: state.step([3.0, 3.1]), "inputs are none. Pass \\(1,\\)"),
+        (lambda: state.step([3.0], inputs=[0.5]), "y has shape"),
+        (lambda: model.online(method="exact"), "method is 'exact'"),
+        (lambda: model.online(linearize="none"), "linearize is 'none'"),
+        (lambda: model.online(batch=0), "batch is 0"),
+        (lambda: state.update([3.0, 3.1]), "update without a prediction"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refused()

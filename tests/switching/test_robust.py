@@ -1,5 +1,7 @@
 """Outliers, absorbing chains, missing steps, near-singular noises, long runs: where filters break."""
 
+import itertools
+
 import mpmath
 import numpy as np
 import pytest
@@ -320,3 +322,75 @@ def test_a_singular_innovation_is_refused_whatever_its_rounding(method, seed):
     first = -0.5 * (np.log(2 * np.pi * (s + 1e-9)) + 1 / (s + 1e-9))
     second = -0.5 * np.log(2 * np.pi * 2e-9)
     assert little.filter(np.ones(2), method=method).log_likelihood == pytest.approx(first + second, abs=1e-5)
+
+
+def precise(F, Q, R, P, y):
+    """Kalman's filter of a level with a slope in sixty digits: log-likelihood, last mean and covariance."""
+    with mpmath.workdps(60):
+        F, P = mpmath.matrix(F), mpmath.eye(2) * P
+        x, H, total = mpmath.matrix([0, 0]), mpmath.matrix([[1, 0]]), mpmath.mpf(0)
+        for value in y[:, 0].tolist():
+            x, P = F * x, F * P * F.T + mpmath.eye(2) * Q
+            e, S = value - x[0], P[0, 0] + R
+            total -= (mpmath.log(2 * mpmath.pi * S) + e * e / S) / 2
+            K = P * H.T / S
+            x, P = x + K * e, P - K * H * P
+        return float(total), *(np.array(value.tolist(), float) for value in (x, P))
+
+
+EXTREMES = {"R": (1e-12, 1.0), "P": (1.0, 1e12), "Q": (0.0, 1e-12, 1.0)}
+
+
+@pytest.mark.parametrize(("R", "P", "Q"), list(itertools.product(*EXTREMES.values())))
+def test_extreme_scales_are_right_or_said_to_be_lost(R, P, Q):
+    """Against sixty digits; covariances stay positive, and a prior of 1e24 times the noise is told of."""
+    F = [[1.0, 1.0], [0.0, 1.0]]
+    options = {
+        "transition": [[1.0]],
+        "dynamics": F,
+        "process_noise": Q * np.eye(2),
+        "observation": [[1.0, 0.0]],
+        "observation_noise": [[R]],
+        "initial_mean": [0.0, 0.0],
+        "initial_covariance": P * np.eye(2),
+        "initial_probability": [1.0],
+    }
+    y = np.cumsum(np.random.default_rng(0).normal(size=(60, 1)) * max(Q, 1e-12) ** 0.5, 0)
+    if P / R > 1e15:
+        with pytest.warns(UserWarning, match="1.0e\\+24 times the variance"):
+            SwitchingLinearGaussian(**options)
+        return
+    total, x, cov = precise(F, Q, R, P, y)
+    deviation = np.sqrt(cov.diagonal())
+    kept = max(1e-9, 10 * np.finfo(float).eps * P / R)  # what covariances in float64 can keep
+    for method in ("imm", "gpb2", "gpb1"):
+        post = SwitchingLinearGaussian(**options).filter(y, method=method)
+        assert post.log_likelihood == pytest.approx(total, abs=kept)
+        np.testing.assert_allclose((post.mean[-1] - x[:, 0]) / deviation, 0.0, atol=kept)
+        np.testing.assert_allclose(
+            (post.covariance[-1] - cov) / np.outer(deviation, deviation), 0.0, atol=1e-4
+        )
+        low, high = np.linalg.eigvalsh(post.mode_covariance[:, 0]).T
+        assert (low > -1e-15 * high).all()
+
+
+def test_a_posterior_of_float32_is_accepted_as_an_initial_law():
+    rng = np.random.default_rng(0)
+    given = {
+        "transition": [[1.0]],
+        "dynamics": [[0.9, 0.7], [0.0, 0.9]],
+        "process_noise": np.eye(2),
+        "observation": rng.normal(size=(1, 2)),
+        "observation_noise": [[1e-12]],
+        "initial_mean": [0.0, 0.0],
+        "initial_covariance": np.eye(2),
+        "initial_probability": [1.0],
+    }
+    model = SwitchingLinearGaussian(
+        **{k: torch.tensor(np.array(v), dtype=torch.float32) for k, v in given.items()}
+    )
+    y = torch.tensor(rng.normal(size=(30, 1)), dtype=torch.float32)
+    cov = model.filter(y).mode_covariance
+    assert cov.dtype is torch.float32
+    for step in cov:
+        model.replace(initial_covariance=step)

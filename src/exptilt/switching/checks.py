@@ -106,16 +106,20 @@ class Checker:
                 "so rows sum to 1; a matrix whose columns do needs transposing."
             )
 
-    def covariance(self, name: str, value: Array, scale: float = 1e-300) -> None:
+    def covariance(
+        self, name: str, value: Array, scale: float = 1e-300, rounding: float | None = None
+    ) -> None:
         """Refuse matrices that are not symmetric or not positive semi-definite, up to rounding.
 
-        `scale` is that of what they were computed from: a posterior has its rounding from there.
+        `scale` is that of what they were computed from: a posterior has its rounding from there. `rounding`
+        is that of what was given, where it is not that of `value`.
         """
+        rounding = precision(value) if rounding is None else rounding
         stack = plain(value)
         flat, modes = stack.reshape(-1, *stack.shape[-2:]), stack.shape[-3]
         size = np.maximum(np.abs(flat).max((-1, -2), initial=0.0), max(scale, 1e-300))
         skew = np.abs(flat - flat.swapaxes(-1, -2)).max((-1, -2), initial=0.0) / size
-        wrong = skew > max(1e-8, 100 * precision(value))
+        wrong = skew > max(1e-8, 100 * rounding)
         if wrong.any():
             k = int(np.argmax(wrong))
             raise self.refuse(
@@ -123,7 +127,7 @@ class Checker:
                 " Pass a covariance."
             )
         low = np.linalg.eigvalsh((flat + flat.swapaxes(-1, -2)) / 2).min(-1, initial=np.inf)
-        wrong = low < -max(1e-9, 10 * precision(value)) * size
+        wrong = low < -max(1e-9, 10 * rounding) * size
         if wrong.any():
             k = int(np.argmax(wrong))
             raise self.refuse(

@@ -7,94 +7,55 @@ G' with G the Jacobian) or by 2n + 1 points that carry mean and covariance ("uns
 Functions are written in torch, with the state (and the inputs) along the last axis; they are traced once and
 compiled with their Jacobians (`kernels/traced.py`), and the filter keeps factors of covariances in place of
 covariances (`kernels/nonlinear.py`), so these stay positive. All else, mixing, weights in logarithms,
-collapse, missing components, is as for linear modes. What has no need of speed, smoothing and forecasts,
-calls the functions themselves, for all steps at once.
+collapse, missing components, is as for linear modes.
 
 Angles: differences of components that are named as angles are taken around the circle, and their means are
 circular, in collapse, sigma points and innovations alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from .._support.errors import ArgumentError
 from .._support.kernels import run_chunks
 from .checks import Array, Checker, plain
 from .inference.forecast import Forecast, ahead_of, mixture_quantile
+from .inference.online import OnlineState, Plan
+from .inference.online.state import _state
 from .inference.run import METHODS, stopped
 from .inference.simulate import root
-from .kernels.nonlinear import Followed, Modes, follow
+from .kernels.kalman import LOG_TWO_PI
+from .kernels.nonlinear import Followed, Modes, follow, follow_rows, sight
+from .kernels.nonlinear_smoother import follow_back
 from .kernels.traced import Compiled, Function
 from .series import Data, SeriesLike, Values, arrange, arrange_total, read
 
 _check = Checker("SwitchingNonlinear")
 
 
-def wrap(difference: torch.Tensor, angles: Sequence[int]) -> torch.Tensor:
+def wrap(difference: np.ndarray, angles: Sequence[int]) -> np.ndarray:
     """The difference with the components named in `angles` brought to (−π, π]."""
-    if not angles:
-        return difference
-    out = difference.clone()
-    part = difference[..., list(angles)]
-    out[..., list(angles)] = torch.atan2(torch.sin(part), torch.cos(part))
-    return out
-
-
-def average(weight: torch.Tensor, points: torch.Tensor, angles: Sequence[int]) -> torch.Tensor:
-    """Σ weight · points over the axis before the last, on the circle for angles."""
-    weight = weight[..., None]
-    out = (weight * points).sum(-2)
-    if angles:
-        part = points[..., list(angles)]
-        sine, cosine = (weight * torch.sin(part)).sum(-2), (weight * torch.cos(part)).sum(-2)
-        out[..., list(angles)] = torch.atan2(sine, cosine)
+    out = difference.copy()
+    for a in angles:
+        out[..., a] = np.arctan2(np.sin(difference[..., a]), np.cos(difference[..., a]))
     return out
 
 
 def collapse(
-    weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor, angles: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+    weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, angles: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Moments of mixtures: weight ``(..., K)``, mean ``(..., K, n)``, cov ``(..., K, n, n)``."""
-    out = average(weight, mean, angles)
+    out = np.einsum("...k,...ki->...i", weight, mean)
+    for a in angles:
+        parts = (np.einsum("...k,...k->...", weight, f(mean[..., a])) for f in (np.sin, np.cos))
+        out[..., a] = np.arctan2(*parts)
     delta = wrap(mean - out[..., None, :], angles)
-    return out, (weight[..., None, None] * (cov + delta[..., None] * delta[..., None, :])).sum(-3)
-
-
-@dataclass(frozen=True)
-class Image:
-    """The law of g(x) for a Gaussian x: its mean, and deviations X (n, p) of x and Y (m, p) of g(x).
-
-    The covariances of x and g(x) and their cross-covariance are X X', Y Y' and X Y'.
-    """
-
-    mean: torch.Tensor
-    X: torch.Tensor
-    Y: torch.Tensor
-
-
-def through(
-    function: Function, given: list[torch.Tensor], cov: torch.Tensor, angles: Sequence[int], unscented: bool
-) -> Image:
-    """The laws of function(x, ...) for x ~ N(mean, cov), ``(..., n)``; `given` is the mean (and inputs)."""
-    mean, *rest = given
-    n = mean.shape[-1]
-    L = torch.linalg.qr(torch.from_numpy(root(cov.numpy())).mT).R.mT  # lower triangular, L L' = cov
-    if not unscented:
-        flat = [one.expand(*mean.shape[:-1], -1).reshape(-1, one.shape[-1]) for one in given]
-        tangent = torch.func.vmap(torch.func.jacfwd(function))(*flat)
-        return Image(function(*given), L, tangent.reshape(*mean.shape[:-1], -1, n) @ L)
-    spread = n + max(3.0 - n, 0.5)
-    shift = torch.cat([torch.zeros_like(mean)[..., None, :], L.mT, -L.mT], -2) * spread**0.5
-    weight = torch.full((2 * n + 1,), 0.5 / spread, dtype=mean.dtype)
-    weight[0] = 1 - n / spread
-    image = function(mean[..., None, :] + shift, *(one[..., None, :] for one in rest))
-    center = average(weight, image, angles)
-    scale = torch.sqrt(weight)[:, None]
-    return Image(center, (scale * shift).mT, (scale * wrap(image - center[..., None, :], angles)).mT)
+    return out, np.einsum("...k,...kij->...ij", weight, cov + delta[..., None] * delta[..., None, :])
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +87,14 @@ class NonlinearFiltered:
             inputs: ``(h, r)``, or one for each series, where the functions take inputs.
             level: of the intervals, between 0 and 1.
         """
-        model, linearize, data, law = self._source
+        model, _, linearize, data, law, _ = self._source
         return model._forecast(data, law, steps, inputs, level, linearize)  # type: ignore[no-any-return]
+
+    def _online(self) -> OnlineState:
+        """The state after the last step."""
+        model, method, linearize, data, law, total = self._source
+        plan = NonlinearPlan(model, method, linearize, None if data.layout == "single" else data.series)
+        return plan.state(law, total, int(data.lengths.max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,11 +200,8 @@ class SwitchingNonlinear:
         for j in range(M):
             self._check_function("dynamics", j, self.dynamics[j], sizes["n"])
             self._check_function("observation", j, functions[j], sizes["m"])
-        names = [
-            f"SwitchingNonlinear: {name} of mode {j}"
-            for name in ("dynamics", "observation")
-            for j in range(M)
-        ]
+        kinds = ("dynamics", "observation")
+        names = [f"SwitchingNonlinear: {kind} of mode {j}" for kind in kinds for j in range(M)]
         different = {id(function): k for k, function in reversed(list(enumerate(every)))}
         kept = sorted(different.values())
         compiled = Compiled([every[k] for k in kept], [names[k] for k in kept], sizes["n"], self.inputs)
@@ -247,26 +211,12 @@ class SwitchingNonlinear:
             flag[list(which)] = 1
         with np.errstate(divide="ignore"):
             logarithms = [np.log(plain(value)) for value in (self.transition, self.initial_probability)]
-        roots = [
-            root(plain(value)).reshape(M, -1)
-            for value in (self.process_noise, self.observation_noise, self.initial_covariance)
-        ]
-        modes = Modes._make(
-            [
-                compiled.address,
-                compiled.constants,
-                np.ascontiguousarray(number),
-                logarithms[0].reshape(-1),
-                roots[0],
-                roots[1],
-                plain(self.initial_mean).reshape(1, -1),
-                _triangles(roots[2].reshape(M, sizes["n"], sizes["n"])).reshape(1, -1),
-                logarithms[1].reshape(1, -1),
-                *flags,
-                int(self.start == "first"),
-                0,
-            ]
-        )
+        roots = [root(plain(value)) for value in (self.process_noise, self.observation_noise)]
+        start: list[Any] = [plain(self.initial_mean), _triangles(root(plain(self.initial_covariance)))]
+        start = [value.reshape(1, -1) for value in (*start, logarithms[1])]
+        noises = [logarithms[0].reshape(-1), *(value.reshape(M, -1) for value in roots)]
+        tables = [compiled.constants, np.ascontiguousarray(number), *noises, *start, *flags]
+        modes = Modes._make([compiled.address, *tables, int(self.start == "first"), 0])
         object.__setattr__(self, "_modes", modes)
 
     def _check_function(self, name: str, j: int, function: Function, size: int) -> None:
@@ -308,21 +258,21 @@ class SwitchingNonlinear:
         data, u = self._read(y, inputs, method, linearize, "filter")
         out = self._run(data, u, method, linearize)
         last = data.starts[1:] - 1
-        total = arrange_total(data.totals(out[0]), data)
-        laws = [torch.from_numpy(value) for value in out[1:]]
-        shown: Any = self._arranged(data, laws[0].exp(), laws[1], laws[2])
-        source = (self, linearize, data, tuple(value[last] for value in out[1:]))
-        return NonlinearFiltered(*(total, arrange(out[0], data, None), *shown, source))
+        totals = data.totals(out.terms)
+        source = (self, method, linearize, data, [value[last] for value in out[1:4]], totals)
+        total = arrange_total(totals, data)
+        shown = total, arrange(out.terms, data, None), *self._arranged(data, out), source
+        return NonlinearFiltered(*shown)
 
-    def _arranged(
-        self, data: Data, weight: torch.Tensor, mean: torch.Tensor, cov: torch.Tensor
-    ) -> list[Values]:
-        total, total_cov = collapse(weight, mean, cov, self.angles)
+    def _arranged(self, data: Data, out: Followed) -> list[Any]:
+        """Mode probabilities, moments over modes and in each mode, as the data are."""
+        (M, n), rows = self.initial_mean.shape, len(data.rows)
+        weight, mean = np.exp(out.log_mode), out.mean.reshape(rows, M, n)
+        L = out.factor.reshape(rows, M, n, n)
+        cov = L @ L.mT
+        values = (weight, *collapse(weight, mean, cov, self.angles), mean, cov)
         names = ("mode", "state", None, None, None)
-        return [
-            arrange(value, data, name)
-            for value, name in zip((weight, total, total_cov, mean, cov), names, strict=True)
-        ]
+        return [arrange(value, data, name) for value, name in zip(values, names, strict=True)]
 
     def _read(
         self, y: SeriesLike, inputs: SeriesLike | None, method: str, linearize: str, what: str
@@ -332,8 +282,7 @@ class SwitchingNonlinear:
             raise ArgumentError(
                 f'{what}: method is {method!r}. With nonlinear modes pass "imm", "gpb2" or "gpb1".'
             )
-        if linearize not in ("extended", "unscented"):
-            raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
+        check_linearize(linearize, what)
         data = read(y, int(self.observation_noise.shape[-1]), what=what)
         if data.tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
@@ -357,34 +306,27 @@ class SwitchingNonlinear:
                 f"data {data.series} of {data.lengths[:5].tolist()}. Pass one row of inputs for every step."
             )
         pieces = [given.rows[given.cuts[0 if shared else b]][:k] for b, k in enumerate(data.lengths)]
-        return np.concatenate(pieces)
+        return np.ascontiguousarray(np.concatenate(pieces))
 
-    def _run(
-        self, data: Data, u: np.ndarray, method: str, linearize: str, modes: Any = None
-    ) -> list[np.ndarray]:
-        """Terms, log mode probabilities, mode means and covariances of each row."""
-        modes = (modes or self._modes)._replace(unscented=int(linearize == "unscented"))  # type: ignore[attr-defined]
+    def _run(self, data: Data, u: np.ndarray, method: str, linearize: str, law: Any = None) -> Followed:
+        """What is known after each row, from the initial law or from `law`, as it follows a filter."""
+        modes = self._linearized(linearize)
+        if law is not None:
+            log_mode, mean, factor = law
+            modes = modes._replace(mean=mean, factor=factor, log_probability=log_mode, first=0)
         (M, n), rows = self.initial_mean.shape, len(data.rows)
         sizes = ((rows,), (rows, M), (rows, M * n), (rows, M * n * n))
         out = Followed._make([*(np.empty(size) for size in sizes), np.full((data.series, 2), -1)])
-        y, u = np.ascontiguousarray(data.rows), np.ascontiguousarray(u)
-
-        def work(begin: int, end: int) -> None:
-            follow(modes, y, u, data.starts, out, begin, end, METHODS[method])
-
-        work(0, 0)
-        run_chunks(work, data.series, threads=min(data.series, torch.get_num_threads(), max(1, rows // 200)))
+        y = np.ascontiguousarray(data.rows)
+        _threads(data, lambda begin, end: follow(modes, y, u, data.starts, out, begin, end, METHODS[method]))
         for series in np.flatnonzero(out.failure[:, 0] >= 0)[:1]:
             t, mode = out.failure[series].tolist()
             raise stopped(f"filter: at step {t} of series {series}", mode, M)
-        return [out.terms, out.log_mode, out.mean.reshape(rows, M, n), out.covariance.reshape(rows, M, n, n)]
+        return out
 
-    def _image(
-        self, kind: str, k: int, mean: torch.Tensor, cov: torch.Tensor, u: torch.Tensor, unscented: bool
-    ) -> Image:
-        angles = self.angles if kind == "dynamics" else self.observation_angles
-        given = [mean, u][: 2 if self.inputs else 1]
-        return through(getattr(self, kind)[k], given, cov, angles, unscented)
+    def _linearized(self, linearize: str) -> Modes:
+        modes: Modes = self._modes  # type: ignore[attr-defined]
+        return modes._replace(unscented=int(linearize == "unscented"))
 
     def smooth(
         self,
@@ -403,50 +345,36 @@ class SwitchingNonlinear:
             inputs: as for `filter`.
         """
         data, u = self._read(y, inputs, method, linearize, "smooth")
-        terms, *arrays = self._run(data, u, method, linearize)
-        laws = [torch.from_numpy(value) for value in arrays]
-        pieces = [
-            self._back([value[cut] for value in laws], torch.from_numpy(u[cut]), linearize == "unscented")
-            for cut in data.cuts
-        ]
-        weight, mean, cov = (torch.cat(column) for column in zip(*pieces, strict=True))
-        return NonlinearSmoothed(
-            arrange_total(data.totals(terms), data), *self._arranged(data, weight, mean, cov)
-        )
+        modes, out = self._linearized(linearize), self._run(data, u, method, linearize)
+        _threads(data, lambda begin, end: follow_back(modes, u, data.starts, out, begin, end))
+        total = arrange_total(data.totals(out.terms), data)
+        return NonlinearSmoothed(total, *self._arranged(data, out))
 
-    @torch.no_grad()
-    def _back(
-        self, law: list[torch.Tensor], u: torch.Tensor, unscented: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Kim's pass over one series; axes of pairs are (mode before j, mode after k)."""
-        weight, mean, cov = law[0].exp(), law[1].clone(), law[2].clone()
-        M, T = len(self.dynamics), len(mean)
-        images = [self._image("dynamics", k, mean[:-1], cov[:-1], u[1:, None], unscented) for k in range(M)]
-        center, X, Y = (torch.stack([getattr(one, name) for one in images], 2) for name in ("mean", "X", "Y"))
-        Q = self.process_noise
-        J = X @ Y.mT @ torch.linalg.pinv(Y @ Y.mT + Q, hermitian=True)
-        left = X - J @ Y
-        base = left @ left.mT + J @ Q @ J.mT
-        joint = weight[:-1, :, None] * self.transition
-        reach = joint.sum(1, keepdim=True)
-        share = torch.where(reach > 0, joint / torch.where(reach > 0, reach, 1.0), 0.0)
-        for t in range(T - 2, -1, -1):
-            pair = weight[t + 1] * share[t]
-            gap = wrap(mean[t + 1] - center[t], self.angles)
-            means = mean[t][:, None] + (J[t] @ gap[..., None])[..., 0]
-            covs = base[t] + J[t] @ cov[t + 1] @ J[t].mT
-            mine = pair.sum(1, keepdim=True)
-            new_mean, new_cov = collapse(pair / torch.where(mine > 0, mine, 1.0), means, covs, self.angles)
-            there = mine > 0
-            mean[t] = torch.where(there, new_mean, mean[t])
-            cov[t] = torch.where(there[..., None], (new_cov + new_cov.mT) / 2, cov[t])
-            weight[t] = mine[:, 0]
-        return weight, mean, cov
+    def online(
+        self, *, method: str = "imm", linearize: str = "extended", batch: int | None = None
+    ) -> OnlineState:
+        """A filter to be fed one observation at a time; see `OnlineState`.
+
+        Args:
+            method: "imm", "gpb2" or "gpb1".
+            linearize: "extended" or "unscented".
+            batch: how many members share this model; None for one, whose results have no batch axis.
+        """
+        plan, modes = NonlinearPlan(self, method, linearize, batch), self._linearized(linearize)
+        return plan.state((modes.log_probability, modes.mean, modes.factor), np.zeros(1), 0)
+
+    def _restored(self, kept: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> "NonlinearPlan":
+        """The plan of a state that was saved."""
+        plan = NonlinearPlan(self, about["method"], about["linearize"], about["batch"])
+        for name, value in plan.stored()[0].items():
+            if value.shape != kept[name].shape or (value != kept[name]).any():
+                raise ArgumentError(f"OnlineState.load: the state was saved with another {name}.")
+        return plan
 
     def _forecast(
         self,
         data: Data,
-        law: tuple[np.ndarray, ...],
+        law: list[np.ndarray],
         steps: int,
         inputs: SeriesLike | None,
         level: float,
@@ -456,42 +384,116 @@ class SwitchingNonlinear:
             raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
         if not 0 < level < 1:
             raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
-        log_mode, mean, cov = law
-        M, B, m = len(self.dynamics), data.series, self.observation_noise.shape[-1]
+        B, (M, n), m = data.series, self.initial_mean.shape, self.observation_noise.shape[-1]
         shown = ahead_of(data, steps)
         empty = read(np.full((B, steps, m), np.nan), m)
         u = self._inputs(empty, inputs, "forecast")
-        modes = self._modes._replace(  # type: ignore[attr-defined]
-            mean=np.ascontiguousarray(mean.reshape(B, -1)),
-            factor=_triangles(root(cov)).reshape(B, -1),
-            log_probability=np.ascontiguousarray(log_mode),
-            first=0,
-        )
-        _, *arrays = self._run(empty, u, "imm", linearize, modes)
-        logs, means, covs = (torch.from_numpy(value) for value in arrays)
-        weight = logs.exp()
-        with torch.no_grad():
-            images = [
-                self._image(
-                    "observation", k, means[:, k], covs[:, k], torch.from_numpy(u), linearize == "unscented"
-                )
-                for k in range(M)
-            ]
-        center = torch.stack([one.mean for one in images], 1)
-        spread = torch.stack([one.Y @ one.Y.mT for one in images], 1) + self.observation_noise
+        out = self._run(empty, u, "imm", linearize, law)
+        weight, means = np.exp(out.log_mode), out.mean.reshape(-1, M, n)
+        L = out.factor.reshape(-1, M, n, n)
+        center, spread = self._sight(out.mean, out.factor, u, linearize)
         total, total_cov = collapse(weight, center, spread, self.observation_angles)
-        deviation = torch.sqrt(spread.diagonal(dim1=-2, dim2=-1)).numpy()
-        edges = [
-            mixture_quantile(q, weight.numpy(), center.numpy(), deviation)
-            for q in ((1 - level) / 2, (1 + level) / 2)
-        ]
-        state, state_cov = collapse(weight, means, covs, self.angles)
+        deviation = np.sqrt(np.diagonal(spread, axis1=-2, axis2=-1))
+        edges = [mixture_quantile(q, weight, center, deviation) for q in ((1 - level) / 2, (1 + level) / 2)]
+        state, state_cov = collapse(weight, means, L @ L.mT, self.angles)
         values = (total, total_cov, *edges, weight, state, state_cov)
         names = ("output", None, "output", "output", "mode", "state", None)
         parts: Any = [arrange(value, shown, name) for value, name in zip(values, names, strict=True)]
         return Forecast(*(*parts, level))
 
+    def _sight(
+        self, mean: np.ndarray, factor: np.ndarray, u: np.ndarray, linearize: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of what each mode observes, from laws by row."""
+        (M, n), m, rows = self.initial_mean.shape, self.observation_noise.shape[-1], len(mean)
+        laws = np.concatenate([mean.reshape(rows, M, n), factor.reshape(rows, M, n * n)], -1)
+        center, S = np.empty((rows, M, m)), np.empty((rows, M, m, m))
+        sight(self._linearized(linearize), laws.reshape(rows, -1), u, center, S)
+        return center, S
+
 
 def _triangles(roots: np.ndarray) -> np.ndarray:
     """Lower triangular factors of A A', for square A ``(..., n, n)``."""
     return np.ascontiguousarray(np.linalg.qr(roots.mT).R.mT)
+
+
+class NonlinearPlan(Plan):
+    """The plan of modes that are functions: laws hold factors, and in place of matrices there are inputs."""
+
+    kind = "nonlinear"
+
+    def __init__(self, model: SwitchingNonlinear, method: str, linearize: str, batch: int | None) -> None:
+        check_linearize(linearize, "online")
+        (M, n), m = model.initial_mean.shape, model.observation_noise.shape[-1]
+        self._size(method, batch, M, n, m)
+        self.model, self.linearize, self.torch = model, linearize, False
+        self.first, self.modes = model.start == "first", model._linearized(linearize)
+        self.constant = None if model.inputs else np.zeros((1, 0))
+
+    def state(self, law: Sequence[np.ndarray], total: np.ndarray, t: int) -> OnlineState:
+        """The state after `t` steps, from log probabilities, means and factors by mode."""
+        log_mode, mean, factor = law
+        shape = (len(mean), self.M, -1)
+        rows = self.rows(log_mode, mean.reshape(shape), factor.reshape(*shape[:2], self.n, self.n), total)
+        return _state(self, rows, t)
+
+    def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
+        """The inputs of a step, ``(members or 1, r)``."""
+        r = self.model.inputs
+        u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
+        if not r:
+            raise ArgumentError("online: the functions take no inputs. Make the model with inputs=r.")
+        if u is None or u.shape not in ((r,), (self.members, r)) or not np.isfinite(u).all():
+            got = "none" if u is None else f"{u.shape}"
+            raise ArgumentError(f"online: inputs are {got}. Pass ({r},) finite numbers at each step.")
+        return np.ascontiguousarray(u.reshape(-1, r))
+
+    def run(self, matrices: Any, before: Any, y: Any, after: Any, begin: int, end: int, how: Any) -> int:
+        """Take members a step on; see `follow_rows`."""
+        found: int = follow_rows(self.modes, matrices, before, y, after, begin, end, how)
+        return found
+
+    def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
+        """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
+        _, mean, cov = state._laws(True)
+        factor = _triangles(root(cov))
+        center, S = self.model._sight(mean, factor, state._matrices, self.linearize)
+        e = wrap(y[:, :, None] - center[:, None], self.model.observation_angles)
+        seen = ~np.isnan(e)
+        both = seen[..., None] & seen[..., None, :]
+        part = np.where(both, S[:, None], np.eye(self.m))  # what is missing: independent, and no surprise
+        try:
+            L = np.linalg.cholesky(part)
+        except np.linalg.LinAlgError:
+            return self.M, ()
+        z = np.linalg.solve(L, np.where(seen, e, 0.0)[..., None])[..., 0]
+        distance = (z * z).sum(-1)
+        logs = np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
+        return -1, (e, S, distance, -0.5 * (distance + seen.sum(-1) * LOG_TWO_PI) - logs)
+
+    def covariance(self, laws: np.ndarray) -> np.ndarray:
+        """Covariances of laws ``(..., law)``."""
+        L = super().covariance(laws)
+        return np.asarray(L @ L.mT)
+
+    def mixture(self, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Moments over the axis of the weights."""
+        return collapse(weight, mean, cov, self.model.angles)
+
+    def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What `save` writes of the model: its numbers, which `load` compares."""
+        names = ("transition", "process_noise", "observation_noise")
+        return {name: plain(getattr(self.model, name)) for name in names}, {"linearize": self.linearize}
+
+
+def check_linearize(linearize: str, what: str) -> None:
+    """Refuse what is no linearisation."""
+    if linearize not in ("extended", "unscented"):
+        raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
+
+
+def _threads(data: Data, work: Callable[[int, int], None]) -> None:
+    """Do series in chunks, on threads where there are enough rows."""
+    work(0, 0)  # compiled before threads ask for it
+    threads = min(data.series, torch.get_num_threads(), max(1, len(data.rows) // 200))
+    run_chunks(work, data.series, threads=threads)

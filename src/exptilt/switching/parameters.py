@@ -3,13 +3,15 @@
 `SwitchingLinearGaussian` in `model.py` adds the methods that lead to them.
 """
 
+import warnings
 from dataclasses import dataclass, fields
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
 
-from .checks import Array, Checker, plain
+from .._support.errors import ExptiltWarning
+from .checks import Array, Checker, plain, precision
 
 # The axes of each parameter after the mode axis, and how many axes each has without a time axis.
 CORES = {
@@ -110,7 +112,23 @@ class ModelParameters:
                 "a diffuse state (inf on the diagonal of initial_covariance) has covariances. Set them to 0."
             )
         noises = (plain(self.process_noise), plain(self.observation_noise))
-        _check.covariance("initial_covariance", known, max(np.abs(noise).max() for noise in noises))
+        scale = max(np.abs(noise).max() for noise in noises)
+        _check.covariance("initial_covariance", known, scale, precision(self.initial_covariance))
+        self._warn_of_wide(known, noises[1])
+
+    def _warn_of_wide(self, known: np.ndarray, noise: np.ndarray) -> None:
+        """Say so where the initial law is so wide beside the noise that float64 loses what is observed."""
+        H, R = plain(self.observation), noise.diagonal(axis1=-2, axis2=-1)
+        wide = np.einsum("...ai,...ij,...aj->...a", H, known, H)
+        ratio = np.where(R > 0, wide / np.where(R > 0, R, 1.0), 0.0)
+        if ratio.max() * self.states > 1 / np.finfo(np.float64).eps:
+            warnings.warn(
+                f"{type(self).__name__}: initial_covariance gives an observed component {ratio.max():.1e} "
+                "times the variance of its noise. Covariances in float64 keep no digit of the smaller one. "
+                "Mark such states diffuse (inf on the diagonal), which is exact.",
+                ExptiltWarning,
+                stacklevel=5,
+            )
 
     def _check_maps(self, M: int, n: int) -> None:
         if self.maps is None and self.map_covariance is not None:

@@ -13,7 +13,8 @@ and each step is a matrix [A | B] made triangular by reflections, (A A' + B B') 
     update      S^½ from [Y | R^½],   K = X Y' S^{-1},   [X − K Y | K R^½]
     collapse    [√w_i L_i | √w_i δ_i],   δ_i = x_i − Σ w_i x_i
 
-Differences of angles are taken around the circle, and their means are circular.
+Differences of angles are taken around the circle, and their means are circular. What is known of a series is
+a row of numbers as for linear modes (`online.py`), a factor where a covariance is there.
 """
 
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from numba.extending import intrinsic
 
 from .filters import GPB1, GPB2
 from .kalman import LOG_TWO_PI, ROUNDING, Buffer, copy, inlined, kernel, log_sum
+from .online import row_places
 
 
 class Modes(NamedTuple):
@@ -46,12 +48,12 @@ class Modes(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What the filter writes."""
+    """What the filter writes; the smoother writes over it what is known given the whole series."""
 
     terms: Buffer  # (rows,)
     log_mode: Buffer  # (rows, M)
     mean: Buffer  # (rows, M·n)
-    covariance: Buffer  # (rows, M·n·n)
+    factor: Buffer  # (rows, M·n·n)
     failure: Buffer  # (series, 2)
 
 
@@ -284,99 +286,181 @@ def merge(q: Modes, n: int, parts: int, w: Buffer, weight: int, first: int, targ
     triangular(n, wide, w, room, target + n)
 
 
+@inlined
+def room_size(n: int, m: int, M: int) -> int:
+    """How many numbers of scratch one step needs."""
+    p, most = 2 * n + 1, max(n, m)
+    work = most * (4 * p + 4 * most + 8) + n * (p + M * (n + 1)) + p * most + p + most * most + m * n
+    return (M * M + 1) * (n + n * n) + M * M + 2 * M + work
+
+
+@kernel
+def step(
+    q: Modes, w: Buffer, row: int, u: int, y: int, index: Buffer, how: tuple[int, int, int, int], room: int
+) -> int:
+    """Take the row at `row` a step on, by inputs at `u` and observations at `y`.
+
+    `how` is the method, whether to predict, whether the initial law is itself the prediction, and whether to
+    update. Returns −1, or the mode it stopped at: M for all of them.
+    """
+    method, ahead_too, begun, seen_too = how
+    M, n, m = q.number.shape[0], q.angle.shape[0], q.observation_angle.shape[0]
+    law, pairs = n + n * n, method == GPB2
+    laws = M * M if pairs else M
+    places = row_places(M, n, pairs)
+    log_mode, term, ahead = row + places[0], row + places[1], row + places[2]
+    score, prior = row + places[3], row + places[4]
+    mixed, new = room, room + law
+    density = new + laws * law
+    log_weight = density + M * M
+    weight = log_weight + M
+    scratch = weight + M
+    if ahead_too == 1:
+        for j in range(M):
+            for i in range(M):
+                came = w[log_mode + i] + q.log_transition[i * M + j]
+                if begun == 1:
+                    came = w[log_mode + j] if i == j else -np.inf
+                w[score + i * M + j] = came
+            w[prior + j] = log_sum(M, w, score + j, M)
+        for k in range(laws):
+            i, j = (k % M, k // M) if pairs else (0, k)
+            if begun == 1:
+                copy(law, w, row + j * law, w, ahead + k * law)
+                continue
+            source = row + i * law
+            if not pairs:
+                shares(M, w, score + j, M, log_mode, method == GPB1, weight)
+                merge(q, n, M, w, weight, row, mixed, scratch)
+                source = mixed
+            advance(q, n, j, w, source, u, ahead + k * law, scratch)
+    if seen_too == 0:
+        return -1
+    seen = 0
+    for a in range(m):
+        if not np.isnan(w[y + a]):
+            index[seen] = a
+            seen += 1
+    for k in range(laws):
+        j = k // M if pairs else k
+        value = absorb(q, n, m, j, w, ahead + k * law, u, y, index, seen, new + k * law, scratch)
+        if np.isnan(value):
+            return int(j)
+        w[density + k] = value
+    for j in range(M):
+        if pairs:
+            for i in range(M):
+                w[density + j * M + i] += w[score + i * M + j]
+            w[log_weight + j] = log_sum(M, w, density + j * M, 1)
+        else:
+            w[log_weight + j] = w[prior + j] + w[density + j]
+    value = log_sum(M, w, log_weight, 1)
+    if not value > -np.inf:
+        return int(M)
+    for j in range(M):
+        if pairs:
+            shares(M, w, density + j * M, 1, log_mode, False, weight)
+            merge(q, n, M, w, weight, new + j * M * law, row + j * law, scratch)
+        else:
+            copy(law, w, new + j * law, w, row + j * law)
+    for j in range(M):
+        w[log_mode + j] = w[log_weight + j] - value
+    w[term] = value
+    w[term + 1] += value
+    return -1
+
+
 @kernel
 def follow(
     q: Modes, y: Buffer, u: Buffer, starts: Buffer, out: Followed, begin: int, end: int, method: int
 ) -> None:
     """Filter series `begin` to `end`; y is (rows, m), u (rows, r)."""
     M, n, m, r = q.number.shape[0], q.angle.shape[0], y.shape[1], u.shape[1]
-    law, p = n + n * n, 2 * n + 1
-    state = 0
-    log_mode = state + M * law
-    new = log_mode + M
-    score = new + M * M * law
-    density = score + M * M
-    log_weight = density + M * M
-    weight = log_weight + M
-    ahead = weight + M
-    mixed = ahead + law
-    row_y = mixed + law
-    row_u = row_y + m
-    room = row_u + r
-    most = max(n, m)
-    w = np.zeros(
-        room + most * (4 * p + 4 * most + 8) + n * (p + M * (n + 1)) + p * most + p + most * most + m * n
-    )
-    index = np.empty(m, np.int64)
+    law = n + n * n
+    log_mode, term, _, _, _, length = row_places(M, n, method == GPB2)
+    row_y, row_u, room = length, length + m, length + m + r
+    w, index = np.zeros(room + room_size(n, m, M)), np.empty(m, np.int64)
     for series in range(begin, end):
         own = series if q.mean.shape[0] > 1 else 0
         for j in range(M):
-            copy(n, q.mean[own], j * n, w, state + j * law)
-            copy(n * n, q.factor[own], j * n * n, w, state + j * law + n)
+            copy(n, q.mean[own], j * n, w, j * law)
+            copy(n * n, q.factor[own], j * n * n, w, j * law + n)
             w[log_mode + j] = q.log_probability[own, j]
         for t in range(starts[series + 1] - starts[series]):
-            row, seen = starts[series] + t, 0
-            for a in range(m):
-                w[row_y + a] = y[row, a]
-                if not np.isnan(y[row, a]):
-                    index[seen] = a
-                    seen += 1
-            for k in range(r):
-                w[row_u + k] = u[row, k]
-            begun = t == 0 and q.first == 1
-            pairs = method == GPB2 and not begun
-            for k in range(M * M):
-                w[score + k] = w[log_mode + k % M] + q.log_transition[(k % M) * M + k // M]  # [j, i]
+            row = starts[series] + t
+            copy(m, y[row], 0, w, row_y)
+            copy(r, u[row], 0, w, row_u)
+            begun = 1 if t == 0 and q.first == 1 else 0
+            mode = step(q, w, 0, row_u, row_y, index, (method, 1, begun, 1), room)
+            if mode >= 0:
+                out.failure[series, 0], out.failure[series, 1] = t, mode
+                break
+            out.terms[row] = w[term]
             for j in range(M):
-                for i in range(M if pairs else 1):
-                    source = state + (i if pairs else j) * law
-                    if not pairs and not begun:
-                        shares(M, w, score + j * M, log_mode, method == GPB1, weight)
-                        merge(q, n, M, w, weight, state, mixed, room)
-                        source = mixed
-                    if not begun:
-                        advance(q, n, j, w, source, row_u, ahead, room)
-                        source = ahead
-                    place = j * M + i
-                    value = absorb(q, n, m, j, w, source, row_u, row_y, index, seen, new + place * law, room)
-                    if np.isnan(value):
-                        out.failure[series, 0], out.failure[series, 1] = t, j
-                        return
-                    w[density + place] = value
-                if pairs:
-                    for i in range(M):
-                        w[score + j * M + i] += w[density + j * M + i]
-                    w[log_weight + j] = log_sum(M, w, score + j * M, 1)
-                else:
-                    prior = w[log_mode + j] if begun else log_sum(M, w, score + j * M, 1)
-                    w[log_weight + j] = prior + w[density + j * M]
-            term = log_sum(M, w, log_weight, 1)
-            if not term > -np.inf:
-                out.failure[series, 0], out.failure[series, 1] = t, M
-                return
-            for j in range(M):
-                if pairs:
-                    shares(M, w, score + j * M, log_mode, False, weight)
-                    merge(q, n, M, w, weight, new + j * M * law, state + j * law, room)
-                else:
-                    copy(law, w, new + j * M * law, w, state + j * law)
-            out.terms[row] = term
-            for j in range(M):
-                w[log_mode + j] = w[log_weight + j] - term
                 out.log_mode[row, j] = w[log_mode + j]
-                x, L = state + j * law, state + j * law + n
-                for i in range(n):
-                    out.mean[row, j * n + i] = w[x + i]
-                    for k in range(n):
-                        s = 0.0
-                        for c in range(min(i, k) + 1):
-                            s += w[L + i * n + c] * w[L + k * n + c]
-                        out.covariance[row, (j * n + i) * n + k] = s
+                copy(n, w, j * law, out.mean[row], j * n)
+                copy(n * n, w, j * law + n, out.factor[row], j * n * n)
+
+
+@kernel
+def follow_rows(
+    q: Modes,
+    u: Buffer,
+    before: Buffer,
+    y: Buffer,
+    after: Buffer,
+    begin: int,
+    end: int,
+    how: tuple[int, int, int, int],
+) -> int:
+    """Take members `begin` to `end` a step on, from `before` to `after`; u is (members or 1, r).
+
+    Returns −1, or where it stopped: member · (M + 1) + mode, or M for all modes.
+    """
+    M, n, m, r = q.number.shape[0], q.angle.shape[0], q.observation_angle.shape[0], u.shape[1]
+    length = before.shape[1]
+    row_y, row_u, room = length, length + m, length + m + r
+    w, index = np.zeros(room + room_size(n, m, M)), np.empty(m, np.int64)
+    for member in range(begin, end):
+        copy(length, before[member], 0, w, 0)
+        copy(r, u[member if u.shape[0] > 1 else 0], 0, w, row_u)
+        if how[3] == 1:
+            copy(m, y[member], 0, w, row_y)
+        mode = step(q, w, 0, row_u, row_y, index, how, room)
+        if mode >= 0:
+            return int(member * (M + 1) + mode)
+        copy(length, w, 0, after[member], 0)
+    return -1
+
+
+@kernel
+def sight(q: Modes, laws: Buffer, u: Buffer, center: Buffer, S: Buffer) -> None:
+    """Write mean (rows, M, m) and covariance S of what each mode observes of its laws (rows, M·law)."""
+    rows, M, m = center.shape
+    n, r = q.angle.shape[0], u.shape[1]
+    law, p = n + n * n, 2 * n + 1 if q.unscented == 1 else n
+    Y = law + r + m
+    X = Y + m * p
+    w = np.zeros(X + n * p + room_size(n, m, M))
+    for row in range(rows):
+        copy(r, u[row if u.shape[0] > 1 else 0], 0, w, law)
+        for j in range(M):
+            copy(law, laws[row], j * law, w, 0)
+            image(q, n, m, q.number[j, 1], q.observation_angle, w, 0, law, (Y, X, X + n * p))
+            for a in range(m):
+                center[row, j, a] = w[Y - m + a]
+                for b in range(m):
+                    s = 0.0
+                    for c in range(p):
+                        s += w[Y + a * p + c] * w[Y + b * p + c]
+                    for c in range(m):
+                        s += q.observation_root[j, a * m + c] * q.observation_root[j, b * m + c]
+                    S[row, j, a, b] = s
 
 
 @inlined
-def shares(M: int, w: Buffer, score: int, log_mode: int, one: bool, weight: int) -> None:
-    """Weights from M scores, or mode probabilities: for GPB1, and where the mode cannot be reached."""
-    total = log_sum(M, w, score, 1)
+def shares(M: int, w: Buffer, score: int, apart: int, log_mode: int, one: bool, weight: int) -> None:
+    """Weights from M scores `apart`; mode probabilities for GPB1, and where the mode cannot be reached."""
+    total = log_sum(M, w, score, apart)
     for i in range(M):
-        w[weight + i] = np.exp(w[log_mode + i] if one or total == -np.inf else w[score + i] - total)
+        w[weight + i] = np.exp(w[log_mode + i] if one or total == -np.inf else w[score + i * apart] - total)

@@ -1,15 +1,13 @@
 """A filter that takes one observation at a time, and may be saved between two of them.
 
 `OnlineState` holds one row of numbers for each member of a batch (`kernels/online.py` says what is in it),
-the matrices of the step, and how many steps are done. A step makes a new state and leaves the old one as it
-was, so several continuations may be tried from one state. While something is diffuse, what was seen is kept
-and filtered again; after that a step is one call of a compiled kernel.
+the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
+state and leaves the old one as it was, so several continuations may be tried from one state. While something
+is diffuse, what was seen is kept and filtered again; after that a step is one call of a compiled kernel.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,22 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from ..._support.errors import ArgumentError, MissingExtraError
-from ..._support.files import draft
-from ..._support.kernels import run_chunks
-from ..checks import plain
-from ..kernels.filters import GPB2
-from ..kernels.online import appraise, pack, step_rows
-from ..parameters import RANKS, ModelParameters
-from ..series import Values
-from .filter import Filtered, filter_series
-from .moments import mixture, unknown
-from .problem import as_models, prepare
-from .run import METHODS, SMALL, stopped
+from ...._support.errors import ArgumentError, MissingExtraError
+from ...._support.files import draft
+from ...._support.kernels import run_chunks
+from ...checks import plain
+from ...parameters import ModelParameters
+from ...series import Values
+from ..filter import Filtered, filter_series
+from ..run import METHODS, stopped
+from .plan import MANY, Plan
 
 _FORMAT = "exptilt.switching.OnlineState 1"
-MANY = 1000  # members from which a build for exact sizes is worth its compilation
-INPUTS = ("dynamics_input", "observation_input")
 
 
 class Innovations(NamedTuple):
@@ -53,123 +46,25 @@ class Innovations(NamedTuple):
     log_likelihood: Values
 
 
-class Plan:
-    """What all states of one online filter share: models, method, sizes, and the parts of a row."""
-
-    def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
-        if method not in METHODS:
-            raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
-        self.models = as_models(list(models), "online")
-        first = self.models[0]
-        self.method, self.batch, self.torch = method, batch, first.is_torch
-        self.members = 1 if batch is None else batch
-        if self.members < 1 or len(self.models) not in (1, self.members):
-            raise ArgumentError(f"online: batch is {batch}, models are {len(self.models)}. Pass one of each.")
-        self.M, self.n, self.m = first.modes, first.states, first.outputs
-        self.first = first.start == "first"
-        self.steps = min((one.steps for one in self.models if one.steps is not None), default=None)
-        self.takes = [name for name in INPUTS if getattr(first, name) is not None]
-        self.r = first.dynamics_input.shape[-1] if "dynamics_input" in self.takes else 0
-        self.r = self.r or (first.observation_input.shape[-1] if self.takes else 0)
-        blank = np.full((len(self.models), 1, self.m), np.nan)
-        quiet = [one._replaced(dynamics_input=None, observation_input=None) for one in self.models]
-        problem = prepare(quiet, blank, None, "online")
-        if problem.wants_grad:
-            raise ArgumentError(
-                "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
-                "under torch.no_grad()."
-            )
-        self.p, self.diffuse = problem.parameters, problem.diffuse
-        M, n, law = self.M, self.n, self.n + self.n**2
-        laws = M * M if method == "gpb2" else M
-        marks = np.cumsum([0, M * law, M, 2, laws * law, M * M, M]).tolist()
-        self.law, self.length = law, marks[-1]
-        names = ("laws", "log_mode", "term", "ahead", "score", "prior")
-        self.part = {name: slice(a, b) for name, a, b in zip(names, marks, marks[1:], strict=False)}
-        sensor = self.m * n + self.m + self.m**2
-        self.width = M * M + M * (3 * n * n + n + sensor) + (len(self.p.maps) // (n * n)) * (3 * n * n + n)
-        self.shape = (self.m,) if batch is None else (batch, self.m)
-        small = all(k <= most for k, most in zip((M, n, self.m), SMALL, strict=True))
-        self.plain_sizes: Any = (M, n, self.m)
-        many = self.members >= MANY and small
-        self.sizes: Any = tuple((0,) * k for k in self.plain_sizes) if many else self.plain_sizes
-        self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
-
-    @cached_property
-    def input_matrices(self) -> list[np.ndarray]:
-        """Input matrices by name, ``(C, L, M·size, r)``."""
-        out = []
-        for name in self.takes:
-            values = [plain(getattr(one, name)) for one in self.models]
-            values = [value if value.ndim == RANKS[name] + 1 else value[None] for value in values]
-            out.append(np.stack([value.reshape(len(value), -1, self.r) for value in values]))
-        return out
-
-    def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, as `kernels/online.py` takes them."""
-        if self.steps is not None and t >= self.steps:
-            raise ArgumentError(
-                f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "
-                "Give parameters for every step."
-            )
-        p = self.p
-        if self.takes:
-            u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
-            if u is None or u.shape not in ((self.r,), (self.members, self.r)) or not np.isfinite(u).all():
-                got = "none" if u is None else f"{u.shape}"
-                raise ArgumentError(
-                    f"online: inputs are {got}. Pass ({self.r},) finite numbers at each step."
-                )
-            changes = {}
-            for name, weight in zip(self.takes, self.input_matrices, strict=True):
-                name = name.replace("input", "offset")
-                base = getattr(p, name)
-                now = weight[:, t if weight.shape[1] > 1 else 0]
-                effect = (now @ u.reshape(-1, self.r, 1))[..., 0]
-                changes[name] = (base[:, t if base.shape[1] > 1 else 0] + effect)[:, None]
-            p = p._replace(**changes)
-        elif inputs is not None:
-            raise ArgumentError("online: the model has no input matrices. Give it one, or no inputs.")
-        out = np.zeros((max(len(value) for value in p[:7]), self.width))
-        pack(p, t, out, self.plain_sizes)
-        return out
-
-    def read(self, y: ArrayLike | None) -> np.ndarray:
-        """An observation of each member, ``(members, m)``."""
-        if y is None:
-            return np.full((self.members, self.m), np.nan)
-        row = np.asarray(y, dtype=np.float64)
-        if row.shape != self.shape and (self.m != 1 or row.shape != self.shape[:-1]):
-            raise ArgumentError(
-                f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."
-            )
-        return row.reshape(self.members, self.m)
-
-    def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
-        """Rows with the given laws."""
-        out = np.zeros((self.members, self.length))
-        laws = np.concatenate([mean, cov.reshape(*cov.shape[:2], -1)], -1)
-        out[:, self.part["laws"]] = laws.reshape(len(laws), -1)
-        out[:, self.part["log_mode"]] = log_mode
-        out[:, self.part["term"].start + 1] = total
-        return out
-
-
 def _known(take: Callable[[Any], np.ndarray], doc: str) -> Any:
     """A property made of log probabilities and moments by mode of what is known now."""
     return property(lambda self: self._one(take(self._laws())), doc=doc)
 
 
-def _over_modes(law: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    with np.errstate(invalid="ignore"):
-        mean, cov = mixture(np.exp(law[0]), law[1], law[2])
-    return mean, unknown(cov)
+def _over_modes(which: int, doc: str) -> Any:
+    """A property made of the moments over modes."""
+
+    def value(self: "OnlineState") -> Values:
+        log_mode, mean, cov = self._laws()
+        return self._one(self._plan.mixture(np.exp(log_mode), mean, cov)[which])
+
+    return property(value, doc=doc)
 
 
 class OnlineState:
     """What is known after some steps of a filter that is fed one observation at a time.
 
-    Made by `SwitchingLinearGaussian.online`, or by `OnlineState.begin` for a list of models. States are not
+    Made by `online` of a model, or by `OnlineState.begin` for a list of models. States are not
     changed: each step gives a new one. After `predict` the moments below are those before the next
     observation; after `update` or `step`, those given it. With a batch of B they have a leading axis B.
     """
@@ -206,12 +101,15 @@ class OnlineState:
         return _state(plan, rows, 0, history=() if plan.diffuse.any() else None)
 
     @classmethod
-    def after(cls, post: Filtered[Any]) -> "OnlineState":
+    def after(cls, post: Any) -> "OnlineState":
         """The state after the last step of a filter: it goes on where the data end.
 
         Args:
             post: what `filter` gave, by "imm", "gpb2" or "gpb1".
         """
+        if not isinstance(post, Filtered):
+            own: OnlineState = post._online()
+            return own
         data = post.data
         plan = Plan(post._models, post.method, None if data.layout == "single" else data.series)
         if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
@@ -277,18 +175,15 @@ class OnlineState:
                 plan.constant if plan.constant is not None and inputs is None else plan.matrices(t, inputs)
             )
             t += 1
-        how = (METHODS[plan.method], int(ahead), int(begun), int(y is not None), plan.M, plan.n)
+        how = (METHODS[plan.method], int(ahead), int(begun), int(y is not None))
         rows, seen = np.empty_like(before), _NOTHING if y is None else y
         members = plan.members
         if members < 2 * MANY:
-            bad = step_rows(matrices, before, seen, rows, 0, members, how, plan.sizes)
+            bad = plan.run(matrices, before, seen, rows, 0, members, how)
         else:
-            found: list[int] = []
-            step_rows(
-                matrices, before, seen, rows, 0, 0, how, plan.sizes
-            )  # compiled before threads ask for it
+            found = [plan.run(matrices, before, seen, rows, 0, 0, how)]  # compiled before threads ask for it
             run_chunks(
-                lambda a, b: found.append(step_rows(matrices, before, seen, rows, a, b, how, plan.sizes)),
+                lambda a, b: found.append(plan.run(matrices, before, seen, rows, a, b, how)),
                 members,
                 threads=min(torch.get_num_threads(), members // MANY),
             )
@@ -331,14 +226,10 @@ class OnlineState:
         if z.ndim < 1 + len(lead) or z.shape[-1] != plan.m or z.shape[: len(lead)] != lead:
             raise ArgumentError(f"online: candidates have shape {z.shape}. Pass {(*lead, '...', plan.m)}.")
         flat = np.ascontiguousarray(z.reshape(plan.members, -1, plan.m))
-        B, K, M, m = plan.members, flat.shape[1], plan.M, plan.m
-        e, S = np.empty((B, K, M, m)), np.empty((B, M, m, m))
-        distance, density = np.empty((B, K, M)), np.empty((B, K, M))
-        pairs = METHODS[plan.method] == GPB2
-        bad = appraise(self._matrices, self._rows, flat, e, S, distance, density, pairs, plan.plain_sizes)
+        bad, (e, S, distance, density) = plan.judge(self, flat)
         if bad >= 0:
             raise _failure(plan, bad, self.t, flat)
-        S = np.broadcast_to(S[:, None], (B, K, M, m, m))
+        S = np.broadcast_to(S[:, None], (*e.shape, plan.m))
         shape = z.shape[:-1]
         return Innovations(
             *(self._shown(value.reshape(*shape, *value.shape[2:])) for value in (e, S, distance, density))
@@ -350,22 +241,22 @@ class OnlineState:
     def _one(self, value: np.ndarray) -> Values:
         return self._shown(value[0] if self._plan.batch is None else value)
 
-    def _laws(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log probabilities and moments by mode of what is known now."""
+    def _laws(self, predicted: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log probabilities and moments by mode of what is known now, or was `predicted`."""
         plan, rows = self._plan, self._rows
         M, n, B = plan.M, plan.n, plan.members
-        if not self._predicted:
+        if not (predicted or self._predicted):
             laws, log_mode = rows[:, plan.part["laws"]], rows[:, plan.part["log_mode"]]
         else:
             laws, log_mode = rows[:, plan.part["ahead"]], rows[:, plan.part["prior"]]
         laws = laws.reshape(B, -1, plan.law)
-        mean, cov = laws[..., :n], laws[..., n:].reshape(B, -1, n, n)
+        mean, cov = laws[..., :n], plan.covariance(laws)
         if mean.shape[1] > M:
             score = rows[:, plan.part["score"]].reshape(B, M, M).swapaxes(1, 2)
             with np.errstate(invalid="ignore"):
                 weight = np.exp(score - log_mode[..., None])
             weight = np.where(np.isnan(weight), 1.0 / M, weight)
-            mean, cov = mixture(weight, mean.reshape(B, M, M, n), cov.reshape(B, M, M, n, n))
+            mean, cov = plan.mixture(weight, mean.reshape(B, M, M, n), cov.reshape(B, M, M, n, n))
         return log_mode, mean, cov
 
     @property
@@ -384,18 +275,20 @@ class OnlineState:
     mode_covariance = _known(
         lambda law: law[2], "Covariance of the state in each mode, ``(M, n, n)`` or ``(B, M, n, n)``."
     )
-    mean = _known(lambda law: _over_modes(law)[0], "Mean of the state over modes, ``(n,)`` or ``(B, n)``.")
-    covariance = _known(
-        lambda law: _over_modes(law)[1], "Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``."
-    )
+    mean = _over_modes(0, "Mean of the state over modes, ``(n,)`` or ``(B, n)``.")
+    covariance = _over_modes(1, "Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``.")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write state and models to one file (safetensors), whole or not at all.
 
+        Of modes that are functions only the numbers are written; `load` then takes the model.
+
         Args:
             path: where; an existing file is replaced at the end, in one move.
         """
-        plan, kept = self._plan, {"rows": self._rows}
+        plan = self._plan
+        kept, about = plan.stored()
+        kept["rows"] = self._rows
         if self._matrices is not None:
             kept["matrices"] = self._matrices
         if self._y is not None:
@@ -404,19 +297,13 @@ class OnlineState:
             kept[f"history.{k}"] = row
             if inputs is not None:
                 kept[f"history_inputs.{k}"] = plain(inputs)
-        for k, one in enumerate(plan.models):
-            for field in fields(one):
-                if field.name != "start" and getattr(one, field.name) is not None:
-                    kept[f"model.{k}.{field.name}"] = plain(getattr(one, field.name))
-        about = {
+        about |= {
+            "kind": plan.kind,
             "method": plan.method,
             "batch": plan.batch,
             "t": self.t,
             "predicted": self._predicted,
-            "start": plan.models[0].start,
-            "models": len(plan.models),
             "history": None if self._history is None else len(self._history),
-            "torch": plan.torch,
         }
         whole = {name: np.ascontiguousarray(value) for name, value in kept.items()}
         text = _safetensors().numpy.save(whole, {"format": _FORMAT, "about": json.dumps(about)})
@@ -424,11 +311,12 @@ class OnlineState:
             place.write_bytes(text)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> "OnlineState":
+    def load(cls, path: str | PathLike[str], model: Any = None) -> "OnlineState":
         """The state that `save` wrote, with its models: it goes on where it was.
 
         Args:
             path: the file.
+            model: the `SwitchingNonlinear` it was saved from, whose functions are in no file.
         """
         library = _safetensors()
         if not Path(path).is_file():
@@ -443,18 +331,19 @@ class OnlineState:
             got = f"{path} is not a whole safetensors file ({problem})"
             raise ArgumentError(f"OnlineState.load: {got}. It was cut, or is something else.") from None
         about = json.loads(said["about"])
-        models = []
-        for k in range(about["models"]):
-            values = {
-                name[len(lead) :]: x for name, x in kept.items() if name.startswith(lead := f"model.{k}.")
-            }
-            if about["torch"]:
-                values = {name: torch.from_numpy(value) for name, value in values.items()}
-            models.append(ModelParameters(**values, start=about["start"]))
+        if about.get("kind", "linear") == "linear":
+            plan = Plan.restored(kept, about, model)
+        elif hasattr(model, "_restored"):
+            plan = model._restored(kept, about)
+        else:
+            raise ArgumentError(
+                "OnlineState.load: the modes of this state are functions, which are in no file. Pass "
+                "model=, the SwitchingNonlinear it was saved from."
+            )
         rows = range(about["history"] or 0)
         history = tuple((kept[f"history.{k}"], kept.get(f"history_inputs.{k}")) for k in rows)
         return _state(
-            Plan(models, about["method"], about["batch"]),
+            plan,
             kept["rows"],
             about["t"],
             predicted=about["predicted"],

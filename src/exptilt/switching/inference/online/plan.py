@@ -1,0 +1,181 @@
+"""What the states of one online filter have in common; the states themselves are `state.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from ...._support.errors import ArgumentError
+from ...checks import plain
+from ...kernels.filters import GPB2
+from ...kernels.online import appraise, pack, step_rows
+from ...parameters import RANKS, ModelParameters
+from ..moments import mixture, unknown
+from ..problem import as_models, prepare
+from ..run import METHODS, SMALL
+
+MANY = 1000  # members from which a build for exact sizes is worth its compilation
+INPUTS = ("dynamics_input", "observation_input")
+
+
+class Plan:
+    """What all states of one online filter share: method, sizes, the parts of a row, and how to step.
+
+    Of modes that are functions, `nonlinear.py` has another.
+    """
+
+    kind = "linear"
+    constant: np.ndarray | None
+    first: bool
+
+    def _size(self, method: str, batch: int | None, M: int, n: int, m: int) -> None:
+        """Set what sizes and method say."""
+        if method not in METHODS:
+            raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
+        self.method, self.batch, self.M, self.n, self.m = method, batch, M, n, m
+        self.members = 1 if batch is None else batch
+        if self.members < 1:
+            raise ArgumentError(f"online: batch is {batch}. Pass at least 1, or None.")
+        law, laws = n + n * n, M * M if method == "gpb2" else M
+        marks = np.cumsum([0, M * law, M, 2, laws * law, M * M, M]).tolist()
+        self.law, self.length = law, marks[-1]
+        names = ("laws", "log_mode", "term", "ahead", "score", "prior")
+        self.part = {name: slice(a, b) for name, a, b in zip(names, marks, marks[1:], strict=False)}
+        self.shape = (m,) if batch is None else (batch, m)
+
+    def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
+        self.models = as_models(list(models), "online")
+        first = self.models[0]
+        self._size(method, batch, first.modes, first.states, first.outputs)
+        if len(self.models) not in (1, self.members):
+            raise ArgumentError(f"online: batch is {batch}, models are {len(self.models)}. Pass one of each.")
+        self.torch, self.first = first.is_torch, first.start == "first"
+        self.steps = min((one.steps for one in self.models if one.steps is not None), default=None)
+        self.takes = [name for name in INPUTS if getattr(first, name) is not None]
+        self.r = first.dynamics_input.shape[-1] if "dynamics_input" in self.takes else 0
+        self.r = self.r or (first.observation_input.shape[-1] if self.takes else 0)
+        blank = np.full((len(self.models), 1, self.m), np.nan)
+        quiet = [one._replaced(dynamics_input=None, observation_input=None) for one in self.models]
+        problem = prepare(quiet, blank, None, "online")
+        if problem.wants_grad:
+            raise ArgumentError(
+                "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
+                "under torch.no_grad()."
+            )
+        self.p, self.diffuse = problem.parameters, problem.diffuse
+        M, n, sensor = self.M, self.n, self.m * self.n + self.m + self.m**2
+        self.width = M * M + M * (3 * n * n + n + sensor) + (len(self.p.maps) // (n * n)) * (3 * n * n + n)
+        self.sizes: Any = (M, n, self.m)
+        small = all(k <= most for k, most in zip(self.sizes, SMALL, strict=True))
+        many = self.members >= MANY and small
+        self.build: Any = tuple((0,) * k for k in self.sizes) if many else self.sizes
+        self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
+
+    def run(self, matrices: Any, before: Any, y: Any, after: Any, begin: int, end: int, how: Any) -> int:
+        """Take members a step on; see `step_rows`."""
+        found: int = step_rows(matrices, before, y, after, begin, end, (*how, self.M, self.n), self.build)
+        return found
+
+    def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
+        """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
+        (B, K, m), M = y.shape, self.M
+        out = np.empty((B, K, M, m)), np.empty((B, M, m, m)), np.empty((B, K, M)), np.empty((B, K, M))
+        pairs = METHODS[self.method] == GPB2
+        return appraise(state._matrices, state._rows, y, *out, pairs, self.sizes), out
+
+    def covariance(self, laws: np.ndarray) -> np.ndarray:
+        """Covariances of laws ``(..., law)``."""
+        return laws[..., self.n :].reshape(*laws.shape[:-1], self.n, self.n)
+
+    def mixture(self, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Moments over the axis of the weights."""
+        with np.errstate(invalid="ignore"):
+            mean, cov = mixture(weight, mean, cov)
+        return mean, unknown(cov)
+
+    def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What `save` writes of the models: arrays by name, and words."""
+        kept = {}
+        for k, one in enumerate(self.models):
+            for field in fields(one):
+                if field.name != "start" and getattr(one, field.name) is not None:
+                    kept[f"model.{k}.{field.name}"] = plain(getattr(one, field.name))
+        about = {"start": self.models[0].start, "models": len(self.models), "torch": self.torch}
+        return kept, about
+
+    @classmethod
+    def restored(cls, kept: Mapping[str, np.ndarray], about: Mapping[str, Any], model: Any) -> "Plan":
+        """The plan that `stored` wrote."""
+        if model is not None:
+            raise ArgumentError("OnlineState.load: the file has its models in it. Pass no model.")
+        models = []
+        for k in range(about["models"]):
+            lead = f"model.{k}."
+            values: dict[str, Any] = {n[len(lead) :]: x for n, x in kept.items() if n.startswith(lead)}
+            if about["torch"]:
+                values = {name: torch.from_numpy(value) for name, value in values.items()}
+            models.append(ModelParameters(**values, start=about["start"]))
+        return cls(models, about["method"], about["batch"])
+
+    @cached_property
+    def input_matrices(self) -> list[np.ndarray]:
+        """Input matrices by name, ``(C, L, M·size, r)``."""
+        out = []
+        for name in self.takes:
+            values = [plain(getattr(one, name)) for one in self.models]
+            values = [value if value.ndim == RANKS[name] + 1 else value[None] for value in values]
+            out.append(np.stack([value.reshape(len(value), -1, self.r) for value in values]))
+        return out
+
+    def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
+        """The matrices of step t, as `kernels/online.py` takes them."""
+        if self.steps is not None and t >= self.steps:
+            raise ArgumentError(
+                f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "
+                "Give parameters for every step."
+            )
+        p = self.p
+        if self.takes:
+            u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
+            if u is None or u.shape not in ((self.r,), (self.members, self.r)) or not np.isfinite(u).all():
+                got = "none" if u is None else f"{u.shape}"
+                raise ArgumentError(
+                    f"online: inputs are {got}. Pass ({self.r},) finite numbers at each step."
+                )
+            changes = {}
+            for name, weight in zip(self.takes, self.input_matrices, strict=True):
+                name = name.replace("input", "offset")
+                base = getattr(p, name)
+                now = weight[:, t if weight.shape[1] > 1 else 0]
+                effect = (now @ u.reshape(-1, self.r, 1))[..., 0]
+                changes[name] = (base[:, t if base.shape[1] > 1 else 0] + effect)[:, None]
+            p = p._replace(**changes)
+        elif inputs is not None:
+            raise ArgumentError("online: the model has no input matrices. Give it one, or no inputs.")
+        out = np.zeros((max(len(value) for value in p[:7]), self.width))
+        pack(p, t, out, self.sizes)
+        return out
+
+    def read(self, y: ArrayLike | None) -> np.ndarray:
+        """An observation of each member, ``(members, m)``."""
+        if y is None:
+            return np.full((self.members, self.m), np.nan)
+        row = np.asarray(y, dtype=np.float64)
+        if row.shape != self.shape and (self.m != 1 or row.shape != self.shape[:-1]):
+            raise ArgumentError(
+                f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."
+            )
+        return row.reshape(self.members, self.m)
+
+    def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """Rows with the given laws."""
+        out = np.zeros((self.members, self.length))
+        laws = np.concatenate([mean, cov.reshape(*cov.shape[:2], -1)], -1)
+        out[:, self.part["laws"]] = laws.reshape(len(laws), -1)
+        out[:, self.part["log_mode"]] = log_mode
+        out[:, self.part["term"].start + 1] = total
+        return out
