@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import markov_autoregression, markov_regression
+from exptilt.switching import local_level, markov_autoregression, markov_regression
 from exptilt.switching.hidden_chain import Modes, likelihood, transitions
 from exptilt.switching.markov import build
 
@@ -197,7 +197,7 @@ def test_the_chain_is_the_sum_over_all_paths_and_so_are_its_derivatives(order, d
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda y: markov_regression(y, regimes=0), "regimes=0"),
+        (lambda y: markov_regression(y, regimes=0), "regimes is 0"),
         (lambda y: markov_regression(y, switching="level"), "switching is"),
         (lambda y: markov_regression(y, switching="autoregression"), "switching is"),
         (lambda y: markov_regression(y, np.ones(3)), "y has 40 rows, x has 3"),
@@ -212,3 +212,37 @@ def test_the_chain_is_the_sum_over_all_paths_and_so_are_its_derivatives(order, d
 def test_what_is_refused(call, said):
     with pytest.raises(ArgumentError, match=said):
         call(np.random.default_rng(0).normal(size=40))
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e8, 1e10)])
+def test_units_change_nothing(scale, shift):
+    """The same series in other units: log p moves by T log(scale), estimates and errors with the units."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=120)
+    y = np.where((np.arange(120) // 30) % 2, 2.0, 0.0) + 0.5 * x + rng.normal(size=120)
+    plain = markov_regression(y, x, switching="intercept", starts=1)
+    other = markov_regression(scale * y + shift, x * 1e6, switching="intercept", starts=1)
+    assert other.log_likelihood + 120 * np.log(scale) == pytest.approx(plain.log_likelihood, abs=1e-4)
+    moved = (other.estimates["intercept"] - shift) / scale
+    np.testing.assert_allclose(moved, plain.estimates["intercept"], atol=2e-3)
+    errors = other.standard_errors["intercept"] / scale
+    np.testing.assert_allclose(errors, plain.standard_errors["intercept"], rtol=1e-2)
+    slope = other.estimates["coefficients"] * 1e6 / scale
+    np.testing.assert_allclose(slope, plain.estimates["coefficients"], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"regimes": 2.0}, "regimes is 2.0"),
+        ({"starts": "a"}, "starts is"),
+        ({"durations": 2.5}, "durations is"),
+    ],
+)
+def test_counts_are_whole_numbers(options, said):
+    y = np.random.default_rng(0).normal(size=40)
+    for fit in (markov_regression, local_level)[: 1 if "durations" in options else 2]:
+        with pytest.raises(ArgumentError, match=said):
+            fit(y, **options)
+    with pytest.raises(ArgumentError, match=r"order is 1\.5"):
+        markov_autoregression(y, order=1.5)

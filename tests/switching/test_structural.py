@@ -163,7 +163,7 @@ def test_a_factor_whose_mean_switches():
     ("call", "said"),
     [
         (lambda y: local_level(y, switching="slope"), "switching is"),
-        (lambda y: local_level(y, regimes=0), "regimes=0"),
+        (lambda y: local_level(y, regimes=0), "regimes is 0"),
         (lambda y: local_level(y, fixed={"slope": 1.0}), "fixed has 'slope'"),
         (lambda y: unobserved_cycle(y, order=0), "order is 0"),
         (lambda y: unobserved_cycle(y, periods=(9, 3)), "periods is"),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
 from .hidden_chain import PARTS, Laws, Modes, likelihood, transitions
@@ -128,10 +129,7 @@ def markov_autoregression(
         durations: how many ages of a regime to tell apart: the chance that it ends then depends on how long
             it has lasted.
     """
-    if order < 1:
-        raise ArgumentError(
-            f"markov_autoregression: order is {order}. Pass at least 1, or markov_regression."
-        )
+    whole("markov_autoregression", "order", order, otherwise=", or markov_regression")
     options = starts, seed, fixed, constraints, transition_inputs, durations
     return _fit("markov_autoregression", y, x, regimes, order, switching, *options)
 
@@ -198,11 +196,11 @@ def _fit(
 ) -> MarkovFit:
     known = [name for name in PARTS if order or name != "autoregression"]
     names = check_switching(what, switching, known, regimes, starts)
-    if regimes ** (order + 1) + regimes * max(0, durations - order - 1) > MOST or durations < 1:
+    count = regimes ** (order + 1) + regimes * max(0, whole(what, "durations", durations) - order - 1)
+    if count > MOST:
         raise ArgumentError(
-            f"{what}: {regimes} regimes over {order + 1} steps with {durations} ages are "
-            f"{regimes ** (order + 1) + regimes * max(0, durations - order - 1)} modes, more than {MOST} or "
-            "fewer than one. Pass fewer regimes, a lower order or fewer ages."
+            f"{what}: {regimes} regimes over {order + 1} steps with {durations} ages are {count} modes, more "
+            f"than {MOST}. Pass fewer regimes, a lower order or fewer ages."
         )
     data = read(y, 1, what=what)
     if data.series != 1:
@@ -228,7 +226,10 @@ def _fit(
     start = _start(regimes, names, values[order:], given[order:], inputs[:, k : k + order])
     start |= chain.extra(start["transition"])
     bounds = {"deviation": (0.0, np.inf)}
-    named = name_parameters(what, start, names, bounds, fixed, constraints, chain.held(start["transition"]))
+    unit = start["deviation"].mean()
+    scales = {"intercept": unit, "coefficients": unit / np.where(np.ptp(given, 0) > 0, given.std(0), 1.0)}
+    held = chain.held(start["transition"])
+    named = name_parameters(what, start, names, bounds, fixed, constraints, held, scales)
     count = 0 if named.free is None else named.free.size
     if count >= len(seen):
         raise ArgumentError(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
 from .learning.chain import Named, stationary, stationary_states
@@ -159,7 +160,7 @@ def dynamic_factor(
     common = seen @ weight
     phi = float(np.clip(common[1:] @ common[:-1] / (common @ common), -0.8, 0.8))
     scale = common.std() * np.sqrt(1 - phi**2)
-    names = _names(switching, regimes)
+    names = _names(what, switching, regimes)
     apart = np.linspace(-1.0, 1.0, regimes) if "mean" in names else np.zeros(regimes)
     parts: Parts = {
         "loading": (_alike(regimes, weight * scale), (-np.inf, np.inf)),
@@ -201,11 +202,13 @@ def dynamic_factor(
 
     diffuse = np.zeros(n, dtype=bool)
     options = starts, seed, fixed, constraints
-    return _fit(what, y, m, parts, build, diffuse, regimes, names, known, held, *options)
+    scales = {"loading": np.sqrt(np.where(spread > 0, spread, 1.0))}
+    return _fit(what, y, m, parts, build, diffuse, regimes, names, known, held, scales, *options)
 
 
-def _names(switching: str | Sequence[str], regimes: int) -> list[str]:
+def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]:
     """What switches: nothing where there is one regime."""
+    whole(what, "regimes", regimes)
     return [] if regimes == 1 else [switching] if isinstance(switching, str) else list(switching)
 
 
@@ -229,7 +232,7 @@ def _trend(
 ) -> MarkovFit:
     """A level, with a slope or with a drift and a cycle, and noise."""
     values = plain(y).reshape(-1)
-    names = _names(switching, regimes)
+    names = _names(what, switching, regimes)
     steps = np.diff(values[~np.isnan(values)])
     variance = float(np.var(steps)) if len(steps) and np.var(steps) > 0 else 1.0
     drift = float(np.mean(steps)) if len(steps) else 0.0
@@ -283,7 +286,8 @@ def _trend(
 
     diffuse = np.arange(n) < 1 + slope
     options = starts, seed, fixed, constraints
-    return _fit(what, y, 1, parts, build, diffuse, regimes, names, list(parts), {}, *options)
+    scales = {"drift": np.sqrt(variance)}
+    return _fit(what, y, 1, parts, build, diffuse, regimes, names, list(parts), {}, scales, *options)
 
 
 def _fit(
@@ -297,6 +301,7 @@ def _fit(
     switching: Sequence[str],
     known: Sequence[str],
     held: dict[str, np.ndarray],
+    scales: dict[str, np.ndarray],
     starts: int,
     seed: int,
     fixed: Fixed | None,
@@ -306,7 +311,7 @@ def _fit(
     names = check_switching(what, switching, known, regimes, starts)
     values = {"transition": even_transition(regimes), **{name: value for name, (value, _) in parts.items()}}
     bounds = {name: limits for name, (_, limits) in parts.items() if limits != (-np.inf, np.inf)}
-    named = name_parameters(what, values, names, bounds, fixed, constraints, held)
+    named = name_parameters(what, values, names, bounds, fixed, constraints, held, scales)
     n = len(diffuse)
     given = {"initial_mean": torch.zeros(regimes, n, dtype=torch.float64)}
     given["initial_covariance"] = torch.diag(torch.where(torch.from_numpy(diffuse), torch.inf, 0.0)).double()

@@ -5,7 +5,7 @@ becomes unconstrained numbers:
 
     rows of probabilities   logits of the free positive entries against staying, or the first (0 stays 0)
     covariances             Cholesky factor, its diagonal as logarithms; or log variances alone
-    everything else         itself, or its logarithm or logit where it has bounds
+    everything else         itself over its scale, or its logarithm or logit where it has bounds
 
 All entries of all parameters are gathered from the vector and from constants in one step; `Free` keeps where
 from.
@@ -42,6 +42,7 @@ class Free:
         masks: dict[str, np.ndarray],
         shared: frozenset[str] = frozenset(),
         bounds: Bounds | None = None,
+        scales: Arrays | None = None,
     ) -> None:
         self.masks, self.shared = masks, shared & frozenset(masks)
         self._bounds, self._held = bounds or {}, dict[str, np.ndarray]()
@@ -63,6 +64,11 @@ class Free:
             count = int((index < 0).sum())
             flat[-1][flat[-1] < 0] = at + np.arange(count)
             at += count
+        self._scale = np.ones(self.size)
+        for name, size in (scales or {}).items():
+            if name in self._index:
+                index = self._index[name]
+                self._scale[index[index >= 0]] = np.broadcast_to(size, index.shape)[index >= 0]
         self._gather, self._constants = np.concatenate(flat), np.concatenate(constants)
         self._rest = {
             name: 1 - held.sum(-1, keepdims=True) if held.any() else 1.0
@@ -81,7 +87,7 @@ class Free:
             raw, stands = self._raw(name, values[name])
             first = 1 if name in self.shared else len(raw)
             theta[index[:first][stands[:first]]] = raw[:first][stands[:first]]
-        return theta
+        return theta / self._scale
 
     def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with something free as differentiable functions of `theta`."""
@@ -92,7 +98,7 @@ class Free:
         self, theta: np.ndarray
     ) -> tuple[list[np.ndarray], Callable[[Sequence[np.ndarray]], np.ndarray]]:
         """The parameters with something free, and the function that takes derivatives in them back."""
-        pool = np.concatenate([theta, self._constants])[self._gather]
+        pool = np.concatenate([theta * self._scale, self._constants])[self._gather]
         out, pulls, at = list[np.ndarray](), list[Callable[[np.ndarray], np.ndarray]](), 0
         for name, mask in self.masks.items():
             raw = pool[at : at + mask.size].reshape(mask.shape)
@@ -109,7 +115,7 @@ class Free:
         @np.errstate(all="ignore")
         def back(bars: Sequence[np.ndarray]) -> np.ndarray:
             slopes = [pull(bar).reshape(-1) for pull, bar in zip(pulls, bars, strict=True)]
-            return np.bincount(self._gather, np.concatenate(slopes), self.size)[: self.size]
+            return np.bincount(self._gather, np.concatenate(slopes), self.size)[: self.size] * self._scale
 
         return out, back
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ..._support.checks import whole
 from ..._support.errors import ArgumentError
 from .chain import AGE, INPUT
 from .constraints import apply_constraints, read_constraints
@@ -72,8 +73,12 @@ def name_parameters(
     fixed: Fixed | None,
     constraints: str | Sequence[str],
     held: Mapping[str, np.ndarray],
+    scales: Mapping[str, np.ndarray],
 ) -> Named:
-    """Put fixed values in, and find out what is left to learn; `held` marks entries that never are."""
+    """Put fixed values in, and find out what is left to learn; `held` marks entries that never are.
+
+    `scales` say how large a step is in what has units of its own, such as an intercept.
+    """
     values = dict(values)
     for name, value in (fixed or {}).items():
         if name not in values:
@@ -96,7 +101,7 @@ def name_parameters(
             masks[name] = mask
     own = (*switching, "transition", INPUT, AGE)
     shared = frozenset(name for name in masks if name not in own and name not in tied and name not in held)
-    free = Free(values, masks, shared, bounds) if masks else None
+    free = Free(values, masks, shared, bounds, scales) if masks else None
     constants = {name: torch.from_numpy(value) for name, value in values.items()}
 
     def natural(theta: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -151,11 +156,11 @@ def check_switching(
     what: str, switching: str | Sequence[str], known: Sequence[str], regimes: int, starts: int
 ) -> frozenset[str]:
     """The names of what switches."""
+    for name, value in (("regimes", regimes), ("starts", starts)):
+        whole(what, name, value)
     names = frozenset([switching] if isinstance(switching, str) else switching)
     if not names <= set(known) or (regimes > 1 and not names):
         raise ArgumentError(f"{what}: switching is {sorted(names)}. Pass some of {list(known)}.")
-    if regimes < 1 or starts < 1:
-        raise ArgumentError(f"{what}: regimes={regimes}, starts={starts}. Pass at least 1 of each.")
     return names
 
 
