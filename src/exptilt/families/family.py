@@ -14,19 +14,20 @@ the mean parameter and its inverse where there are any.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt._support.checks import choice, finite, positive
+from exptilt._support.checks import choice, entries, finite, positive
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import check_covariance, dot
+from exptilt._support.linalg import check_covariance, common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.checks import check_tensors
-from exptilt.families.measure import Measure
+from exptilt.families.measure import Measure, make
 
 Value = TypeVar("Value")
 
@@ -44,7 +45,10 @@ class ExponentialFamily(Measure):
     """Whether every η is inside the natural domain."""
 
     _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
-    """A function: K, the length of u(x), of the smallest, second smallest, ... members, for d = 1, 2, ..."""
+    """A function: K, the length of u(x), of D, the length of every axis of a field."""
+
+    _least_length: ClassVar[int] = 1
+    """The smallest D."""
 
     _event_ranks: ClassVar[tuple[int, ...]] = (1,)
     """How many axes each tensor of an event has, all of one length D."""
@@ -72,6 +76,9 @@ class ExponentialFamily(Measure):
             raise ArgumentError(f"{name}: {equal}; got {got}.")
         for field, x, event in self._fields():
             label = self._labels.get(field, field)
+            if event and x.shape[-1] < self._least_length:
+                least = f"at least {self._least_length} entries"
+                raise ArgumentError(f"{name}: {label} must have {least}; got shape {tuple(x.shape)}.")
             if event == 2:
                 check_covariance(x, label)
             else:
@@ -100,10 +107,6 @@ class ExponentialFamily(Measure):
     def _log_partition(self) -> Tensor:
         """A(θ) in the family's own parameters."""
 
-    @abstractmethod
-    def _in_domain(self) -> Tensor:
-        """``(...)``: whether an unchecked member has a finite A."""
-
     @classmethod
     @abstractmethod
     def _from_mean(cls, mean: Tensor) -> Self:
@@ -114,17 +117,41 @@ class ExponentialFamily(Measure):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         """How far ``mean (..., K)`` is outside of what can be attained: ``(...)``, negative inside."""
 
-    @classmethod
-    @abstractmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        """The mean parameter of some member, ``(..., K)``: stands in for one that is not attainable."""
-
     # What a subclass may give otherwise, or in closed form.
+
+    def _with_natural(self, theta: Tensor) -> Self:
+        """The member with natural parameter θ and all else as here, unchecked."""
+        return self._from_natural(theta)
+
+    def _with_mean(self, mean: Tensor) -> Self:
+        """The member with this attainable mean parameter and all else as here, unchecked."""
+        return self._from_mean(mean)
+
+    def _in_domain(self) -> Tensor:
+        """``(...)``: whether an unchecked member has a finite A. Here for fields that are vectors."""
+        each = [x.isfinite() & ((x > 0) | (field not in self._positive)) for field, x, _ in self._fields()]
+        return reduce(torch.logical_and, (valid.all(-1) for valid in each))
+
+    @classmethod
+    def _typical(cls, like: Tensor) -> Self:
+        """Some member, its u shaped ``(..., K)`` like this. Here for as many fields as u has vectors."""
+        one = torch.ones_like(like.chunk(len(cls.event_dims), -1)[0])
+        return make(cls, **dict.fromkeys(cls.event_dims, one))
+
+    @property
+    def _length(self) -> int:
+        """D."""
+        return next(x.shape[-1] for x, event in self._leaves() if event)
 
     @property
     def dimension(self) -> int:
-        """D: where t(x) is x, the length of the family's first parameter."""
-        return self._leaves()[0][0].shape[-1]
+        """Length of η and t(x): D where t(x) is x, else that of the whole statistic."""
+        return self._length if self.identity_coordinate else self._statistic_size(self._length)
+
+    @property
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor that makes up one x."""
+        return tuple((self._length,) * rank for rank in self._event_ranks)
 
     @classmethod
     def _statistic(cls, x: Any) -> Tensor:
@@ -147,13 +174,13 @@ class ExponentialFamily(Measure):
 
     def _dual(self, mean: Tensor) -> Tensor:
         """η such that the tilted mean of t is ``mean``, which is attainable. Here for families with t = u."""
-        return self._from_mean(mean).natural_parameter - self.natural_parameter
+        return self._with_mean(mean).natural_parameter - self.natural_parameter
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return self._mean_excess(mean)
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
-        return None if self._tilts_everywhere else ~self._from_natural(self._shifted(eta))._in_domain()
+        return None if self._tilts_everywhere else ~self._with_natural(self._shifted(eta))._in_domain()
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """Infinite for a density, which gives no mass to a face of its hull."""
@@ -177,7 +204,7 @@ class ExponentialFamily(Measure):
         return dot(self._statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
 
     def _coordinate(self, x: Any) -> Tensor:
-        return self._statistic(x)[..., : self.dimension]
+        return x if self.identity_coordinate else self._statistic(x)
 
     def _to_torch(self) -> distributions.Distribution:
         if self._twin is None:
@@ -202,21 +229,15 @@ class ExponentialFamily(Measure):
         Args:
             theta: ``(..., K)``.
         """
-        return cls._in_place(cls._checked_statistic(theta, "theta"), theta, "theta")
+        return cls._from_natural(cls._checked_statistic(theta, "theta"))._valid_at(theta, theta, "theta")
 
-    @classmethod
-    def _in_place(cls, theta: Tensor, given: Tensor, name: str) -> Self:
-        """The member at θ; outside the natural domain an error that names what was given."""
-        member = cls._from_natural(theta)
+    def _valid_at(self, theta: Tensor, given: Tensor, name: str) -> Self:
+        """This member, which θ made; outside the natural domain an error that names what was given."""
         if is_concrete(theta):
-            valid = member._in_domain() & theta.isfinite().all(-1)
-            if not bool(valid.all()):
-                index = tuple((~valid).nonzero()[0].tolist())
-                where = f"{name}[{', '.join(map(str, index))}]" if index else name
-                got = given.expand(*valid.shape, given.shape[-1])[index].tolist()
-                wanted = "outside the natural domain, where the integral converges"
-                raise ArgumentError(f"{cls.__name__}: {where} = {got} is {wanted}.")
-        return member
+            valid = self._in_domain() & theta.isfinite().all(-1)
+            wanted = "inside the natural domain, where the integral converges"
+            entries(type(self).__name__, name, given.expand(*valid.shape, -1), valid, wanted)
+        return self
 
     @classmethod
     def from_mean(cls, mean: Tensor) -> "Solution[Self]":
@@ -234,7 +255,7 @@ class ExponentialFamily(Measure):
         excess = cls._mean_excess(mean)
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
-        typical = None if all_inside else cls._typical_mean(mean)
+        typical = None if all_inside else cls._typical(mean).mean_parameter
         member = cls._from_mean(mean if typical is None else torch.where(inside[..., None], mean, typical))
         reached = member.mean_parameter
         if all_inside and reached is mean:  # the parameter itself: nothing can be off
@@ -244,11 +265,11 @@ class ExponentialFamily(Measure):
         sound = member._sound()
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
             good = (inside & sound)[..., None]
-            member = cls._from_mean(torch.where(good, mean, cls._typical_mean(mean)))
+            member = cls._from_mean(torch.where(good, mean, cls._typical(mean).mean_parameter))
             reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
         close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
-        return _judged(member, close, excess, residual)
+        return judged(member, close, excess, residual)
 
     @classmethod
     def log_partition(cls, theta: Tensor) -> Tensor:
@@ -260,8 +281,11 @@ class ExponentialFamily(Measure):
         Returns:
             ``(...)``, infinite outside the natural domain.
         """
-        member = cls._from_natural(cls._checked_statistic(theta, "theta"))
-        return torch.where(member._in_domain() | theta.isnan().any(-1), member._log_partition(), torch.inf)
+        return cls._from_natural(cls._checked_statistic(theta, "theta"))._partition_at(theta)
+
+    def _partition_at(self, theta: Tensor) -> Tensor:
+        """A of this unchecked member, which θ made: infinite outside the natural domain."""
+        return torch.where(self._in_domain() | theta.isnan().any(-1), self._log_partition(), torch.inf)
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
         """∇²A(θ), the covariance of u, or in mean coordinates its (pseudo-)inverse.
@@ -337,8 +361,9 @@ class ExponentialFamily(Measure):
                 f"{cls.__name__}: {name} must be a floating-point tensor (..., K); got {got}."
             )
         size = vector.shape[-1] if vector.ndim else 0
-        if not any(cls._statistic_size(d) == size for d in range(1, size + 1)):
-            wanted = ", ".join(str(cls._statistic_size(d)) for d in (1, 2, 3))
+        sizes = [cls._statistic_size(d) for d in range(cls._least_length, max(size, 3) + 2)]
+        if size not in sizes:
+            wanted = ", ".join(map(str, sizes[:3]))
             got = str(tuple(vector.shape))
             raise ArgumentError(
                 f"{cls.__name__}: {name} must be (..., K) with K one of {wanted}, ...; got shape {got}."
@@ -361,13 +386,15 @@ class ExponentialFamily(Measure):
         return theta + (torch.nn.functional.pad(eta, (0, extra)) if extra else eta)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
-        return self.log_partition(self._shifted(eta)) - self._log_partition()
+        theta = self._shifted(eta)
+        return self._with_natural(theta)._partition_at(theta) - self._log_partition()
 
     def _tilt(self, eta: Tensor) -> Self:
-        return self._in_place(self._shifted(eta), eta, "eta")
+        theta = self._shifted(eta)
+        return self._with_natural(theta)._valid_at(theta, eta, "eta")
 
     def _mean(self, eta: Tensor) -> Tensor:
-        return self._from_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
+        return self._with_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         every = torch.ones_like(mean[..., 0], dtype=torch.bool)
@@ -385,10 +412,16 @@ class ExponentialFamily(Measure):
         close = (error <= relative * spread + 256 * precision * spread.amax(-1, keepdim=True)).all(-1)
         if mean.shape[-1] == self.natural_parameter.shape[-1]:
             close = close & (self._mean_error(reached, mean) <= max(relative, 256 * precision))
-        return _judged(eta, close, excess, error.amax(-1))
+        return judged(eta, close, excess, error.amax(-1))
 
 
-def _judged(value: Value, close: Tensor, excess: Tensor, residual: Tensor) -> Solution[Value]:
+def joined(*parts: Tensor) -> Tensor:
+    """Vectors ``(..., *)`` laid end to end, their batch axes broadcast."""
+    batch = common_shape(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*batch, -1) for part in parts], -1)
+
+
+def judged(value: Value, close: Tensor, excess: Tensor, residual: Tensor) -> Solution[Value]:
     """A closed form as a solution: solved where it came close, if the target is inside."""
     code = torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
     code = torch.where(excess == 0, Status.BOUNDARY.code, torch.where(excess > 0, Status.OUTSIDE.code, code))

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from exptilt._support.checks import entries, finite
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import common_shape, inverse_from_cholesky, pack, solve_cholesky
-from exptilt.families.family import ExponentialFamily
+from exptilt._support.linalg import inverse_from_cholesky, pack, solve_cholesky
+from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import Measure, make
 from exptilt.families.members.bernoulli import BernoulliProduct
 from exptilt.families.members.beta import Beta
@@ -68,7 +68,7 @@ _EVIDENCE: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Callabl
 _EVIDENCE_OF_MEMBER: dict[tuple[type, type], Callable[[Any, Tensor], Tensor]] = {
     (Beta, NegativeBinomial): lambda law, x: torch.cat(torch.broadcast_tensors(x, law.failures), -1),
     (Dirichlet, Multinomial): lambda law, x: x,
-    (Gaussian, Gaussian): lambda law, x: _join(
+    (Gaussian, Gaussian): lambda law, x: joined(
         solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2
     ),
 }
@@ -76,11 +76,6 @@ _EVIDENCE_OF_MEMBER: dict[tuple[type, type], Callable[[Any, Tensor], Tensor]] = 
 
 _LOCATION = {NormalGamma: "location", NormalInverseWishart: "location", Gaussian: "mean_vector"}
 """Priors of a location, by the name of theirs: a shift of data and prior together changes nothing."""
-
-
-def _join(first: Tensor, second: Tensor) -> Tensor:
-    batch = common_shape(first.shape[:-1], second.shape[:-1])
-    return torch.cat([part.expand(*batch, part.shape[-1]) for part in (first, second)], -1)
 
 
 def evidence_of(
@@ -151,8 +146,7 @@ def _widened(p: DiagonalGaussian | Exponential) -> Measure:
 
 def in_support(family: type[ExponentialFamily], x: Tensor) -> Tensor | None:
     """``(...)``: which ``x (..., D)`` are where members of the family have mass. None says all."""
-    some = family._from_mean(family._typical_mean(family._statistic(x[..., :1, :])))
-    return some._support(x)
+    return family._typical(family._statistic(x[..., :1, :]))._support(x)
 
 
 def posterior(prior: Prior, likelihood: Likelihood, x: Tensor, *, weight: Tensor | None = None) -> Prior:

@@ -59,13 +59,6 @@ class BernoulliProduct(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, 1.0)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.full_like(mean, 0.5)
-
-    def _in_domain(self) -> Tensor:
-        return self.logit.isfinite().all(-1)
-
     def _log_partition(self) -> Tensor:
         return softplus(self.logit).sum(-1)
 

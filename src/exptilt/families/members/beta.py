@@ -52,16 +52,6 @@ class Beta(ExponentialFamily):
     _twin = (distributions.Beta, {"alpha": "concentration1", "beta": "concentration0"})
 
     @property
-    def dimension(self) -> int:
-        """2D: tilting acts on the whole statistic."""
-        return 2 * self.alpha.shape[-1]
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """A vector of D."""
-        return (tuple(self.alpha.shape[-1:]),)
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(α − 1, β − 1), ``(..., 2D)``."""
         return torch.cat(torch.broadcast_tensors(self.alpha - 1, self.beta - 1), -1)
@@ -91,19 +81,12 @@ class Beta(ExponentialFamily):
         return log_sum_exp(_pairs(mean)).amax(-1)
 
     @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.full_like(mean, -1.0)  # both parameters 1
-
-    @classmethod
     def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
         return dirichlet_mean_error(_pairs(reached), _pairs(mean)).amax(-1)
 
     def _dual(self, mean: Tensor) -> Tensor:
         member = self._from_mean(mean)
         return torch.cat([member.alpha - self.alpha, member.beta - self.beta], -1)
-
-    def _in_domain(self) -> Tensor:
-        return ((self.alpha > 0) & (self.beta > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
         both = torch.lgamma(self.alpha) + torch.lgamma(self.beta)

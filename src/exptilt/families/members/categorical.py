@@ -70,13 +70,6 @@ class Categorical(ExponentialFamily):
         on = distance <= 4 * count * torch.finfo(mean.dtype).eps
         return torch.where(on, -mean.amin(-1).clamp_min(0), distance)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.full_like(mean, 1 / mean.shape[-1])
-
-    def _in_domain(self) -> Tensor:
-        return self.logit.isfinite().all(-1)
-
     def _log_partition(self) -> Tensor:
         return torch.logsumexp(self.logit, -1)
 

@@ -49,16 +49,6 @@ class ChangeOfVariable(ExponentialFamily):
     def _backward(y: Tensor) -> Tensor:
         """x where f(x) = y."""
 
-    @property
-    def dimension(self) -> int:
-        """2D: tilting acts on the whole statistic."""
-        return 2 * self._leaves()[0][0].shape[-1]
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """A vector of D."""
-        return ((self.dimension // 2,),)
-
     @classmethod
     def _constant(cls, like: Tensor) -> Tensor:
         """c, as long as ``like (..., 2D)``."""
@@ -86,13 +76,6 @@ class ChangeOfVariable(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return cls.of._mean_excess(mean)
-
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return cls.of._typical_mean(mean)
-
-    def _in_domain(self) -> Tensor:
-        return self._image()._in_domain()
 
     def _log_partition(self) -> Tensor:
         return self._image()._log_partition()

@@ -67,23 +67,12 @@ class DiagonalGaussian(ExponentialFamily):
         first, second = mean.chunk(2, -1)
         return (first**2 - second).amax(-1)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        first, second = mean.chunk(2, -1)
-        return torch.cat([torch.zeros_like(first), torch.ones_like(second)], -1)
-
-    def _in_domain(self) -> Tensor:
-        return ((self.variance > 0) & self.variance.isfinite()).all(-1)
-
     def _log_partition(self) -> Tensor:
         return (self.mean_vector**2 / self.variance + (2 * math.pi * self.variance).log()).sum(-1) / 2
 
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         return torch.cat([x, x**2], -1)
-
-    def _coordinate(self, x: Tensor) -> Tensor:
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         square = (x - self.mean_vector) ** 2 / self.variance

@@ -11,7 +11,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
@@ -75,13 +74,8 @@ class Dirichlet(ExponentialFamily):
     _differentiable_draws = True
     identity_coordinate = False
     _positive = ("concentration",)
-    _statistic_size = staticmethod(lambda d: d + 1)
+    _least_length = 2
     _twin = (distributions.Dirichlet, {"concentration": "concentration"})
-
-    def _check(self) -> None:
-        if self.concentration.shape[-1] < 2:
-            got = tuple(self.concentration.shape)
-            raise ArgumentError(f"Dirichlet: concentration needs at least two entries; got shape {got}.")
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -107,18 +101,11 @@ class Dirichlet(ExponentialFamily):
         return log_sum_exp(mean)
 
     @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return make(cls, concentration=torch.ones_like(mean)).mean_parameter
-
-    @classmethod
     def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
         return dirichlet_mean_error(reached, mean)
 
     def _dual(self, mean: Tensor) -> Tensor:
         return invert_dirichlet(mean) - self.concentration
-
-    def _in_domain(self) -> Tensor:
-        return (self.concentration > 0).all(-1)
 
     def _log_partition(self) -> Tensor:
         return torch.lgamma(self.concentration).sum(-1) - torch.lgamma(self.concentration.sum(-1))

@@ -64,13 +64,6 @@ class Exponential(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.ones_like(mean)
-
-    def _in_domain(self) -> Tensor:
-        return (self.rate > 0).all(-1)
-
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
 
@@ -97,14 +90,8 @@ class Exponential(ExponentialFamily):
         entries("Exponential", "eta", eta.expand(rate.shape), rate > 0, "below the rate")
         return make(type(self), rate=rate)
 
-    def _mean(self, eta: Tensor) -> Tensor:
-        return 1 / (self.rate - eta)
-
     def _covariance(self, eta: Tensor) -> Tensor:
         return torch.diag_embed((self.rate - eta) ** -2)
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self._as_gamma()._step_for(reached, wanted)
-
-    def _dual(self, mean: Tensor) -> Tensor:
-        return self.rate - 1 / mean

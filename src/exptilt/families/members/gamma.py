@@ -77,14 +77,6 @@ class Gamma(ExponentialFamily):
         jensen = torch.where(x > 0, log_x - x.clamp_min(torch.finfo(x.dtype).tiny).log(), -1.0)
         return torch.maximum(-x, jensen).amax(-1)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        one = torch.ones_like(mean.chunk(2, -1)[0])
-        return make(cls, shape=one, rate=one).mean_parameter
-
-    def _in_domain(self) -> Tensor:
-        return ((self.shape > 0) & (self.rate > 0)).all(-1)
-
     def _log_partition(self) -> Tensor:
         return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum(-1)
 
@@ -94,9 +86,6 @@ class Gamma(ExponentialFamily):
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         return torch.cat([x, x.log()], -1)
-
-    def _coordinate(self, x: Tensor) -> Tensor:
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """As a distance from the mean: −D(a, bx) − log x + ½ log a/2π − R(a)."""

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, distributions
 
@@ -26,9 +25,8 @@ from exptilt._support.linalg import (
     solve_cholesky,
     unpack,
 )
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
-from exptilt.families.numerics import kernels
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import standard_normal
 
@@ -37,24 +35,6 @@ def whiten(factor: Tensor, vector: Tensor) -> Tensor:
     """L⁻¹ v for a lower triangular L ``(..., D, D)`` and v ``(..., D)``."""
     white: Tensor = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
     return white
-
-
-def _swept(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """M⁻¹ of ``(..., D, D)`` and the least L_ii² of M = LL', by the kernel; None where it is not used."""
-    size = matrix.shape[-1]
-    if size >= kernels.LARGE or not kernels.suits(matrix):
-        return None
-    flat = kernels.array(matrix, -1, size, size)
-    inverse, least = np.empty(flat.shape), np.empty(len(flat))
-    kernels.run(kernels.invert, flat, inverse, least)
-    both = torch.from_numpy(inverse).to(matrix.dtype), torch.from_numpy(least).to(matrix.dtype)
-    return both[0].reshape(matrix.shape), both[1].reshape(matrix.shape[:-2])
-
-
-def _inverse(matrix: Tensor) -> Tensor:
-    """M⁻¹ of ``(..., D, D)``, symmetric; NaN where a matrix is not positive definite."""
-    found = _swept(matrix)
-    return inverse_from_cholesky(factorize(matrix)) if found is None else found[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +66,14 @@ class Gaussian(ExponentialFamily):
     @property
     def natural_parameter(self) -> Tensor:
         """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
-        precision = _inverse(self.covariance_matrix)
-        first = matvec(precision, self.mean_vector)
-        second = pack(precision) / -2
-        return torch.cat([first, second.expand(*first.shape[:-1], second.shape[-1])], -1)
+        precision = inverse_from_cholesky(self._factor())
+        return joined(matvec(precision, self.mean_vector), pack(precision) / -2)
 
     @property
     def mean_parameter(self) -> Tensor:
         """(μ, pack(Σ + μμ'))."""
         m = self.mean_vector
-        second = pack(self.covariance_matrix + m.unsqueeze(-1) * m.unsqueeze(-2))
-        return torch.cat([m.expand(*second.shape[:-1], m.shape[-1]), second], -1)
+        return joined(m, pack(self.covariance_matrix + m.unsqueeze(-1) * m.unsqueeze(-2)))
 
     @classmethod
     def _split(cls, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +84,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second = cls._split(theta)
-        covariance = _inverse(-2 * second)
+        covariance = inverse_from_cholesky(factorize(-2 * second))
         return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
 
     @classmethod
@@ -118,24 +95,18 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        covariance = second - m.unsqueeze(-1) * m.unsqueeze(-2)
-        found = _swept(covariance)
-        if found is not None and bool((found[1] > 0).all()):
-            return -found[1]
-        return indefiniteness(covariance)
+        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
     @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        m, second = cls._split(torch.zeros_like(mean))
-        return torch.cat([m, pack(second + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device))], -1)
+    def _typical(cls, like: Tensor) -> Self:
+        m, second = cls._split(torch.zeros_like(like))
+        return make(cls, mean_vector=m, covariance_matrix=second + torch.eye(m.shape[-1]).to(like))
 
     def _factor(self) -> Tensor:
         return factorize(self.covariance_matrix)
 
     def _in_domain(self) -> Tensor:
-        found = _swept(self.covariance_matrix)
-        definite = positive_definite(self.covariance_matrix) if found is None else found[1] > 0
-        return definite & self.mean_vector.isfinite().all(-1)
+        return positive_definite(self.covariance_matrix) & self.mean_vector.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         factor = self._factor()
@@ -145,9 +116,6 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _statistic(cls, x: Tensor) -> Tensor:
         return torch.cat([x, pack(x.unsqueeze(-1) * x.unsqueeze(-2))], -1)
-
-    def _coordinate(self, x: Tensor) -> Tensor:
-        return x
 
     def _log_prob(self, x: Tensor) -> Tensor:
         factor = self._factor()

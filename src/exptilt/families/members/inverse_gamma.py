@@ -34,6 +34,7 @@ class InverseGamma(ChangeOfVariable):
     scale: Tensor
     event_dims: ClassVar = {"shape": 1, "scale": 1}
     _positive = ("shape", "scale")
+    _twin = (distributions.InverseGamma, {"shape": "concentration", "scale": "rate"})
     of = Gamma
     jacobian = (0.0, 2.0)
 
@@ -58,12 +59,3 @@ class InverseGamma(ChangeOfVariable):
         mean = torch.where(a > 1, b / (a - 1), torch.inf)
         variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)
         return mean, torch.where(a > 1, variance, torch.nan)
-
-    def _to_torch(self) -> distributions.Distribution:
-        """The same as ``Independent(InverseGamma, 1)``."""
-        return distributions.Independent(distributions.InverseGamma(self.shape, self.scale), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(InverseGamma, 1)``."""
-        return cls(other.base_dist.concentration, other.base_dist.rate)

@@ -11,10 +11,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import entries, finite
-from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import is_concrete
-from exptilt.families.family import ExponentialFamily
+from exptilt._support.checks import finite
+from exptilt._support.solution import Solution
+from exptilt.families.family import ExponentialFamily, judged
 
 
 class KnownParameter(ExponentialFamily):
@@ -35,14 +34,17 @@ class KnownParameter(ExponentialFamily):
         """
 
     @abstractmethod
-    def _with_natural(self, theta: Tensor) -> Self:
-        """The member with natural parameter θ and the same known parameter, unchecked."""
-
-    @abstractmethod
-    def _with_mean(self, mean: Tensor) -> Self:
-        """The member with this attainable mean and the same known parameter, unchecked."""
+    def _outside(self, mean: Tensor) -> Tensor:
+        """How far ``mean (..., K)`` is outside of what members with the same known parameter attain."""
 
     # What follows.
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        return cls._some(None, mean, "from_mean")._outside(mean)
+
+    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
+        return self._outside(mean)
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
@@ -61,7 +63,7 @@ class KnownParameter(ExponentialFamily):
             known: the parameter that θ does not hold, as the constructor takes it.
         """
         some = cls._some(known, cls._checked_statistic(theta, "theta"), "from_natural")
-        return some._moved(theta, theta, "theta")
+        return some._with_natural(theta)._valid_at(theta, theta, "theta")
 
     @classmethod
     def from_mean(cls, mean: Tensor, *, known: Tensor | None = None) -> Solution[Self]:
@@ -73,19 +75,14 @@ class KnownParameter(ExponentialFamily):
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         some = cls._some(known, mean, "from_mean")
-        excess = some._excess(mean, torch.ones_like(mean[..., 0], dtype=torch.bool))
-        assert excess is not None
-        inside = excess < 0
-        usual = some.mean_parameter
+        excess = some._outside(mean)
+        inside, usual = excess < 0, some.mean_parameter
         member = some._with_mean(torch.where(inside[..., None], mean, usual))
         sound = member._sound()
         member = some._with_mean(torch.where((inside & sound)[..., None], mean, usual))
-        residual = (member.mean_parameter - mean).abs().amax(-1)
-        close = sound & (residual <= torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs().amax(-1)))
-        solved = torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
-        code = torch.where(inside, solved, torch.where(excess > 0, Status.OUTSIDE.code, Status.BOUNDARY.code))
-        none = torch.zeros((), dtype=torch.int64)
-        return Solution(member, code.to(torch.int8), residual, none, excess.clamp_min(0))
+        reached = member.mean_parameter
+        close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
+        return judged(member, close, excess, (reached - mean).abs().amax(-1))
 
     @classmethod
     def log_partition(cls, theta: Tensor, *, known: Tensor | None = None) -> Tensor:
@@ -99,7 +96,7 @@ class KnownParameter(ExponentialFamily):
             ``(...)``, infinite outside the natural domain.
         """
         some = cls._some(known, cls._checked_statistic(theta, "theta"), "log_partition")
-        return some._partition_at(theta)
+        return some._with_natural(theta)._partition_at(theta)
 
     def _fisher(self) -> Tensor:
         return self.covariance()
@@ -110,32 +107,5 @@ class KnownParameter(ExponentialFamily):
         Args:
             statistic: ``(..., K)``.
         """
-        return self._moved(self._shifted(self._checked(statistic, "statistic")), statistic, "statistic")
-
-    def _moved(self, theta: Tensor, given: Tensor, name: str) -> Self:
-        """The member at θ; outside the natural domain an error that names what was given."""
-        member = self._with_natural(theta)
-        if is_concrete(theta):
-            valid = member._in_domain() & theta.isfinite().all(-1)
-            wanted = "inside the natural domain, where the sum converges"
-            entries(type(self).__name__, name, given.expand(*valid.shape, -1), valid, wanted)
-        return member
-
-    def _partition_at(self, theta: Tensor) -> Tensor:
-        member = self._with_natural(theta)
-        return torch.where(member._in_domain() | theta.isnan().any(-1), member._log_partition(), torch.inf)
-
-    def _tilt(self, eta: Tensor) -> Self:
-        return self._moved(self._shifted(eta), eta, "eta")
-
-    def _log_normalizer(self, eta: Tensor) -> Tensor:
-        return self._partition_at(self._shifted(eta)) - self._log_partition()
-
-    def _mean(self, eta: Tensor) -> Tensor:
-        return self._with_natural(self._shifted(eta)).mean_parameter
-
-    def _dual(self, mean: Tensor) -> Tensor:
-        return self._with_mean(mean).natural_parameter - self.natural_parameter
-
-    def _diverges(self, eta: Tensor) -> Tensor | None:
-        return ~self._with_natural(self._shifted(eta))._in_domain()
+        theta = self._shifted(self._checked(statistic, "statistic"))
+        return self._with_natural(theta)._valid_at(theta, statistic, "statistic")

@@ -80,18 +80,11 @@ class Multinomial(KnownParameter):
         return make(type(self), logit=Categorical._from_mean(mean).logit, total=self.total)
 
     @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        return cls._some(None, mean, "from_mean")._outside(mean)
-
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return cls._some(None, mean, "from_mean").mean_parameter
+    def _typical(cls, like: Tensor) -> Self:
+        return cls._some(None, like, "from_mean")
 
     def _outside(self, mean: Tensor) -> Tensor:
         return self.total * Categorical._mean_excess(mean / self._n)
-
-    def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
-        return self._outside(mean)
 
     def _in_domain(self) -> Tensor:
         return self.logit.isfinite().all(-1) & (self.total > 0)

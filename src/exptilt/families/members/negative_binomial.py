@@ -9,7 +9,7 @@ holds the log-odds ℓ = log p/(1 − p), which lose nothing near p = 1: E[x] = 
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -44,6 +44,7 @@ class NegativeBinomial(KnownParameter):
     event_dims: ClassVar = {"failures": 1, "logit": 1}
     _positive = ("failures",)
     known_field = "failures"
+    _twin = (distributions.NegativeBinomial, {"failures": "total_count", "logit": "logits"})
     base = Base.COUNTING
 
     @property
@@ -71,16 +72,8 @@ class NegativeBinomial(KnownParameter):
     def _with_mean(self, mean: Tensor) -> Self:
         return make(type(self), failures=self.failures, logit=mean.log() - self.failures.log())
 
-    @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
+    def _outside(self, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
-
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.ones_like(mean)
-
-    def _in_domain(self) -> Tensor:
-        return ((self.failures > 0) & self.logit.isfinite()).all(-1)
 
     def _log_partition(self) -> Tensor:
         """−Σ_d r log(1 − p)."""
@@ -116,15 +109,6 @@ class NegativeBinomial(KnownParameter):
         size = (*shape, *self.batch_shape, self.dimension)
         rate = standard_gamma(self.failures.detach().expand(size), generator) * self.logit.detach().exp()
         return poisson(rate, generator)
-
-    def _to_torch(self) -> distributions.Distribution:
-        """The same as ``Independent(NegativeBinomial, 1)``."""
-        return distributions.Independent(distributions.NegativeBinomial(self.failures, logits=self.logit), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(NegativeBinomial, 1)``."""
-        return cls(other.base_dist.total_count, other.base_dist.logits)
 
     def _kl(self, other: Self) -> Tensor:
         """Σ_d r/(1−p) times the KL of the coins; where failures differ, also what b and A differ by.

@@ -51,16 +51,6 @@ class NormalGamma(ExponentialFamily):
     _event_ranks = (1, 1)
 
     @property
-    def dimension(self) -> int:
-        """4D: tilting acts on the whole statistic."""
-        return 4 * self.location.shape[-1]
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Means and precisions, D of each."""
-        return (tuple(self.location.shape[-1:]),) * 2
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(κm, −b − ½κm², −½κ, a − ½), ``(..., 4D)``."""
         m, k = self.location, self.count
@@ -98,14 +88,6 @@ class NormalGamma(ExponentialFamily):
         safe = precision.clamp_min(torch.finfo(mean.dtype).tiny)
         rest = torch.maximum(weighted**2 / safe - square, log_precision - safe.log())
         return torch.where(precision > 0, torch.maximum(-precision, rest), -precision).amax(-1)
-
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        one = torch.ones_like(mean.chunk(4, -1)[0])
-        return make(cls, location=one, count=one, shape=one, rate=one).mean_parameter
-
-    def _in_domain(self) -> Tensor:
-        return ((self.count > 0) & (self.shape > 0) & (self.rate > 0)).all(-1)
 
     def _log_partition(self) -> Tensor:
         spread = (self.count / (2 * math.pi)).log().sum(-1) / 2

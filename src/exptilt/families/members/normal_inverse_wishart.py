@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from exptilt._support.linalg import (
-    common_shape,
     dot,
     factorize,
     inverse_from_cholesky,
@@ -30,7 +29,7 @@ from exptilt._support.linalg import (
     symmetric,
     unpack,
 )
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
 from exptilt.families.members.gaussian import whiten
 from exptilt.families.members.wishart import bartlett, check_degrees, wishart_entropy, wishart_kl
@@ -77,21 +76,11 @@ class NormalInverseWishart(ExponentialFamily):
         return self.location.shape[-1]
 
     @property
-    def dimension(self) -> int:
-        """D + D(D+1)/2 + 2: tilting acts on the whole statistic."""
-        return self.size + packed_size(self.size) + 2
-
-    @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """A mean and a covariance."""
-        return ((self.size,), (self.size, self.size))
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(κm, −½ pack(Ψ + κmm'), −½κ, −½(ν+D+2))."""
-        m, k = self.location, self.count.unsqueeze(-1)
+        m, k, last = self.location, self.count.unsqueeze(-1), self.degrees.unsqueeze(-1) + self.size + 2
         second = pack(self.scale + k.unsqueeze(-1) * m.unsqueeze(-1) * m.unsqueeze(-2)) / -2
-        return self._join(k * m, second, -self.count / 2, -(self.degrees + self.size + 2) / 2)
+        return joined(k * m, second, -k / 2, -last / 2)
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -100,18 +89,12 @@ class NormalInverseWishart(ExponentialFamily):
         precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
         weighted = matvec(precision, self.location)
         square = self.size / self.count + dot(self.location, weighted)
-        return self._join(weighted, pack(precision), square, self._log_size(factor))
+        return joined(weighted, pack(precision), square.unsqueeze(-1), self._log_size(factor).unsqueeze(-1))
 
     def _log_size(self, factor: Tensor) -> Tensor:
         """E log|Σ|, from the Cholesky factor of Ψ."""
         shift = self.size * math.log(2) + multivariate_digamma(self.degrees / 2, self.size)
         return log_determinant(factor) - shift
-
-    @staticmethod
-    def _join(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
-        batch = common_shape(first.shape[:-1], second.shape[:-1], third.shape, fourth.shape)
-        parts = [first, second, third.unsqueeze(-1), fourth.unsqueeze(-1)]
-        return torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], -1)
 
     @classmethod
     def _split(cls, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -150,10 +133,10 @@ class NormalInverseWishart(ExponentialFamily):
         return torch.where(definite >= 0, definite, torch.maximum(definite, rest))
 
     @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        m, matrix, one, _ = cls._split(torch.zeros_like(mean))
-        scale = matrix + torch.eye(m.shape[-1], dtype=mean.dtype, device=mean.device)
-        return make(cls, location=m, count=one + 1, degrees=one + m.shape[-1], scale=scale).mean_parameter
+    def _typical(cls, like: Tensor) -> Self:
+        m, matrix, zero, _ = cls._split(torch.zeros_like(like))
+        scale = matrix + torch.eye(m.shape[-1]).to(like)
+        return make(cls, location=m, count=zero + 1, degrees=zero + m.shape[-1], scale=scale)
 
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & (self.count > 0) & positive_definite(self.scale)
@@ -170,7 +153,8 @@ class NormalInverseWishart(ExponentialFamily):
         factor = factorize(covariance)
         precision = inverse_from_cholesky(factor)
         weighted = matvec(precision, mean)
-        return cls._join(weighted, pack(precision), dot(mean, weighted), log_determinant(factor))
+        last = torch.stack(torch.broadcast_tensors(dot(mean, weighted), log_determinant(factor)), -1)
+        return joined(weighted, pack(precision), last)
 
     def _log_prob(self, x: MeanCovariance) -> Tensor:
         mean, covariance = x

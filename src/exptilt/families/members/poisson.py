@@ -67,13 +67,6 @@ class Poisson(ExponentialFamily):
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.ones_like(mean)
-
-    def _in_domain(self) -> Tensor:
-        return (self.rate.isfinite() & (self.rate > 0)).all(-1)
-
     def _log_partition(self) -> Tensor:
         return self.rate.sum(-1)
 

@@ -17,7 +17,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.transforms import in_transform
 from exptilt.families.family import ExponentialFamily
@@ -43,12 +42,7 @@ class VonMisesFisher(ExponentialFamily):
     event_dims: ClassVar = {"vector": 1}
     base = Base.SPHERE
     _tilts_everywhere = True
-    _statistic_size = staticmethod(lambda d: d + 1)
-
-    def _check(self) -> None:
-        if self.vector.shape[-1] < 2:
-            got = tuple(self.vector.shape)
-            raise ArgumentError(f"VonMisesFisher: vector must have at least 2 entries; got shape {got}.")
+    _least_length = 2
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -88,17 +82,10 @@ class VonMisesFisher(ExponentialFamily):
         excess: Tensor = torch.linalg.vector_norm(mean, dim=-1) - 1
         return excess
 
-    @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        return torch.zeros_like(mean)
-
     def _bessel(self, *, product: bool = False) -> Bessel:
         """In float64, where κ² of a float32 has room."""
         theta = self.vector.double()
         return bessel(self.dimension / 2 - 1, dot(theta, theta), product=product)
-
-    def _in_domain(self) -> Tensor:
-        return self.vector.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         found = self._bessel()

@@ -16,7 +16,6 @@ from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
 from exptilt._support.linalg import (
-    common_shape,
     factorize,
     indefiniteness,
     inverse_from_cholesky,
@@ -29,7 +28,7 @@ from exptilt._support.linalg import (
     symmetric,
     unpack,
 )
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
 from exptilt.families.numerics.draws import standard_gamma, standard_normal
@@ -124,27 +123,17 @@ class Wishart(ExponentialFamily):
         return packed_size(self.size)
 
     @property
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """A D×D matrix."""
-        return ((self.size, self.size),)
-
-    @property
     def natural_parameter(self) -> Tensor:
         """(−½ pack(V⁻¹), (ν−D−1)/2), ``(..., D(D+1)/2 + 1)``."""
         first = pack(inverse_from_cholesky(factorize(self.scale))) / -2
-        return self._join(first, (self.degrees - self.size - 1) / 2)
+        return joined(first, ((self.degrees - self.size - 1) / 2).unsqueeze(-1))
 
     @property
     def mean_parameter(self) -> Tensor:
         """(pack(νV), E log|X|)."""
         log_scale = self.size * math.log(2) + log_determinant(factorize(self.scale))
         second = multivariate_digamma(self.degrees / 2, self.size) + log_scale
-        return self._join(pack(self.degrees[..., None, None] * self.scale), second)
-
-    @staticmethod
-    def _join(matrix: Tensor, scalar: Tensor) -> Tensor:
-        batch = common_shape(matrix.shape[:-1], scalar.shape)
-        return torch.cat([matrix.expand(*batch, matrix.shape[-1]), scalar.expand(batch).unsqueeze(-1)], -1)
+        return joined(pack(self.degrees[..., None, None] * self.scale), second.unsqueeze(-1))
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
@@ -167,10 +156,10 @@ class Wishart(ExponentialFamily):
         return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
 
     @classmethod
-    def _typical_mean(cls, mean: Tensor) -> Tensor:
-        zero = unpack(torch.zeros_like(mean[..., :-1]))
-        x = zero + torch.eye(zero.shape[-1], dtype=mean.dtype, device=mean.device)
-        return make(cls, degrees=torch.full_like(mean[..., 0], x.shape[-1]), scale=x).mean_parameter
+    def _typical(cls, like: Tensor) -> Self:
+        zero = unpack(torch.zeros_like(like[..., :-1]))
+        scale = zero + torch.eye(zero.shape[-1]).to(like)
+        return make(cls, degrees=torch.full_like(like[..., 0], scale.shape[-1]), scale=scale)
 
     def _in_domain(self) -> Tensor:
         return (self.degrees > self.size - 1) & positive_definite(self.scale)
