@@ -39,7 +39,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_tensors
 from exptilt.families.members.empirical import Empirical
-from exptilt.families.numerics.hull import Array, distance_from_origin
+from exptilt.families.numerics.hull import Array, nearest_to_origin
 
 _START, _ADDED = 256, 64  # points to begin with, and added at a time
 
@@ -181,9 +181,11 @@ def conflicting(points: Array, mean: Array) -> list[int]:
     few = set(range(0, len(offset), max(1, len(offset) // _START)))
     noise = 32 * np.finfo(float).eps * (offset.shape[1] + float(np.abs(mean / scale).max()))
     every = list(range(offset.shape[1]))
-    return _least(every, lambda columns: _separating(offset, columns, few)) or _least(
-        every, lambda columns: columns if distance_from_origin(offset[:, columns]) > noise else []
-    )
+
+    def apart(columns: list[int]) -> list[int]:
+        return columns if np.linalg.norm(nearest_to_origin(offset[:, columns])) > noise else []
+
+    return _least(every, lambda columns: _separating(offset, columns, few)) or _least(every, apart)
 
 
 def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) -> list[int]:

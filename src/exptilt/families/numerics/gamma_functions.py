@@ -94,7 +94,7 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
         tensor(1.6449e-20)
     """
     if kernels.suits(a, b):
-        return kernels.entrywise(kernels.digamma_rise, a, b)
+        return kernels.swept(kernels.digamma_rise, a, b)
     c = a + b
     rise = 1 / (a * c)
     for i in range(1, 8):
@@ -203,6 +203,8 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     solved in float64.
     """
     given, mean = mean.dtype, mean.double()
+    if kernels.suits(mean):
+        return kernels.swept(kernels.invert_dirichlet, mean, rows=True).to(given)
     top = mean.argmax(-1, keepdim=True)
     alpha = _dirichlet_start(mean.detach(), top)
     for _ in range(3):

@@ -1,4 +1,4 @@
-r"""Compiled loops for many entries: divergences of gammas and counts, differences of ψ.
+r"""Compiled loops for many entries: divergences of gammas and counts, differences of ψ, Dirichlet means.
 
 They compute what the functions of the same names in torch compute, several times faster, on all threads; they
 are used where there are many numbers in main memory and nobody asks for derivatives (`suits`).
@@ -46,17 +46,18 @@ def suits(*tensors: Tensor) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors) and not derivatives_wanted(tensors)
 
 
-def entrywise(sweep: Callable[..., None], *tensors: Tensor) -> Tensor:
-    """What a kernel of flat arrays and their result gives for tensors of one shape, on all threads."""
-    flat = [tensor.detach().double().reshape(-1).contiguous().numpy() for tensor in tensors]
-    arrays = [*flat, np.empty(tensors[0].numel())]
+def swept(sweep: Callable[..., None], *tensors: Tensor, rows: bool = False) -> Tensor:
+    """What a kernel of flat arrays, or of rows, gives for tensors of one shape, on all threads."""
+    first, shape = tensors[0], (-1, tensors[0].shape[-1]) if rows else (-1,)
+    arrays = [tensor.detach().double().reshape(shape).contiguous().numpy() for tensor in tensors]
+    arrays.append(np.empty(arrays[0].shape))
 
     def work(start: int, stop: int) -> None:
         sweep(*(x[start * _UNIT : stop * _UNIT] for x in arrays))
 
     work(0, 0)  # compiled or loaded before several threads ask for it
-    run_chunks(work, -(-arrays[-1].size // _UNIT))
-    return torch.from_numpy(arrays[-1]).to(tensors[0].dtype).reshape(tensors[0].shape)
+    run_chunks(work, -(-len(arrays[0]) // _UNIT))
+    return torch.from_numpy(arrays[-1]).to(first.dtype).reshape(first.shape)
 
 
 @njit(fastmath=STRICT, error_model="numpy")
@@ -140,19 +141,156 @@ def gamma_kl(a: Array, b: Array, change: Array, log_rate: Array, result: Array) 
         result[i] += _near_shapes(a[i], b[i], gap) if near else _far_shapes(a[i], b[i], gap)
 
 
+@njit(fastmath=STRICT, error_model="numpy")
+def _rise(a: float, b: float) -> float:
+    c = a + b
+    rise = 0.0
+    for i in range(8):
+        rise += 1.0 / ((a + i) * (c + i))
+    u, v = 1.0 / (a + 8.0), 1.0 / (c + 8.0)
+    q, p = u * u, v * v
+    shared, power, series = 1.0, p, SLOPE[0]
+    for k in range(1, 10):
+        shared = shared * q + power
+        power *= p
+        series += SLOPE[k] * shared
+    return b * (rise + u * v * (0.5 + (u + v) * series)) + math.log1p(b * u)
+
+
 @kernel("the kernel of digamma", fastmath=STRICT)
 def digamma_rise(a: Array, b: Array, result: Array) -> None:
     """`gamma_functions.digamma_rise`."""
-    for j in range(a.size):
-        c = a[j] + b[j]
-        rise = 0.0
-        for i in range(8):
-            rise += 1.0 / ((a[j] + i) * (c + i))
-        u, v = 1.0 / (a[j] + 8.0), 1.0 / (c + 8.0)
-        q, p = u * u, v * v
-        shared, power, series = 1.0, p, SLOPE[0]
-        for k in range(1, 10):
-            shared = shared * q + power
-            power *= p
-            series += SLOPE[k] * shared
-        result[j] = b[j] * (rise + u * v * (0.5 + (u + v) * series)) + math.log1p(b[j] * u)
+    for i in range(a.size):
+        result[i] = _rise(a[i], b[i])
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _digamma(a: float) -> float:
+    below = 0.0
+    while a < 8.0:
+        below += 1.0 / a
+        a += 1.0
+    q = 1.0 / (a * a)
+    series = SLOPE[9]
+    for k in range(8, -1, -1):
+        series = series * q + SLOPE[k]
+    return math.log(a) - 0.5 / a - q * series - below
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _trigamma(a: float) -> float:
+    below = 0.0
+    while a < 8.0:
+        below += 1.0 / (a * a)
+        a += 1.0
+    u = 1.0 / a
+    q = u * u
+    series = BERNOULLI[9]
+    for k in range(8, -1, -1):
+        series = series * q + BERNOULLI[k]
+    return below + u * (1.0 + 0.5 * u + q * series)
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _fall(a: float, b: float) -> float:
+    c = a + b
+    fall = 0.0
+    for i in range(8):
+        product = (a + i) * (c + i)
+        fall += (a + c + 2.0 * i) / product / product
+    u, v = 1.0 / (a + 8.0), 1.0 / (c + 8.0)
+    q, p = u * u, v * v
+    shared, power, series = 0.0, 1.0, 1.0 + 0.5 * (u + v)
+    for k in range(10):
+        shared = shared * q + power
+        power *= p
+        series += BERNOULLI[k] * ((u + v) * u * shared + power)
+    return b * (fall + u * v * series)
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _inverse_digamma(y: float) -> float:
+    a = np.exp(y) + 0.5 if y >= -2.22 else 1.0 / (-0.5772156649015329 - y)
+    for _ in range(4):
+        step = (_digamma(a) - y) / _trigamma(a)
+        a -= step
+        if abs(step) < 1e-5 * a:
+            break
+    return a
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _rest_for(total: float, s: float) -> tuple[float, float]:
+    """The r with ψ(τ) − ψ(τ − r) = s, and τ − r."""
+    r = min(-total * np.expm1(-s), total * (s * total / (1.0 + s * total)))
+    x = max(total * np.exp(-s), total / (1.0 + s * total))
+    for _ in range(3):
+        step = (_rise(x, r) - s) / _trigamma(x)
+        x, r = x + step, r - step
+    return r, x
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _start(mean: Array, top: int, alpha: Array) -> None:
+    s, others = -mean[top], 0.0
+    for k in range(mean.size):
+        others += np.exp(mean[k]) if k != top else 0.0
+    share = -np.expm1(-s)
+    left, limit = share - others, others / share
+    target, total = np.log(left / share), mean.size / (2.0 * left)
+    low, high = 1e-300, 1e300
+    for _ in range(60):
+        psi, rest, slopes = _digamma(total), 0.0, 0.0
+        for k in range(mean.size):
+            if k != top:
+                alpha[k] = _inverse_digamma(mean[k] + psi)
+                rest += alpha[k]
+                slopes += 1.0 / _trigamma(alpha[k])
+        wanted, alpha[top] = _rest_for(total, s)
+        ratio = rest / wanted
+        if ratio > 1.0:
+            low = total / 2.0
+        else:
+            high = 2.0 * total
+        steep = _trigamma(total) * slopes / rest - _fall(alpha[top], wanted) / _trigamma(alpha[top]) / wanted
+        change = (target - np.log(ratio - limit)) * (ratio - limit) / (total * ratio * steep)
+        new = total * np.exp(min(max(change, -16.0), 16.0))
+        if not (low <= new <= high):  # also where it is NaN
+            new = np.sqrt(low) * np.sqrt(high)
+        settled = abs(new - total) < 1e-3 * total
+        total = new
+        if settled:
+            break
+    psi = _digamma(total)
+    for k in range(mean.size):
+        alpha[k] = _inverse_digamma(mean[k] + psi) if k != top else _rest_for(total, s)[1]
+
+
+@kernel("the kernel of Dirichlet means", fastmath=STRICT)
+def invert_dirichlet(means: Array, alphas: Array) -> None:
+    """`gamma_functions.invert_dirichlet`, row by row."""
+    size = means.shape[1]
+    rest, error, slope = np.empty(size), np.empty(size), np.empty(size)
+    for row in range(len(means)):
+        mean, alpha = means[row], alphas[row]
+        top = int(np.argmax(mean))
+        _start(mean, top, alpha)
+        for _ in range(3):
+            total = 0.0
+            for k in range(size):  # the sum of all others, not as a difference from the whole
+                rest[k] = total
+                total += alpha[k]
+            after = 0.0
+            for k in range(size - 1, -1, -1):
+                rest[k] += after
+                after += alpha[k]
+            whole, spare, shared = _trigamma(total), 0.0, 0.0
+            for k in range(size):
+                error[k] = -_rise(alpha[k], rest[k]) - mean[k]
+                slope[k] = _trigamma(alpha[k])
+                spare += -_fall(alpha[k], rest[k]) / (slope[k] * whole) if k == top else 1.0 / slope[k]
+                shared += error[k] / slope[k]
+            for k in range(size):
+                new = max(alpha[k] - (error[k] - shared / spare) / slope[k], alpha[k] / 4.0)
+                if np.isfinite(new):
+                    alpha[k] = new
