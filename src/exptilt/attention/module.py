@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import pytree
 from exptilt.tilting import Tilted, attend
 from exptilt.tilting.backends.reference import scores
 from exptilt.tilting.problem import Inputs
@@ -101,8 +102,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not statistics:
             return output, shown
         if not batched:
-            names = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
-            seen = Tilted(*(getattr(seen, name).squeeze(0) for name in names))
+            seen = pytree.tree_map(lambda x: x.squeeze(0), seen)
         return output, shown, seen
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -23,58 +23,41 @@ from exptilt.distributed.group import Members
 
 def total(x: Tensor, members: Members) -> Tensor:
     """The sum over all processes of what each of them has; the result is common."""
-    found: Tensor = apply(_Total, x, members) if members.count > 1 else x
-    return found
+    return _mapped(x, members, True) if members.count > 1 else x
 
 
 def share(x: Tensor, members: Members) -> Tensor:
     """A common tensor, for use with what differs from process to process: its gradients are added up."""
-    found: Tensor = apply(_Share, x, members) if members.count > 1 else x
+    return _mapped(x, members, False) if members.count > 1 else x
+
+
+def _mapped(x: Tensor, members: Members, adds: bool) -> Tensor:
+    found: Tensor = apply(_Map, x, members, adds)
     return found
 
 
-class _Total(Function):
+class _Map(Function):
+    """`total` if it adds, else `share`."""
+
     @staticmethod
-    def forward(x: Tensor, members: Members) -> Tensor:
-        return members.reduce(x, "sum", "attend")
+    def forward(x: Tensor, members: Members, adds: bool) -> Tensor:
+        return members.reduce(x, "sum", "attend") if adds else x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.members = inputs[1]
+        _, ctx.members, ctx.adds = inputs
 
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
-        return share(bar, ctx.members), None
+        return _mapped(bar, ctx.members, not ctx.adds), None, None
 
     @staticmethod
-    def jvp(ctx: Any, dot: Tensor, _: Any) -> Tensor:
-        return total(dot, ctx.members)
+    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Tensor:
+        return _mapped(dot, ctx.members, ctx.adds)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members) -> Any:
-        return total(x, members), in_dims[0]
-
-
-class _Share(Function):
-    @staticmethod
-    def forward(x: Tensor, members: Members) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.members = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> Any:
-        return total(bar, ctx.members), None
-
-    @staticmethod
-    def jvp(ctx: Any, dot: Tensor, _: Any) -> Tensor:
-        return share(dot, ctx.members)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members) -> Any:
-        return share(x, members), in_dims[0]
+    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members, adds: bool) -> Any:
+        return _mapped(x, members, adds), in_dims[0]
 
 
 def largest(x: Tensor, members: Members) -> Tensor:

@@ -12,12 +12,13 @@ In bytes a query: 2 + (Dv + 3) + 3 numbers, whatever the number of processes. Th
 ``collectives.py``, which torch differentiates, so derivatives of all orders and both modes are exact.
 """
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import is_concrete, pytree
 from exptilt.distributed.collectives import largest, share, total
 from exptilt.distributed.group import GroupError, Members
 from exptilt.tilting.arguments import Call
@@ -27,7 +28,7 @@ from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.derivatives.rules import Settings, gradient
 from exptilt.tilting.problem import Inputs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule, columns
-from exptilt.tilting.tilted import Tilted, merge
+from exptilt.tilting.tilted import Tilted, merge, valued
 
 _LOG_WEIGHT = (False, False, False, False, True, False)
 
@@ -52,7 +53,7 @@ def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool,
     for piece, rule in _pieces(t, call.settings.rule, sizes, members.rank):
         part = replace(call, inputs=piece, settings=replace(quiet, rule=rule), dtype=wide)
         found.append((part, run(part)))
-    local = found[0][1] if len(found) == 1 else _stacked([tilted for _, tilted in found])
+    local = found[0][1] if len(found) == 1 else by_tensor(torch.cat, *(tilted for _, tilted in found))
     joined = join(local, members, check and is_concrete(*(x for x in t if x is not None)), t.query)
     joined = with_sink(joined, t.sink)
     mass = None
@@ -112,16 +113,13 @@ def _cut(t: Inputs, rows: slice, keys: slice) -> Inputs:
     )
 
 
-def _stacked(found: list[Tilted]) -> Tilted:
-    """Results of consecutive rows as one."""
-    named = {
-        f.name: torch.cat([getattr(x, f.name) for x in found], -2 if f.name == "output" else -1)
-        for f in fields(Tilted)
-        if f.name not in ("key_mass", "parts")
-    }
-    parts = [x.parts for x in found if x.parts is not None]
-    shift, weight, gap = (torch.cat(x, -1) for x in zip(*parts, strict=True))
-    return Tilted(**named, parts=(shift, weight, gap))
+def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: Tilted) -> Tilted:
+    """A result of what the function makes of each tensor of the results and the axis of its queries."""
+    flat = [pytree.tree_flatten(result) for result in results]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
+    found: Tilted = pytree.tree_unflatten(made, flat[0][1])  # output comes first
+    return found
 
 
 def join(local: Tilted, members: Members, check: bool = False, query: Tensor | None = None) -> Tilted:
@@ -152,11 +150,9 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
     top = torch.where(top == -torch.inf, 0.0, top)
     apart = torch.where(some, shift - top, 0.0)
     # Values come from the parts, derivatives from the results that they were rounded to.
-    log_z = _valued(
-        apart + torch.where(some, weight, 1.0).log(), torch.where(some, local.log_normalizer, 0.0)
-    )
+    log_z = valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, local.log_normalizer, 0.0))
     z = torch.where(some, torch.exp(log_z), 0.0)
-    c = torch.where(some, _valued(gap + apart, local.score_mean), 0.0)
+    c = torch.where(some, valued(gap + apart, local.score_mean), 0.0)
     highest = (local.score_max == maximum) & (maximum != -torch.inf)  # keys on several processes may tie
     rows = torch.stack([z, z * c, highest.to(z.dtype)], -1)
     sums = total(torch.cat([rows, z.unsqueeze(-1) * local.output], -1), members)
@@ -177,7 +173,7 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
         entropy,
         torch.where(alive, top + centre, 0.0),
         variance,
-        _valued(maximum, tie) if members.count > 1 else local.score_max,
+        valued(maximum, tie) if members.count > 1 else local.score_max,
         parts=(top, Z.detach(), centre.detach()),
     )
 
@@ -192,7 +188,7 @@ def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:
     G, own = (
         torch.where(some, x, 0.0) for x in (share(joined.log_normalizer, members), local.log_normalizer)
     )
-    return torch.where(some, torch.exp(_valued(value, own - G)), 0.0)
+    return torch.where(some, torch.exp(valued(value, own - G)), 0.0)
 
 
 def _mass(t: Inputs, local: Tilted, weight: Tensor, settings: Settings) -> Tensor:
@@ -221,8 +217,3 @@ def with_sink(x: Tilted, sink: Tensor | None) -> Tilted:
     parts = shift, there.to(s.dtype), zero
     outcome = Tilted(torch.zeros_like(x.output), s, zero, mean, zero, none, parts=parts)
     return replace(merge([x, outcome]), score_max=x.score_max)
-
-
-def _valued(value: Tensor, derivative: Tensor) -> Tensor:
-    """A number with the value of one tensor and the derivatives of another."""
-    return value.detach() + (derivative - derivative.detach())

@@ -34,6 +34,7 @@ from torch.autograd import Function
 from exptilt._support.transforms import apply
 from exptilt.distributed.group import GroupError, Members, agree
 from exptilt.distributed.order import positions
+from exptilt.distributed.replicated import by_tensor
 from exptilt.distributed.travel import Homewards, Shape, tour
 from exptilt.tilting.backends import dispatch, tiled
 from exptilt.tilting.derivatives import identities
@@ -149,11 +150,12 @@ class Ring:
             output, lines, at = _sweep(self.backend, "forward")(problem, piece.rule)[:3]
             part = _as_tilted(output, Lines(*lines.unbind()))
             first = sum(self.sizes[:source]) + (piece.keys.start or 0)
-            before = _rows(found, piece.rows)
+            start = piece.rows.start or 0  # of rows that go on to the last
+            before = _rows(found, start)
             higher = part.score_max > before.score_max
             best[..., piece.rows] = torch.where(higher, at + first, best[..., piece.rows])
             joined = merge([before, part]) if source != self.members.rank else part
-            found = joined if piece.rows == slice(None) else _with_rows(found, joined, piece.rows)
+            found = _with_rows(found, joined, start) if start else joined
         assert found.parts is not None
         _, weight, gap = found.parts
         six = found.log_normalizer, found.entropy, found.score_mean, found.score_variance, found.score_max
@@ -392,35 +394,11 @@ def _as_tilted(output: Tensor, lines: Lines) -> Tilted:
     return Tilted(output, *lines[:5], parts=parts)
 
 
-def _rows(x: Tilted, rows: slice) -> Tilted:
-    """Some queries of a result."""
-    if rows == slice(None):
-        return x
-    assert x.parts is not None
-    G, entropy, mean, variance, maximum = (
-        line[..., rows] for line in (x.log_normalizer, x.entropy, x.score_mean, x.score_variance, x.score_max)
-    )
-    shift, weight, gap = (part[..., rows] for part in x.parts)
-    output = x.output[..., rows, :]
-    return Tilted(output, G, entropy, mean, variance, maximum, parts=(shift, weight, gap))
+def _rows(x: Tilted, start: int) -> Tilted:
+    """A result for the queries from this one on."""
+    return by_tensor(lambda same, axis: same[0].narrow(axis, start, same[0].shape[axis] - start), x)
 
 
-def _with_rows(x: Tilted, new: Tilted, rows: slice) -> Tilted:
-    """A result with other numbers for its last queries."""
-    start = rows.start
-    assert x.parts is not None
-    assert new.parts is not None
-
-    def put(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-        return torch.cat([a.narrow(axis, 0, start), b], axis)
-
-    shift, weight, gap = (put(a, b) for a, b in zip(x.parts, new.parts, strict=True))
-    return Tilted(
-        put(x.output, new.output, -2),
-        put(x.log_normalizer, new.log_normalizer),
-        put(x.entropy, new.entropy),
-        put(x.score_mean, new.score_mean),
-        put(x.score_variance, new.score_variance),
-        put(x.score_max, new.score_max),
-        parts=(shift, weight, gap),
-    )
+def _with_rows(x: Tilted, new: Tilted, start: int) -> Tilted:
+    """A result with other numbers for the queries from this one on."""
+    return by_tensor(lambda both, axis: torch.cat([both[0].narrow(axis, 0, start), both[1]], axis), x, new)

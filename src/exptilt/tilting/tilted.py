@@ -135,12 +135,12 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     alive = total != 0
     log_total = torch.where(alive, total, 1.0).log()
     # Values come from the parts, derivatives from the results that they were rounded to.
-    log_z = _valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, G_parts, 0.0))
+    log_z = valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, G_parts, 0.0))
     joined = torch.where(alive, torch.where(some, log_z, -torch.inf), 0.0).logsumexp(0)
-    log_normalizer = _valued(log_total, joined)
+    log_normalizer = valued(log_total, joined)
     log_w = torch.where(some, log_z - log_normalizer, 0.0)
     w = torch.where(some, torch.exp(log_w), 0.0)
-    centres = torch.where(some, _valued(gap + apart, torch.where(some, means, 0.0)), 0.0)
+    centres = torch.where(some, valued(gap + apart, torch.where(some, means, 0.0)), 0.0)
     centre = (w * centres).sum(0)
     spread = torch.where(w != 0, centres - centre, 0.0)
     variance = (w * (torch.stack([part.score_variance for part in parts]) + spread.square())).sum(0)
@@ -161,6 +161,6 @@ def _parts(x: Tilted) -> tuple[Tensor, Tensor, Tensor]:
     return shift, some.to(G.dtype), torch.where(some, x.score_mean.detach() - shift, 0.0)
 
 
-def _valued(value: Tensor, derivative: Tensor) -> Tensor:
+def valued(value: Tensor, derivative: Tensor) -> Tensor:
     """A number with the value of one tensor and the derivatives of another."""
     return value.detach() + (derivative - derivative.detach())
