@@ -230,11 +230,6 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch._standard_gamma(shape.contiguous(), generator=generator)
 
 
-def standard_gamma_slope(shape: Tensor, drawn: Tensor) -> Tensor:
-    """The pathwise derivative of a Gamma(shape, 1) draw in its shape; both of one size."""
-    return torch._standard_gamma_grad(shape, drawn)
-
-
 class _Observed(TorchDispatchMode):
     def __init__(self, note: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
