@@ -35,7 +35,7 @@ def bad_covariances() -> torch.Tensor:
         ),
         (
             lambda: f.Gaussian(torch.zeros(2, dtype=torch.int64), torch.eye(2)),
-            r"floating-point tensor; got torch.int64",
+            r"must be a tensor of float32, float64; got torch.int64",
         ),
         (lambda: f.Gaussian([0.0], torch.eye(1)), r"floating-point tensor; got list"),  # type: ignore[arg-type]
         (lambda: f.Gaussian(torch.zeros(4, 2), torch.eye(2).repeat(3, 1, 1)), r"do not broadcast"),
@@ -70,8 +70,11 @@ def bad_covariances() -> torch.Tensor:
             lambda: f.Empirical(torch.zeros(2, 3, 2), torch.tensor([[0.0] * 3, [-torch.inf] * 3])),
             r"log_weight\[1\] is all −inf",
         ),
-        (lambda: f.Empirical(torch.zeros(0, 2)), r"at least one point"),
-        (lambda: f.Empirical(torch.zeros(2)), r"points must be a tensor \(..., N, D\); got \(2,\)"),
+        (
+            lambda: f.Empirical(torch.zeros(0, 2)),
+            r"points has shape \(0, 2\). Pass .* none of the last 2 empty",
+        ),
+        (lambda: f.Empirical(torch.zeros(2)), r"points has shape \(2,\). Pass \(..., N, D\)"),
         (
             lambda: f.Empirical(torch.zeros(2, 1), torch.tensor([0.0, torch.nan])),
             r"log_weight\[1\] must be a number",
@@ -204,7 +207,7 @@ def bad_covariances() -> torch.Tensor:
         (lambda: f.project(3, f.Gaussian), r"measure must be a measure.*got int"),  # type: ignore[arg-type]
         (
             lambda: f.maximum_entropy(torch.ones(3, 0)),
-            r"at least one outcome and one constraint; got shape \(3, 0\)",
+            r"A has shape \(3, 0\). Pass \(..., outcomes, constraints\), none of the last 2 empty",
         ),
         (
             lambda: f.posterior(f.Beta(torch.ones(1), torch.ones(1)), f.BernoulliProduct, torch.ones(3, 2)),

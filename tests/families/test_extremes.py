@@ -73,11 +73,12 @@ def test_no_member_is_invented() -> None:
         (f.Gamma, t(1.0, -(2.0**-52))),
         (f.Beta, t(-1e-300, -700.0)),
     ):
-        good = family.from_mean(torch.stack([far, family._typical_mean(far)]))
+        both = torch.stack([far, family._typical(far).mean_parameter])
+        good = family.from_mean(both)
         assert all(bool(leaf.isfinite().all()) for leaf, _ in good.value._leaves())
         assert bool(good.value._in_domain().all())
         assert good.code[1] == f.Status.CONVERGED.code
-        error = (good.value.mean_parameter - torch.stack([far, family._typical_mean(far)])).abs().amax(-1)
+        error = (good.value.mean_parameter - both).abs().amax(-1)
         torch.testing.assert_close(good.residual, error)
     lost = f.NormalGamma.from_mean(normal_gamma(1e8).mean_parameter)
     assert not lost.converged
@@ -382,7 +383,7 @@ def test_tilts_that_are_no_numbers() -> None:
         ),
         (
             lambda: f.Beta(torch.ones(3, 1), torch.ones(3, 1)).tilt(-2 * torch.ones(2)),
-            r"Beta: eta\[0\] = \[-2.0, -2.0\] is outside",
+            r"Beta: eta\[0\] must be inside.*got \[-2.0, -2.0\]",
         ),
         (
             lambda: f.Gamma.log_partition(t(-1.0, -2.0, 1.0)),
@@ -404,9 +405,12 @@ def test_tilts_that_are_no_numbers() -> None:
         ),
         (
             lambda: f.Gaussian(torch.zeros(2).bfloat16(), torch.eye(2).bfloat16()),
-            r"mean is torch.bfloat16; .* float32 or float64",
+            r"mean must be a tensor of float32, float64; got torch.bfloat16",
         ),
-        (lambda: f.Gaussian(torch.zeros(0), torch.eye(0)), r"mean has shape \(0,\), no entries"),
+        (
+            lambda: f.Gaussian(torch.zeros(0), torch.eye(0)),
+            r"mean has shape \(0,\). Pass .* none of the last 1 empty",
+        ),
     ],
 )
 def test_refusals(make: Callable[[], Any], message: str) -> None:

@@ -157,7 +157,7 @@ def test_arguments_by_their_own_names() -> None:
     a = torch.rand(6, 2)
     nan = torch.full((6,), torch.nan)
     bad = [
-        ((a.numpy(),), {}, r"A must be a tensor \(..., outcomes, constraints\); got ndarray"),
+        ((a.numpy(),), {}, r"A must be a floating-point tensor; got ndarray"),
         ((a * torch.nan,), {}, r"maximum_entropy: A\[0, 0\] must be finite"),
         ((a, nan), {}, r"maximum_entropy: b\[0\] must be a number below \+inf; got nan"),
         ((a, torch.zeros(5)), {}, r"b must be \(..., 6\), one per row of A; got shape \(5,\)"),

@@ -174,12 +174,15 @@ def test_from_torch_finds_the_family() -> None:
     ("weight", "message"),
     [
         (torch.zeros(2), r"log_weight is torch.float32 on cpu, Poisson.rate is torch.float64"),
-        (torch.zeros(2, dtype=torch.int64), r"log_weight must be a floating-point tensor; got torch.int64"),
+        (
+            torch.zeros(2, dtype=torch.int64),
+            r"log_weight must be a tensor of float32, float64; got torch.int64",
+        ),
         (
             torch.zeros(4, 2, dtype=F64),
             r"do not broadcast together; got log_weight \(4, 2\), Poisson.rate \(3, 2, 1\)",
         ),
-        (torch.zeros((), dtype=F64), r"log_weight needs at least 1 axes"),
+        (torch.zeros((), dtype=F64), r"log_weight has shape \(\). Pass at least 1 axes"),
         (torch.zeros(3, 3, dtype=F64), r"log_weight must be \(..., K\).*got \(3, 3\) and \(3, 2\)"),
     ],
 )

@@ -73,9 +73,9 @@ def test_unnormalized_kl_at_its_edges() -> None:
     f.unnormalized_kl(inner, t(1.0, 0.5, 2.0)).backward()
     assert inner.grad is not None
     assert bool(inner.grad.isfinite().all())
-    with pytest.raises(ValueError, match=r"p must be at least 0; got -1.0"):
+    with pytest.raises(ValueError, match=r"p\[0\] must be at least 0; got -1.0"):
         f.unnormalized_kl(t(-1.0), t(1.0))
-    with pytest.raises(ValueError, match=r"q must be a floating-point tensor \(..., N\); got list"):
+    with pytest.raises(ValueError, match=r"q must be a floating-point tensor; got list"):
         f.unnormalized_kl(t(1.0), [1.0])  # type: ignore[arg-type]
 
 
@@ -105,7 +105,7 @@ def test_states_of_a_batch_of_measures(g: torch.Generator) -> None:
         alone = f.stack([f.measure_of_members(h[i], eta[i], over=over, by_divergence=True) for i in range(3)])
         close(whole.points, alone.points)
         close(whole.log_weight, alone.log_weight)
-    with pytest.raises(ValueError, match=r'over must be "mean" or "natural"; got \'both\''):
+    with pytest.raises(ValueError, match="over is 'both'. Pass one of 'mean', 'natural'"):
         f.measure_of_members(h, eta, over="both")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"eta must be a tensor \(..., N, 2\); got \(2,\)"):
+    with pytest.raises(ValueError, match=r"eta has shape \(2,\). Pass \(..., N, 2\)"):
         f.measure_of_members(h, eta[0, 0])

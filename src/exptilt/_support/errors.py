@@ -4,6 +4,9 @@ One root, `ExptiltError`; every subclass also inherits the built-in error a Pyth
 message says what is wrong, what was got (names, shapes, dtypes), and what to do about it.
 """
 
+from importlib import import_module
+from typing import Any
+
 
 class ExptiltError(Exception):
     """Root of every error this package raises on purpose."""
@@ -27,6 +30,14 @@ class ConvergenceError(ExptiltError, RuntimeError):
 
 class ExptiltWarning(UserWarning):
     """Something was done that the caller should know of: a fallback, a repair and its size."""
+
+
+def needed(library: str, extra: str) -> Any:
+    """The module of an optional library, or an error that says how to install it."""
+    try:
+        return import_module(library)
+    except ImportError as problem:
+        raise MissingExtraError(library, extra) from problem
 
 
 class MissingExtraError(ExptiltError, ImportError):

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -228,6 +228,16 @@ def empty_wrapper(cls: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype,
 def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     """Gamma(shape, 1) draws by torch, of the size of `shape`."""
     return torch._standard_gamma(shape.contiguous(), generator=generator)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for this device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: it would compute products of matrices in half precision, and return another dtype."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 class _Observed(TorchDispatchMode):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from exptilt.dynamics.observe.points import full_precision
+from exptilt._support.transforms import full_precision
 from exptilt.families import Empirical
 from exptilt.families.measure import Measure
 from exptilt.tilting.arguments import prepare
@@ -46,7 +46,7 @@ def slope(
             patterns = patterns.map(
                 lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf
             )
-        with full_precision(points):
+        with full_precision(points.device):
             return Slope(patterns.log_normalizer(beta * points), patterns.mean(beta * points))
     else:
         key = points if patterns is None else patterns
@@ -54,6 +54,6 @@ def slope(
     seen = None if mask is None else mask.unsqueeze(-3)
     options: Any = {"scale": beta, "log_weight": log_weight, "mask": seen, "causal": causal}
     call = prepare("Flow", points.unsqueeze(-3), key, key, check=False, **options)
-    with full_precision(points):
+    with full_precision(points.device):
         tilted = run(call)
     return Slope(tilted.log_normalizer.squeeze(-2), tilted.output.squeeze(-3))

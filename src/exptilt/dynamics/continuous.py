@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, ConvergenceError, MissingExtraError
+from exptilt._support.errors import ArgumentError, ConvergenceError, needed
 from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.renormalizers import Renormalizer
@@ -52,11 +52,8 @@ def on_constraint(renormalize: Renormalizer | None, points: Tensor) -> Tensor:
     gap = float((renormalize(start) - start).abs().max() / start.abs().max().clamp_min(finfo.tiny))
     if not gap <= 1e3 * finfo.eps:
         raise ArgumentError(
-            f"Flow.ode: renormalising twice is not renormalising once (they differ by {gap:.3g}), so there "
-            "is "
-            "no constraint to flow on. Pass a renormaliser with epsilon=0, or one that leaves its own "
-            "results "
-            "alone."
+            f"Flow.ode: renormalising twice is not renormalising once (they differ by {gap:.3g}): there is "
+            "no constraint to flow on. Pass a renormaliser with epsilon=0, or one that keeps its own results."
         )
     return start
 
@@ -72,10 +69,7 @@ def integrate(
     progress: bool | None,
 ) -> Iterator[Tensor]:
     """The states ``(..., N, D)`` of dx/dt = rate(x) at all times after the first, one by one."""
-    try:
-        from torchdiffeq import odeint
-    except ImportError as problem:
-        raise MissingExtraError("torchdiffeq", "ode") from problem
+    odeint = needed("torchdiffeq", "ode").odeint
     time, evaluations, reached = float(times[-1]), 0, 0.0
     bar = track(range(_TICKS + 1), "flow, continuous", show=progress)
     ticks = next(bar)

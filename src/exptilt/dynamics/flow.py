@@ -22,9 +22,10 @@ from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt._support.linalg import common_shape
 from exptilt._support.progress import track
+from exptilt._support.transforms import full_precision
 from exptilt.dynamics.ascent import Slope, slope
 from exptilt.dynamics.continuous import integrate, on_constraint, velocity
-from exptilt.dynamics.observe.points import check_points, full_precision
+from exptilt.dynamics.observe.points import check_points
 from exptilt.dynamics.observe.snapshot import growth
 from exptilt.dynamics.renormalizers import Renormalizer, as_renormalizer
 from exptilt.dynamics.trajectory import Recorder, Trajectory, kept_steps
@@ -138,15 +139,14 @@ class Flow:
         renormalize = as_renormalizer(self.renormalize)
         if renormalize is None:
             return points
-        with full_precision(points):
+        with full_precision(points.device):
             result = renormalize(points)
         if not isinstance(result, Tensor) or result.shape != points.shape or result.dtype != points.dtype:
             kind = type(result).__name__
             got = f"shape {tuple(result.shape)} and {result.dtype}" if isinstance(result, Tensor) else kind
             raise ArgumentError(
                 f"Flow: renormalize must return points of shape {tuple(points.shape)} and {points.dtype}; "
-                "got "
-                f"{got}."
+                f"got {got}."
             )
         return result
 
@@ -279,7 +279,7 @@ class Flow:
             )
         recorder = Recorder(tolerance, kept_steps(keep, samples - 1), set(range(samples)))
         times = torch.linspace(0.0, float(time), samples, dtype=torch.float64)
-        with torch.no_grad(), full_precision(points):
+        with torch.no_grad(), full_precision(points.device):
             state = on_constraint(renormalize, points.detach())
             recorder.add(0, 0.0, state, self.slope(state).log_normalizer, None)
             states = integrate(
@@ -302,6 +302,5 @@ def check_step(points: Tensor, count: int) -> None:
         index = tuple((~good).nonzero()[0].tolist())
         raise ConvergenceError(
             f"Flow: after step {count} the point at index {index} is not finite: {points[index].tolist()}. "
-            "Without a renormaliser points run off to infinity; pass renormalize=, a smaller step, or fewer "
-            "steps."
+            "Without a renormaliser points run off; pass renormalize=, a smaller step, or fewer steps."
         )

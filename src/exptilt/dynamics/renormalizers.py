@@ -30,8 +30,8 @@ from torch import Tensor
 from exptilt._support.checks import number
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.linalg import check_covariance
-from exptilt._support.transforms import is_concrete
-from exptilt.dynamics.observe.points import check_points, cloud_scale, full_precision
+from exptilt._support.transforms import full_precision, is_concrete
+from exptilt.dynamics.observe.points import check_points, cloud_scale
 
 Renormalizer = Callable[[Tensor], Tensor]
 
@@ -188,8 +188,7 @@ class Whiten:
         count, dimension = points.shape[-2:]
         if points.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(
-                f"Whiten: points are {points.dtype}, in which no eigenvalues are found. Pass float32 or "
-                "float64."
+                f"Whiten: points are {points.dtype}, without eigenvalues in torch. Pass float32 or float64."
             )
         for name, given, axes in ("mean", self.mean, 1), ("covariance", self.covariance, 2):
             shape = (dimension,) * axes
@@ -199,7 +198,7 @@ class Whiten:
                     f"got {name} {tuple(given.shape)} {given.dtype}, points {tuple(points.shape)} "
                     f"{points.dtype}."
                 )
-        with full_precision(points):
+        with full_precision(points.device):
             centred = points - points.mean(-2, keepdim=True)
             scale = cloud_scale(centred)  # the result does not depend on it
             centred = centred / scale
@@ -229,8 +228,7 @@ class Whiten:
             raise ArgumentError(
                 f"Whiten: {count} points in {covariance.shape[-1]} dimensions span only {rank}{where}, so no "
                 "matrix gives them the covariance asked for. Pass more or other points, or "
-                "Whiten(floor=1e-6) "
-                "to lift what is missing."
+                "Whiten(floor=1e-6) to lift what is missing."
             )
         added = torch.where(low, least - values, 0.0)
         most = float((added.amax(-1) * scale.squeeze((-2, -1)) ** 2).max())
@@ -246,10 +244,9 @@ def symmetric_root(matrix: Tensor) -> Tensor:
     Eigenvectors have no derivative at coinciding eigenvalues, the root has: S dS + dS S = dC. So the
     eigenvectors are held fixed, and the chord iteration S ← S + L(C − S²), L the solution of S₀ L + L S₀ =
     · in the fixed eigenbasis, is run from the root itself. It changes no value beyond rounding, and each
-    turn makes one more order of
-    derivatives right: two turns, first and second derivatives.
+    turn makes one more order of derivatives right: two turns, first and second derivatives.
     """
-    with full_precision(matrix):
+    with full_precision(matrix.device):
         values, vectors = torch.linalg.eigh(matrix.detach())
         roots = values.clamp_min(0).sqrt()
         sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
@@ -277,6 +274,5 @@ def as_renormalizer(given: str | Renormalizer | None) -> Renormalizer | None:
         return _NAMED[given]
     raise ArgumentError(
         f"Flow: renormalize is {given!r}. Pass one of {', '.join(_NAMED)}, an instance such as "
-        "Whiten(mean, covariance), None for no renormalisation, or a function from points (..., N, D) to "
-        "points."
+        "Whiten(mean, covariance), None for none, or a function from points (..., N, D) to points."
     )

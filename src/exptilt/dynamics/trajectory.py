@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from exptilt._support.checks import whole
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import ArgumentError, needed
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt.dynamics.observe.clusters import Clusters
 from exptilt.dynamics.observe.gaussianity import Gaussianity
-from exptilt.dynamics.observe.snapshot import Growth, Norms, Snapshot, measure, stacked
+from exptilt.dynamics.observe.snapshot import Growth, Norms, measure, stacked
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -68,10 +68,6 @@ class Trajectory:
 
     def to_frame(self) -> "DataFrame":
         """A pandas table, a row for each measured step and batch item; spectra have numbered columns."""
-        try:
-            import pandas
-        except ImportError as problem:
-            raise MissingExtraError("pandas", "report") from problem
         batch = self.log_normalizer.shape[1:]
         rows, items = len(self.steps), batch.numel()
         columns: dict[str, Any] = {
@@ -84,7 +80,7 @@ class Trajectory:
             alone = value.ndim == self.log_normalizer.ndim
             for place, column in enumerate(value.reshape(rows * items, -1).cpu().unbind(-1)):
                 columns[name if alone else f"{name}_{place}"] = column.numpy()
-        return pandas.DataFrame(columns)
+        return needed("pandas", "report").DataFrame(columns)
 
     def plot(self) -> "Figure":
         """Six panels against time: G, lengths, spectrum, Gaussianity, clusters, expansion.
@@ -117,8 +113,7 @@ class Trajectory:
         shape = self.states.shape
         if shape[-1] not in (2, 3):
             raise ArgumentError(
-                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project the states "
-                "first."
+                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project them first."
             )
         batch = shape[1:-2]
         good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
@@ -156,18 +151,12 @@ def kept_steps(keep: Literal["all", "last"] | int, steps: int) -> set[int]:
 
 
 class Recorder:
-    """Collects states and measurements while a flow runs.
-
-    Args:
-        tolerance: of the rule for clusters.
-        kept: the steps whose states are kept.
-        measured: the steps that are measured.
-    """
+    """Collects states and measurements while a flow runs, of the steps that are `kept` and `measured`."""
 
     def __init__(self, tolerance: float, kept: set[int], measured: set[int]) -> None:
         self._tolerance, self._kept, self._measured = tolerance, kept, measured
         self._states: list[tuple[int, Tensor]] = []
-        self._rows: list[tuple[int, float, Snapshot]] = []
+        self._rows: list[tuple[int, float, dict[str, Any]]] = []
 
     def add(self, count: int, time: float, points: Tensor, G: Tensor, grew: Growth | None) -> None:
         """Take note of the state ``(..., N, D)`` after `count` steps."""
@@ -178,12 +167,13 @@ class Recorder:
 
     def trajectory(self) -> Trajectory:
         """All that was noted."""
+        rows = [row for _, _, row in self._rows]
         return Trajectory(
             torch.stack([state for _, state in self._states]),
             torch.tensor([count for count, _ in self._states]),
             torch.tensor([count for count, _, _ in self._rows]),
             torch.tensor([time for _, time, _ in self._rows], dtype=torch.float64),
-            **vars(stacked([row for _, _, row in self._rows])),
+            **{name: stacked([row[name] for row in rows]) for name in rows[0]},
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import alike, entries
+from exptilt._support.checks import alike, entries, floating
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import is_concrete
@@ -14,19 +14,7 @@ from exptilt._support.transforms import is_concrete
 def check_tensors(caller: str, fields: Mapping[str, tuple[Tensor, int]]) -> None:
     """Raise unless the fields, each with its number of event axes, can make up one measure."""
     for name, (tensor, event) in fields.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            got = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ArgumentError(f"{caller}: {name} must be a floating-point tensor; got {got}.")
-        if tensor.dtype not in (torch.float32, torch.float64):
-            wanted = "measures compute in float32 or float64. Convert it with .float()."
-            raise ArgumentError(f"{caller}: {name} is {tensor.dtype}; {wanted}")
-        shape = tuple(tensor.shape)
-        if tensor.ndim < event:
-            wanted = f"needs at least {event} axes, leading ones are batch; got shape {shape}."
-            raise ArgumentError(f"{caller}: {name} {wanted}")
-        if event and shape[-1] == 0:
-            wanted = "A measure needs at least one point, in at least one dimension."
-            raise ArgumentError(f"{caller}: {name} has shape {shape}, no entries. {wanted}")
+        floating(caller, name, tensor, axes=event, dtypes=(torch.float32, torch.float64))
     alike(caller, **{name: tensor for name, (tensor, _) in fields.items()})
     try:
         common_shape(*[tensor.shape[: tensor.ndim - event] for tensor, event in fields.values()])

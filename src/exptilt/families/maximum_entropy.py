@@ -32,7 +32,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from exptilt._support.checks import entries, finite
+from exptilt._support.checks import entries, finite, floating
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
@@ -124,13 +124,7 @@ def maximum_entropy(
 def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
     """Raise unless the arguments are what they should be, by the names they have here."""
     caller = "maximum_entropy"
-    if not isinstance(A, Tensor) or A.ndim < 2:
-        got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else type(A).__name__
-        raise ArgumentError(f"{caller}: A must be a tensor (..., outcomes, constraints); got {got}.")
-    outcomes, constraints = A.shape[-2:]
-    if 0 in (outcomes, constraints):
-        got = str(tuple(A.shape))
-        raise ArgumentError(f"{caller}: A needs at least one outcome and one constraint; got shape {got}.")
+    outcomes, constraints = floating(caller, "A", A, axes=2, shape="(..., outcomes, constraints)").shape[-2:]
     fields = {"A": (A, 2)} | {name: (x, 1) for name, x in (("b", b), ("mean", mean)) if x is not None}
     check_tensors(caller, fields)
     finite(caller, A=A)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import ArgumentError, needed
 from exptilt._support.intervals import Interval, mean_interval
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt._support.progress import track
@@ -122,10 +122,6 @@ class Sweep:
 
     def to_frame(self) -> "DataFrame":
         """A pandas table, a row for each setting and measured step: means and 95% intervals over seeds."""
-        try:
-            import pandas
-        except ImportError as problem:
-            raise MissingExtraError("pandas", "report") from problem
         rows = []
         for s in self.settings:
             intervals = {name: s.interval(name) for name in NUMBERS}
@@ -134,7 +130,7 @@ class Sweep:
                 for name, interval in intervals.items():
                     row[name], row[f"{name}_low"], row[f"{name}_high"] = (float(x[place]) for x in interval)
                 rows.append(row)
-        return pandas.DataFrame(rows)
+        return needed("pandas", "report").DataFrame(rows)
 
     def plot(self) -> "Figure":
         """Effective number of clusters and Gaussianity against step, a column for each renormaliser."""

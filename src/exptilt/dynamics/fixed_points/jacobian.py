@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ConvergenceError
-from exptilt._support.transforms import forward_derivatives, in_forward_mode, without_tangent
+from exptilt._support.transforms import forward_derivatives, full_precision, in_forward_mode, without_tangent
 from exptilt.dynamics.fixed_points.krylov import gmres
-from exptilt.dynamics.fixed_points.precision import exact
 from exptilt.dynamics.fixed_points.problem import Problem
 
 # Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts.
@@ -125,7 +124,7 @@ class Resolvent:
         def product(vectors: Tensor) -> Tensor:
             return self._product(vectors.reshape(right.shape), transposed=transposed).reshape(vectors.shape)
 
-        with exact(right.device):
+        with full_precision(right.device):
             if self._dense is None and (event <= _DENSE or event < right.shape[0]):
                 self._dense = self.jacobian.matrix()
             if self._dense is None:

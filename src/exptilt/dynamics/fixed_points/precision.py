@@ -3,31 +3,21 @@ r"""The precision that f works in, and the one that a solver works in.
 f is given the dtype that the caller chose, with the caller's autocast. What a solver does with the results
 (differences, Gram matrices, linear solves) would drown in the rounding of half precision: that is done in
 float32 at least and with autocast off. So the rounding of f is the only one that counts, and it sets how
-small
-a residual may be asked for: a few eps of what f works in.
+small a residual may be asked for: a few eps of what f works in.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import autocasts
 
 Function = Callable[[Tensor], Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 _DTYPES = (*_HALF, torch.float32, torch.float64)
-
-
-def _autocasts(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-
-
-def exact(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off."""
-    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
 
 
 class Precision(NamedTuple):
@@ -49,7 +39,7 @@ class Precision(NamedTuple):
     def of(cls, start: Tensor) -> "Precision":
         """As it is here and now, for this state."""
         given, device = start.dtype, start.device
-        cast = given is not torch.float64 and _autocasts(device)
+        cast = given is not torch.float64 and autocasts(device)
         own = torch.float32 if given in _HALF else given
         return cls(given, own, device, torch.get_autocast_dtype(device.type) if cast else None)
 

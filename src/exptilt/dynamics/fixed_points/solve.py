@@ -27,11 +27,11 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import forward_derivatives, in_forward_mode
+from exptilt._support.transforms import forward_derivatives, full_precision, in_forward_mode
 from exptilt.dynamics.fixed_points.implicit import attach, known_orders
 from exptilt.dynamics.fixed_points.jacobian import Jacobian
 from exptilt.dynamics.fixed_points.options import Options
-from exptilt.dynamics.fixed_points.precision import exact, lifted
+from exptilt.dynamics.fixed_points.precision import lifted
 from exptilt.dynamics.fixed_points.problem import Problem, bare, differentiated, plain
 from exptilt.dynamics.fixed_points.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver, damped
 
@@ -125,7 +125,7 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
     caller = options.caller
     function, start, first, precision = lifted(caller, "start", function, start, options.event_dims)
     tolerance = precision.tolerance if options.tolerance is None else options.tolerance
-    with exact(start.device):
+    with full_precision(start.device):
         scale = None if options.scale is None else _scale(options, start)
         follow = differentiated(first)
         known = known_orders(first) if follow else 0
@@ -246,8 +246,7 @@ def _scale(options: Options, start: Tensor) -> Tensor:
     except RuntimeError:
         raise ArgumentError(
             f"{options.caller}: scale has shape {tuple(value.shape)}, which does not broadcast to the "
-            "samples "
-            f"{tuple(samples)}."
+            f"samples {tuple(samples)}."
         ) from None
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 from exptilt._support.checks import generator as checked_generator
 from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import in_transform
+from exptilt._support.transforms import full_precision, in_transform
 from exptilt.dynamics.fixed_points.jacobian import Jacobian
 from exptilt.dynamics.fixed_points.krylov import Operator, arnoldi
-from exptilt.dynamics.fixed_points.precision import Function, exact, lifted
+from exptilt.dynamics.fixed_points.precision import Function, lifted
 from exptilt.dynamics.fixed_points.problem import Problem
 
 _DENSE = 64
@@ -195,8 +195,7 @@ def _eigenvalue(
     number(caller, "tolerance", tolerance, above=0)
     if in_transform():
         raise ArgumentError(
-            f"{caller}: a spectrum is looked at, not differentiated. Call this outside of torch.func "
-            "transforms."
+            f"{caller}: a spectrum is looked at, not differentiated. Call it outside of torch.func."
         )
     with torch.no_grad():
         function, point, image, precision = lifted(caller, name, function, point, event_dims)
@@ -206,7 +205,7 @@ def _eigenvalue(
             f"Pass finite {name}."
         )
     batch = tuple(point.shape[: point.ndim - event_dims])
-    with exact(point.device):
+    with full_precision(point.device):
         jacobian = Jacobian(Problem(function, point.shape, event_dims), point)
         if jacobian.event <= _DENSE:
             matrix = jacobian.matrix()

@@ -1,7 +1,5 @@
 """What every part of the folder asks of clouds of points ``(..., N, D)``."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
@@ -35,10 +33,3 @@ def cloud_scale(points: Tensor) -> Tensor:
     """
     top = points.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where(top > 0, top.log2().floor().exp2(), 1.0)
-
-
-def full_precision(points: Tensor) -> AbstractContextManager[object]:
-    """Autocast off: it would compute products of matrices in half precision, and return another dtype."""
-    kind = points.device.type
-    casts = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if casts else nullcontext()

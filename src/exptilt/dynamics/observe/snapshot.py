@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from exptilt.dynamics.observe.clusters import Clusters, clusters
-from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
+from exptilt.dynamics.observe.clusters import clusters
+from exptilt.dynamics.observe.gaussianity import gaussianity
 from exptilt.dynamics.observe.points import cloud_scale
 
 Record = TypeVar("Record")
@@ -58,22 +58,10 @@ class Growth:
     spread_contraction: Tensor
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One row of a `Trajectory`, which explains the fields; each is ``(...)``, the spectrum ``(..., D)``."""
-
-    log_normalizer: Tensor
-    norms: Norms
-    covariance_trace: Tensor
-    spectrum: Tensor
-    mean_cosine: Tensor
-    gaussianity: Gaussianity
-    clusters: Clusters
-    growth: Growth
-
-
-def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, tolerance: float) -> Snapshot:
-    """Measure a cloud ``(..., N, D)`` whose points have G ``(..., N)``; tolerance is that of `clusters`."""
+def measure(
+    points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, tolerance: float
+) -> dict[str, Any]:
+    """A row of a `Trajectory` by its names, of a cloud ``(..., N, D)`` whose points have G ``(..., N)``."""
     x = points.detach().double()
     scale = cloud_scale(x)  # so that only what is itself too large overflows
     s, x = scale.squeeze((-2, -1)), x / scale
@@ -82,16 +70,16 @@ def measure(points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, to
     G = log_normalizer.detach().double()
     sees = -torch.inf < G
     nothing = torch.full_like(length[..., 0], torch.nan)
-    return Snapshot(
-        torch.where(sees, G, 0.0).sum(-1) / sees.sum(-1),
-        Norms(s * length.mean(-1), s * length.amin(-1), s * length.amax(-1)),
-        s * (s * (centred.square().sum((-2, -1)) / x.shape[-2])),
-        s.unsqueeze(-1) * (s.unsqueeze(-1) * _spectrum(centred)),
-        _mean_cosine(x, length),
-        gaussianity(x),
-        clusters(x, tolerance=tolerance),
-        growth or Growth(nothing, nothing, nothing, nothing),
-    )
+    return {
+        "log_normalizer": torch.where(sees, G, 0.0).sum(-1) / sees.sum(-1),
+        "norms": Norms(s * length.mean(-1), s * length.amin(-1), s * length.amax(-1)),
+        "covariance_trace": s * (s * (centred.square().sum((-2, -1)) / x.shape[-2])),
+        "spectrum": s.unsqueeze(-1) * (s.unsqueeze(-1) * _spectrum(centred)),
+        "mean_cosine": _mean_cosine(x, length),
+        "gaussianity": gaussianity(x),
+        "clusters": clusters(x, tolerance=tolerance),
+        "growth": growth or Growth(nothing, nothing, nothing, nothing),
+    }
 
 
 def _spectrum(centred: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import finite
+from exptilt._support.checks import finite, floating
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape, dot
 from exptilt._support.transforms import is_concrete
@@ -219,13 +219,9 @@ class Empirical(Points):
     event_dims: ClassVar = {"points": 2, "log_weight": 1}
 
     def __init__(self, points: Tensor, log_weight: Tensor | None = None) -> None:
-        if not isinstance(points, Tensor) or points.ndim < 2:
-            kind = str(tuple(points.shape)) if isinstance(points, Tensor) else type(points).__name__
-            raise ArgumentError(f"Empirical: points must be a tensor (..., N, D); got {kind}.")
-        object.__setattr__(self, "points", points)
-        object.__setattr__(
-            self, "log_weight", points.new_zeros(points.shape[-2]) if log_weight is None else log_weight
-        )
+        floating("Empirical", "points", points, axes=2, shape="(..., N, D)")
+        weight = points.new_zeros(points.shape[-2]) if log_weight is None else log_weight
+        self.__dict__.update(points=points, log_weight=weight)
         check_tensors("Empirical", {"points": (self.points, 2), "log_weight": (self.log_weight, 1)})
         if self.log_weight.shape[-1] != points.shape[-2]:
             got = f"points {tuple(points.shape)}, log_weight {tuple(self.log_weight.shape)}"

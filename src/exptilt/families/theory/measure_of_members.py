@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.checks import choice, floating
 from exptilt._support.linalg import dot
 from exptilt.families.measure import Measure
 from exptilt.families.members.empirical import Empirical
@@ -42,11 +42,8 @@ def measure_of_members(
         tensor([[1.],
                 [3.]])
     """
-    if over not in ("mean", "natural"):
-        raise ArgumentError(f'measure_of_members: over must be "mean" or "natural"; got {over!r}.')
-    if not isinstance(eta, Tensor) or eta.ndim < 2:
-        got = tuple(eta.shape) if isinstance(eta, Tensor) else type(eta).__name__
-        raise ArgumentError(f"measure_of_members: eta must be a tensor (..., N, {h.dimension}); got {got}.")
+    choice("measure_of_members", "over", over, ("mean", "natural"))
+    floating("measure_of_members", "eta", eta, axes=2, shape=f"(..., N, {h.dimension})")
     law = h[..., None] if h.batch_shape else h
     mean, value = law.mean(eta), law.log_normalizer(eta)
     points = mean if over == "mean" else eta.expand_as(mean)

@@ -16,8 +16,7 @@ points −y_i f(x_i), is AdaBoost (Collins, Schapire and Singer 2000).
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.checks import entries, floating
 from exptilt.families.measure import Measure
 from exptilt.families.numerics.deviance import deviance
 
@@ -37,13 +36,8 @@ def unnormalized_kl(p: Tensor, q: Tensor) -> Tensor:
         tensor(0.3069)
     """
     for name, mass in (("p", p), ("q", q)):
-        if not isinstance(mass, Tensor) or not mass.is_floating_point() or not mass.ndim:
-            got = f"{mass.dtype} {tuple(mass.shape)}" if isinstance(mass, Tensor) else type(mass).__name__
-            raise ArgumentError(
-                f"unnormalized_kl: {name} must be a floating-point tensor (..., N); got {got}."
-            )
-        if is_concrete(mass) and not bool((mass >= 0).all()):
-            raise ArgumentError(f"unnormalized_kl: {name} must be at least 0; got {float(mass.min())}.")
+        floating("unnormalized_kl", name, mass, axes=1, shape="(..., N)")
+        entries("unnormalized_kl", name, mass, mass >= 0, "at least 0")
     some, other = torch.where(p > 0, p, 1.0), torch.where(q > 0, q, 1.0)
     both = deviance(some, other - some, other.log() - some.log())
     return torch.where(p > 0, torch.where(q > 0, both, torch.inf), q).sum(-1)
