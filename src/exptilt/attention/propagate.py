@@ -83,9 +83,8 @@ def propagate(
     r"""Mean and covariance of what attention makes of uncertain hidden states (THEORY E6).
 
     A diagonal covariance is streamed like attention itself: coordinates, heads and positions count as
-    independent,
-    and the only further term is that of the residual. A full one has all heads and coordinates, a low-rank
-    one also all positions; the full one holds the weights of a few queries at a time.
+    independent, and the only further term is that of the residual. A full one has all heads and coordinates,
+    a low-rank one also all positions; the full one holds the weights of a few queries at a time.
 
     Args:
         mean: ``(..., K, E)``, of the hidden states.
@@ -156,21 +155,7 @@ def propagate(
     value = torch.einsum("...ie,hde->...hid", here.mean, maps.value)
     value = value if value_bias is None else value + value_bias.unsqueeze(-2)
     call = prepare(
-        *(
-            "propagate",
-            query,
-            key,
-            value,
-            scale,
-            log_weight,
-            bias,
-            mask,
-            causal,
-            window,
-            softcap,
-            sink,
-            backend,
-        )
+        "propagate", query, key, value, scale, log_weight, bias, mask, causal, window, softcap, sink, backend
     )
     dependent = query_weight is not None
     if given.form == "low-rank":

@@ -108,15 +108,8 @@ def agree(
 ) -> tuple[int, ...]:
     """Raise on every process if the processes differ in a fact, or if one has a problem.
 
-    Args:
-        members: the group.
-        caller: begins the message.
-        facts: what must be the same everywhere, by name; values of which `repr` says all.
-        count: a number that may differ.
-        problem: what this process would have raised, had it been alone.
-
-    Returns:
-        The counts of all processes.
+    A problem is what this process would have raised, had it been alone; `repr` of a fact says all about it.
+    Returns the counts of all processes, which may differ.
     """
     if members.count == 1:
         if problem is not None:
@@ -145,12 +138,7 @@ def agree(
 
 @contextmanager
 def refused_together(caller: str, group: Group) -> Iterator[None]:
-    """If arguments are refused here, let every process raise: the others are told when they next `agree`.
-
-    Args:
-        caller: begins the message.
-        group: the processes; None for this one alone.
-    """
+    """If arguments are refused here, let every process raise: the others are told when they next `agree`."""
     try:
         yield
     except ArgumentError as problem:

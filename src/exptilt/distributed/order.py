@@ -11,16 +11,9 @@ ORDERS = ("contiguous", "zigzag")
 
 
 def positions(sizes: tuple[int, ...], rank: int, order: str, device: torch.device | None = None) -> Tensor:
-    """Where in the whole sequence the entries of a process stand, in their order there.
+    """Where in the whole sequence the entries of a process stand, ascending, ``(sizes[rank],)``.
 
-    Args:
-        sizes: how many entries each process has.
-        rank: of the process.
-        order: "contiguous", or "zigzag": of 2P equal parts, process r has parts r and 2P − 1 − r.
-        device: of the result.
-
-    Returns:
-        ``(sizes[rank],)``, ascending.
+    In order "zigzag" process r has parts r and 2P − 1 − r of 2P equal ones.
     """
     if order == "contiguous":
         return torch.arange(sizes[rank], device=device) + sum(sizes[:rank])

@@ -25,12 +25,7 @@ def pair_sum(
 ) -> Tensor:
     """Σ_s function(rows of process s, s is this process, *own), with first derivatives.
 
-    Args:
-        function: differentiable in the rows and in the own tensors.
-        rows: ``(n, d)``, this process's, which go around.
-        own: tensors that stay.
-        members: the group.
-        sizes: how many rows each process has.
+    The rows ``(n, d)``, `sizes` of them on each process, go around; the own tensors stay.
     """
     found: Tensor = apply(_PairSum, function, members, sizes, rows, *own)
     return found

@@ -36,12 +36,7 @@ _LOG_WEIGHT = (False, False, False, False, True, False)
 def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool, check: bool) -> Tilted:
     """Common results of common queries over the keys of all processes, key mass of the own ones.
 
-    Args:
-        call: of the own keys; its rule speaks of all keys, in the order of the ranks.
-        members: the group.
-        sizes: how many keys each process has.
-        key_mass: whether to return the mass of the own keys.
-        check: whether every process raises if a result is NaN somewhere.
+    The rule of the call speaks of all keys, `sizes` of them on each process, in the order of the ranks.
     """
     t = call.inputs
     t = t._replace(query=share(t.query, members))
@@ -125,11 +120,7 @@ def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: Tilted)
 def join(local: Tilted, members: Members, check: bool = False, query: Tensor | None = None) -> Tilted:
     """The result over the keys of all processes, from that over the own ones; common.
 
-    Args:
-        local: over the own keys, with its parts.
-        members: the group.
-        check: whether to raise, on every process, where a log-normalizer is NaN or a query is not finite.
-        query: ``(..., Hq, Q, D)``, to be looked at.
+    `check` raises, on every process, where a log-normalizer is NaN or the query is not finite.
     """
     assert local.parts is not None
     shift, weight, gap = local.parts

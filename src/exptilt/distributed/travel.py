@@ -75,14 +75,7 @@ class Sending:
 def tour(
     members: Members, own: Sequence[Tensor | None], shapes: Sequence[Sequence[Shape]], caller: str
 ) -> Iterator[tuple[int, list[Tensor | None]]]:
-    """Rank and tensors of each process in turn, the own first; the next are on their way meanwhile.
-
-    Args:
-        members: the group.
-        own: the tensors of this process.
-        shapes: shapes and dtypes of the tensors of each process.
-        caller: for messages of errors.
-    """
+    """Rank and tensors of each process in turn, the own first; the next are on their way meanwhile."""
     tensors, message, source = list(own), None, members.rank
     device = next(x.device for x in own if x is not None)
     for step in range(members.count):

@@ -42,13 +42,9 @@ def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _R
 
 
 def embeddings(caller: str, similarity: str, **tensors: Tensor) -> list[Tensor]:
-    """Checked and widened, and of length 1 where the similarity is a cosine.
+    """Tensors ``(..., d)`` by their names, checked and widened, and of length 1 for ``cosine``.
 
-    Args:
-        caller: begins a message.
-        similarity: ``cosine`` divides by the length, ``unit`` is the caller's promise that lengths are 1,
-            which is checked, ``dot`` takes the tensors as they are.
-        tensors: each ``(..., d)`` by its name; all with one d, dtype and device.
+    ``unit`` is the caller's promise that lengths are 1, which is checked; ``dot`` takes tensors as they are.
     """
     checks.choice(caller, "similarity", similarity, SIMILARITIES)
     for name, x in tensors.items():

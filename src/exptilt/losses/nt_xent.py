@@ -53,13 +53,9 @@ def nt_xent(
 
 
 def _two_views(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(2, B): log(1 + e^{G_wrong − s}), so that a certain choice has a small loss and a small gradient.
+    """(2, B): log(1 + e^{G_wrong − s}) of views x and y, a and b over the temperature.
 
-    Args:
-        a: ``(B, d)``, the first views over the temperature.
-        b: ``(B, d)``, the second ones.
-        x: ``(B, d)``, the first views.
-        y: ``(B, d)``, the second ones.
+    So a certain choice has a small loss and a small gradient.
     """
     right = (a * y).sum(-1)
     G = [[all_but_own(anchor, other).log_normalizer for other in (x, y)] for anchor in (a, b)]

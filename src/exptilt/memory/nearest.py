@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.checks import whole
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import ArgumentError, needed
 from exptilt.memory.landscape.margins import one_memory
 from exptilt.memory.patterns import Keys, check_state
 from exptilt.memory.separation import Softmax
@@ -59,10 +59,7 @@ class SearchIndex:
 
     def __init__(self, memory: "Hopfield", kind: str) -> None:
         one_memory(memory, "search_index")
-        try:
-            import faiss
-        except ImportError as problem:
-            raise MissingExtraError("faiss", "faiss") from problem
+        faiss = needed("faiss", "faiss")
         self.similarity = memory.similarity
         metric = faiss.METRIC_L2 if self.similarity.name == "euclidean" else faiss.METRIC_INNER_PRODUCT
         try:

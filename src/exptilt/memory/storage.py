@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import ArgumentError, needed
 from exptilt._support.files import draft
 from exptilt.memory.separation import Entmax, Polynomial, Separation, separation
 
@@ -121,10 +121,7 @@ def save(self: "Hopfield", path: str | PathLike[str]) -> None:
 
 def load(path: str | PathLike[str], *, mapped: bool) -> dict[str, Any]:
     """The arguments of the memory that a file holds; see `Hopfield.load`."""
-    try:
-        import safetensors.torch
-    except ImportError as problem:
-        raise MissingExtraError("safetensors", "memory") from problem
+    safetensors = needed("safetensors", "memory")
     if not Path(path).is_file():
         raise ArgumentError(f"Hopfield.load: there is no file {path}.")
     try:
