@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import ArgumentError, BackendError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.distributed import replicated
 from exptilt.distributed.group import Group, GroupError, Members, agree
 from exptilt.distributed.order import ORDERS
@@ -96,27 +96,16 @@ def attend(
     members = Members("attend", group)
     problem: Exception | None = None
     call: Call | None = None
+    options = {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask, "softcap": softcap}
+    options |= {"sink": sink}
     try:
-        call = _prepared(
-            query,
-            key_shard,
-            value_shard,
-            {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask, "softcap": softcap}
-            | {"sink": sink},
-            causal,
-            window,
-            queries,
-            order,
-            backend,
-        )
+        call = _prepared(query, key_shard, value_shard, options, causal, window, queries, order, backend)
     except (ArgumentError, BackendError) as error:
         problem = error
     sizes = _agreed(members, call, problem, queries, order, key_mass, check)
     assert call is not None
-    if call.autocast:  # inputs have been cast; what follows chooses its own precision
-        with torch.autocast(call.inputs.query.device.type, enabled=False):
-            return _run(call, members, sizes, queries, order, key_mass, check)
-    return _run(call, members, sizes, queries, order, key_mass, check)
+    with full_precision(call.inputs.query.device):  # inputs have been cast as autocast would
+        return _run(call, members, sizes, queries, order, key_mass, check)
 
 
 def log_normalizer(

@@ -15,7 +15,7 @@ from torch import Tensor
 from exptilt import distributed
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete, pytree
+from exptilt._support.transforms import full_precision, is_concrete, pytree
 from exptilt.distributed.group import Group, Members
 from exptilt.tilting import Tilted, attend, merge
 from exptilt.tilting.problem import wide_dtype
@@ -32,10 +32,7 @@ def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _R
     @wraps(function)
     def plain(*arguments: _Given.args, **keywords: _Given.kwargs) -> _Result:
         first: object = arguments[0] if arguments else None
-        device = first.device.type if isinstance(first, Tensor) else "cpu"
-        if not torch.is_autocast_enabled(device):
-            return function(*arguments, **keywords)
-        with torch.autocast(device, enabled=False):
+        with full_precision(first.device if isinstance(first, Tensor) else torch.device("cpu")):
             return function(*arguments, **keywords)
 
     return plain

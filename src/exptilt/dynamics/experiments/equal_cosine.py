@@ -11,9 +11,8 @@ other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j 
 The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit,
 Polyanskiy and Rigollet, "A mathematical perspective on transformers" (section 6), derived here again.
 Random points in high dimension have cosines near 0, so they follow it from γ = 0 up to about 1/√dimension.
-`equal_cosine` holds the simulator against
-it: orthogonal points must agree to the solver's tolerance, random ones the better the higher the dimension,
-steps of size h up to O(h).
+`equal_cosine` holds the simulator against it: orthogonal points must agree to the solver's tolerance,
+random ones the better the higher the dimension, steps of size h up to O(h).
 """
 
 from collections.abc import Callable

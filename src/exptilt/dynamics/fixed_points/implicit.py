@@ -56,13 +56,7 @@ _OTHER = 0
 
 
 class _Orders:
-    """Which order of derivatives each backward pass is after.
-
-    Args:
-        caller: begins the error message.
-        order: the highest that is exact.
-        known: how many derivatives are taken beside those of backward passes.
-    """
+    """Which order of derivatives each backward pass is after; `known` are taken beside backward passes."""
 
     def __init__(self, caller: str, order: int, known: int) -> None:
         self.caller, self.order, self.known = caller, order, known
@@ -131,9 +125,8 @@ class _Solve:
         """With one more axis in front, that of the ``vmap`` whose rule this is called from.
 
         Within its rule a transform is off, so its level is one above the current one. Numbers are given out
-        anew
-        once a transform has ended, but levels still to come for this operand are below all that have ended:
-        one of the problem's that has an axis already is new.
+        anew once a transform has ended, but levels still to come for this operand are below all that have
+        ended: one of the problem's that has an axis already is new.
         """
         level = current_level() + 1
         own = level in self.resolvent.jacobian.problem.levels and level not in self.axes
@@ -213,17 +206,10 @@ def attach(
     tolerance: float,
     strict: bool,
 ) -> Tensor:
-    """The solver's answer with its derivatives, as the transforms know it.
+    """The solver's answer x̂ ``(*problem.full)`` with its derivatives, as the transforms know it.
 
-    Args:
-        problem: called with the transforms in place.
-        state: x̂, plain, ``(*problem.full)``.
-        jacobian: at x̂, recorded without any transform in place, or None if there is no such.
-        caller: begins error messages.
-        order: derivatives up to this order are exact.
-        known: from `known_orders`.
-        tolerance: relative, of the linear solves.
-        strict: whether a linear solve that misses it is an error.
+    The Jacobian at x̂ was recorded without any transform in place, if there is one; `known` is what
+    `known_orders` says; `strict` makes a linear solve that misses the tolerance an error.
     """
     orders = _Orders(caller, order, known)
     with plain():

@@ -24,12 +24,7 @@ _DENSE = 8
 
 
 class Jacobian:
-    """f evaluated at a point, with products by its derivative.
-
-    Args:
-        problem: called without transforms in place.
-        state: ``(*problem.full)``, plain, not to be changed.
-    """
+    """f evaluated at a plain state ``(*problem.full)``, with products by its derivative."""
 
     def __init__(self, problem: Problem, state: Tensor) -> None:
         self.problem, self.event = problem, problem.event
@@ -101,13 +96,7 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
 
 
 class Resolvent:
-    """S = (I − J)⁻¹ and Sᵀ at a fixed point, applied by linear solves.
-
-    Args:
-        jacobian: of f at x̂.
-        tolerance: relative, of the solves.
-        strict: whether a solve that misses the tolerance is an error.
-    """
+    """S = (I − J)⁻¹ and Sᵀ at a fixed point, by linear solves; `strict` ones must meet the tolerance."""
 
     def __init__(self, jacobian: Jacobian, tolerance: float, *, strict: bool) -> None:
         self.jacobian, self.tolerance, self.strict = jacobian, tolerance, strict

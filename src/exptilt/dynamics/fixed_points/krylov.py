@@ -89,10 +89,8 @@ def gmres(
         tolerance: relative, a number or ``(S,)``.
         restart: dimension of a space.
         max_restarts: how many spaces are built, fewer if one brings no sample nearer.
-        grow: let a space that has not halved all residuals become larger, up to what `_MEMORY` holds, as
-            long as they fall.
-        verify: compute the residual from u even where the recurrence says that it is small. That costs one
-            product more.
+        grow: let a space become larger, up to what `_MEMORY` holds, as long as residuals fall.
+        verify: compute the residual from u, for one product more, also where the recurrence says it is small.
 
     Returns:
         u ``(S, n)`` and ‖b − (I − J) u‖ ``(S,)``.

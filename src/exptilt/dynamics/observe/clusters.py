@@ -10,8 +10,7 @@ e^{H}, H the entropy of the sizes, which stray points hardly change.
 
 Points are sorted along their widest axis. A search then goes from point to point, looks only at points not
 yet reached within r along that axis, and stops summing a distance once it is too long. Reached points are
-never looked
-at again: a collapsed cloud costs N, and no pair is ever stored.
+never looked at again: a collapsed cloud costs N, and no pair is ever stored.
 """
 
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ really fill:
 under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for
 small N. A² of one direction gets its p-value from D'Agostino and Stephens' approximation for unknown mean
 and variance; those of all directions are joined by Cauchy's rule (Liu and Xie 2020), which stands
-dependence. None of these sees where a
-cloud lies or how it is stretched: they compare states before and after any affine map.
+dependence. None of these sees where a cloud lies or how it is stretched: they compare states before and
+after any affine map.
 
 R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is
 gone. A cloud narrower than 10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left

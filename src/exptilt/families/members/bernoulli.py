@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.deviance import coin_kl
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -78,11 +78,8 @@ class BernoulliProduct(ExponentialFamily):
         return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
 
     def _kl(self, other: Self) -> Tensor:
-        """Σ_d D(p, p') + D(q, q'): of the ones and of the zeros."""
         gap = torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
-        ones = deviance(torch.sigmoid(self.logit), gap, softplus(-self.logit) - softplus(-other.logit))
-        zeros = deviance(torch.sigmoid(-self.logit), -gap, softplus(self.logit) - softplus(other.logit))
-        return (ones + zeros).sum(-1)
+        return coin_kl(self.logit, other.logit, gap).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """KL of coins with this mean from these, Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""

@@ -19,7 +19,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
-from exptilt.families.numerics.deviance import deviance
+from exptilt.families.numerics.deviance import coin_kl, deviance
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
 from exptilt.families.numerics.hull import box_excess
@@ -118,9 +118,7 @@ class NegativeBinomial(KnownParameter):
         r, gap = self.failures, torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
         near_one = torch.sigmoid(-self.logit) - torch.sigmoid(-other.logit)
         gap = torch.where(self.logit > 0, near_one, gap)
-        ones = deviance(torch.sigmoid(self.logit), gap, softplus(-self.logit) - softplus(-other.logit))
-        zeros = deviance(torch.sigmoid(-self.logit), -gap, softplus(self.logit) - softplus(other.logit))
-        same = (r * (1 + self.logit.exp()) * (ones + zeros)).sum(-1)
+        same = (r * (1 + self.logit.exp()) * coin_kl(self.logit, other.logit, gap)).sum(-1)
         if is_concrete(r, other.failures) and bool((r == other.failures).all()):
             return same
         extra = expected_log_ratio(r, other.failures, self.logit, r)

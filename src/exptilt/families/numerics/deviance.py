@@ -12,6 +12,7 @@ log(1 + d) = 2 artanh v, hence (Loader 2000, as in R's dpois)
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from exptilt._support.transforms import is_concrete
 from exptilt.families.numerics import kernels
@@ -41,6 +42,12 @@ def deviance_of(x: Tensor, m: Tensor) -> Tensor:
     if kernels.suits(x, m):
         return kernels.swept(kernels.deviance, x, m)
     return deviance(x, m - x, m.log() - x.log())
+
+
+def coin_kl(logit: Tensor, other: Tensor, gap: Tensor) -> Tensor:
+    """D(p, p') + D(1 − p, 1 − p') of coins with these log-odds and p' − p, entry by entry."""
+    ones = deviance(torch.sigmoid(logit), gap, softplus(-logit) - softplus(-other))
+    return ones + deviance(torch.sigmoid(-logit), -gap, softplus(logit) - softplus(other))
 
 
 def log_excess(a: Tensor, b: Tensor) -> Tensor:
