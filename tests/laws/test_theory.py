@@ -105,7 +105,7 @@ def test_states_of_a_batch_of_measures(g: torch.Generator) -> None:
         alone = f.stack([f.measure_of_members(h[i], eta[i], over=over, by_divergence=True) for i in range(3)])
         close(whole.points, alone.points)
         close(whole.log_weight, alone.log_weight)
-    with pytest.raises(ValueError, match="over is 'both'. Pass one of 'mean', 'natural'"):
+    with pytest.raises(ValueError, match=r"over is 'both'. Pass one of 'mean', 'natural'"):
         f.measure_of_members(h, eta, over="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"eta has shape \(2,\). Pass \(..., N, 2\)"):
         f.measure_of_members(h, eta[0, 0])
