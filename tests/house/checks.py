@@ -47,7 +47,8 @@ OPTIONAL_LIBRARIES = {
     ),
 }
 MAY_IMPORT = {
-    f"tilting/backends/triton/{name}.py": {"triton"} for name in ("scores", "forward", "derivatives")
+    f"tilting/backends/triton/{name}.py": {"triton"}
+    for name in ("scores", "forward", "derivatives", "tuning")
 }
 
 # Names that torch may change without notice are used in one file, which gives them plain names.

@@ -60,7 +60,7 @@ def test_message(change, words, monkeypatch):
 
 def test_unknown_option_is_refused():
     with pytest.raises(TypeError):
-        xt.attend(Q, K, V, dropout=0.1)
+        xt.attend(Q, K, V, droput=0.1)
 
 
 def test_what_no_query_sees_is_no_error():

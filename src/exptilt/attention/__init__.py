@@ -3,6 +3,6 @@
 from exptilt.attention.module import MultiheadAttention
 from exptilt.attention.moments import Moments
 from exptilt.attention.propagate import propagate
-from exptilt.tilting import attend
+from exptilt.tilting import attend, attend_packed
 
-__all__ = ["Moments", "MultiheadAttention", "attend", "propagate"]
+__all__ = ["Moments", "MultiheadAttention", "attend", "attend_packed", "propagate"]

@@ -25,7 +25,7 @@ _SDPA_NAMES = {
     "their beginnings (j <= i): for that, write mask=torch.ones(Q, K, dtype=torch.bool).tril().",
     "attn_mask": "A boolean mask, True where a query may see a key, goes to mask=; numbers that are added to "
     "the scores go to bias=.",
-    "dropout_p": "There is no dropout here: drop entries of the value, or of the output.",
+    "dropout_p": "Write dropout=, and seed= for the same weights to be dropped again.",
     "enable_gqa": "Leave it out: key heads that divide the query heads are shared without being asked for.",
 }
 
@@ -232,10 +232,12 @@ def prepare(
                 raise _Wrong(f"{label} is {x.dtype}, query is {dtype}. {hint}")
         value = key[..., :0] if value is None else value
         tracked = torch.compiler.is_compiling() or derivatives_wanted((query, key, value, *extra.values()))
-        # Widened here, so that gradients are added up over broadcast axes before they are rounded.
-        if tracked and dtype != wide:
-            query, key, value = query.to(wide), key.to(wide), value.to(wide)
         lead = _lead({"query": query, "key": key, value_name: value})
+        chosen = backend or default_backend(query.device, dtype)
+        # Widened here, so that gradients are added up over broadcast axes before they are rounded. Kernels of
+        # a GPU multiply half precision as it is, and add up over the axes of keys and values themselves.
+        if tracked and dtype != wide and (chosen != "gpu" or query.shape[:-3] != lead):
+            query, key, value = query.to(wide), key.to(wide), value.to(wide)
         (Hq, Q), (Hkv, K) = query.shape[-3:-1], key.shape[-3:-1]
         inputs = Inputs(
             query if query.shape[:-3] == lead else query.expand(*lead, *query.shape[-3:]),
@@ -246,17 +248,13 @@ def prepare(
             _expanded("sink", _widened(sink, wide), (*lead, Hq), "(..., heads)"),
             _pairs("mask", mask, (*lead, Hq, Q, K)),
         )
-        chosen = backend or default_backend(query.device, dtype)
         if chosen == "cpu" and device != "cpu":
             hint = "Pass backend='tiled' (any device) or None."
             raise _Wrong(f"backend is 'cpu', but query is on {query.device}. {hint}")
-        if chosen == "gpu":
-            if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-                place = "the CPU" if device == "cpu" else query.device
-                hint = "Move the tensors to a CUDA or ROCm GPU, or pass backend=None."
-                raise _Wrong(f"backend is 'gpu', but query is on {place}. {hint}")
-            query, key, value = inputs.query.to(wide), inputs.key.to(wide), inputs.value.to(wide)
-            inputs = inputs._replace(query=query, key=key, value=value)
+        if chosen == "gpu" and device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            place = "the CPU" if device == "cpu" else query.device
+            hint = "Move the tensors to a CUDA or ROCm GPU, or pass backend=None."
+            raise _Wrong(f"backend is 'gpu', but query is on {place}. {hint}")
     except _Wrong as wrong:
         raise ArgumentError(f"{name}: {wrong}") from None
     rule = ScoreRule(

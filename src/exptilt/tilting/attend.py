@@ -6,6 +6,7 @@ r"""The primitive: tilt the measure that the keys carry by each query.
 alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,14 +14,15 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import apply, in_transform, transform_compiled
+from exptilt.tilting import plan
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.backends import reference
 from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
-from exptilt.tilting.problem import Inputs
-from exptilt.tilting.tilted import Tilted
+from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.tilted import Tilted, share_of
 
 _prepare = partial(prepare, autocast=True)
 
@@ -71,6 +73,33 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     return Tilted(output, G, entropy, mean, variance, maximum, mass, parts)
 
 
+def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass: bool) -> Tilted:
+    r"""A call whose weights are dropped: attention over the keys that are kept, times what they weigh.
+
+        Σ_j d_j p_j v_j = o' e^{G' − G} / (1 − dropout),     d_j = 0 or 1/(1 − dropout),
+
+    where o' and G' belong to the kept keys, G to all.
+    """
+    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise ArgumentError(f"attend: dropout is {dropout!r}. Pass the share of weights to drop, 0 <= p < 1.")
+    t, settings = call.inputs, call.settings
+    settings = replace(settings, backend="tiled") if settings.backend == "cpu" else settings
+    Q, K, device, lead = t.query.shape[-2], t.key.shape[-2], t.query.device, t.query.dim() - 3
+    drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
+    starts = torch.tensor([[0, Q], [0, K]], device=device)
+    made = plan.make(starts[0], starts[1, :1], starts[1, 1:], drawn, dropout)[(None,) * lead]
+    bias = t.bias
+    if t.mask is not None:  # a plan stands in its place
+        hidden = torch.zeros(t.mask.shape, dtype=wide_dtype(t.query.dtype), device=device)
+        hidden = hidden.masked_fill(~t.mask, -torch.inf)
+        bias = hidden if bias is None else bias + hidden
+    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
+    kept = t._replace(mask=made, bias=bias)
+    part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype)))
+    output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)
+    return replace(whole, output=output.to(call.dtype))
+
+
 @explain_keywords
 def attend(
     query: Tensor,
@@ -88,6 +117,8 @@ def attend(
     key_mass: bool = False,
     backend: str | None = None,
     check: bool | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
 ) -> Tilted:
     r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
 
@@ -114,6 +145,11 @@ def attend(
         backend: ``reference``, ``tiled``, ``cpu`` or ``gpu``; None chooses by device and dtype.
         check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes
             on the CPU, no elsewhere.
+        dropout: share of the weights that are dropped from the output, others divided by 1 − dropout;
+            statistics are those of all weights. Which ones follows from the seed alone, so nothing of size
+            Q × K is kept, and every derivative drops the same. On the CPU these weights are found in plain
+            torch.
+        seed: an integer of at most 32 bits, or a tensor ``()``; None draws one from torch's random numbers.
 
     Returns:
         `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None.
@@ -140,7 +176,7 @@ def attend(
         backend,
         check,
     )
-    return run(call, key_mass=key_mass)
+    return run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
 
 
 @explain_keywords

@@ -5,7 +5,8 @@ r"""A tilting problem in its canonical form.
 Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (..., Hq or 1, Q or 1, K or
 1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h reads key head h //
 (Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums
-are taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``.
+are taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``. A plan (``plan.py``) may stand
+in the mask's place.
 """
 
 from dataclasses import dataclass

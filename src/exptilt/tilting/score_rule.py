@@ -5,7 +5,7 @@ r"""The score rule: what a score is, and who sees whom.
 Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
 window of w those with i' − j >= w, and without causality also those with j − i' >= w; a mask what it says.
 Everything in this package that needs scores in torch asks here; the compiled kernels have the same rule in
-``backends/numba/score_row.py`` and ``backends/triton.py``.
+``backends/numba/score_row.py`` and ``backends/triton/scores.py``.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from exptilt.tilting.plan import is_plan, planned
 from exptilt.tilting.problem import Inputs, per_query_head, wide_dtype
 
 
@@ -133,6 +134,10 @@ class ScoreRule:
         """Scores of keys start..stop from z = scale <q,k> (..., Hq, rows, stop − start); None is all rows."""
         s, slope, bend = self.soften(z)
         s = s + columns(t.bias, start, stop, rows) + weights(t.log_weight, z.shape[-3], start, stop)
+        if is_plan(t.mask):
+            shape, length = t.query.shape[:-1], t.key.shape[-2]
+            there = planned(t.mask, self.causal, self.window, shape, length, start, stop)
+            return Scores(s.masked_fill(~columns(there, 0, stop - start, rows), -torch.inf), slope, bend)
         seen = self.visible(t.query.shape[-2], t.key.shape[-2], start, stop, z.device, rows)
         if seen is not None:
             s = s.masked_fill(~seen, -torch.inf)

@@ -151,6 +151,15 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     return Tilted(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre.detach()))
 
 
+def share_of(part: Tilted, whole: Tilted) -> Tensor:
+    """(..., Hq, Q): the weight of some of the keys among all, e^{G' − G}; differentiable."""
+    (shift, weight, _), (top, total, _) = _parts(part), _parts(whole)
+    some = weight != 0
+    ratio = torch.where(some, weight / torch.where(some, total, 1.0) * torch.exp(shift - top), 0.0)
+    moved = torch.where(some, part.log_normalizer - torch.where(some, whole.log_normalizer, 0.0), 0.0)
+    return ratio.detach() * torch.exp(moved - moved.detach())
+
+
 def _parts(x: Tilted) -> tuple[Tensor, Tensor, Tensor]:
     """Shift, weight and gap of a result; made up from its statistics where it does not carry them."""
     if x.parts is not None:

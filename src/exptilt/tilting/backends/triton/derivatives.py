@@ -18,6 +18,7 @@ from exptilt.tilting.backends.triton.scores import (
     product,
     rows_of,
     scores,
+    span_of_all,
     vectors,
     weights_of,
 )
@@ -43,9 +44,9 @@ def pushed_scores(f, dots, scale, slope, n, g, h, i, real, j, number: tl.constex
     inside = j < f.K
     z = tl.zeros([KIND.rows, KIND.keys], number)
     if dots.query.at is not None:
-        z += inner(dots.query, f.key, n, h, g, i, real, j, inside, f.D, number, KIND.d, KIND.whole_d, KIND)
+        z += inner(dots.query, f.key, n, h, g, i, real, j, inside, f.D, number, KIND.whole_d, KIND)
     if dots.key.at is not None:
-        z += inner(f.query, dots.key, n, h, g, i, real, j, inside, f.D, number, KIND.d, KIND.whole_d, KIND)
+        z += inner(f.query, dots.key, n, h, g, i, real, j, inside, f.D, number, KIND.whole_d, KIND)
     z = z * tl.full([1, 1], scale, number)
     s = z
     if KIND.cap:
@@ -77,7 +78,7 @@ def tangent_kernel(f, dots, rows, output, sums, scale: tl.float64, cap: tl.float
     settled = tl.zeros([KIND.rows], tl.int32)
     x0, x1, x2 = tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number)
     o = tl.zeros([KIND.rows, KIND.v], number)
-    first, last = keys_seen(f, i, real, KIND)
+    first, last = keys_seen(f, n, i, real, KIND)
     for j0 in range(first, last, KIND.keys):
         j = j0 + tl.arange(0, KIND.keys)
         s, slope, _ = scores(f, scale, cap, n, g, h, i, real, j, number, KIND)
@@ -136,7 +137,7 @@ def pulled(
     a1, a2 = line(rows, 4, size, at, real), line(rows, 5, size, at, real)
     y = y + c * (a1 + a2 * c)
     if f.value.at is not None:
-        y += inner(bar, f.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.v, KIND.whole_v, KIND)
+        y += inner(bar, f.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
     if not SECOND:
         d = tl.where(p != 0, p * y, 0.0)
         m1 = d
@@ -147,7 +148,7 @@ def pulled(
     x = moved - line(rows, 7, size, at, real)
     e = line(rows, 8, size, at, real) - line(rows, 10, size, at, real) + c * line(rows, 9, size, at, real)
     if dots.value.at is not None:
-        e += inner(bar, dots.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.v, KIND.whole_v, KIND)
+        e += inner(bar, dots.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
     d = tl.where(p != 0, p * ((y + a1 + 2.0 * a2 * c) * x + e), 0.0)
     m1, m2 = d, tl.where(p != 0, p * y, 0.0)
     if KIND.cap:
@@ -182,7 +183,7 @@ def rows_kernel(
     u = tl.program_id(1) * KIND.d + tl.arange(0, KIND.d)
     total = tl.zeros([KIND.rows], number)
     q = tl.zeros([KIND.rows, KIND.d], number)
-    first, last = keys_seen(f, i, real, KIND)
+    first, last = keys_seen(f, n, i, real, KIND)
     for j0 in range(first, last, KIND.keys):
         j = j0 + tl.arange(0, KIND.keys)
         _, d, m1, m2 = pulled(f, dots, bar, rows, size, scale, cap, n, g, h, i, real, j, number, SECOND, KIND)
@@ -239,6 +240,8 @@ def keys_kernel(
         last = tl.minimum(last, tl.minimum(j0 + KIND.keys, f.K) - 1 - (f.K - f.Q) + f.window)
         if not KIND.causal:
             first = tl.maximum(first, j0 - (f.K - f.Q) - f.window + 1)
+    if f.seen_by.at is not None:
+        first, last = span_of_all(f.seen_by, n, j, inside, f.Q)
     for b in range(f.group):
         columns = tl.zeros([KIND.keys], number)
         for i0 in range(first, last, KIND.rows):

@@ -16,7 +16,7 @@ and joins the same five numbers of each new tile, rebased to the larger m, by th
 import triton
 import triton.language as tl
 
-from exptilt.tilting.backends.triton.scores import keys_seen, product, rows_of, scores, vectors
+from exptilt.tilting.backends.triton.scores import keys_seen, placed, product, rows_of, scores, vectors
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
     n, g = (unit // (f.heads // f.group)).to(tl.int64), (unit % (f.heads // f.group)).to(tl.int64)
     h, i, real = rows_of(f, r0, g, KIND)
     u = tl.program_id(1) * KIND.v + tl.arange(0, KIND.v)
-    first, last = keys_seen(f, i, real, KIND)
+    first, last = keys_seen(f, n, i, real, KIND)
     each = tl.cdiv(tl.cdiv(tl.maximum(last - first, 0), KIND.keys), tl.num_programs(2)) * KIND.keys
     start = first + tl.program_id(2) * each
 
@@ -48,7 +48,8 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
 
         # the tile's own five numbers, relative to the larger maximum
         high = tl.max(s, 1)
-        found = tl.where(high > top, tl.min(tl.where(s == high[:, None], j[None, :], f.K), 1), found)
+        at_high = tl.min(tl.where(s == high[:, None], j[None, :], j0 + KIND.keys), 1)
+        found = tl.where(high > top, placed(f, at_high), found)
         m = tl.maximum(high, top)
         shift = tl.where(m == float("-inf"), 0.0, m)
         s = s - shift[:, None]
@@ -69,7 +70,10 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         mean += gap * share
         top = m
         if f.value.at is not None:
-            v = vectors(f.value, n, g, j, j < f.K, u, f.Dv)
+            there = j < f.K
+            if f.pages.at is not None:  # what was never written to a page may be anything
+                there = tl.max(e, 0) > 0
+            v = vectors(f.value, n, g, placed(f, j), there, u, f.Dv)
             o = product(e, v, o * rebase[:, None], KIND.precision)
 
     alive = weight > 0

@@ -2,10 +2,11 @@
 
 What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
 reference; and that the kernels compile to machine code for several generations of GPUs, within their shared
-memory, most of them without spilled registers (`make gpu-audit`). What is not: they have never run on a GPU,
+memory and without spilled registers (`make gpu-audit`). What is not: they have never run on a GPU,
 and no time was taken on one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,32 +14,36 @@ from torch import Tensor
 
 from exptilt._support.errors import MissingExtraError
 from exptilt.tilting.backends.triton import frame
+from exptilt.tilting.backends.triton.config import Kind, Tile, kind_of
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 try:
-    from exptilt.tilting.backends.triton import derivatives
+    from exptilt.tilting.backends.triton import derivatives, tuning
     from exptilt.tilting.backends.triton.forward import forward_kernel
 except ImportError as problem:
     raise MissingExtraError("triton", "gpu") from problem
 
-STAGES = 2  # of a pipeline of loads
 _TILES_OF_A_PART = 4  # tiles of keys at least, where few queries have their keys divided among programs
 _PROCESSORS = 108  # multiprocessors, where there is no GPU to ask
 
 
-def _run(kernel: Any, grid: tuple[int, ...], like: Tensor, warps: int, *given: Any, **constants: Any) -> None:
-    """Launch a kernel on the GPU where `like` is; nothing changes for tensors on the CPU."""
-    with torch.cuda.device_of(like):
-        kernel[grid](*given, **constants, num_warps=warps, num_stages=STAGES)
+def _run(sweep: str, t: Inputs, rule: ScoreRule, launch: Callable[[Kind, dict[str, Any]], Any]) -> Any:
+    """Launch a sweep's kernel with its tile, on the GPU where the inputs are and on its current stream.
+
+    launch gets what to compile for and the options of a launch, among them the constants of every kernel.
+    """
+
+    def run(tile: Tile | None) -> Any:
+        kind, options = kind_of(sweep, t, rule, tile=tile)
+        return launch(kind, {"scale": rule.scale, "cap": rule.softcap or 0.0, "KIND": kind} | options)
+
+    with torch.cuda.device_of(t.query):
+        return run(tuning.tile_for(sweep, t, rule, run))
 
 
 def _over(x: int, y: int) -> int:
     return -(-x // y)
-
-
-def _numbers(rule: ScoreRule) -> tuple[float, float]:
-    return rule.scale, rule.softcap or 0.0
 
 
 def key_parts(t: Inputs, units: int, keys: int) -> int:
@@ -57,25 +62,21 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     shape, Dv = t.query.shape[:-1], t.value.shape[-1]
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
     (N, heads, Q, _), key_heads = t.query.shape, t.key.shape[1]
-    kind, warps = frame.kind_of("forward", t, rule)
-    units = N * key_heads * _over(heads // max(key_heads, 1) * Q, kind.rows)
-    pieces = max(1, _over(Dv, kind.v))
-    parts = key_parts(t, units * pieces, kind.keys)
-    output = t.query.new_zeros((parts, *shape, Dv), dtype=wide)
-    lines = t.query.new_empty((len(Lines._fields), parts, *shape), dtype=wide)
-    best = t.query.new_empty((parts, *shape), dtype=torch.int64)
-    if best.numel():
-        results = output, lines, best, *_numbers(rule)
-        _run(
-            forward_kernel,
-            (units, pieces, parts),
-            t.query,
-            warps,
-            frame.frame_of(t, rule),
-            *results,
-            KIND=kind,
-        )
-    return (output[0], lines[:, 0], best[0]) if parts == 1 else _join(output, Lines(*lines), best)
+
+    def launch(kind: Kind, options: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        units = N * key_heads * _over(heads // max(key_heads, 1) * Q, kind.rows)
+        pieces = max(1, _over(Dv, kind.v))
+        parts = key_parts(t, units * pieces, kind.keys)
+        output = t.query.new_zeros((parts, *shape, Dv), dtype=wide)
+        lines = t.query.new_empty((len(Lines._fields), parts, *shape), dtype=wide)
+        best = t.query.new_empty((parts, *shape), dtype=torch.int64)
+        if best.numel():
+            given = frame.frame_of(t, rule), output, lines, best
+            forward_kernel[units, pieces, parts](*given, **options)
+        return (output[0], lines[:, 0], best[0]) if parts == 1 else _join(output, Lines(*lines), best)
+
+    found: tuple[Tensor, Tensor, Tensor] = _run("forward", t, rule, launch)
+    return found
 
 
 def _join(output: Tensor, lines: Lines, best: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,108 +103,95 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
     shape, lead, Dv = t.query.shape[:-1], t.query.shape[:-3], t.value.shape[-1]
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
     (N, heads, Q, _), key_heads = t.query.shape, t.key.shape[1]
-    kind, warps = frame.kind_of("tangent", t, rule)
     output, sums = t.query.new_zeros((*shape, Dv), dtype=wide), t.query.new_empty((4, *shape), dtype=wide)
-    if sums.numel():
+    given = frame.frame_of(t, rule), frame.tangents_of(dots, lead), rows.contiguous(), output, sums
+
+    def launch(kind: Kind, options: dict[str, Any]) -> None:
         grid = N * key_heads * _over(heads // key_heads * Q, kind.rows), max(1, _over(Dv, kind.v))
-        given = (
-            frame.frame_of(t, rule),
-            frame.tangents_of(dots, lead),
-            rows.contiguous(),
-            output,
-            sums,
-            *_numbers(rule),
-        )
-        _run(derivatives.tangent_kernel, grid, t.query, warps, *given, KIND=kind)
+        derivatives.tangent_kernel[grid](*given, **options)
+
+    if sums.numel():
+        _run("tangent", t, rule, launch)
     return output, sums
 
 
-def _backward(
-    t: Inputs, cotangent: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs, dots: Dots | None = None
+def gradient(
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
+    *,
+    dots: Dots | None = None,
+    output_dot: Tensor | None = None,
 ) -> Gradients:
-    """rows are those of `pulled`, or shift, inverse and gap for the mass."""
+    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back; of
+    the output's tangent where tangents are given, with rows pushed, e0, e1 as well.
+    """
+    if not needs.mass:
+        met = [(cotangent * x).sum(-1)[None] for x in (output, output_dot) if x is not None]
+        rows = torch.cat([rows[:6], met[0], rows[6:], *met[1:]])
     original, lead, shape = t.bias, t.query.shape[:-3], t.query.shape
-    full_bias = needs.bias and has_full_bias(t)
-    t, wide, second = frame.flat(t), wide_dtype(t.query.dtype), dots is not None
+    t, wide, second = frame.flat(t), wide_dtype(t.query.dtype), output_dot is not None
     (N, heads, Q, D), (key_heads, K), Dv = t.query.shape, t.key.shape[1:3], t.value.shape[-1]
-    kind, warps = frame.kind_of("second" if second else "gradient", t, rule)
     bar = frame.operand(frame.one_batch_axis(cotangent, lead))
-    none = t.query.new_empty(0, dtype=wide)
-
-    def new(there: bool, *axes: int) -> Tensor:
-        return t.query.new_zeros(axes, dtype=wide) if there else none.clone()
-
-    def wanted(x: Tensor) -> Tensor | None:
-        return x if x.numel() else None
-
     given = frame.frame_of(t, rule), frame.tangents_of(dots, lead), bar, rows.contiguous()
 
-    def run(kernel: Any, grid: tuple[int, ...], *more: Any, **constants: Any) -> None:
-        _run(
-            kernel,
-            grid,
-            t.query,
-            warps,
-            *given,
-            *more,
-            *_numbers(rule),
-            SECOND=second,
-            KIND=kind,
-            **constants,
-        )
+    def new(there: bool, *axes: int) -> Tensor:
+        return t.query.new_zeros(axes if there else 0, dtype=wide)
+
+    def run(
+        part: str, kernel: Any, grid: Callable[[Kind], tuple[int, ...]], *results: Any, **more: Any
+    ) -> None:
+        def launch(kind: Kind, options: dict[str, Any]) -> None:
+            made = (x if not isinstance(x, Tensor) or x.numel() else None for x in results)
+            kernel[grid(kind)](*given, *made, SECOND=second, **more, **options)
+
+        sweep = "key mass" if needs.mass else f"{'second' if second else 'gradient'} by {part}"
+        _run(sweep, t, rule, launch)
 
     query, row_sum = new(needs.query, *shape), new(needs.rows, *shape[:-1])
     key, value = new(needs.key, *lead, key_heads, K, D), new(needs.value, *lead, key_heads, K, Dv)
-    column_sum, bias = new(needs.columns, *lead, heads, K), none.clone()
-    size, pieces = N * heads * Q, max(1, _over(D, kind.d))
-    if not (size and K):
-        bias = new(full_bias, *original.shape) if original is not None else bias
-        return Gradients(query, key, value, column_sum, row_sum, bias)
-    if query.numel() or row_sum.numel():
-        units = N * key_heads * _over(heads // key_heads * Q, kind.rows), pieces if query.numel() else 1
-        run(derivatives.rows_kernel, units, wanted(query), wanted(row_sum))
-    if key.numel() or value.numel() or column_sum.numel():
-        units = N * key_heads * _over(K, kind.keys), max(pieces, _over(Dv, kind.v))
-        sums = wanted(key), wanted(value), wanted(column_sum)
-        run(derivatives.keys_kernel, units, size, *sums, MASS=needs.mass)
-    if full_bias and t.bias is not None and original is not None:
+    column_sum, bias, size = new(needs.columns, *lead, heads, K), new(False), N * heads * Q
+    if original is not None and t.bias is not None and needs.bias and has_full_bias(t):
         own = t.bias.shape[:2]
         bias = new(True, *t.bias.shape)
-        grid = _over(Q, kind.rows), _over(K, kind.keys), own.numel()
-        run(derivatives.bias_kernel, grid, size, bias, N, *own)
+        if size and K:
+            pairs = (size, bias, N, *own)
+            run(
+                "rows",
+                derivatives.bias_kernel,
+                lambda kind: (_over(Q, kind.rows), _over(K, kind.keys), own.numel()),
+                *pairs,
+            )
         whole = bias if own[0] == 1 else bias.unflatten(0, lead or (1,))
-        bias = (
-            whole.reshape(original.shape)
-            if whole.numel() == original.numel()
-            else whole.sum_to_size(original.shape)
+        same = whole.numel() == original.numel()
+        bias = whole.reshape(original.shape) if same else whole.sum_to_size(original.shape)
+    if size and K and (query.numel() or row_sum.numel()):
+        units, columns = N * key_heads, D if query.numel() else 1
+        run(
+            "rows",
+            derivatives.rows_kernel,
+            lambda kind: (units * _over(heads // key_heads * Q, kind.rows), _over(columns, kind.d)),
+            query,
+            row_sum,
+        )
+    if size and K and (key.numel() or value.numel() or column_sum.numel()):
+        units = N * key_heads
+        run(
+            "keys",
+            derivatives.keys_kernel,
+            lambda kind: (units * _over(K, kind.keys), max(_over(D, kind.d), _over(Dv, kind.v))),
+            size,
+            key,
+            value,
+            column_sum,
+            MASS=needs.mass,
         )
     return Gradients(query, key, value, column_sum, row_sum, bias)
 
 
-def _met(cotangent: Tensor, output: Tensor) -> Tensor:
-    return (cotangent * output).sum(-1)
-
-
-def gradient(
-    t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
-) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back."""
-    if not needs.mass:
-        rows = torch.cat([rows, _met(cotangent, output)[None]])
-    return _backward(t, cotangent, rows, rule, needs)
-
-
-def second(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    output_dot: Tensor,
-    dots: Dots,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-) -> Gradients:
+def second(t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: Dots, *rest: Any) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
-    met, met_dot = _met(cotangent, output)[None], _met(cotangent, output_dot)[None]
-    rows = torch.cat([rows[:6], met, rows[6:], met_dot])
-    return _backward(t, cotangent, rows, rule, needs, dots)
+    return gradient(t, bar, output, *rest, dots=dots, output_dot=moved)

@@ -31,6 +31,8 @@ def product(a, b, total, PRECISION: tl.constexpr):
             high = a.to(tl.bfloat16)
             total = tl.dot(high, b, total)
             a = a - high.to(tl.float32)
+    elif PRECISION == "ieee":  # AMD's matrix cores multiply float32 as it is
+        total = tl.dot(a, b.to(tl.float32), total, input_precision="ieee")
     else:
         high = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
         total = tl.dot(high, b.to(tl.float32), total, input_precision="tf32")
@@ -62,33 +64,60 @@ def weights_of(x, n, h, j, there):
 
 @triton.jit
 def inner(
-    x,
-    y,
-    n,
-    h,
-    g,
-    i,
-    real,
-    j,
-    inside,
-    C,
-    number: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr,
-    KIND: tl.constexpr,
+    x, y, n, h, g, i, real, j, inside, C, number: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr
 ):
-    """(rows, keys): <x_i, y_j>, vectors of rows and of keys with C columns, WIDTH of them at a time."""
+    """(rows, keys): <x_i, y_j>, vectors of rows and of keys with C columns, KIND.step of them at a time."""
     total = tl.zeros([KIND.rows, KIND.keys], number)
     if WHOLE:  # without a loop of its own, so that what does not change is loaded once
-        c = tl.arange(0, WIDTH)
+        c = tl.arange(0, KIND.step)
         a, b = vectors(x, n, h, i, real, c, C), vectors(y, n, g, j, inside, c, C)
         total = product(a, tl.trans(b), total, KIND.precision)
     else:
-        for c0 in range(0, C, WIDTH):
-            c = c0 + tl.arange(0, WIDTH)
+        for c0 in range(0, C, KIND.step):
+            c = c0 + tl.arange(0, KIND.step)
             a, b = vectors(x, n, h, i, real, c, C), vectors(y, n, g, j, inside, c, C)
             total = product(a, tl.trans(b), total, KIND.precision)
     return total
+
+
+@triton.jit
+def mix(x):
+    """``plan.mix``, of unsigned numbers of 32 bits."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(f, n, h, i, j):
+    """(rows, keys): whether a weight is not dropped, as ``plan.kept`` has it."""
+    at = f.random.at + n * f.random.steps[0]
+    seed, cut = tl.load(at).to(tl.uint32), tl.load(at + f.random.steps[1]).to(tl.uint32)
+    row = mix(mix(seed ^ mix((n * f.heads + h).to(tl.uint32))) + i.to(tl.uint32))
+    return mix(row[:, None] ^ mix((j + 1).to(tl.uint32))[None, :]) >= cut
+
+
+@triton.jit
+def span(x, n, i, there):
+    """What the queries, or keys, i of a plan see: the first, and the one after the last."""
+    at = x.at + n * x.steps[0] + i * x.steps[2]
+    return tl.load(at, mask=there, other=0), tl.load(at + x.steps[1], mask=there, other=0)
+
+
+@triton.jit
+def span_of_all(x, n, i, there, last):
+    """The first that some of i see, and the one after the last."""
+    a, b = span(x, n, i, there)
+    return tl.min(tl.where(a < b, a, last)), tl.max(b)
+
+
+@triton.jit
+def placed(f, j):
+    """Where the keys j stand: where their pages are."""
+    if f.pages.at is not None:
+        page = tl.load(f.page).to(tl.int32)
+        j = tl.load(f.pages.at + tl.minimum(j // page, f.pages.steps[0] - 1)) * page + j % page
+    return j
 
 
 @triton.jit
@@ -96,8 +125,8 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
     """(rows, keys) each: scores of queries i of heads h against keys j of key head g, −inf where hidden, then
     slope and bend of the softcap.
     """
-    inside = j < f.K
-    s = inner(f.query, f.key, n, h, g, i, real, j, inside, f.D, number, KIND.d, KIND.whole_d, KIND)
+    inside, at = j < f.K, placed(f, j)
+    s = inner(f.query, f.key, n, h, g, i, real, at, inside, f.D, number, KIND.whole_d, KIND)
     s = s * tl.full([1, 1], scale, number)
     slope, bend = s, s
     if KIND.cap:
@@ -110,7 +139,7 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
     if f.bias.at is not None:
         s += plane(f.bias, n, h, i, j, seen)
     if f.weight.at is not None:
-        s += weights_of(f.weight, n, h // f.weight_group, j, seen)
+        s += weights_of(f.weight, n, h // f.weight_group, at, seen)
     own = i + (f.K - f.Q)  # the key that stands at the query's own place: both sequences end together
     if KIND.causal:
         seen = seen & (j[None, :] <= own[:, None])
@@ -120,6 +149,11 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
             seen = seen & (j[None, :] - own[:, None] < f.window)
     if f.mask.at is not None:
         seen = seen & (plane(f.mask, n, h, i, j, seen) != 0)
+    if f.seen.at is not None:
+        first, last = span(f.seen, n, i, real)
+        seen = seen & (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
+    if f.random.at is not None:
+        seen = seen & kept(f, n, h, i, j)
     return tl.where(seen, s, float("-inf")), slope, bend
 
 
@@ -127,18 +161,22 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
 def rows_of(f, r0, g, KIND: tl.constexpr):
     """Rows r0 … of key head g: their heads, their queries, whether there are such rows."""
     r = r0 + tl.arange(0, KIND.rows)
-    return (g * f.group + r // f.Q).to(tl.int64), r % f.Q, r < f.group * f.Q
+    return (g * f.group + r % f.group).to(tl.int64), r // f.group, r < f.group * f.Q
 
 
 @triton.jit
-def keys_seen(f, i, real, KIND: tl.constexpr):
+def keys_seen(f, n, i, real, KIND: tl.constexpr):
     """The first key that some of these queries may see, and the one after the last."""
     first, last = 0, f.K
-    least, most = tl.min(tl.where(real, i, f.Q)) + (f.K - f.Q), tl.max(tl.where(real, i, 0)) + (f.K - f.Q)
-    if KIND.causal:
-        last = tl.minimum(last, most + 1)
-    if KIND.window:
-        first = tl.maximum(first, least - f.window + 1)
-        if not KIND.causal:
-            last = tl.minimum(last, most + f.window)
+    if f.seen.at is not None:
+        first, last = span_of_all(f.seen, n, i, real, f.K)
+    else:
+        least = tl.min(tl.where(real, i, f.Q)) + (f.K - f.Q)
+        most = tl.max(tl.where(real, i, 0)) + (f.K - f.Q)
+        if KIND.causal:
+            last = tl.minimum(last, most + 1)
+        if KIND.window:
+            first = tl.maximum(first, least - f.window + 1)
+            if not KIND.causal:
+                last = tl.minimum(last, most + f.window)
     return first, last

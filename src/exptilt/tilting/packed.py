@@ -1,0 +1,229 @@
+"""Attention of sequences of different lengths, packed one after the other, with keys in pages if need be.
+
+On a GPU the kernels read where sequences begin, and where pages are, by themselves (``plan.py``); elsewhere
+each sequence is a call of `attend`.
+"""
+
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import derivatives_wanted, is_concrete
+from exptilt.tilting import plan
+from exptilt.tilting.arguments import explain_keywords, prepare
+from exptilt.tilting.attend import attend, run
+from exptilt.tilting.backends.dispatch import default_backend
+from exptilt.tilting.tilted import Tilted
+
+
+def _refuse(text: str) -> ArgumentError:
+    return ArgumentError(f"attend_packed: {text}")
+
+
+def _check_starts(name: str, starts: Tensor, length: int | None, what: str, look: bool) -> None:
+    """Starts are integers that begin at 0, do not fall, and end at a length, if it is given."""
+    if (
+        not isinstance(starts, Tensor)
+        or starts.dim() != 1
+        or starts.shape[0] < 2
+        or starts.is_floating_point()
+    ):
+        got = f"{tuple(starts.shape)} {starts.dtype}" if isinstance(starts, Tensor) else type(starts).__name__
+        hint = "Pass where each sequence begins, then where the last ends: torch.tensor([0, 5, 12])."
+        raise _refuse(f"{name} is {got}, not a vector of at least two integers. {hint}")
+    if not look:
+        return
+    if int(starts[0]) != 0 or bool((starts.diff() < 0).any()):
+        hint = "Pass 0, then the lengths added up: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))."
+        raise _refuse(f"{name} is {starts.tolist()[:9]}, which does not rise from 0. {hint}")
+    if length is not None and int(starts[-1]) != length:
+        raise _refuse(
+            f"{name} ends at {int(starts[-1])}, but {what} has {length} positions. Make them equal."
+        )
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    table: Tensor | None,
+    page: int,
+    look: bool,
+) -> None:
+    """What `attend` cannot check: axes, starts, and the table of pages."""
+    for name, x in (("query", query), ("key", key)):
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            hint = (
+                f"Pass (heads, positions of all sequences, dim): {name}.transpose(0, 1) if heads come second."
+            )
+            raise _refuse(f"{name} has shape {got}. {hint}")
+    _check_starts("query_starts", query_starts, query.shape[1], "query", look)
+    _check_starts("key_starts", key_starts, None if table is not None else key.shape[1], "key", look)
+    if query_starts.shape != key_starts.shape:
+        counts = (
+            f"query_starts has {query_starts.shape[0] - 1} sequences, key_starts {key_starts.shape[0] - 1}"
+        )
+        raise _refuse(f"{counts}. Both name the same sequences: pass as many, some of them empty if need be.")
+    if table is None:
+        return
+    if isinstance(page, bool) or not isinstance(page, int) or page < 1:
+        raise _refuse(
+            f"page_size is {page!r}. Pass how many keys a page of block_table holds, an integer > 0."
+        )
+    if table.dim() != 2 or table.shape[0] != key_starts.shape[0] - 1 or table.is_floating_point():
+        hint = f"Pass integers ({key_starts.shape[0] - 1} sequences, pages of the longest)."
+        raise _refuse(f"block_table has shape {tuple(table.shape)} and dtype {table.dtype}. {hint}")
+    if look:
+        wanted = -(-key_starts.diff() // page)
+        if int(wanted.max()) > table.shape[1]:
+            longest = f"{int(key_starts.diff().max())} keys of one sequence take {int(wanted.max())} pages"
+            raise _refuse(f"block_table has {table.shape[1]} columns, but {longest}. Add the missing ones.")
+        used = torch.arange(table.shape[1], device=table.device) < wanted[:, None]
+        count = key.shape[1] // page
+        if bool((used & ((table < 0) | (table >= count))).any()):
+            worst = table[used & ((table < 0) | (table >= count))][0]
+            hint = f"key has {key.shape[1]} positions, that is pages 0 … {count - 1} of {page}."
+            raise _refuse(f"block_table names page {int(worst)}, which is not there. {hint}")
+
+
+def _unpaged(table: Tensor, starts: Tensor, page: int) -> Tensor:
+    """(keys of all sequences): where in the pages they stand."""
+    lengths = starts.diff()
+    b = torch.repeat_interleave(torch.arange(lengths.shape[0], device=starts.device), lengths)
+    i = torch.arange(b.shape[0], device=starts.device) - starts[b]
+    return table[b, i // page].to(torch.int64) * page + i % page
+
+
+def _joined(parts: list[Tilted]) -> Tilted:
+    """Results of sequences, one after the other."""
+
+    def along(name: str) -> Tensor | None:
+        found = [getattr(x, name) for x in parts]
+        return None if found[0] is None else torch.cat(found, -2 if name == "output" else -1)
+
+    return Tilted(**{f.name: along(f.name) for f in fields(Tilted) if f.name != "parts"})  # type: ignore[arg-type]
+
+
+@explain_keywords
+def attend_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor | None = None,
+    *,
+    block_table: Tensor | None = None,
+    page_size: int = 0,
+    scale: float | None = None,
+    log_weight: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    key_mass: bool = False,
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tilted:
+    r"""Attention within each of several sequences of any lengths, packed one after the other without padding.
+
+    Sequence b is query[:, query_starts[b] : query_starts[b + 1]] against the keys from key_starts[b] to
+    key_starts[b + 1]; the result is that of `attend` on each, packed in the same way, with the same
+    statistics and derivatives. On a GPU this is one call of each kernel, which reads the starts itself.
+
+    With a block_table, keys and values stand in pages of page_size positions: the i-th key of sequence b is
+    at position block_table[b, i // page_size] · page_size + i % page_size of key, and key_starts only says
+    how many keys each sequence has. Sequences may share pages; pages that no sequence has are not read. A GPU
+    reads pages in place, unless a derivative or the key mass is asked for: then keys are gathered first.
+
+    Args:
+        query: ``(Hq, queries of all sequences, D)``. From (positions, heads, D) pass ``x.transpose(0, 1)``.
+        key: ``(Hkv, keys of all sequences, D)``, or ``(Hkv, pages · page_size, D)``; Hkv divides Hq.
+        value: ``(Hkv, as many, Dv)``.
+        query_starts: ``(B + 1,)`` integers: 0, then the lengths of the B sequences added up.
+        key_starts: ``(B + 1,)``, the same for keys; None if they are those of the queries.
+        block_table: ``(B, pages of the longest)`` integers, the pages of each sequence in order. Entries past
+            its end may be anything.
+        page_size: positions of a page.
+        scale: as in `attend`, like all that follow.
+        log_weight: ``(Hkv, positions of key)``.
+        causal: within each sequence, whose queries and keys end together.
+        window: see `attend`.
+        softcap: see `attend`.
+        sink: ``(Hq,)``.
+        key_mass: see `attend`; of positions in pages it is what all sequences give them.
+        backend: see `attend`.
+        check: see `attend`; also whether starts and table are looked at, for which a GPU must be waited for
+            (None: they are).
+
+    Returns:
+        `Tilted`: output ``(Hq, queries, Dv)``, statistics ``(Hq, queries)``, key_mass ``(Hq, positions)``.
+
+    Example:
+        >>> x, starts = torch.randn(2, 12, 4), torch.tensor([0, 5, 12])
+        >>> both = attend_packed(x, x, x, starts, causal=True)
+        >>> torch.allclose(both.output[:, 5:], xt.attend(x[:, 5:], x[:, 5:], x[:, 5:], causal=True).output)
+        True
+    """
+    key_starts = query_starts if key_starts is None else key_starts
+    look = check is not False and isinstance(query_starts, Tensor) and is_concrete(query_starts, key_starts)
+    _check(query, key, query_starts, key_starts, block_table, page_size, look)
+    chosen = backend or default_backend(query.device, query.dtype)
+    positions = key.shape[1]
+    places = None
+    in_place = (
+        chosen == "gpu" and not key_mass and not derivatives_wanted((query, key, value, log_weight, sink))
+    )
+    if block_table is not None and not in_place:
+        places = _unpaged(block_table, key_starts, page_size)
+        key, value = key[:, places], value[:, places]
+        log_weight = None if log_weight is None else log_weight[..., places]
+    options: dict[str, Any] = {
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "sink": sink,
+    }
+    options |= {"backend": backend, "check": check}
+    if chosen == "gpu":
+        made = _plan(query_starts, key_starts, block_table if places is None else None, page_size, positions)
+        call = prepare("attend_packed", query, key, value, log_weight=log_weight, **options, autocast=True)
+        found = run(replace(call, inputs=call.inputs._replace(mask=made)), key_mass=key_mass)
+    else:
+        edges = list(zip(query_starts.tolist(), key_starts.tolist(), strict=True))
+        found = _joined(
+            [
+                attend(
+                    query[:, q0:q1],
+                    key[:, k0:k1],
+                    value[:, k0:k1],
+                    log_weight=None if log_weight is None else log_weight[..., k0:k1],
+                    key_mass=key_mass,
+                    **options,
+                )
+                for (q0, k0), (q1, k1) in pairwise(edges)
+            ]
+        )
+    if places is not None and found.key_mass is not None:
+        mass = found.key_mass.new_zeros((found.key_mass.shape[0], positions)).index_add(
+            1, places, found.key_mass
+        )
+        found = replace(found, key_mass=mass)
+    return found
+
+
+def _plan(queries: Tensor, keys: Tensor, table: Tensor | None, page: int, positions: int) -> Tensor:
+    """The plan of packed sequences; in pages, each sequence has as many places for keys as the table has."""
+    if table is None:
+        return plan.make(queries, keys[:-1], keys[1:])
+    starts = torch.arange(table.shape[0], device=table.device) * (table.shape[1] * page)
+    table = table.clamp(
+        0, max(positions // page - 1, 0)
+    )  # entries past the end of a sequence may be anything
+    return plan.make(queries, starts, starts + keys.diff(), pages=table, page=page)

@@ -1,0 +1,114 @@
+r"""A plan: who sees whom, said by a few integers in place of a mask, of packed sequences and dropped weights.
+
+It stands where a mask would (`Inputs.mask`), goes wherever masks go, and is told from one by its dtype:
+int64 (..., 1, rows, width), with rows
+
+    0       where the queries of each sequence begin, then where the last ends
+    1, 2    where the keys of each sequence begin, and where they end
+    3       the seed of dropped weights, how many of 2³² are dropped, keys of a page; absent without both
+    4 …     the page of each sequence's first keys, of the next ones, and so on; then nothing is dropped
+
+Query i of a sequence stands at the key as far from its sequence's end as i is from its own.
+"""
+
+import math
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+PAGES = 4  # the first row of pages
+_ALL, _NEVER = 0xFFFFFFFF, 1 << 40
+
+
+def is_plan(mask: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a mask is a plan."""
+    return mask is not None and mask.dtype == torch.int64
+
+
+def drops(plan: Tensor) -> bool:
+    """Whether a plan drops weights."""
+    return plan.shape[-2] == PAGES
+
+
+def make(
+    query_starts: Tensor,
+    key_starts: Tensor,
+    key_ends: Tensor,
+    seed: Tensor | None = None,
+    dropped: float = 0.0,
+    pages: Tensor | None = None,
+    page: int = 0,
+) -> Tensor:
+    """(1, rows, width), from starts (B + 1), (B), ends (B), and pages (B, columns) of as many keys."""
+    seed = query_starts.new_zeros(()) if seed is None else seed
+    numbers = [seed.new_full((), x) for x in (min(round(dropped * 2**32), _ALL), page)]
+    width = max(3, query_starts.shape[0])
+
+    def line(x: Tensor, rest: int | Tensor) -> Tensor:
+        x = x.to(torch.int64)
+        return torch.cat([x, x.new_zeros(width - x.shape[0]) + rest])
+
+    lines = [line(query_starts, query_starts[-1]), line(key_starts, _NEVER), line(key_ends, 0)]
+    if dropped or pages is not None:
+        lines.append(line(torch.stack([seed, *numbers]), 0))
+    lines += [] if pages is None else [line(x, 0) for x in pages.mT]
+    return torch.stack(lines).unsqueeze(0)
+
+
+def _spans(
+    own: Tensor, ends: Tensor, starts: Tensor, stops: Tensor, n: int, back: int | None, ahead: int | None
+) -> Tensor:
+    """(..., 2, n): where each one's view of the others begins and ends, so far `back` and `ahead` at most.
+
+    own and ends are where sequences begin and end, starts and stops where the others' do.
+    """
+    x = torch.arange(n, device=own.device).expand(*own.shape[:-1], n)
+    b = (torch.searchsorted(own.contiguous(), x.contiguous(), right=True) - 1).clamp(min=0)
+    end, first, last = (a.gather(-1, b) for a in (ends, starts, stops))
+    place = x + (last - end)
+    last = last if ahead is None else torch.minimum(last, place + ahead + 1)
+    first = first if back is None else torch.maximum(first, place - back)
+    return torch.stack([first, torch.where(x < end, last, first)], -2)
+
+
+def spans(
+    plan: Tensor, causal: bool, window: int | None, length_q: int, length_k: int
+) -> tuple[Tensor, Tensor]:
+    """(..., 2, Q): the first key each query may see, and the one after the last; (..., 2, K): so for keys."""
+    queries, keys, ends = plan[..., 0, :-1], plan[..., 1, :-1], plan[..., 2, :-1]
+    stops = plan[..., 0, 1:]
+    back = None if window is None else window - 1
+    ahead = 0 if causal else back
+    seen = _spans(queries, stops, keys, ends, length_q, back, ahead)
+    return seen, _spans(keys, ends, queries, stops, length_k, ahead, back)
+
+
+def mix(x: Tensor) -> Tensor:
+    """A number below 2³² that looks random, for each number below 2³² (lowbias32 of C. Wellons, "Prospecting
+    for hash functions", 2018).
+    """
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _ALL
+    x = (x ^ (x >> 15)) * 0x846CA68B & _ALL
+    return x ^ (x >> 16)
+
+
+def kept(plan: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
+    """(..., heads, Q, stop − start) booleans, for queries of shape (..., heads, Q): weights not dropped."""
+    *lead, heads, length_q = shape
+    device = plan.device
+    seed, cut = (x.unsqueeze(-1) & _ALL for x in plan[..., 3, :2].unbind(-1))
+    head = torch.arange(math.prod(lead) * heads, device=device).reshape(*lead, heads, 1)
+    row = mix((mix(seed ^ mix(head)) + torch.arange(length_q, device=device)) & _ALL)
+    column = mix(torch.arange(start, stop, device=device) + 1)
+    return mix(row.unsqueeze(-1) ^ column) >= cut.unsqueeze(-1)
+
+
+def planned(
+    plan: Tensor, causal: bool, window: int | None, shape: torch.Size, length_k: int, start: int, stop: int
+) -> Tensor:
+    """(..., heads or 1, Q, stop − start) booleans: which of the keys start..stop queries of a shape see."""
+    first, last = spans(plan, causal, window, shape[-1], length_k)[0].unsqueeze(-1).unbind(-3)
+    j = torch.arange(start, stop, device=plan.device)
+    seen = (first <= j) & (j < last)
+    return seen & kept(plan, shape, start, stop) if drops(plan) else seen
