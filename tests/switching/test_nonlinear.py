@@ -430,6 +430,12 @@ def test_online_functions_that_are_refused(tmp_path):
     state = model.online().step([3.0, 3.1], inputs=[0.5])
     state.save(tmp_path / "state")
     other = heading(process_noise=np.eye(3))
+    none = {
+        "process_noise": np.zeros((2, 2)),
+        "initial_covariance": np.zeros((2, 2)),
+        "observation_noise": [[0.0]],
+    }
+    silent = SwitchingNonlinear(**plain_options(observation=lambda x: x[..., :1], **none))
     for refused, words in (
         (lambda: OnlineState.load(tmp_path / "state"), "Pass model=, the SwitchingNonlinear"),
         (lambda: OnlineState.load(tmp_path / "state", other), "another process_noise"),
@@ -438,6 +444,12 @@ def test_online_functions_that_are_refused(tmp_path):
         (lambda: model.online(method="exact"), "method is 'exact'"),
         (lambda: model.online(linearize="none"), "linearize is 'none'"),
         (lambda: model.online(batch=0), "batch is 0"),
+        (lambda: model.online(batch=2.5), "batch is 2.5"),
+        (lambda: state.step([3.0, 1j], inputs=[0.5]), "y cannot be read"),
+        (lambda: state.step(torch.ones(2, requires_grad=True), inputs=[0.5]), "without a derivative"),
+        (lambda: OnlineState.begin(model), "got SwitchingNonlinear"),
+        (lambda: OnlineState.after(3), "got int"),
+        (lambda: silent.online().predict().innovations([1.0]), "not positive definite"),
         (lambda: state.update([3.0, 3.1]), "update without a prediction"),
     ):
         with pytest.raises(ValueError, match=words):

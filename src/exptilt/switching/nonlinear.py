@@ -465,7 +465,8 @@ class NonlinearPlan(Plan):
         try:
             L = np.linalg.cholesky(part)
         except np.linalg.LinAlgError:
-            return self.M, ()
+            worst = np.unravel_index(np.linalg.eigvalsh(part)[..., 0].argmin(), part.shape[:3])
+            return int(worst[0] * (self.M + 1) + worst[2]), (e, S, S, S)
         z = np.linalg.solve(L, np.where(seen, e, 0.0)[..., None])[..., 0]
         distance = (z * z).sum(-1)
         logs = np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ...._support.checks import whole
 from ...._support.errors import ArgumentError
 from ...checks import plain
 from ...kernels.filters import GPB2
@@ -37,9 +38,7 @@ class Plan:
         if method not in METHODS:
             raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
         self.method, self.batch, self.M, self.n, self.m = method, batch, M, n, m
-        self.members = 1 if batch is None else batch
-        if self.members < 1:
-            raise ArgumentError(f"online: batch is {batch}. Pass at least 1, or None.")
+        self.members = 1 if batch is None else whole("online", "batch", batch, otherwise=", or None")
         law, laws = n + n * n, M * M if method == "gpb2" else M
         marks = np.cumsum([0, M * law, M, 2, laws * law, M * M, M]).tolist()
         self.law, self.length = law, marks[-1]
@@ -164,7 +163,12 @@ class Plan:
         """An observation of each member, ``(members, m)``."""
         if y is None:
             return np.full((self.members, self.m), np.nan)
-        row = np.asarray(y, dtype=np.float64)
+        try:
+            row = np.asarray(y, dtype=np.float64)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise ArgumentError(
+                f"online: y cannot be read ({problem}). Pass real numbers, without a derivative."
+            ) from None
         if row.shape != self.shape and (self.m != 1 or row.shape != self.shape[:-1]):
             raise ArgumentError(
                 f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."

@@ -93,6 +93,10 @@ class OnlineState:
             method: "imm", "gpb2" or "gpb1".
             batch: how many members; None for one, whose results have no batch axis.
         """
+        if not isinstance(model, (ModelParameters, list, tuple)):
+            raise ArgumentError(
+                f"online: got {type(model).__name__}. Pass a list of models, or call its online."
+            )
         models = [model] if isinstance(model, ModelParameters) else list(model)
         plan = Plan(models, method, batch if isinstance(model, ModelParameters) else len(models))
         p, M, n = plan.p, plan.M, plan.n
@@ -107,9 +111,11 @@ class OnlineState:
         Args:
             post: what `filter` gave, by "imm", "gpb2" or "gpb1".
         """
-        if not isinstance(post, Filtered):
+        if hasattr(post, "_online"):
             own: OnlineState = post._online()
             return own
+        if not isinstance(post, Filtered):
+            raise ArgumentError(f"online: got {type(post).__name__}. Pass what `filter` gave.")
         data = post.data
         plan = Plan(post._models, post.method, None if data.layout == "single" else data.series)
         if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
