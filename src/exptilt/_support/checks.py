@@ -4,8 +4,9 @@ Each function hands back what it was given, or raises an `ArgumentError` that be
 
     max_steps = whole("fixed_point", "max_steps", max_steps)
 
-Values of tensors are looked at only where that is possible: not inside `torch.compile` nor under
-`torch.func`.
+`caller` begins the message, `name` is the argument's and `value` what was given for it; `otherwise` says what
+else may be passed, such as ", or None for all". Values of tensors are looked at only where that is possible:
+not inside `torch.compile` nor under `torch.func`.
 """
 
 import math
@@ -24,13 +25,6 @@ Word = TypeVar("Word")
 
 def whole(caller: str, name: str, value: object, *, least: int = 1, otherwise: str = "") -> int:
     """A whole number of at least `least`, as an `int`; True and 2.0 are none.
-
-    Args:
-        caller: begins the message.
-        name: of the argument.
-        value: what was given.
-        least: the smallest that is taken.
-        otherwise: what else may be passed, such as ", or None for all".
 
     Example:
         >>> whole("retrieve", "steps", 0)
@@ -53,15 +47,7 @@ def number(
     below: float = math.inf,
     otherwise: str = "",
 ) -> float:
-    """A finite number within bounds, as a `float`; a tensor is none.
-
-    Args:
-        caller: begins the message.
-        name: of the argument.
-        value: what was given.
-        least, above: the lower bound, itself taken or not.
-        most, below: the upper bound, itself taken or not.
-        otherwise: what else may be passed, such as ", or None".
+    """A finite number within bounds (`least` and `most` may be reached), as a `float`; a tensor is none.
 
     Example:
         >>> number("Flow", "step", 0, above=0)
@@ -84,13 +70,6 @@ def number(
 def choice(caller: str, name: str, value: Word, among: Iterable[Word], *, otherwise: str = "") -> Word:
     """One of the words in `among`.
 
-    Args:
-        caller: begins the message.
-        name: of the argument.
-        value: what was given.
-        among: what may be passed.
-        otherwise: what else may be passed, such as ", or a callable".
-
     Example:
         >>> choice("filter", "store", "some", ("all", "last"))
         Traceback (most recent call last):
@@ -112,15 +91,9 @@ def floating(
     shape: str = "",
     dtypes: tuple[torch.dtype, ...] = (),
 ) -> Tensor:
-    """A floating-point tensor of at least so many axes, none of the last ones empty.
+    """A floating-point tensor of at least so many axes, none of the last ones empty, and one of `dtypes`.
 
-    Args:
-        caller: begins the message.
-        name: of the argument.
-        value: what was given.
-        axes: how many axes it has at the least; leading ones are batch.
-        shape: these axes in words, such as "(..., N, D)".
-        dtypes: those that are taken; none named takes every floating-point dtype.
+    `shape` has these axes in words, such as "(..., N, D)"; without `dtypes` every floating-point one will do.
     """
     if not isinstance(value, Tensor):
         got = type(value).__name__
@@ -152,13 +125,7 @@ def alike(caller: str, **tensors: Tensor | None) -> None:
 
 
 def generator(caller: str, value: object, device: torch.device | None = None) -> torch.Generator | None:
-    """A torch generator for draws on `device`, or None for torch's own.
-
-    Args:
-        caller: begins the message.
-        value: what was given as `generator`.
-        device: where the draws are made; None takes a generator of any device.
-    """
+    """A torch generator for draws on `device` (None takes any device's), or None for torch's own."""
     if value is None:
         return None
     if not isinstance(value, torch.Generator):
@@ -174,14 +141,9 @@ def generator(caller: str, value: object, device: torch.device | None = None) ->
 
 
 def entries(caller: str, name: str, tensor: Tensor, valid: Tensor, wanted: str) -> None:
-    """Raise at the first entry (or leading index) of `tensor` where `valid` is false.
+    """Raise at the first leading index of tensor ``(..., *event)`` where `valid` ``(...)`` is false.
 
-    Args:
-        caller: begins the message.
-        name: of the argument.
-        tensor: ``(..., *event)``, what was given.
-        valid: ``(...)``, booleans.
-        wanted: what an entry must be, in words.
+    What an entry must be is `wanted`, in words.
     """
     if not is_concrete(tensor, valid) or bool(valid.all()):
         return

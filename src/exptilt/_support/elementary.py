@@ -19,68 +19,31 @@ of log 2.
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import float32, float64, int32, int64, njit
-from numba.extending import intrinsic, overload
+from numba import float32, njit
+from numba.extending import overload
 
 STRICT = {"contract"}
 # Sums may be reordered (so that they vectorise) and products fused; infinities and NaN keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-@intrinsic
-def _float32_from_bits(typing_context, bits):
-    """Read 32 bits as a float."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return float32(int32), generate
-
-
-@intrinsic
-def _bits_of_float32(typing_context, number):
-    """Read a float as 32 bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return int32(float32), generate
-
-
-@intrinsic
-def float64_from_bits(typing_context, bits):
+@njit
+def float64_from_bits(bits):
     """Read 64 bits as a double."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return float64(int64), generate
+    return np.int64(bits).view(np.float64)
 
 
-@intrinsic
-def bits_of_float64(typing_context, number):
+@njit
+def bits_of_float64(number):
     """Read a double as 64 bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return int64(float64), generate
+    return np.float64(number).view(np.int64)
 
 
 _F = np.float32
 # (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes);
 # its Taylor series to r^13 (float64: the rest is below 1e-17)
 _E32 = tuple(
-    _F(c)
-    for c in (
-        1.9875691500e-4,
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    )
+    map(_F, (1.98756915e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.50000001201))
 )
 _E64 = tuple(1.0 / math.factorial(k) for k in range(13, 1, -1))
 _LOG2_HIGH32, _LOG2_LOW32 = _F(0.693359375), _F(-2.12194440e-4)
@@ -106,7 +69,8 @@ def _exp32(x):
     p = p * r + _E32[4]
     p = p * r + _E32[5]
     p = p * (r * r) + r + _F(1)
-    return p * _float32_from_bits((_bits_of_float32(t) + np.int32(127)) << np.int32(23))
+    exponent = (np.float32(t).view(np.int32) + np.int32(127)) << np.int32(23)
+    return p * np.int32(exponent).view(np.float32)
 
 
 @njit(fastmath=STRICT, error_model="numpy")

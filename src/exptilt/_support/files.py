@@ -82,9 +82,6 @@ def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
     The file has the permissions that `open` would have given it, whatever those of the draft are. A link is
     written through.
 
-    Args:
-        target: the file; its folder exists.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -105,37 +102,21 @@ def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(target: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-        target: the file; its folder exists.
-        content: all of it.
-    """
+    """Write a file, whole or not at all; its folder exists."""
     with draft(target) as path:
         path.write_bytes(content)
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8, whole or not at all; a lone surrogate (file names have them) becomes "?".
-
-    Args:
-        target: the file; its folder exists.
-        text: all of it.
-    """
+    """Write a text in UTF-8, whole or not at all; a lone surrogate (file names have them) becomes "?"."""
     write_bytes(target, text.encode("utf-8", "replace"))
 
 
 def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> list[Path]:
-    """Write several texts into `folder`, all of them or none: if anything fails, the old ones are restored.
+    """Write texts, by name of the file, into `folder`: all of them, or none with the old ones restored.
 
-    They are moved in the order given, so that the page that speaks of the others comes last.
-
-    Args:
-        folder: where; made if it is not there.
-        texts: by name of the file.
-
-    Returns:
-        The paths, in the order given.
+    The folder is made if it is not there. Files are moved in the order given, so that the page that speaks of
+    the others comes last, and their paths are returned in that order.
     """
     place, made = Path(folder), prepare_folder(folder)
     try:
@@ -165,11 +146,7 @@ def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> 
 def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
     """Make `folder` and its missing parents, and see that files can be written there.
 
-    Args:
-        folder: where files will go.
-
-    Returns:
-        The folders that were made, innermost first, for `forget_folders` if nothing comes of it.
+    Returns the folders that were made, innermost first, for `forget_folders` if nothing comes of it.
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
@@ -189,11 +166,7 @@ def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def forget_folders(made: list[Path]) -> None:
-    """Remove folders that were made for nothing: those of `made` that are still empty.
-
-    Args:
-        made: innermost first, as `prepare_folder` returns them.
-    """
+    """Remove those of the folders that `prepare_folder` made which are still empty."""
     for path in made:
         with suppress(OSError):
             path.rmdir()

@@ -207,10 +207,8 @@ def _say(text: str) -> None:
 def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function as a kernel that Python calls, at its first call for each kind of arguments.
 
-    Args:
-        title: what is being compiled, for the announcement: "the kernel of small inverses".
-        flags: of `numba.njit`; the interpreter lock is released and division by zero gives what IEEE 754
-            says.
+    The title is for the announcement: "the kernel of small inverses". The flags are those of `numba.njit`;
+    the interpreter lock is released and division by zero gives what IEEE 754 says.
     """
 
     def make(function: Callable[..., Any]) -> Any:
@@ -222,13 +220,7 @@ def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def region(title: str, signature: Any, variant: str = "") -> Callable[[Callable[..., Any]], int]:
-    """Compile a function of one pointer now, and return its address, for `run_region`.
-
-    Args:
-        title: what is being compiled, for the announcement.
-        signature: numba's signature.
-        variant: part of the key under which the result is kept, besides the source and the processor.
-    """
+    """Compile a function of one pointer now, and return its address, for `run_region`; see `kernel`."""
 
     def make(function: Callable[..., Any]) -> int:
         function.variant = variant  # type: ignore[attr-defined]
@@ -271,10 +263,8 @@ def _team() -> Any:
             function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
         except (OSError, AttributeError):
             continue
-        function.argtypes, function.restype = (
-            [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint],
-            None,
-        )
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        function.restype = None
         return function
     return None
 
@@ -299,24 +289,25 @@ def run_region(address: int, argument: int, threads: int) -> None:
     """Call the C function at `address` with the pointer `argument` on so many threads, and wait for all."""
     if threads <= 1:
         _callable(address)(argument)
-        return
-    enter = team()
-    if enter is not None:
+    else:
+        _together(_callable(address), address, argument, threads)
+
+
+def _together(function: Any, address: Any, argument: int | None, threads: int) -> None:
+    """Call a C function, which is at `address`, on so many threads, and wait for all."""
+    if (enter := team()) is not None:
         enter(address, argument, threads, 0)
         return
-    futures = [_pool(threads - 1).submit(_callable(address), argument) for _ in range(threads - 1)]
-    _callable(address)(argument)
+    futures = [_pool(threads - 1).submit(function, argument) for _ in range(threads - 1)]
+    function(argument)
     for future in futures:
         future.result()
 
 
 def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | None = None) -> None:
-    """Call ``work(start, stop)`` over 0..total in chunks, on several threads.
+    """Call ``work(start, stop)`` over 0..total in chunks, on several threads; by default as many as torch's.
 
-    Args:
-        work: does the items start..stop; must release the interpreter lock to gain anything.
-        total: number of items.
-        threads: how many; ``torch.get_num_threads()`` if None.
+    The work must release the interpreter lock to gain anything.
     """
     threads = min(torch.get_num_threads() if threads is None else threads, total)
     if threads <= 1:
@@ -335,7 +326,7 @@ def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | N
             done = min(total, start + max(1, (total - start) // (2 * threads)))
             return start, done
 
-    def labour(_: Any = None) -> None:
+    def labour(_: Any) -> None:
         try:
             start, stop = take()
             while start < stop:
@@ -344,14 +335,7 @@ def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | N
         except BaseException as error:  # an exception cannot pass through the library: it is raised below
             errors.append(error)
 
-    enter = team()
-    if enter is not None:
-        callback = _Region(labour)
-        enter(ctypes.cast(callback, ctypes.c_void_p), None, threads, 0)
-    else:
-        futures = [_pool(threads - 1).submit(labour) for _ in range(threads - 1)]
-        labour()
-        for future in futures:
-            future.result()
+    callback = _Region(labour)
+    _together(callback, ctypes.cast(callback, ctypes.c_void_p), None, threads)
     if errors:
         raise errors[0]

@@ -30,22 +30,8 @@ def packed_size(dimension: int) -> int:
     return dimension * (dimension + 1) // 2
 
 
-def unpacked_dimension(size: int) -> int:
-    """The dimension whose symmetric matrices have this many free entries."""
-    dimension = (math.isqrt(8 * size + 1) - 1) // 2
-    if packed_size(dimension) != size:
-        raise ArgumentError(f"A packed symmetric matrix has D(D+1)/2 entries (1, 3, 6, 10, ...); got {size}.")
-    return dimension
-
-
 def pack(matrix: Tensor) -> Tensor:
-    """A symmetric matrix as a vector, inner products kept.
-
-    Args:
-        matrix: ``(..., D, D)``, symmetric; the lower triangle is read.
-
-    Returns:
-        ``(..., D(D+1)/2)``.
+    """A symmetric matrix ``(..., D, D)``, its lower triangle read, as a vector ``(..., D(D+1)/2)``.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -58,15 +44,11 @@ def pack(matrix: Tensor) -> Tensor:
 
 
 def unpack(vector: Tensor) -> Tensor:
-    """Inverse of `pack`.
-
-    Args:
-        vector: ``(..., D(D+1)/2)``.
-
-    Returns:
-        ``(..., D, D)``, symmetric.
-    """
-    dimension = unpacked_dimension(vector.shape[-1])
+    """Inverse of `pack`: the symmetric matrix ``(..., D, D)`` of a vector ``(..., D(D+1)/2)``."""
+    size = vector.shape[-1]
+    dimension = (math.isqrt(8 * size + 1) - 1) // 2
+    if packed_size(dimension) != size:
+        raise ArgumentError(f"A packed symmetric matrix has D(D+1)/2 entries (1, 3, 6, 10, ...); got {size}.")
     rows, columns = torch.tril_indices(dimension, dimension, device=vector.device)
     scale = torch.full_like(rows, math.sqrt(0.5), dtype=vector.dtype).masked_fill(rows == columns, 1.0)
     # Entry (i, j) with i ≥ j is number i(i+1)/2 + j of the triangle.
@@ -145,13 +127,9 @@ def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
         gap, most = (matrix - matrix.mT).abs().amax((-2, -1)), added[..., 0]
         if bool((gap > 0).any() | (most > 0).any()):
             where = f" (matrix [{_worst(most)}])" if most.ndim and bool((most > 0).any()) else ""
-            added_most, averaged = (
-                f"added up to {float(most.max()):.3g} to the diagonal{where}",
-                f"an asymmetry of up to {float(gap.max()):.3g}",
-            )
-            warnings.warn(
-                f"repaired: {added_most} and averaged away {averaged}.", ExptiltWarning, stacklevel=2
-            )
+            text = f"repaired: added up to {float(most.max()):.3g} to the diagonal{where} and averaged away "
+            text += f"an asymmetry of up to {float(gap.max()):.3g}."
+            warnings.warn(text, ExptiltWarning, stacklevel=2)
     return symmetric + torch.diag_embed(added.expand_as(eigenvalues))
 
 
@@ -228,13 +206,15 @@ def solve_cholesky(factor: Tensor, vector: Tensor) -> Tensor:
 
 def multivariate_digamma(a: Tensor, dimension: int) -> Tensor:
     """Derivative of log Γ_D(a): Σ_{i<D} ψ(a − i/2)."""
-    halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
-    return torch.digamma(a.unsqueeze(-1) - halves).sum(-1)
+    return torch.digamma(_less_halves(a, dimension)).sum(-1)
 
 
 def multivariate_log_gamma(a: Tensor, dimension: int) -> Tensor:
     """Log Γ_D(a) = D(D−1)/4 log π + Σ_{i<D} log Γ(a − i/2)."""
-    halves = torch.arange(dimension, dtype=a.dtype, device=a.device) / 2
-    return torch.lgamma(a.unsqueeze(-1) - halves).sum(-1) + dimension * (dimension - 1) / 4 * math.log(
-        math.pi
-    )
+    constant = dimension * (dimension - 1) / 4 * math.log(math.pi)
+    return torch.lgamma(_less_halves(a, dimension)).sum(-1) + constant
+
+
+def _less_halves(a: Tensor, dimension: int) -> Tensor:
+    """``(..., D)``: a − i/2 for all i < D."""
+    return a.unsqueeze(-1) - torch.arange(dimension, dtype=a.dtype, device=a.device) / 2

@@ -37,13 +37,7 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def new_figure(width: float, height: float, style: dict[str, Any] | None = None) -> "Iterator[Figure]":
-    """A white figure to draw on inside the block, and to save there if the style is to hold for the saving.
-
-    Args:
-        width: inches.
-        height: inches.
-        style: settings of matplotlib that come before those of `STYLE`.
-    """
+    """A white figure, its sizes in inches, to draw on and to save inside the block, where `style` holds."""
     try:
         import matplotlib
         from cycler import cycler

@@ -16,11 +16,7 @@ def track(
 ) -> Iterator[Item]:
     """Yield from `items`, with a bar on standard error once two seconds have passed.
 
-    Args:
-        items: what to go through.
-        description: a few words on what is being done.
-        total: how many there are, where ``len(items)`` does not say.
-        show: True always, False never, None only where standard error is a terminal.
+    `show` is True for always, False for never, None for where standard error is a terminal.
     """
     disable = None if show is None else not show
     yield from tqdm(items, desc=description, total=total, delay=2.0, disable=disable, leave=False)
