@@ -10,7 +10,7 @@ streamed over the keys by `attend` to any order. So the model's attention is wor
 """
 
 from contextlib import ContextDecorator
-from types import TracebackType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -59,10 +59,8 @@ class differentiable(ContextDecorator):
         self._open.append(Interception(seen).__enter__())
         return self._model
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.pop().__exit__(kind, problem, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._open.pop().__exit__(*raised)
 
 
 def _attend(request: Request) -> Tensor:

@@ -128,10 +128,9 @@ def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
 
 
 def moments(places: Tensor, like: Tensor) -> Tensor:
-    """(key, 2 + d): 1, x and |x|² of every key, x its place over their number, to be averaged under
-    attention.
+    """(key, 2 + d): 1, x and |x|² of every key, to be averaged under attention.
 
-    The places are ``(key, d)``; a key without one, NaN, has zeros.
+    Its place x is that in places ``(key, d)`` over their number; a key without one, NaN, has zeros.
     """
     x = places.to(like) / max(len(places), 1) - 0.5
     found = torch.cat([torch.ones_like(x[:, :1]), x, x.square().sum(-1, keepdim=True)], -1)
@@ -139,8 +138,7 @@ def moments(places: Tensor, like: Tensor) -> Tensor:
 
 
 def width(averaged: Tensor, places: Tensor, choice: Tensor) -> Tensor:
-    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it ``(head, query, 2 +
-    d)``.
+    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it.
 
     Over the queries that have a place ``(query, d)`` and a choice ``(head or 1, query)``. A sink has none.
     """

@@ -67,25 +67,27 @@ class Scores:
             log_weight = rule.block(t, torch.zeros_like(z), 0, K, here).scores
             yield Block(here, rule.soften(z).scores, log_weight)
 
-    def pooled(self, log_normalizer: Tensor, cells: Tensor) -> Tensor:
-        """Attention among cells of tokens, ``(head, cell, cell)``: of a cell's queries the mean, of its keys
-        the sum.
+    def weights(self, log_normalizer: Tensor, rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Attention ``(head, row, key)``, block by block, with its rows; G is ``(head, query)``."""
+        for here, score, log_weight in self.blocks(rows):
+            yield here, torch.exp(score + log_weight - log_normalizer[:, here, None].to(score.dtype))
 
-        G is ``(head, query)``, cells ``(token,)`` the number of each token's cell, from 0.
+    def pooled(self, log_normalizer: Tensor, cells: Tensor) -> Tensor:
+        """Attention among cells ``(head, cell, cell)``: mean over a cell's queries, sum over its keys.
+
+        Cells ``(token,)`` are the number of each token's cell, from 0.
         """
         onto = torch.nn.functional.one_hot(cells).to(self.inputs.query)
         total = torch.zeros((), dtype=onto.dtype, device=onto.device)
-        for rows, score, log_weight in self.blocks():
-            p = torch.exp(score + log_weight - log_normalizer[:, rows, None].to(score.dtype))
+        for rows, p in self.weights(log_normalizer):
             total = total + onto[rows].mT @ (p @ onto)
         return total / onto.sum(0)[:, None]
 
     def strip(self, log_normalizer: Tensor, length: int) -> Tensor:
-        """Attention among the first tokens, ``(head, length, length)``; G is ``(head, query)``."""
+        """Attention among the first tokens, ``(head, length, length)``."""
         found = []
-        for rows, score, log_weight in self.blocks(rows=16):
-            if rows.start >= length:
-                break
-            p = torch.exp(score + log_weight - log_normalizer[:, rows, None].to(score.dtype))
+        for rows, p in self.weights(log_normalizer, rows=16):
             found.append(p[..., :length])
+            if rows.stop >= length:
+                break
         return torch.cat(found, 1)[:, :length]

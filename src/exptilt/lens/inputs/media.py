@@ -119,12 +119,12 @@ def files(kind: str, paths: Sequence[Path]) -> dict[str, Path]:
     """The files of a kind, "pictures" or "sounds", by name: those named, and those inside folders."""
     found: dict[str, Path] = {}
     for path in paths:
-        inside = (
-            sorted(x for x in path.iterdir() if x.suffix.lower() in SUFFIXES[kind]) if path.is_dir() else []
-        )
-        if path.is_dir() and not inside:
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(x for x in path.iterdir() if x.suffix.lower() in SUFFIXES[kind])
+        if not inside:
             raise ArgumentError(f"{path} has no {kind} ({', '.join(SUFFIXES[kind])}).")
-        for file in inside or [path]:
+        for file in inside:
             found[str(file) if file.name in found else file.name] = file
     return found
 
@@ -160,10 +160,8 @@ def read(model: Any, processor: Any, items: Any, chunk: int, max_tokens: int | N
         raise ArgumentError(f"study: there are no {kind}. Pass at least one.")
     longest = max((c for c in taken.chunks), key=lambda c: c.ids.shape[0])
     words = longest.layout.names() if longest.layout else [f"token {i}" for i in longest.ids.tolist()]
-    notes = (
-        [f"{len(taken.silent)} of {len(named)} {kind} were not read (max_tokens)."] if taken.silent else []
-    )
-    first = taken.chunks[0]
+    unread = f"{len(taken.silent)} of {len(named)} {kind} were not read (max_tokens)."
+    notes, first = [unread] if taken.silent else [], taken.chunks[0]
     facts: Facts = {"text": ", ".join(map(str, named))} if isinstance(items, Mapping) else {}
     facts |= {kind: len(taken.chunks), "tokens": sum(c.ids.shape[0] for c in taken.chunks)}
     picture = None

@@ -8,8 +8,7 @@ chunks.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -121,15 +120,13 @@ def cut(
         if vocabulary is not None and highest >= vocabulary:
             raise ArgumentError(
                 f"study: the tokenizer does not match the model: it gives token {highest}, the model knows "
-                "tokens 0 to "
-                f"{vocabulary - 1}. Load both from the same folder."
+                f"tokens 0 to {vocabulary - 1}. Load both from the same folder."
             )
         room = length - len(before) - len(after)
         if room < 1:
             raise ArgumentError(
                 f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special "
-                "ones. "
-                "Pass a larger chunk."
+                "ones. Pass a larger chunk."
             )
         pieces = -(-len(bare) // room)
         was_cut = was_cut or pieces > 1
@@ -161,18 +158,15 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
     except (TypeError, KeyError, AttributeError) as problem:
         raise ArgumentError(
             f"study: tokenizer is a {type(tokenizer).__name__} that does not turn text into input_ids "
-            f"({problem}). "
-            "Pass a tokenizer of transformers."
+            f"({problem}). Pass a tokenizer of transformers."
         ) from problem
     for start in range(len(full) - len(some) + 1):
         if full[start : start + len(some)] == some:
             return full[:start], bare, full[start + len(some) :]
     raise ArgumentError(
         f"study: it is not to be seen which special tokens the tokenizer ({type(tokenizer).__name__}) puts "
-        "around a "
-        f"text: it gives {full[:6]}... with them and {some[:6]}... without, and the second is no part of the "
-        "first. "
-        "Pass a tokenizer that adds them before and after only."
+        f"around a text: it gives {full[:6]}... with them and {some[:6]}... without, and the second is no "
+        "part of the first. Pass a tokenizer that adds them before and after only."
     )
 
 
@@ -218,11 +212,9 @@ class Reading:
     def strip_words(self, count: int) -> list[str]:
         """What to call the first tokens of the first chunk, or the cells of its picture."""
         first = self.chunks[0]
-        return (
-            self.words(first.ids[:count].tolist())
-            if first.layout is None
-            else first.layout.names(coarse=True)
-        )
+        if first.layout is None:
+            return self.words(first.ids[:count].tolist())
+        return list(first.layout.names(coarse=True))
 
 
 def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: int | None) -> Reading:
@@ -294,18 +286,6 @@ def _try_to_read(model: nn.Module) -> None:
         raise ArgumentError(
             f"study: {type(model).__name__} does not run on tokens alone ({said}).{hint}"
         ) from problem
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and back to whatever each module was in."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 def vocabulary(model: Any) -> int | None:

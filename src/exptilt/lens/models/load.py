@@ -31,14 +31,7 @@ PACKAGED = {
 }
 DEFAULT = "shakespeare"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "*.model",
-    "spiece.model",
-)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "*.model")
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -120,7 +113,6 @@ def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | 
 
 def load_tokenizer(source: Path) -> Any:
     """The tokenizer of a folder or a GGUF file."""
-    transformers = _transformers()
     if not source.exists():
         raise ArgumentError(f"there is no tokenizer at {source}. Pass a folder with a tokenizer.json.")
     if source.is_dir() and not any(any(source.glob(name)) for name in TOKENIZER_FILES):
@@ -130,7 +122,7 @@ def load_tokenizer(source: Path) -> Any:
         )
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
     with quiet(), _explained(source, "tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(place, **LOCAL, **options)
+        return _transformers().AutoTokenizer.from_pretrained(place, **LOCAL, **options)
 
 
 def load_processor(source: Path, reads: str) -> Any:
@@ -165,15 +157,11 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
             if number is None:
                 raise ArgumentError(
                     f"{folder} does not say its training step. Pass folders whose names end in a number, "
-                    "such as "
-                    "checkpoint-500."
+                    "such as checkpoint-500."
                 )
-            if int(number[1]) in found:
-                raise ArgumentError(
-                    f"{folder} and {found[int(number[1])]} are both of step {number[1]}. Pass one folder a "
-                    "step."
-                )
-            found[int(number[1])] = folder
+            known = found.setdefault(step := int(number[1]), folder)
+            if known is not folder:
+                raise ArgumentError(f"{folder} and {known} are both of step {step}. Pass one folder a step.")
     return sorted(found.items())
 
 

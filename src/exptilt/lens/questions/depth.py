@@ -26,12 +26,9 @@ def growth(before: Tensor, after: Tensor) -> float:
 
 
 def grown(passage: Passage, *, partial: bool) -> dict[str, float]:
-    """By what factor attention, MLP and norms multiply the norm of a token: geometric means, NaN where not
-    found.
+    """Factors by which attention, MLP and norms multiply the norm of a token: geometric means, or NaN.
 
-    Args:
-        passage: through one block.
-        partial: whether the block is attention alone, its MLP elsewhere.
+    `partial` says that the block is attention alone, its MLP elsewhere.
     """
     found = dict.fromkeys(GROWTH, float("nan"))
     middle, output, norms = passage.middle(), passage.output, passage.norms
@@ -108,11 +105,7 @@ class Depth:
         return Place(label, kept.float().cpu(), norm, float(size[0]))
 
     def result(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name.
-
-        ``place:...`` has one number a place, ``sample:i`` hidden states at place i, ``block:...`` one number
-        a block.
-        """
+        """Arrays by name: numbers of each ``place:`` and ``block:``, hidden states of each ``sample:``."""
         places = list(self._places)
         for stack, (index, place) in sorted(self._ends.items(), key=lambda item: -item[1][0]):
             places.insert(index, (stack, place))

@@ -61,8 +61,7 @@ class Moment:
         has, wants = (f"shape {x[name]}" if name in x else "no such weight" for x in (theirs, ours))
         raise ArgumentError(
             f"study: checkpoint {which} is of another model: for {name} it has {has}, the studied model "
-            f"{wants}. "
-            "Pass checkpoints of the model that is studied."
+            f"{wants}. Pass checkpoints of the model that is studied."
         )
 
 

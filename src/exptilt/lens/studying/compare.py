@@ -81,26 +81,23 @@ def compare(first: Study, second: Study) -> dict[str, Difference]:
     for study in (first, second):
         if not isinstance(study, Study):
             raise ArgumentError(f"compare: got a {type(study).__name__}. Pass two studies.")
-    both = [n for n, m in first.heads.items() if m.value is not None and n in second.heads]
-    return {
-        name: _difference(first.heads[name], second.heads[name])
-        for name in both
-        if second.heads[name].value is not None
-    }
+    found = {}
+    for name, a in first.heads.items():
+        b = second.heads.get(name)
+        if a.value is not None and b is not None and b.value is not None:
+            found[name] = _difference(a, a.value, b, b.value)
+    return found
 
 
-def _difference(a: HeadMeasure, b: HeadMeasure) -> Difference:
-    x, y = a.value, b.value
-    assert x is not None
-    assert y is not None
-    means = _mean(x, a.error), _mean(y, b.error)
-    error = float(np.hypot(means[0][1], means[1][1]))
-    by_head = x - y if x.shape == y.shape else None
-    known = by_head is not None and a.error is not None and b.error is not None
-    head_error = np.hypot(a.error, b.error) if known else None  # type: ignore[arg-type]
-    return Difference(
-        a.title, a.unit, (means[0][0], means[1][0]), means[0][0] - means[1][0], error, by_head, head_error
-    )
+def _difference(a: HeadMeasure, x: Array, b: HeadMeasure, y: Array) -> Difference:
+    """That of two measures with the values x and y."""
+    (first, first_error), (second, second_error) = _mean(x, a.error), _mean(y, b.error)
+    by_head = head_error = None
+    if x.shape == y.shape:
+        by_head = x - y
+        head_error = None if a.error is None or b.error is None else np.hypot(a.error, b.error)
+    error = float(np.hypot(first_error, second_error))
+    return Difference(a.title, a.unit, (first, second), first - second, error, by_head, head_error)
 
 
 def _mean(value: Array, error: Array | None) -> tuple[float, float]:
@@ -120,16 +117,11 @@ def most_different(first: Study, second: Study, count: int = 5) -> list[tuple[st
     """
     rows = []
     for name, found in compare(first, second).items():
-        values = [study.heads[name].value for study in (first, second)]
-        spread = (
-            float(np.nanstd(np.stack([x for x in values if x is not None])))
-            if found.by_head is not None
-            else 0
-        )
-        for layer, head in np.argwhere(found.differing()):
-            gap = found.by_head
-            if gap is not None and spread > 0:
-                rows.append((abs(float(gap[layer, head])) / spread, name, int(layer), int(head)))
+        if found.by_head is None:
+            continue
+        spread = np.nanstd([study.heads[name].value for study in (first, second)])  # type: ignore[arg-type]
+        for layer, head in np.argwhere(found.differing() & (spread > 0)):
+            rows.append((abs(float(found.by_head[layer, head])) / spread, name, int(layer), int(head)))
     kept: dict[tuple[int, int], tuple[str, int, int]] = {}
     for _, name, layer, head in sorted(rows, key=lambda row: -row[0]):
         kept.setdefault((layer, head), (name, layer, head))

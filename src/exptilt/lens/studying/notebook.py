@@ -10,20 +10,29 @@ if TYPE_CHECKING:
     from exptilt.lens.studying.results import HeadDetail, Study
 
 
+def shape(study: "Study") -> tuple[int, int]:
+    """Layers and heads, as the measures have them."""
+    return next((m.value.shape for m in study.heads.values() if m.value is not None), (0, 0))
+
+
+def some_heads(members: np.ndarray) -> str:
+    """Names of the first eight heads that are True in ``(layer, head)``, and how many more there are."""
+    names = [f"L{layer}H{head}" for layer, head in np.argwhere(members)]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def in_short(study: "Study") -> str:
     """What was studied, in a line."""
-    layers, heads = next((m.value.shape for m in study.heads.values() if m.value is not None), (0, 0))
+    layers, heads = shape(study)
     tokens = study.text_facts.get("tokens", "?")
     return f"{study.name}: {layers} layers of {heads} heads, {tokens} tokens"
 
 
 def of_study(study: "Study") -> str:
     """The model, and its kinds of heads."""
-    rows = []
-    for name, kind in study.kinds.items():
-        members = [f"L{layer}H{head}" for layer, head in np.argwhere(kind.members)]
-        more = f" and {len(members) - 8} more" if len(members) > 8 else ""
-        rows.append((name, kind.about, len(members), ", ".join(members[:8]) + more))
+    rows = [
+        (name, kind.about, kind.members.sum(), some_heads(kind.members)) for name, kind in study.kinds.items()
+    ]
     return html_table(("kind", "what such a head does", "heads", "which"), rows, in_short(study))
 
 

@@ -210,7 +210,7 @@ class Study:
 
     def to_json(self) -> str:
         """The study as JSON text, from which `from_json` makes an equal one."""
-        return json.dumps({"format": FORMAT, **_plain(self)}, ensure_ascii=False, allow_nan=False)
+        return json.dumps({"format": FORMAT, **plain(self)}, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Study":
@@ -222,7 +222,7 @@ class Study:
         try:
             data = json.loads(text)
             if data.pop("format") == FORMAT:
-                found: Study = _read(cls, data)
+                found: Study = read(cls, data)
                 return found
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ArgumentError(
@@ -236,7 +236,7 @@ class Study:
         """A pandas DataFrame, one row per layer and head: every head measure, its error and baseline."""
         import pandas as pd
 
-        layers, heads = next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
+        layers, heads = notebook.shape(self)
         columns: dict[str, Any] = {
             "layer": np.repeat(np.arange(layers), heads),
             "head": np.tile(np.arange(heads), layers),
@@ -254,35 +254,39 @@ class Study:
         return pd.DataFrame(columns)
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses, arrays and mappings to what JSON knows; NaN to null, infinities to words."""
+def plain(value: Any) -> Any:
+    """Dataclasses, named tuples, arrays and mappings to what JSON knows; NaN to null, infinities to words."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
-def _read(hint: Any, value: Any) -> Any:
-    """What `_plain` made of a value of this type, as that value again: null is NaN, words are infinities."""
+def read(hint: Any, value: Any) -> Any:
+    """What `plain` made of a value of this type, as that value again: null is NaN, words are infinities."""
     kind, parts = get_origin(hint), get_args(hint)
     if type(None) in parts:
-        return None if value is None else _read(parts[0], value)
-    if dataclasses.is_dataclass(hint):
+        return None if value is None else read(parts[0], value)
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         hints, make = get_type_hints(hint), cast(Any, hint)
-        return make(**{name: _read(hints[name], item) for name, item in value.items()})
+        return make(**{name: read(hints[name], item) for name, item in value.items()})
     if hint == Array:
         return np.asarray(value, dtype=object).astype(np.float64)
     if hint is float:
         return float("nan" if value is None else value)
     if kind is Mapping:
-        return Measures({RENAMED.get(name, name): _read(parts[1], item) for name, item in value.items()})
+        return Measures({RENAMED.get(name, name): read(parts[1], item) for name, item in value.items()})
     if kind is Sequence:
-        return [_read(parts[0], item) for item in value]
-    return tuple(value) if kind is tuple else value
+        return [read(parts[0], item) for item in value]
+    if kind is tuple:
+        return tuple(read(parts[0], item) if parts[-1] is ... else item for item in value)
+    return value

@@ -25,7 +25,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.distributed.group import Group, Members
 from exptilt.lens.inputs import media
-from exptilt.lens.inputs.texts import Chunk, Facts, Reading, evaluating, read_texts, vocabulary
+from exptilt.lens.inputs.texts import Chunk, Facts, Reading, read_texts, vocabulary
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
@@ -34,6 +34,7 @@ from exptilt.lens.studying.one_text import Options, measure_repeats, measure_uni
 from exptilt.lens.studying.results import Measures, Study, Training
 from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
+from exptilt.lens.watching.modules import evaluating
 from exptilt.lens.watching.watch import NothingSeenError
 
 # Tokens in a chunk, if the model can read as many: long enough for distributions, short enough for several.
@@ -136,8 +137,8 @@ def study(
         notes=[*given.notes, *_notes(plan, "cross" in first["kind"])],
         seed=seed,
         layer_names=[
-            f"{n} (cross)" if kind == "cross" else str(n)
-            for n, kind in zip(first["name"], first["kind"], strict=True)
+            f"{n} (cross)" if k == "cross" else str(n)
+            for n, k in zip(first["name"], first["kind"], strict=True)
         ],
         picture=given.picture,
     )
@@ -190,8 +191,7 @@ class _Plan:
             if self.repeated is not None:
                 tokens = hashlib.blake2b(self.repeated.numpy().tobytes(), digest_size=16).hexdigest()
                 measure = partial(_seen, measure_repeats, model, self.repeated)
-                repeats = self.store.get({"model": mark, "what": "repeats", "tokens": tokens}, measure)
-                parts.append(repeats)
+                parts.append(self.store.get({"model": mark, "what": "repeats", "tokens": tokens}, measure))
             yield
             for chunk in chunks:
                 key = {"model": mark, "what": "unit", "chunk": chunk.mark}
@@ -279,8 +279,7 @@ def _notes(plan: _Plan, cross: bool) -> list[str]:
     if cross:
         found.append(
             "Encoder and decoder read the same text. Layers are in the order in which they attend; ascent "
-            "and link are "
-            "not asked of cross-attention."
+            "and link are not asked of cross-attention."
         )
     if plan.series:
         found.append(

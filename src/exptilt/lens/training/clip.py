@@ -85,8 +85,7 @@ def _weights(reading: HeadReading, calls: list[CallRecord] | None, module: nn.Mo
     if any(call.biased for call in calls):
         raise ArgumentError(
             f"clip_qk_: {type(module).__name__} {reading.name!r} adds a position bias or a mask with numbers "
-            "to its "
-            "scores, which the weights of queries and keys do not scale."
+            "to its scores, which the weights of queries and keys do not scale."
         )
     return find_projections(module, reading.name, calls[0].dim, calls[0].values.shape[-1])
 
@@ -133,8 +132,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
     if not isinstance(record, Record):
         raise ArgumentError(
             f"clip_qk_: record is a {type(record).__name__}. Pass the record of a watch, or a monitor's "
-            "after its "
-            "first reading."
+            "after its first reading."
         )
     threshold = number("clip_qk_", "threshold", threshold, above=0)
     if record.spent:

@@ -37,9 +37,6 @@ class CsvLog:
     A run that starts anew from a checkpoint goes on in the same file: lines of steps from the first one it
     writes onwards, and a line cut short by a crash, belong to what was lost and are taken out, with a
     warning.
-
-    Args:
-        folder: where the file is or will be.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -67,8 +64,7 @@ class CsvLog:
         if first != header:
             raise ArgumentError(
                 f"TrainingMonitor: {self.path} has the columns {first.strip()[:200]!r}, not "
-                f"{header.strip()!r}. "
-                "It is another program's file; pass another folder."
+                f"{header.strip()!r}. It is another program's file; pass another folder."
             )
         commas = len(COLUMNS) - 1
         whole = [line for line in lines if line.endswith("\n") and line.count(",") >= commas]
@@ -77,21 +73,14 @@ class CsvLog:
             write_text(self.path, "".join([header, *kept]))
             warnings.warn(
                 f"TrainingMonitor: this run begins at step {step}; took {len(lines) - len(kept)} lines of "
-                "that step "
-                f"and later ones, left by an earlier run, out of {self.path}.",
+                f"that step and later ones, left by an earlier run, out of {self.path}.",
                 ExptiltWarning,
                 stacklevel=2,
             )
 
 
 class TensorBoardLog:
-    """One scalar chart per statistic, layer and head.
-
-    Events of a lost part of an earlier run, from the first step onwards, are hidden.
-
-    Args:
-        folder: TensorBoard's log folder.
-    """
+    """One scalar chart per statistic, layer and head; events of a lost part of an earlier run are hidden."""
 
     def __init__(self, folder: str | Path) -> None:
         try:
@@ -121,10 +110,7 @@ class TensorBoardLog:
 class WandbLog:
     """The same charts in the current run of Weights & Biases, over an axis of their own.
 
-    The run belongs to whoever started it; it is left open.
-
-    Args:
-        folder: where a run keeps its files if none has been started yet.
+    The run belongs to whoever started it; it is left open. One that is started here keeps files in `folder`.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -119,10 +119,8 @@ class _Finder:
 
     def latent(self) -> Projections:
         """Multi-head latent attention: keys of a part by head and a part for all heads."""
-        sizes = [
-            getattr(self.module, name, None)
-            for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        ]
+        names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        sizes = [getattr(self.module, name, None) for name in names]
         q = "q_b_proj" if isinstance(getattr(self.module, "q_b_proj", None), nn.Module) else "q_proj"
         if not all(isinstance(size, int) for size in sizes) or not hasattr(self.module, q):
             self.unknown("latent keys")
@@ -147,10 +145,8 @@ class _Finder:
             if not wide or not isinstance(weight, Tensor) or weight.dim() != 1:
                 self.refuse(
                     f"normalises queries or keys ({' and '.join(norms)}) after their weights, with what all "
-                    "heads "
-                    "share: no weight scales the scores of one head alone. The norm already bounds them; "
-                    "lower its "
-                    "weight instead."
+                    "heads share: no weight scales the scores of one head alone. The norm already bounds "
+                    "them; lower its weight instead."
                 )
             found.append(weight)
         query, key = found
@@ -196,17 +192,13 @@ class _Finder:
         if {"kv_a_layernorm", "kv_b_proj"} <= parts.keys():
             return self.latent()
         norms = {
-            name: part
-            for name, part in parts.items()
-            # "LayerNorm" is ALBERT's, of what its attention module gives back
-            if "norm" in name.lower() and name != "LayerNorm" and not isinstance(part, nn.Identity)
+            name: x for name, x in parts.items() if "norm" in name.lower() and type(x) is not nn.Identity
         }
+        norms.pop("LayerNorm", None)  # ALBERT's, of what its attention module gives back
         if norms:
             return self.wide_norms(norms)
         for q, k in _PAIRS:
-            if isinstance(getattr(module, q, None), nn.Module) and isinstance(
-                getattr(module, k, None), nn.Module
-            ):
+            if all(isinstance(getattr(module, name, None), nn.Module) for name in (q, k)):
                 return self.pair(q, k)
         for q, k, query_length, key_length, start, stride, key_heads in self.fused():
             there = hasattr(module, q) and hasattr(module, k)

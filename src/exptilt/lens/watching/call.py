@@ -103,10 +103,6 @@ class Request:
             self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
 
 
-def _nothing() -> None:
-    """Nothing to do before attention."""
-
-
 @dataclass
 class Intercepted:
     """A model whose attention is worked out elsewhere: what hooks must know, and where they send calls."""
@@ -121,7 +117,7 @@ class Intercepted:
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
     by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend through one
-    before_attention: Callable[[], None] = _nothing  # called when attention is about to be worked out
+    before_attention: Callable[[], object] = lambda: None  # called when attention is about to be worked out
     configurations: list[tuple[Any, Any]] = field(default_factory=list)  # with what they said before
 
     def __post_init__(self) -> None:

@@ -13,7 +13,6 @@ model has been given back, and must save the same tensors then: the interception
 import copy
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,9 +34,6 @@ class _Name(str):
 
     before: Any
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return copy.deepcopy(self.before, memo)
-
     def __reduce__(self) -> Any:
         return copy.copy, (self.before,)
 
@@ -51,20 +47,12 @@ class _Hook:
     def __call__(self, *arguments: Any) -> None:
         self.function(*arguments)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return _nothing
-
     def __reduce__(self) -> Any:
-        return _no_hook, ()
+        return partial, (_nothing,)
 
 
 def _nothing(*arguments: Any) -> None:
-    """A hook that does nothing."""
-
-
-def _no_hook() -> Any:
-    """What a pickled hook is read as."""
-    return _nothing
+    """A hook that does nothing, which copied and pickled hooks are read as."""
 
 
 def _configurations(model: nn.Module) -> list[Any]:
@@ -84,7 +72,8 @@ class Interception:
 
     def __init__(self, intercepted: Intercepted):
         self.intercepted = intercepted
-        intercepted.before_attention = self._before_attention
+        # A checkpointed layer must find the same attention when it runs again.
+        intercepted.before_attention = partial(rerun_checkpoint_inside, self._again)
         self._names = {kind: f"exptilt-{id(self)}{_EAGER * kind}" for kind in (False, True)}
         self._handles: list[Any] = []
         self._mode: FunctionalMode | None = None
@@ -110,19 +99,13 @@ class Interception:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         mode, self._mode = self._mode, None
         try:
             if mode is not None:
-                mode.__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
+                mode.__exit__(*raised)  # type: ignore[no-untyped-call]
         finally:
             self._restore()
-
-    def _before_attention(self) -> None:
-        """Let a checkpointed layer, if this is one, find the same attention when it runs again."""
-        rerun_checkpoint_inside(self._again)
 
     def _again(self) -> "Interception":
         """The same interception, to be entered another time; this one may be open or closed."""

@@ -9,6 +9,7 @@ calls, and numbered after the others.
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType
 from typing import Any, cast
@@ -115,6 +116,18 @@ class Modules:
     def attending(self) -> list[nn.Module]:
         """The modules that attend."""
         return [module for module in self.numbers if module is not None]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and back to whatever each module was in."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
 
 
 def _related(one: str, other: str) -> bool:

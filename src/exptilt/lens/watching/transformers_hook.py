@@ -23,16 +23,9 @@ from exptilt.lens.watching.masks import RuleMask, real_keys, split_mask
 HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_value"),
     *("past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens"),
-    *(
-        "max_seqlen",
-        "seq_idx",
-        "sliding_window",
-        "deterministic",
-        "output_hidden_states",
-        "output_attentions",
-    ),
-    *("output_router_logits", "return_dict", "num_items_in_batch", "logits_to_keep", "layer_idx"),
-    *("token_type_ids", "input_ids", "labels", "synced_gpus", "return_dict_in_generate"),
+    *("max_seqlen", "seq_idx", "sliding_window", "deterministic", "output_hidden_states"),
+    *("output_attentions", "output_router_logits", "return_dict", "num_items_in_batch", "logits_to_keep"),
+    *("layer_idx", "token_type_ids", "input_ids", "labels", "synced_gpus", "return_dict_in_generate"),
 }
 
 
@@ -72,12 +65,6 @@ def attention_function(
     if attention_mask is None:
         causal = not eager and request.kind == "self" and model.is_causal(module, is_causal)
         without_mask(model, request, causal)
-    elif (
-        isinstance(attention_mask, RuleMask)
-        and attention_mask.skipped
-        and not model.is_causal(module, is_causal)
-    ):
-        without_mask(model, request, False)
     elif isinstance(attention_mask, RuleMask):
         if attention_mask.skipped and not model.is_causal(module, is_causal):
             without_mask(model, request, False)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from exptilt._support.errors import ExptiltError
 from exptilt._support.transforms import pytree
 from exptilt.lens.watching.interception import Interception
+from exptilt.lens.watching.modules import evaluating
 
 
 class WatchedOutputError(ExptiltError, RuntimeError):
@@ -41,11 +42,9 @@ class Verification:
 
     def _run(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self.detach()
-        before = {module: module.training for module in model.modules()}
         self.under_way = True
-        model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(model):
                 watched = self._call(args, kwargs)
                 self._interception.__exit__(None, None, None)
                 try:
@@ -54,8 +53,6 @@ class Verification:
                     self._interception.__enter__()
         finally:
             self.under_way = False
-            for module, training in before.items():
-                module.training = training
         self._compare(watched, plain, kwargs.get("attention_mask"))
 
     def _call(self, args: Any, kwargs: Any) -> list[Tensor]:

@@ -11,7 +11,6 @@ How a model is taken over and given back is in `interception`; here is what is d
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -87,13 +86,11 @@ class Watch:
             self._verification.attach()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         if self._verification is not None:
             self._verification.detach()
-        self._interception.__exit__(kind, problem, trace)
-        if kind is None:
+        self._interception.__exit__(*raised)
+        if raised[0] is None:
             self._complain()
 
     def _complain(self) -> None:
@@ -141,9 +138,8 @@ class Watch:
                 tilted = self._tilted(r)
                 output = tilted.output
         except ArgumentError as problem:
-            problem.add_note(
-                f"(in attention of {self.intercepted.name}, module {self.modules.name(r.module)!r})"
-            )
+            name = self.modules.name(r.module)
+            problem.add_note(f"(in attention of {self.intercepted.name}, module {name!r})")
             raise
         self._note(r, tilted)
         return output
