@@ -4,8 +4,20 @@ from typing import Annotated, Any
 
 import torch
 
-from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, off
-from exptilt.claims.exponential_family import ROUNDING, Dimensions, Points
+from exptilt.claims.evidence import (
+    ROUNDING,
+    Axes,
+    Findings,
+    covariance_of,
+    curve,
+    dots,
+    least,
+    most,
+    normals,
+    off,
+    same,
+)
+from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.dynamics import Flow, Whiten, divergence_rate
 from exptilt.tilting import log_normalizer
@@ -17,7 +29,7 @@ from exptilt.tilting import log_normalizer
     r"\eta_j\leftarrow\eta_j+\nabla G(\eta_j)\quad\text{at all } j \text{ at once}",
     f"{FAMILY}, below equation 7; {POSTER}, Gaussian equilibrium",
 )
-def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
+def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """Attention added to its input, the residual step η ← η + ∇G(η), is a step of length one of gradient
     ascent on G, taken at all queries at once. As G is convex, with patterns held still the step raises G by
     at least ‖∇G‖².
@@ -41,24 +53,13 @@ def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found
     before, after = (log_normalizer(y[None], x[None], scale=1.0)[0] for y in (eta, moved))
     path = flow.run(eta, 12, measure_every=1, progress=False)
     free = Flow(None).run(eta, 12, measure_every=1, progress=False)
-    return Found(
-        (
-            most("step less ∇G", off(moved - eta, slope), ROUNDING),
-            most("all at once against one at a time", off(moved, alone), ROUNDING),
-            least("rise of G, less ‖∇G‖²", after - before - slope.square().sum(-1), -ROUNDING),
-            least("least rise of the mean of G in 12 steps", path.log_normalizer.diff(), 0.0),
-        ),
-        Picture(
-            "G climbs, patterns held still or moving along",
-            "step",
-            "mean G",
-            (
-                Line("patterns held still", path.steps.tolist(), path.log_normalizer.tolist()),
-                Line("patterns moving along", free.steps.tolist(), free.log_normalizer.tolist()),
-            ),
-            log_y=True,
-        ),
-    )
+    yield same("step less ∇G", moved - eta, slope)
+    yield same("all at once against one at a time", moved, alone)
+    yield least("rise of G, less ‖∇G‖²", after - before - slope.square().sum(-1), -ROUNDING)
+    yield least("least rise of the mean of G in 12 steps", path.log_normalizer.diff(), 0.0)
+    yield curve("patterns held still", path.steps, path.log_normalizer)
+    yield curve("patterns moving along", free.steps, free.log_normalizer)
+    yield Axes("G climbs, patterns held still or moving along", "step", "mean G", log_y=True)
 
 
 @claim(
@@ -75,7 +76,7 @@ def divergence(
     patterns: Annotated[int, Between(3, 400)] = 20,
     dimensions: Annotated[int, Between(1, 32)] = 3,
     steps: Annotated[int, Between(60, 5000)] = 400,
-) -> Found:
+) -> Findings:
     """Without renormalisation the ascent diverges. With patterns held still each point ends up growing by
     ‖x_n‖ a step along one pattern, an extreme point of their hull; patterns that move along double at each
     step.
@@ -91,22 +92,12 @@ def divergence(
     """
     found = divergence_rate(count=points, patterns=patterns, dimension=dimensions, steps=steps, seed=seed)
     some = found.lengths[:, :4]
-    return Found(
-        (
-            most("growth of ‖η‖ against ‖x_n‖", found.error, 1e-2),
-            least("distance of x_n from the hull of the others", found.extreme, 1e-9),
-            least("final length over the first", found.lengths[-1] / found.lengths[0], 10.0),
-            most(
-                "factor a step, patterns moving, less 2", abs(found.moving_factor - found.moving_theory), 1e-3
-            ),
-        ),
-        Picture(
-            "Lengths of four points, patterns held still",
-            "step",
-            "‖η‖",
-            [Line("", list(range(len(some))), some[:, i].tolist()) for i in range(some.shape[1])],
-        ),
-    )
+    yield most("growth of ‖η‖ against ‖x_n‖", found.error, 1e-2)
+    yield least("distance of x_n from the hull of the others", found.extreme, 1e-9)
+    yield least("final length over the first", found.lengths[-1] / found.lengths[0], 10.0)
+    yield most("factor a step, patterns moving, less 2", abs(found.moving_factor - found.moving_theory), 1e-3)
+    yield from (curve("", range(len(some)), some[:, i]) for i in range(some.shape[1]))
+    yield Axes("Lengths of four points, patterns held still", "step", "‖η‖")
 
 
 @claim(
@@ -116,7 +107,9 @@ def divergence(
     r"\frac{\|\eta+\nabla G\|}{\|\eta\|}>1,\quad \frac{\|\mathrm{RN}(\cdot)\|}{\|\cdot\|}<1",
     f"{FAMILY}, section 3.1 (“contraction step”); {POSTER}, abstract; {TEMPLATE}, section 2.2",
 )
-def contraction(seed: int, *, points: Points = 200, dimensions: Annotated[int, Between(2, 32)] = 4) -> Found:
+def contraction(
+    seed: int, *, points: Points = 200, dimensions: Annotated[int, Between(2, 32)] = 4
+) -> Findings:
     """Layer norm (each point), batch norm (each coordinate), whitening (mean and covariance) and projection
     to the sphere each keep their constraint exactly, and contract at every step what the ascent expanded.
 
@@ -133,16 +126,11 @@ def contraction(seed: int, *, points: Points = 200, dimensions: Annotated[int, B
         seed, (points + 3 * dimensions, dimensions), (dimensions,), (dimensions, dimensions)
     )
     target = covariance_of(root)
-    kinds: dict[str, Any] = {
-        "layer": "layer",
-        "batch": "batch",
-        "sphere": "sphere",
-        "whiten": Whiten(mean, target),
-    }
-    checks, lines = [], []
+    kinds: dict[str, Any] = {name: name for name in ("layer", "batch", "sphere")}
+    kinds["whiten"] = Whiten(mean, target)
     for name, kind in kinds.items():
-        path = Flow(kind).run(Flow(kind)(x), 20, measure_every=1, progress=False)
         y = Flow(kind)(x)
+        path = Flow(kind).run(y, 20, measure_every=1, progress=False)
         if name == "whiten":
             broken = max(off(y.mean(0), mean), off(torch.cov(y.mT, correction=0), target))
         elif name == "sphere":
@@ -150,12 +138,10 @@ def contraction(seed: int, *, points: Points = 200, dimensions: Annotated[int, B
         else:
             axis = 0 if name == "batch" else 1
             broken = max(float(y.mean(axis).abs().max()), float((y.var(axis, correction=0) - 1).abs().max()))
-        grown = path.growth
-        checks += [
-            most(f"{name}: constraint", broken, 1e-9),
-            least(f"{name}: expansion by the ascent", grown.expansion[1:], 1.0),
-            most(f"{name}: contraction by the norm", grown.contraction[1:], 1.0),
-        ]
-        lines.append(Line(f"{name}: ascent", path.steps[1:].tolist(), grown.expansion[1:].tolist()))
-        lines.append(Line(f"{name}: norm", path.steps[1:].tolist(), grown.contraction[1:].tolist(), "points"))
-    return Found(checks, Picture("Factors of size in each step", "step", "factor", lines, log_y=True))
+        steps, grown = path.steps[1:], path.growth
+        yield most(f"{name}: constraint", broken, 1e-9)
+        yield least(f"{name}: expansion by the ascent", grown.expansion[1:], 1.0)
+        yield most(f"{name}: contraction by the norm", grown.contraction[1:], 1.0)
+        yield curve(f"{name}: ascent", steps, grown.expansion[1:])
+        yield dots(f"{name}: norm", steps, grown.contraction[1:])
+    yield Axes("Factors of size in each step", "step", "factor", log_y=True)

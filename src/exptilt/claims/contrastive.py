@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from exptilt.claims.evidence import Found, Line, Picture, most, normals, off
+from exptilt.claims.evidence import Axes, Findings, curve, most, normals, same
 from exptilt.claims.ledger import FAMILY, TEMPLATE, Between, claim
 from exptilt.dynamics import Sphere
 from exptilt.losses import clip, info_nce, linear_cross_entropy, nce, nt_xent, sampled_softmax
@@ -26,7 +26,7 @@ def likelihood(
     batch: Annotated[int, Between(2, 512)] = 24,
     dimensions: Annotated[int, Between(2, 128)] = 8,
     temperature: Annotated[float, Between(0.01, 10)] = 0.3,
-) -> Found:
+) -> Findings:
     """InfoNCE, NT-Xent and CLIP are minus the log-likelihood of the positive under the family of A1,
     averaged; the gradient is attention minus the positive. Cosine similarity is projection to the sphere.
     The softmax of Word2Vec is the same with words for keys, and sampled softmax and noise-contrastive
@@ -56,7 +56,7 @@ def likelihood(
     output = attend(u[None], v[None], v[None], scale=1 / tau).output[0]
     both = torch.cat([u, v])
     pairs = (both @ both.mT / tau).fill_diagonal_(-torch.inf)
-    views = cross_entropy(pairs, torch.arange(2 * batch).roll(batch))
+    positives = torch.arange(2 * batch).roll(batch)
     sphere = Sphere()
     words = torch.arange(batch) % 40
     outcomes = torch.arange(40).repeat(batch, 1)
@@ -72,50 +72,19 @@ def likelihood(
     (pull,) = torch.autograd.grad(noise_loss(log_Z), hidden)
     guesses = log_Z + torch.linspace(-3, 3, 25, dtype=q.dtype)
     losses = [float(noise_loss(guess).detach()) for guess in guesses]
-    return Found(
-        (
-            most(
-                "InfoNCE against −log p of the positive", off(each, -scores.log_softmax(-1).diagonal()), 1e-9
-            ),
-            most("gradient against (attention − positive)/τ", off(slope, (output - v) / tau), 1e-9),
-            most(
-                "CLIP against both cross-entropies",
-                abs(
-                    clip(q, k, temperature=tau)
-                    - (cross_entropy(scores, right) + cross_entropy(scores.mT, right)) / 2
-                ),
-                1e-9,
-            ),
-            most(
-                "NT-Xent against its cross-entropy",
-                abs(nt_xent(torch.stack([q, k]), temperature=tau) - views),
-                1e-9,
-            ),
-            most(
-                "cosine against the sphere",
-                abs(
-                    info_nce(q, k, temperature=tau)
-                    - info_nce(sphere(q), sphere(k), temperature=tau, similarity="dot")
-                ),
-                1e-9,
-            ),
-            most(
-                "softmax over words",
-                abs(linear_cross_entropy(q, W, words) - cross_entropy(q @ W.mT, words)),
-                1e-9,
-            ),
-            most(
-                "sampled softmax with all words",
-                abs(sampled_softmax(q, W, words, outcomes) - cross_entropy(q @ W.mT, words)),
-                1e-9,
-            ),
-            most("NCE at the true law: its gradient", pull.sum(0).norm(), 1e-9),
-            most("NCE at log Z, less that at other guesses", losses[12] - min(losses), 0.0),
-        ),
-        Picture(
-            "NCE is least where the guess of log Z is right",
-            "guess − G",
-            "loss",
-            (Line("", (guesses - log_Z).tolist(), losses),),
-        ),
-    )
+    yield same("InfoNCE against −log p of the positive", each, -scores.log_softmax(-1).diagonal(), 1e-9)
+    yield same("gradient against (attention − positive)/τ", slope, (output - v) / tau, 1e-9)
+    ways = (cross_entropy(scores, right) + cross_entropy(scores.mT, right)) / 2
+    yield most("CLIP against both cross-entropies", abs(clip(q, k, temperature=tau) - ways), 1e-9)
+    views = nt_xent(torch.stack([q, k]), temperature=tau) - cross_entropy(pairs, positives)
+    yield most("NT-Xent against its cross-entropy", abs(views), 1e-9)
+    projected = info_nce(sphere(q), sphere(k), temperature=tau, similarity="dot")
+    yield most("cosine against the sphere", abs(info_nce(q, k, temperature=tau) - projected), 1e-9)
+    of_words = cross_entropy(q @ W.mT, words)
+    yield most("softmax over words", abs(linear_cross_entropy(q, W, words) - of_words), 1e-9)
+    sampled = sampled_softmax(q, W, words, outcomes)
+    yield most("sampled softmax with all words", abs(sampled - of_words), 1e-9)
+    yield most("NCE at the true law: its gradient", pull.sum(0).norm(), 1e-9)
+    yield most("NCE at log Z, less that at other guesses", losses[12] - min(losses), 0.0)
+    yield curve("", guesses - log_Z, losses)
+    yield Axes("NCE is least where the guess of log Z is right", "guess − G", "loss")

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import Found, Line, Picture, least, most, normals, off
-from exptilt.claims.exponential_family import ROUNDING, Dimensions, Points
+from exptilt.claims.evidence import ROUNDING, Axes, Findings, curve, dots, least, most, normals, off, same
+from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.families import (
     Empirical,
@@ -26,7 +26,7 @@ from exptilt.tilting import attend
     r"\text{Gaussian kernel: } \log h_n=-\tfrac12\|k_n\|^2",
     f"{FAMILY}, equation 7",
 )
-def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions = 4) -> Found:
+def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions = 4) -> Findings:
     """Attention is Nadaraya–Watson regression with the kernel e^<q,k>. It equals regression with a Gaussian
     kernel if all keys are equally long, or if keys carry the log-weight −‖k‖²/2, and not otherwise.
 
@@ -58,23 +58,15 @@ def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions 
         for s in spread
         for keys in (unit * k.norm(dim=-1, keepdim=True) ** s,)
     ]
-    return Found(
-        (
-            most("kernel e^<q,k>", off(without, plain @ v / plain.sum(-1, keepdim=True)), ROUNDING),
-            most(
-                "Gaussian kernel, keys of one length",
-                off(attend(q, unit, v, scale=1.0).output, gaussian(unit)),
-                ROUNDING,
-            ),
-            most("Gaussian kernel, log-weights −‖k‖²/2", off(weighted, gaussian(k)), ROUNDING),
-            most("Gaussian kernel, keys of any length", off(without, gaussian(k)), ROUNDING, "reach"),
-        ),
-        Picture(
-            "Without weights, unequal keys take attention away from Gaussian regression",
-            "spread s of key lengths, ‖k‖^s",
-            "largest difference",
-            (Line("", spread.tolist(), apart),),
-        ),
+    yield same("kernel e^<q,k>", without, plain @ v / plain.sum(-1, keepdim=True))
+    yield same("Gaussian kernel, keys of one length", attend(q, unit, v, scale=1.0).output, gaussian(unit))
+    yield same("Gaussian kernel, log-weights −‖k‖²/2", weighted, gaussian(k))
+    yield same("Gaussian kernel, keys of any length", without, gaussian(k), role="reach")
+    yield curve("", spread, apart)
+    yield Axes(
+        "Without weights, unequal keys take attention away from Gaussian regression",
+        "spread s of key lengths, ‖k‖^s",
+        "largest difference",
     )
 
 
@@ -85,7 +77,7 @@ def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions 
     r"\mathrm{H}=G(\eta)-\langle\eta,\nabla G(\eta)\rangle",
     f"{POSTER}, Information Geometry; {TEMPLATE}, section 2.3",
 )
-def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
+def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """Each mean inside the hull belongs to one η, which is the gradient of the conjugate G* there. For
     counted points the entropy of the tilted measure is G(η) − <η, ∇G(η)>, that is −G*.
 
@@ -111,25 +103,15 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fo
     rivals = others @ m - h.log_normalizer(others)
     t = torch.linspace(-2, 2, 41, dtype=torch.float64)
     line = h.log_normalizer(t[:, None] * eta)
-    return Found(
-        (
-            most("η to its mean and back", off(h.natural(m).or_raise(), eta), 1e-6),
-            most("∇G*(m), by differences, against η", off(slope, eta), 1e-4),
-            most("G*(m) + G(η) − <m,η>", abs(conjugate + h.log_normalizer(eta) - m @ eta), 1e-8),
-            most("largest <m,η'> − G(η') over others, less G*(m)", rivals - conjugate, 1e-9),
-            most("entropy against G − <η,∇G>", abs(h.log_normalizer(eta) - eta @ m - entropy), ROUNDING),
-            most("entropy of the tilted measure", abs(h.tilt(eta).entropy() - entropy), ROUNDING),
-        ),
-        Picture(
-            "<m,tη> − G(tη) is largest at t = 1, where it is G*(m)",
-            "t",
-            "",
-            (
-                Line("<m,tη> − G(tη)", t.tolist(), (t * (m @ eta) - line).tolist()),
-                Line("−entropy", t.tolist(), [float(-entropy)] * len(t)),
-            ),
-        ),
-    )
+    yield same("η to its mean and back", h.natural(m).or_raise(), eta, 1e-6)
+    yield same("∇G*(m), by differences, against η", slope, eta, 1e-4)
+    yield most("G*(m) + G(η) − <m,η>", abs(conjugate + h.log_normalizer(eta) - m @ eta), 1e-8)
+    yield most("largest <m,η'> − G(η') over others, less G*(m)", rivals - conjugate, 1e-9)
+    yield most("entropy against G − <η,∇G>", abs(h.log_normalizer(eta) - eta @ m - entropy), ROUNDING)
+    yield most("entropy of the tilted measure", abs(h.tilt(eta).entropy() - entropy), ROUNDING)
+    yield curve("<m,tη> − G(tη)", t, (t * (m @ eta) - line))
+    yield curve("−entropy", t, [float(-entropy)] * len(t))
+    yield Axes("<m,tη> − G(tη) is largest at t = 1, where it is G*(m)", "t", "")
 
 
 @claim(
@@ -140,7 +122,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fo
     printed=r"B_G(\eta_1,\eta_2)=\mathrm{KL}(p_{\eta_1}\|p_{\eta_2}),\quad "
     r"B_{G^*}(m_1,m_2)=\mathrm{KL}(p_2\|p_1)",
 )
-def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
+def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """With the usual B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, the divergence of G at η₁, η₂ is that of p₂ from
     p₁, and the divergence of G* at the means is that of p₁ from p₂. The poster has both orders swapped.
 
@@ -162,25 +144,15 @@ def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fo
     mean_a, mean_b = h.mean(a), h.mean(b)
     dual = h.conjugate(mean_a) - h.conjugate(mean_b) - (b * (mean_a - mean_b)).sum(-1)
     library = torch.stack([kl(h.tilt(v), h.tilt(u)).value for u, v in zip(a, b, strict=True)])
-    return Found(
-        (
-            most("B_G(η₁,η₂) − KL(p₂‖p₁)", off(found, backward), 1e-9),
-            most("B_G* at the means − KL(p₁‖p₂)", off(dual, forward), 1e-6),
-            most("the library's kl(p₂, p₁)", off(library, backward), 1e-9),
-            most("as printed: B_G(η₁,η₂) − KL(p₁‖p₂)", off(found, forward), 1e-9, "printed"),
-            most("as printed: B_G* at the means − KL(p₂‖p₁)", off(dual, backward), 1e-6, "printed"),
-        ),
-        Picture(
-            "B_G against both orders of KL: on the line for KL(p₂‖p₁)",
-            "B_G(η₁,η₂)",
-            "KL",
-            (
-                Line("KL(p₂‖p₁)", found.tolist(), backward.tolist(), "points"),
-                Line("KL(p₁‖p₂), as printed", found.tolist(), forward.tolist(), "points"),
-                Line("equal", [0.0, float(found.max())], [0.0, float(found.max())]),
-            ),
-        ),
-    )
+    yield same("B_G(η₁,η₂) − KL(p₂‖p₁)", found, backward, 1e-9)
+    yield same("B_G* at the means − KL(p₁‖p₂)", dual, forward, 1e-6)
+    yield same("the library's kl(p₂, p₁)", library, backward, 1e-9)
+    yield same("as printed: B_G(η₁,η₂) − KL(p₁‖p₂)", found, forward, 1e-9, "printed")
+    yield same("as printed: B_G* at the means − KL(p₂‖p₁)", dual, backward, 1e-6, "printed")
+    yield dots("KL(p₂‖p₁)", found, backward)
+    yield dots("KL(p₁‖p₂), as printed", found, forward)
+    yield curve("equal", [0.0, float(found.max())], [0.0, float(found.max())])
+    yield Axes("B_G against both orders of KL: on the line for KL(p₂‖p₁)", "B_G(η₁,η₂)", "KL")
 
 
 @claim(
@@ -195,7 +167,7 @@ def entropy(
     *,
     outcomes: Annotated[int, Between(4, 2000)] = 30,
     constraints: Annotated[int, Between(1, 16)] = 3,
-) -> Found:
+) -> Findings:
     """Minimising log Σ exp y_i with y = Ax + b has as its dual the largest entropy (relative to e^b) under
     the constraints A'ν = 0; the gap is zero and ν = softmax(y*). So the law of maximum entropy under mean
     constraints is the tilted measure.
@@ -225,25 +197,14 @@ def entropy(
     rivals = nu + sizes[:, None, None] * room * moves
     value = (rivals * b - torch.special.xlogy(rivals, rivals)).sum(-1)
     optimum = (nu * b - torch.special.xlogy(nu, nu)).sum()
-    return Found(
-        (
-            most("duality gap", found.gap.abs(), 1e-9),
-            most("constraints A'ν", (nu @ A).abs(), 1e-8),
-            most("ν against softmax(Ax* + b)", off(nu, torch.softmax(A @ found.multiplier + b, 0)), 1e-9),
-            most(
-                "primal against the sum",
-                abs(found.primal - torch.logsumexp(A @ found.multiplier + b, 0)),
-                1e-9,
-            ),
-            most("entropy of other laws, less that of ν", value - optimum, 1e-12),
-        ),
-        Picture(
-            "Entropy along directions that keep the constraints",
-            "how far from ν",
-            "<b,ν> + H(ν)",
-            [Line("" if i else "other laws", sizes.tolist(), value[:, i].tolist()) for i in range(12)],
-        ),
-    )
+    yield most("duality gap", found.gap.abs(), 1e-9)
+    yield most("constraints A'ν", (nu @ A).abs(), 1e-8)
+    yield same("ν against softmax(Ax* + b)", nu, torch.softmax(A @ found.multiplier + b, 0), 1e-9)
+    least_sum = torch.logsumexp(A @ found.multiplier + b, 0)
+    yield most("primal against the sum", abs(found.primal - least_sum), 1e-9)
+    yield most("entropy of other laws, less that of ν", value - optimum, 1e-12)
+    yield from (curve("" if i else "other laws", sizes, value[:, i]) for i in range(12))
+    yield Axes("Entropy along directions that keep the constraints", "how far from ν", "<b,ν> + H(ν)")
 
 
 @claim(
@@ -252,7 +213,7 @@ def entropy(
     r"G(\eta)=\max_q\ \mathrm{E}_q[\langle u,\eta\rangle]+\mathrm{H}(q)",
     f"{TEMPLATE}, section 2.3",
 )
-def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Found:
+def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """The log-normalizer is minus the least free energy: over all laws q on the points, E_q<u,η> + H(q) is
     at most G, and equals it for the attention weights alone.
 
@@ -274,23 +235,13 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Foun
     q = log_q.exp()
     value = q @ (x @ eta) - (q * log_q).sum(-1)
     gap = (q * (log_q - p)).sum(-1)
-    return Found(
-        (
-            most("E_q<u,η> + H(q) − G over all q", value - G, ROUNDING),
-            most("at the attention weights, less G", abs(value[0] - G), ROUNDING),
-            most("shortfall against KL(q‖p)", off(G - value, gap), ROUNDING),
-            least("KL of the others", gap[1:], 0.0),
-        ),
-        Picture(
-            "The bound, and how far laws fall below it",
-            "KL(q‖p)",
-            "E_q<u,η> + H(q)",
-            (
-                Line("laws q", gap.tolist(), value.tolist(), "points"),
-                Line("G", [0.0, float(gap.max())], [float(G)] * 2),
-            ),
-        ),
-    )
+    yield most("E_q<u,η> + H(q) − G over all q", value - G, ROUNDING)
+    yield most("at the attention weights, less G", abs(value[0] - G), ROUNDING)
+    yield same("shortfall against KL(q‖p)", G - value, gap)
+    yield least("KL of the others", gap[1:], 0.0)
+    yield dots("laws q", gap, value)
+    yield curve("G", [0.0, float(gap.max())], [float(G)] * 2)
+    yield Axes("The bound, and how far laws fall below it", "KL(q‖p)", "E_q<u,η> + H(q)")
 
 
 @claim(
@@ -300,7 +251,7 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Foun
     r"D(m\|h)=\sum_j m_j\log\tfrac{m_j}{h_j}-m_j+h_j",
     f"{TEMPLATE}, section 2.3",
 )
-def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) -> Found:
+def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) -> Findings:
     """The sum of exponentials, which is AdaBoost's loss, is to the KL divergence of unnormalised measures
     what the log-sum-exp is to that of laws: its conjugate, and the source of its Bregman divergence.
 
@@ -329,22 +280,12 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
     M = exponential_sum(h, a[0])
     D = unnormalized_kl((b @ x.mT).exp(), (a @ x.mT).exp())
     distance = (masses - best).norm(dim=-1)
-    return Found(
-        (
-            most("maximum against Σ e^s", abs(value[0] / M - 1), ROUNDING),
-            most("other masses, less the maximum", value[1:] / M - 1, ROUNDING),
-            most("Bregman divergence of M against D", (exponential_bregman(h, a, b) / D - 1).abs(), 1e-9),
-        ),
-        Picture(
-            "<s,m> − D(m‖h) + Σh over masses m",
-            "distance of m from h e^s",
-            "",
-            (
-                Line("masses m", distance.tolist(), value.tolist(), "points"),
-                Line("Σ h e^s", [0.0, float(distance.max())], [float(M)] * 2),
-            ),
-        ),
-    )
+    yield most("maximum against Σ e^s", abs(value[0] / M - 1), ROUNDING)
+    yield most("other masses, less the maximum", value[1:] / M - 1, ROUNDING)
+    yield most("Bregman divergence of M against D", (exponential_bregman(h, a, b) / D - 1).abs(), 1e-9)
+    yield dots("masses m", distance, value)
+    yield curve("Σ h e^s", [0.0, float(distance.max())], [float(M)] * 2)
+    yield Axes("<s,m> − D(m‖h) + Σh over masses m", "distance of m from h e^s", "")
 
 
 @claim(
@@ -354,7 +295,9 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
     r"\langle q,k_j\rangle=G(q)+G^*(k_j)-\mathrm{KL}(p_j\|p_q)",
     f"{POSTER}, Information Geometry",
 )
-def members(seed: int, *, states: Annotated[int, Between(2, 200)] = 20, dimensions: Dimensions = 4) -> Found:
+def members(
+    seed: int, *, states: Annotated[int, Between(2, 200)] = 20, dimensions: Dimensions = 4
+) -> Findings:
     """Hidden states are members of a family, known by natural parameter or by expected statistic. Attention
     whose keys are expected statistics weighs the states by how near each is, in KL, to the member that the
     query names; over natural parameters likewise, with KL the other way round.
@@ -379,25 +322,11 @@ def members(seed: int, *, states: Annotated[int, Between(2, 200)] = 20, dimensio
     conjugates = (eta * h.mean(eta)).sum(-1) - h.log_normalizer(eta)
     by_kl = measure_of_members(h, eta, by_divergence=True).tilt(q).log_weight.softmax(-1)
     score = keys.points @ q
-    return Found(
-        (
-            most("k_j against ∇G(q_j)", off(keys.points, torch.softmax(eta @ x.mT, -1) @ x), ROUNDING),
-            most("<q,k_j> against G + G* − KL", off(score, h.log_normalizer(q) + conjugates - to), 1e-9),
-            most(
-                "<η_j,m> against G + G* − KL",
-                off(naturals.points @ m, h.log_normalizer(eta) + (q @ m - h.log_normalizer(q)) - back),
-                1e-9,
-            ),
-            most("weights by divergence against e^−KL", off(by_kl, torch.softmax(-to, 0)), 1e-9),
-        ),
-        Picture(
-            "Without G*, attention falls with KL alone",
-            "KL(p_j‖p_q)",
-            "weight",
-            (
-                Line("attention, −G* taken off", to.tolist(), by_kl.tolist(), "points"),
-                Line("attention", to.tolist(), torch.softmax(score, 0).tolist(), "points"),
-            ),
-            log_y=True,
-        ),
-    )
+    yield same("k_j against ∇G(q_j)", keys.points, torch.softmax(eta @ x.mT, -1) @ x)
+    yield same("<q,k_j> against G + G* − KL", score, h.log_normalizer(q) + conjugates - to, 1e-9)
+    by_natural = h.log_normalizer(eta) + (q @ m - h.log_normalizer(q)) - back
+    yield same("<η_j,m> against G + G* − KL", naturals.points @ m, by_natural, 1e-9)
+    yield same("weights by divergence against e^−KL", by_kl, torch.softmax(-to, 0), 1e-9)
+    yield dots("attention, −G* taken off", to, by_kl)
+    yield dots("attention", to, torch.softmax(score, 0))
+    yield Axes("Without G*, attention falls with KL alone", "KL(p_j‖p_q)", "weight", log_y=True)

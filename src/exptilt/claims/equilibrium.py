@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from exptilt.claims.evidence import Found, Line, Picture, least, most, normals, note, off
+from exptilt.claims.evidence import Axes, Findings, curve, dots, least, most, normals, note, same
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.dynamics import equal_cosine, equilibrium_sweep, fixed_point, monotone_operator, theorem_one
 
@@ -28,7 +28,7 @@ def theorem(
     *,
     points: Annotated[int, Between(100, 100_000)] = 2000,
     steps: Annotated[int, Between(1, 100)] = 6,
-) -> Found:
+) -> Findings:
     """With h = N(μ,Σ) held still, N(Σ⁻¹μ, Σ⁻¹) is a fixed point of the ascent followed by a renormaliser that
     sets mean and full covariance; every Gaussian start is there after one step, because the update is
     affine. For the same reason no other start ever becomes Gaussian, and batch or layer norm do not lead
@@ -47,31 +47,18 @@ def theorem(
     """
     found = theorem_one(count=points, steps=steps, seed=seed)
     still, one = found.row("fixed point"), found.row("gaussian")
-    lines = [
-        Line(
-            f"{row.start}, {row.renormalizer}",
-            list(range(steps + 1)),
-            [max(x, 1e-16) for x in row.covariance_error],
-        )
-        for row in (one, found.row("gaussian", "batch"), found.row("gaussian", "layer"))
-    ]
-    return Found(
-        (
-            most("at the fixed point: mean", still.mean_error, 1e-9),
-            most("at the fixed point: covariance", still.covariance_error, 1e-9),
-            most("at the fixed point: how far points move", still.drift, 1e-9),
-            most("Gaussian start, one step: covariance", one.covariance_error[1], 1e-9),
-            least(
-                "Laplace start becomes Gaussian: p-value", found.row("laplace").gaussian_p[-1], 0.05, "reach"
-            ),
-            least(
-                "bimodal start becomes Gaussian: p-value", found.row("bimodal").gaussian_p[-1], 0.05, "reach"
-            ),
-            most("batch norm: covariance", found.row("gaussian", "batch").covariance_error[-1], 0.1, "reach"),
-            most("layer norm: covariance", found.row("gaussian", "layer").covariance_error[-1], 0.1, "reach"),
-        ),
-        Picture("Covariance of the points against Σ⁻¹", "step", "relative distance", lines, log_y=True),
-    )
+    yield most("at the fixed point: mean", still.mean_error, 1e-9)
+    yield most("at the fixed point: covariance", still.covariance_error, 1e-9)
+    yield most("at the fixed point: how far points move", still.drift, 1e-9)
+    yield most("Gaussian start, one step: covariance", one.covariance_error[1], 1e-9)
+    yield least("Laplace start becomes Gaussian: p-value", found.row("laplace").gaussian_p[-1], 0.05, "reach")
+    yield least("bimodal start becomes Gaussian: p-value", found.row("bimodal").gaussian_p[-1], 0.05, "reach")
+    yield most("batch norm: covariance", found.row("gaussian", "batch").covariance_error[-1], 0.1, "reach")
+    yield most("layer norm: covariance", found.row("gaussian", "layer").covariance_error[-1], 0.1, "reach")
+    for row in (one, found.row("gaussian", "batch"), found.row("gaussian", "layer")):
+        error = [max(x, 1e-16) for x in row.covariance_error]
+        yield curve(f"{row.start}, {row.renormalizer}", range(steps + 1), error)
+    yield Axes("Covariance of the points against Σ⁻¹", "step", "relative distance", log_y=True)
 
 
 @claim(
@@ -91,7 +78,7 @@ def moving(
     dimensions: Annotated[int, Between(2, 32)] = 4,
     beta: Annotated[float, Between(0.01, 20)] = 1.0,
     steps: Annotated[int, Between(20, 5000)] = 300,
-) -> Found:
+) -> Findings:
     """The drafts ask whether self-attention and a norm, without weights, lead to a Gaussian cloud also where
     the measure is that of the moving points. They do not: from Gaussian, heavy-tailed and light-tailed
     starts alike the points collapse into a few clusters, one on the sphere, two under batch norm, D + 1 at
@@ -125,33 +112,19 @@ def moving(
         seed=seed,
         progress=False,
     )
-    checks, lines = [], []
-    for kind in RENORMALIZERS:
-        runs = sweep.select(renormalizer=kind).settings
-        share = torch.stack([run.effective[-1] / run.effective[0] for run in runs])
-        checks.append(least(f"{kind}: part of the clusters left", share.max(), 0.5, "measured"))
-        lines.append(Line(kind, runs[1].steps.tolist(), runs[1].effective[:, 0].tolist()))
     ends = {kind: sweep.select(renormalizer=kind).settings for kind in RENORMALIZERS}
-    checks += [
-        note(f"{kind}: clusters at the end", max(int(r.clusters[-1]) for r in ends[kind])) for kind in ends
-    ]
-    heavy = sweep.select(renormalizer="whiten", start="laplace").settings[0]
-    checks.append(
-        note(
-            "whiten: largest difference from D + 1",
-            max(abs(int(r.clusters[-1]) - dimensions - 1) for r in ends["whiten"]),
-        )
-    )
-    checks.append(note("whiten, Laplace start: kurtosis at the start", heavy.kurtosis[0]))
-    checks.append(
-        note(
-            "whiten, Laplace start: kurtosis nearest to a Gaussian's",
-            heavy.kurtosis.abs().nan_to_num(1e9).min(),
-        )
-    )
-    return Found(
-        checks, Picture("Effective clusters, from a Laplace start", "step", "clusters", lines, log_y=True)
-    )
+    for kind, runs in ends.items():
+        share = torch.stack([run.effective[-1] / run.effective[0] for run in runs])
+        yield least(f"{kind}: part of the clusters left", share.max(), 0.5, "measured")
+        yield curve(kind, runs[1].steps, runs[1].effective[:, 0])
+    for kind, runs in ends.items():
+        yield note(f"{kind}: clusters at the end", max(int(run.clusters[-1]) for run in runs))
+    corners = max(abs(int(run.clusters[-1]) - dimensions - 1) for run in ends["whiten"])
+    yield note("whiten: largest difference from D + 1", corners)
+    tails = sweep.select(renormalizer="whiten", start="laplace").settings[0].kurtosis
+    yield note("whiten, Laplace start: kurtosis at the start", tails[0])
+    yield note("whiten, Laplace start: kurtosis nearest to a Gaussian's", tails.abs().nan_to_num(1e9).min())
+    yield Axes("Effective clusters, from a Laplace start", "step", "clusters", log_y=True)
 
 
 @claim(
@@ -161,7 +134,7 @@ def moving(
     r"\tfrac12(J+J')<1\Rightarrow\text{unique}",
     f"{TEMPLATE}, section 2.2; {FAMILY}, on the DEQ interpretation",
 )
-def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> Found:
+def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> Findings:
     """The layer iterated to a fixed point can be differentiated there without the way that led to it; as the
     step goes to 0 the flow becomes an ordinary differential equation on the constraint of the norm; and
     where (J + J')/2 < 1 everywhere there is one fixed point only.
@@ -199,24 +172,14 @@ def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> 
         equal_cosine(count=6, time=2.0, samples=11, substeps=n, dimensions=(), seed=seed, progress=False)
         for n in (4, 8)
     )
-    return Found(
-        (
-            most("implicit derivative against differences", off(implicit, differences), 1e-6),
-            most("continuous flow against its equation", fine.continuous_error, 1e-6),
-            most("error with half the step over that before", fine.stepped_error / coarse.stepped_error, 0.6),
-            least("small β: margin of the condition", monotone_operator(soft, near).margin, 0.0),
-            most("small β: how far apart the ends are", (ends - ends.mean(0)).norm(dim=-1), 1e-6),
-            most("large β: margin of the condition", monotone_operator(sharp, starts).margin.min(), 0.0),
-            least("large β: how far apart the ends are", (many - many.mean(0)).norm(dim=-1).max(), 0.1),
-        ),
-        Picture(
-            "Mean cosine of points with equal cosines",
-            "time",
-            "cosine",
-            (
-                Line("equation", fine.time.tolist(), fine.theory.tolist()),
-                Line("continuous flow", fine.time.tolist(), fine.continuous.tolist(), "points"),
-                Line("flow in steps", coarse.time.tolist(), coarse.stepped.tolist(), "points"),
-            ),
-        ),
-    )
+    yield same("implicit derivative against differences", implicit, differences, 1e-6)
+    yield most("continuous flow against its equation", fine.continuous_error, 1e-6)
+    yield most("error with half the step over that before", fine.stepped_error / coarse.stepped_error, 0.6)
+    yield least("small β: margin of the condition", monotone_operator(soft, near).margin, 0.0)
+    yield most("small β: how far apart the ends are", (ends - ends.mean(0)).norm(dim=-1), 1e-6)
+    yield most("large β: margin of the condition", monotone_operator(sharp, starts).margin.min(), 0.0)
+    yield least("large β: how far apart the ends are", (many - many.mean(0)).norm(dim=-1).max(), 0.1)
+    yield curve("equation", fine.time, fine.theory)
+    yield dots("continuous flow", fine.time, fine.continuous)
+    yield dots("flow in steps", coarse.time, coarse.stepped)
+    yield Axes("Mean cosine of points with equal cosines", "time", "cosine")

@@ -21,18 +21,20 @@ A check passes if it does for every seed. The first of these rules that applies 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from html import escape
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from exptilt._support.intervals import mean_interval
+from exptilt._support.plotting import html_table
+from exptilt.lens.studying.results import plain, read
 
 Role = Literal["claim", "printed", "reach", "measured", "note"]
 Setting = int | float | str
+ROUNDING = 1e-10  # of float64 sums of some dozens of terms
 
 
 class Verdict(Enum):
@@ -117,6 +119,13 @@ def _number(value: Any, *, largest: bool) -> float:
     return float(tensor.amax() if largest else tensor.amin())
 
 
+def same(
+    name: str, found: torch.Tensor, wanted: torch.Tensor, bound: float = ROUNDING, role: Role = "claim"
+) -> Check:
+    """A check that two tensors are the same up to a bound on how far they are `off`."""
+    return most(name, off(found, wanted), bound, role)
+
+
 def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The largest difference between two tensors, relative to the larger of 1 and the largest wanted."""
     found, wanted = found.detach(), wanted.detach()
@@ -143,6 +152,25 @@ class Line(NamedTuple):
     high: Sequence[float] = ()
 
 
+def curve(label: str, x: Any, y: Any) -> Line:
+    """A line through numbers, given as tensors, arrays or sequences."""
+    return Line(label, _list(x), _list(y))
+
+
+def dots(label: str, x: Any, y: Any) -> Line:
+    """The same as points."""
+    return Line(label, _list(x), _list(y), "points")
+
+
+def bars(label: str, x: Any, y: Any) -> Line:
+    """The same as bars."""
+    return Line(label, _list(x), _list(y), "bars")
+
+
+def _list(values: Any) -> list[Any]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
 class Picture(NamedTuple):
     """A picture of the evidence, as numbers: whoever shows it draws it.
 
@@ -163,16 +191,18 @@ class Picture(NamedTuple):
     log_y: bool = False
 
 
-class Found(NamedTuple):
-    """What one run of a claim's experiment, with one seed, returns.
+class Axes(NamedTuple):
+    """What a picture and its axes are called; the fields are those of `Picture`."""
 
-    Attributes:
-        checks: its numbers.
-        picture: of them.
-    """
+    title: str
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
 
-    checks: Sequence[Check]
-    picture: Picture
+
+Findings = Iterator[Check | Line | Axes]
+"""What the experiment of a claim yields with one seed: its checks, and the lines and axes of its picture."""
 
 
 @dataclass(frozen=True)
@@ -238,14 +268,10 @@ class Evidence:
 
     def to_json(self) -> str:
         """The evidence as JSON text, which `from_json` reads; NaN is null, ∞ is "inf"."""
-        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        checks = [{**c._asdict(), "passed": c.passed, "interval": c.interval} for c in self.checks]
-        picture = self.picture._asdict() | {
-            "lines": [{**line._asdict(), "y": [float(y) for y in line.y]} for line in self.picture.lines]
-        }
-        judged = {"verdict": self.verdict.value, "reason": self.reason}
-        whole = _plain({**plain, **judged, "checks": checks, "picture": picture})
-        return json.dumps(whole, ensure_ascii=False, allow_nan=False)
+        found = plain(self) | {"verdict": self.verdict.value, "reason": self.reason}
+        for check, words in zip(self.checks, found["checks"], strict=True):
+            words |= {"passed": check.passed, "interval": plain(check.interval)}
+        return json.dumps(found, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Evidence":
@@ -255,52 +281,19 @@ class Evidence:
             text: the JSON text.
         """
         data = json.loads(text)
-        checks = tuple(
-            Check(
-                c["name"],
-                _floats(c["values"]),
-                _float(c["most"]),
-                _float(c["least"]),
-                c["role"],
-                _float(c["error"]),
-            )
-            for c in data["checks"]
-        )
-        lines = tuple(
-            Line(**{**line, **{key: _floats(line[key]) for key in ("y", "low", "high")}})
-            for line in data["picture"].pop("lines")
-        )
-        rest = {item.name: data[item.name] for item in dataclasses.fields(cls)}
-        return cls(**{**rest, "checks": checks, "picture": Picture(**data["picture"], lines=lines)})
+        for words in (data, *data["checks"]):  # what follows from the rest
+            for name in ("verdict", "reason", "passed", "interval"):
+                words.pop(name, None)
+        found: Evidence = read(cls, data)
+        return found
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(c.name)}</td><td>{c.mean:.4g}</td><td>{escape(c.bound)}</td>"
-            f"<td>{c.role}</td><td>{'' if c.role == 'note' else 'yes' if c.passed else 'no'}</td></tr>"
+        rows = [
+            (c.name, c.mean, c.bound, c.role, "" if c.role == "note" else "yes" if c.passed else "no")
             for c in self.checks
-        )
-        head = "<tr><th>number</th><th>mean</th><th>bound</th><th>part</th><th>passes</th></tr>"
-        said = f"<p><b>{self.id}: {self.verdict.value}</b> ({escape(self.reason)})</p>"
-        return f"{said}<table>{head}{rows}</table>"
-
-
-def _plain(value: Any) -> Any:
-    """What strict JSON knows: null for NaN, words for infinities."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
-
-
-def _float(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _floats(values: Sequence[float | str | None]) -> tuple[float, ...]:
-    return tuple(map(_float, values))
+        ]
+        said = f"{self.id}: {self.verdict.value} ({self.reason})"
+        return html_table(("number", "mean", "bound", "part", "passes"), rows, said)
 
 
 def joined(runs: Sequence[Evidence]) -> Evidence:

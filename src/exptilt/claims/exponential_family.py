@@ -11,14 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, off
+from exptilt.claims.evidence import (
+    ROUNDING,
+    Axes,
+    Findings,
+    covariance_of,
+    curve,
+    dots,
+    least,
+    most,
+    normals,
+    off,
+    same,
+)
 from exptilt.claims.ledger import APPENDIX, FAMILY, FILTER, POSTER, Between, claim
 from exptilt.families import Empirical, FromDensity, Gamma, Gaussian, GaussianMixture, Poisson
 from exptilt.tilting import attend, fisher_vector_product, log_normalizer
 
 Points = Annotated[int, Between(2, 4096)]
 Dimensions = Annotated[int, Between(1, 64)]
-ROUNDING = 1e-10  # of float64 sums of some dozens of terms
 
 
 @claim(
@@ -28,7 +39,7 @@ ROUNDING = 1e-10  # of float64 sums of some dozens of terms
     r"\nabla G(\eta)=\sum_n \mathrm{softmax}_n(\langle x_n,\eta\rangle)\,x_n",
     f"{POSTER}, Proposition 1 (a); {FAMILY}, equations 2 to 7",
 )
-def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Found:
+def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Findings:
     """The points x_n, counted, and tilted by η have the log-normalizer G(η) = log Σ e^<x_n,η>. Its gradient
     is one output of attention with query η, keys and values x_n. A prefactor 1/N shifts G by −log N and
     changes nothing else.
@@ -56,27 +67,15 @@ def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> F
     slopes = (attend(along, x, x, scale=1.0).output * eta.detach()[:, :1]).sum(-1)[0]
     t = torch.linspace(-2, 2, 41).tolist()
     differences = torch.gradient(G, spacing=0.1)[0]
-    return Found(
-        (
-            most("G against the sum written out", off(seen.log_normalizer, weights.sum(-1).log()), ROUNDING),
-            most(
-                "attention against the sum", off(seen.output, weights @ x / weights.sum(-1, True)), ROUNDING
-            ),
-            most("attention against ∇G", off(seen.output, slope), ROUNDING),
-            most("shift of G by 1/N, less log N", shift.abs(), ROUNDING),
-            most("attention with weights 1/N", off(even.output, seen.output), ROUNDING),
-        ),
-        Picture(
-            "G along a line, and attention as its slope",
-            "t, with η = t·q",
-            "",
-            (
-                Line("G(tq)", t, G.tolist()),
-                Line("<attention, q>", t, slopes.tolist()),
-                Line("differences of G", t[1:-1:4], differences.tolist()[1:-1:4], "points"),
-            ),
-        ),
-    )
+    yield same("G against the sum written out", seen.log_normalizer, weights.sum(-1).log())
+    yield same("attention against the sum", seen.output, weights @ x / weights.sum(-1, True))
+    yield same("attention against ∇G", seen.output, slope)
+    yield most("shift of G by 1/N, less log N", shift.abs(), ROUNDING)
+    yield same("attention with weights 1/N", even.output, seen.output)
+    yield curve("G(tq)", t, G)
+    yield curve("<attention, q>", t, slopes)
+    yield dots("differences of G", t[1:-1:4], differences.tolist()[1:-1:4])
+    yield Axes("G along a line, and attention as its slope", "t, with η = t·q", "")
 
 
 @claim(
@@ -85,7 +84,7 @@ def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> F
     r"\nabla^2 G=\mathrm{Cov}[u],\qquad \partial_{\delta\eta}\,\mathrm{E}[v]=\mathrm{Cov}(v,k)\,\delta\eta",
     f"{FAMILY}, equation 6; {POSTER}, exponential families and Fisher information",
 )
-def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Found:
+def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Findings:
     """The gradient of G is the mean of the statistic and its Hessian the covariance, the Fisher information.
     Where values belong to keys, the forward derivative of attention along δη is the product Cov(v,k) δη.
 
@@ -114,21 +113,17 @@ def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Fou
     h = torch.logspace(-6, 0, 13, dtype=torch.float64)
     there = attend(q + h[:, None] * step, k, v, scale=1.0).output - attend(q, k, v, scale=1.0).output
     error = (there / h[:, None] - step @ cross.mT).norm(dim=-1)[0]
-    return Found(
-        (
-            most("∇²G against Cov[k]", off(hessian, cov), ROUNDING),
-            most("Fisher-vector product against Cov[k]δη", off(product, step @ cov), ROUNDING),
-            most("forward derivative against Cov(v,k)δη", off(forward, step @ cross.mT), ROUNDING),
-            least("least eigenvalue of ∇²G", torch.linalg.eigvalsh(hessian).min(), -ROUNDING),
-        ),
-        Picture(
-            "Difference quotients of attention come to Cov(v,k)δη",
-            "size of the step",
-            "distance from Cov(v,k)δη",
-            (Line("difference quotient", h.tolist(), error.tolist(), "points"),),
-            log_x=True,
-            log_y=True,
-        ),
+    yield same("∇²G against Cov[k]", hessian, cov)
+    yield same("Fisher-vector product against Cov[k]δη", product, step @ cov)
+    yield same("forward derivative against Cov(v,k)δη", forward, step @ cross.mT)
+    yield least("least eigenvalue of ∇²G", torch.linalg.eigvalsh(hessian).min(), -ROUNDING)
+    yield dots("difference quotient", h, error)
+    yield Axes(
+        "Difference quotients of attention come to Cov(v,k)δη",
+        "size of the step",
+        "distance from Cov(v,k)δη",
+        log_x=True,
+        log_y=True,
     )
 
 
@@ -139,7 +134,7 @@ def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Fou
     r"=\mathrm{E}_{p_0(x\mid\eta_1+\eta,\,\eta_2)}[x]",
     f"{POSTER}, Proposition 1 (b)",
 )
-def tilting(seed: int, *, tilt: Annotated[float, Between(-2, 0.9)] = 0.4) -> Found:
+def tilting(seed: int, *, tilt: Annotated[float, Between(-2, 0.9)] = 0.4) -> Findings:
     """If the intrinsic measure is a member of an exponential family with x among its statistics, tilting by
     η gives the member whose natural parameter of x is larger by η, and the mean of that is the gradient.
 
@@ -159,23 +154,19 @@ def tilting(seed: int, *, tilt: Annotated[float, Between(-2, 0.9)] = 0.4) -> Fou
         "Poisson": Poisson(size[2:]),
         "Gaussian": Gaussian(size[:1], size[1:2, None]),
     }
-    checks, lines = [], []
     for name, law in laws.items():
-        tilted = law.tilt(eta)
-        added = tilted.natural_parameter - law.natural_parameter
+        added = law.tilt(eta).natural_parameter - law.natural_parameter
         added[..., :1] -= eta
-        checks.append(most(f"{name}: natural parameter less η", added.abs(), ROUNDING))
+        yield most(f"{name}: natural parameter less η", added.abs(), ROUNDING)
         if name == "Poisson":
             x = torch.arange(200.0).to(size)
-            log_h = law.log_prob(x[:, None])
         else:
             x = torch.linspace(1e-4 if name == "Gamma" else -30, 60, 400_001).to(size)
-            log_h = law.log_prob(x[:, None])
-        weight = torch.softmax(log_h + tilt * x, 0)
-        checks.append(most(f"{name}: mean against the sum over x", abs(law.mean(eta) - weight @ x), 1e-6))
+        weight = torch.softmax(law.log_prob(x[:, None]) + tilt * x, 0)
+        yield most(f"{name}: mean against the sum over x", abs(law.mean(eta) - weight @ x), 1e-6)
         several = torch.linspace(-1, 0.8, 19).to(size)
-        lines.append(Line(name, several.tolist(), law.mean(several[:, None])[:, 0].tolist()))
-    return Found(checks, Picture("Mean of x by tilt", "η", "∇G(η)", lines))
+        yield curve(name, several, law.mean(several[:, None])[:, 0])
+    yield Axes("Mean of x by tilt", "η", "∇G(η)")
 
 
 @claim(
@@ -184,7 +175,7 @@ def tilting(seed: int, *, tilt: Annotated[float, Between(-2, 0.9)] = 0.4) -> Fou
     r"h=\mathcal N(\mu,\Sigma):\quad \nabla G(\eta)=\mu+\Sigma\eta",
     f"{POSTER}, Corollary 1",
 )
-def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Found:
+def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Findings:
     """With a Gaussian intrinsic measure N(μ,Σ) attention becomes the affine map μ + Ση.
 
     Experiment:
@@ -202,19 +193,11 @@ def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Found:
     G = torch.logsumexp(log_w + eta @ x.mT, -1)
     by_sum = torch.softmax(log_w + eta @ x.mT, -1) @ x
     found = law.mean(eta)
-    return Found(
-        (
-            most("∇G against μ + Ση", off(found, mean + eta @ covariance), ROUNDING),
-            most("∇G against quadrature", off(found, by_sum), 1e-6),
-            most("G against quadrature", off(law.log_normalizer(eta), G), 1e-6),
-        ),
-        Picture(
-            "Attention over a Gaussian: predicted and integrated",
-            "μ + Ση",
-            "by quadrature",
-            (Line("", (mean + eta @ covariance).flatten().tolist(), by_sum.flatten().tolist(), "points"),),
-        ),
-    )
+    yield same("∇G against μ + Ση", found, mean + eta @ covariance)
+    yield same("∇G against quadrature", found, by_sum, 1e-6)
+    yield same("G against quadrature", law.log_normalizer(eta), G, 1e-6)
+    yield dots("", (mean + eta @ covariance).flatten(), by_sum.flatten())
+    yield Axes("Attention over a Gaussian: predicted and integrated", "μ + Ση", "by quadrature")
 
 
 @claim(
@@ -225,7 +208,7 @@ def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Found:
     f"{POSTER}, Proposition 2 (one Σ for all); covariances of their own go beyond it",
     printed=r"\nabla G=\Sigma\eta+\sum_n w_n\mu_n,\quad w_n\propto\pi_n e^{\langle\mu_n,\eta\rangle}",
 )
-def mixture(seed: int, *, components: Annotated[int, Between(2, 64)] = 5) -> Found:
+def mixture(seed: int, *, components: Annotated[int, Between(2, 64)] = 5) -> Findings:
     """With a mixture of Gaussians of one covariance, ∇G is attention over the means plus Ση. With
     covariances of their own, the weights gain ½η'Σ_nη and each mean becomes μ_n + Σ_nη.
 
@@ -251,24 +234,13 @@ def mixture(seed: int, *, components: Annotated[int, Between(2, 64)] = 5) -> Fou
         average = torch.einsum("n,nij->ij", log_pi.exp(), own)
         simple = torch.softmax(log_pi + eta @ means.mT, -1) @ means + eta @ average
         plain.append((simple - by_sum).norm(dim=-1))
-    return Found(
-        (
-            most("one Σ: ∇G against quadrature", errors[0], 1e-6),
-            most("one Σ: the printed formula", plain[0], 1e-6),
-            most("Σ_n: ∇G against quadrature", errors[1], 1e-6),
-            most("Σ_n: the printed formula with the mean Σ", plain[1], 1e-6, "reach"),
-        ),
-        Picture(
-            "How far the formula for one covariance is off",
-            "length of η",
-            "distance from ∇G",
-            (
-                Line("one Σ", eta.norm(dim=-1).tolist(), plain[0].clamp_min(1e-17).tolist(), "points"),
-                Line("Σ for each component", eta.norm(dim=-1).tolist(), plain[1].tolist(), "points"),
-            ),
-            log_y=True,
-        ),
-    )
+    yield most("one Σ: ∇G against quadrature", errors[0], 1e-6)
+    yield most("one Σ: the printed formula", plain[0], 1e-6)
+    yield most("Σ_n: ∇G against quadrature", errors[1], 1e-6)
+    yield most("Σ_n: the printed formula with the mean Σ", plain[1], 1e-6, "reach")
+    yield dots("one Σ", eta.norm(dim=-1), plain[0].clamp_min(1e-17))
+    yield dots("Σ for each component", eta.norm(dim=-1), plain[1])
+    yield Axes("How far the formula for one covariance is off", "length of η", "distance from ∇G", log_y=True)
 
 
 @claim(
@@ -277,7 +249,7 @@ def mixture(seed: int, *, components: Annotated[int, Between(2, 64)] = 5) -> Fou
     r"G(\eta)=\log\mathcal L\{h\}(-\eta)",
     f"{FAMILY}, equation 3",
 )
-def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_000) -> Found:
+def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_000) -> Findings:
     """The log-normalizer is the log Laplace transform of any intrinsic measure, at −η; where no closed form
     is known, quadrature or Monte Carlo gives it, with its error.
 
@@ -300,24 +272,14 @@ def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_00
     generator = torch.Generator().manual_seed(seed)
     drawn = FromDensity.monte_carlo(normal.log_prob, normal, samples=draws, generator=generator)
     off_by = (drawn.log_normalizer(t) - t[:, 0].square() / 2).abs() / drawn.log_normalizer_error(t)
-    return Found(
-        (
-            most("exponential law", off(one_sided.log_normalizer(t), -(1 - t[:, 0]).log()), 1e-8),
-            most("even on [−1, 1]", off(even.log_normalizer(t), (t.sinh() / t)[:, 0].log()), ROUNDING),
-            most("standard normal by draws, in standard errors", off_by, 5.0),
-        ),
-        Picture(
-            "Log Laplace transforms by quadrature and from tables",
-            "η",
-            "G(η)",
-            (
-                Line("exponential law", t[:, 0].tolist(), (-(1 - t[:, 0]).log()).tolist()),
-                Line("by quadrature", t[:, 0].tolist(), one_sided.log_normalizer(t).tolist(), "points"),
-                Line("even on [−1, 1]", t[:, 0].tolist(), (t.sinh() / t)[:, 0].log().tolist()),
-                Line("by quadrature ", t[:, 0].tolist(), even.log_normalizer(t).tolist(), "points"),
-            ),
-        ),
-    )
+    yield same("exponential law", one_sided.log_normalizer(t), -(1 - t[:, 0]).log(), 1e-8)
+    yield same("even on [−1, 1]", even.log_normalizer(t), (t.sinh() / t)[:, 0].log())
+    yield most("standard normal by draws, in standard errors", off_by, 5.0)
+    yield curve("exponential law", t[:, 0], (-(1 - t[:, 0]).log()))
+    yield dots("by quadrature", t[:, 0], one_sided.log_normalizer(t))
+    yield curve("even on [−1, 1]", t[:, 0], (t.sinh() / t)[:, 0].log())
+    yield dots("by quadrature ", t[:, 0], even.log_normalizer(t))
+    yield Axes("Log Laplace transforms by quadrature and from tables", "η", "G(η)")
 
 
 @claim(
@@ -327,7 +289,7 @@ def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_00
     r"\sum_i A_{ij}=1",
     f"{FILTER}, equations 1 to 3; {POSTER}, Transformer attention; {APPENDIX}, on several heads",
 )
-def heads(seed: int, *, points: Points = 24, heads: Annotated[int, Between(1, 16)] = 3) -> Found:
+def heads(seed: int, *, points: Points = 24, heads: Annotated[int, Between(1, 16)] = 3) -> Findings:
     """Softmax attention with weight matrices normalises e^<k,q>/√d over keys, and every head is a family of
     its own: its keys tilted by its query, its values averaged.
 
@@ -354,23 +316,13 @@ def heads(seed: int, *, points: Points = 24, heads: Annotated[int, Between(1, 16
     ]
     entropy = seen.entropy[0].sort(-1).values
     places = list(range(points))
-    return Found(
-        (
-            most("against PyTorch's attention", off(seen.output, torch_s), ROUNDING),
-            most("sum of the weights over keys, less 1", (mass - 1).abs(), ROUNDING),
-            most("G against one family a head", off(seen.log_normalizer[0], torch.stack(family)), ROUNDING),
-            most(
-                "output against one family a head",
-                off(seen.output[0].flatten(0, 1), torch.stack(by_head)),
-                ROUNDING,
-            ),
-        ),
-        Picture(
-            "Each head tilts its own measure: entropies of its queries",
-            "query, by entropy",
-            "entropy (nats)",
-            [Line(f"head {h}", places, entropy[h].tolist()) for h in range(min(heads, 4))],
-        ),
+    yield same("against PyTorch's attention", seen.output, torch_s)
+    yield most("sum of the weights over keys, less 1", (mass - 1).abs(), ROUNDING)
+    yield same("G against one family a head", seen.log_normalizer[0], torch.stack(family))
+    yield same("output against one family a head", seen.output[0].flatten(0, 1), torch.stack(by_head))
+    yield from (curve(f"head {h}", places, entropy[h]) for h in range(min(heads, 4)))
+    yield Axes(
+        "Each head tilts its own measure: entropies of its queries", "query, by entropy", "entropy (nats)"
     )
 
 

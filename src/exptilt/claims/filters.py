@@ -6,13 +6,14 @@ r"""E1 to E4: filters of a switching linear-Gaussian model, held against one wri
     GPB1    all collapsed to one law      IMM    collapsed for each mode to come, before the prediction
 """
 
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import logsumexp
 
-from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, note
+from exptilt.claims.evidence import Axes, Findings, covariance_of, curve, dots, least, most, normals, note
 from exptilt.claims.ledger import FILTER, Between, claim
 from exptilt.families import Gamma, Gaussian, Mixture, Poisson, project
 from exptilt.switching import SwitchingFamily, SwitchingLinearGaussian, discounted, pushed
@@ -86,11 +87,8 @@ def _by_hand(
             if method == "imm":
                 coming = [_collapsed(coming, j)]
             for part in coming:
-                mean, cov = (
-                    p["dynamics"][j] @ part.mean,
-                    p["dynamics"][j] @ part.cov @ p["dynamics"][j].T + p["process_noise"][j],
-                )
-                H, R = p["observation"][j], p["observation_noise"][j]
+                W, H, R = (p[name][j] for name in ("dynamics", "observation", "observation_noise"))
+                mean, cov = W @ part.mean, W @ part.cov @ W.T + p["process_noise"][j]
                 S, error = H @ cov @ H.T + R, row - H @ mean
                 gain = cov @ H.T / S
                 said = float(-0.5 * (np.log(2 * np.pi * S) + error**2 / S).item())
@@ -129,7 +127,7 @@ def _apart(found: Any, total: float, modes: Array, means: Array) -> float:
     r"P(A_t,X_t\mid O_{1:t}):\ M^t\text{ Gaussians};\quad \mathrm{GPB}_1\to 1,\quad \mathrm{GPB}_2\to M",
     f"{FILTER}, section 3 and equation 4",
 )
-def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
+def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     """The exact law of mode and state is a mixture of one Gaussian for each path of modes. GPB_k collapses
     those that agree on the last k − 1 modes before a step: one for k = 1, M for k = 2.
 
@@ -163,21 +161,16 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
     """
     p, y = _model(seed, modes, steps)
     model = SwitchingLinearGaussian(**p)
-    checks, lines, truth = [], [], _by_hand(p, y, "exact")
+    truth = _by_hand(p, y, "exact")
     for method in ("exact", "gpb1", "gpb2"):
         total, probability, means, counts = _by_hand(p, y, method)
         found = model.filter(y, method=method)
-        checks.append(
-            most(f"{method}: against the one written out", _apart(found, total, probability, means), 1e-7)
-        )
-        checks.append(note(f"{method}: distance from the truth", np.abs(found.mean - truth[2]).max()))
-        lines.append(Line(method, list(range(1, steps + 1)), counts))
-    checks.append(
-        most(
-            "exact: parts at the end, over M^(T+1), less 1", abs(truth[3][-1] / modes ** (steps + 1) - 1), 0.0
-        )
-    )
-    return Found(checks, Picture("Parts after the observation", "step", "Gaussians", lines, log_y=True))
+        yield most(f"{method}: against the one written out", _apart(found, total, probability, means), 1e-7)
+        yield note(f"{method}: distance from the truth", np.abs(found.mean - truth[2]).max())
+        yield curve(method, range(1, steps + 1), counts)
+    parts = truth[3][-1] / modes ** (steps + 1)
+    yield most("exact: parts at the end, over M^(T+1), less 1", abs(parts - 1), 0.0)
+    yield Axes("Parts after the observation", "step", "Gaussians", log_y=True)
 
 
 @claim(
@@ -187,7 +180,7 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
     f"{FILTER}, equations 5 to 8",
     printed=r"P(X'\mid A'{=}k)=\sum_{k'}\pi_{k'}\,\mathcal N(W_k\mu_{k'},\,W_k\Sigma_{k'}W_k'+Q_k)",
 )
-def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
+def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     """In GPB2 each of M² predicted Gaussians is updated by the observation, and those of one mode are
     collapsed with weights that hold the message over A, the transition and the likelihood of the
     observation. The draft's equation 8 has the message alone, and its equation 5 a message over A that never
@@ -207,34 +200,19 @@ def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
     total, probability, means, _ = _by_hand(p, y, "gpb2")
     _, other_modes, other_means, _ = _by_hand(p, y, "gpb2", printed=True)
     _, _, truth, _ = _by_hand(p, y, "exact")
-    wrong = max(
-        float(np.abs(other_modes - found.mode_probability).max()),
-        float(np.abs(other_means - found.mean).max()),
-    )
+    gaps = (other_modes - found.mode_probability, other_means - found.mean)
+    wrong = max(float(np.abs(gap).max()) for gap in gaps)
     errors = [np.linalg.norm(x - truth, axis=-1) for x in (found.mean, other_means)]
     places = list(range(1, steps + 1))
-    return Found(
-        (
-            most("GPB2 against the right weights", _apart(found, total, probability, means), 1e-7),
-            most("as printed: difference of modes and means", wrong, 1e-7, "printed"),
-            least(
-                "error of the printed weights, less that of the right ones",
-                errors[1].mean() - errors[0].mean(),
-                0.0,
-            ),
-            note("error against the exact mean, right weights", errors[0].mean()),
-            note("error against the exact mean, printed weights", errors[1].mean()),
-        ),
-        Picture(
-            "Distance from the exact mean of the state",
-            "step",
-            "distance",
-            (
-                Line("right weights", places, errors[0].tolist()),
-                Line("as printed", places, errors[1].tolist()),
-            ),
-        ),
-    )
+    yield most("GPB2 against the right weights", _apart(found, total, probability, means), 1e-7)
+    yield most("as printed: difference of modes and means", wrong, 1e-7, "printed")
+    right, other = (error.mean() for error in errors)
+    yield least("error of the printed weights, less that of the right ones", other - right, 0.0)
+    yield note("error against the exact mean, right weights", right)
+    yield note("error against the exact mean, printed weights", other)
+    yield curve("right weights", places, errors[0])
+    yield curve("as printed", places, errors[1])
+    yield Axes("Distance from the exact mean of the state", "step", "distance")
 
 
 @claim(
@@ -245,7 +223,7 @@ def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Found:
     printed=r"P(X'\mid X,A,A')\propto e^{\langle W_kX\mid A\rangle}\ \ldots "
     r"= P(X\mid A)/|W_k|\ \ldots\ \text{(???)}",
 )
-def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Found:
+def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findings:
     """GPB2 carries over to components conjugate to the observation, collapsed to the member with the same
     expected statistics; for Gaussians it is E2. A linear map of a member stays in the family for Gaussians,
     and for Gamma laws under a change of scale; otherwise, as for a sum of two Gamma laws, it has to be
@@ -277,65 +255,41 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Found
         dynamics=[pushed(t["dynamics"][j], t["process_noise"][j]) for j in range(2)],
     ).filter(torch.from_numpy(data))
     apart = float(np.abs(family.mode_probability.numpy() - linear.mode_probability).max())
-    calm, busy = (
-        Gamma(torch.tensor([a], dtype=torch.float64), torch.ones(1, dtype=torch.float64)) for a in (2.0, 12.0)
-    )
-    log_weight = torch.tensor([0.3, 0.7], dtype=torch.float64).log()
-    both = Gamma(
-        torch.tensor([[2.0], [12.0]], dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    )
+    wide = partial(torch.tensor, dtype=torch.float64)
+    calm, busy = (Gamma(wide([shape]), wide([1.0])) for shape in (2.0, 12.0))
+    log_weight = wide([0.3, 0.7]).log()
+    both = Gamma(wide([[2.0], [12.0]]), wide([[1.0], [3.0]]))
     one = project(Mixture(log_weight, both), Gamma)
     moments = (log_weight.exp()[:, None] * both.mean_parameter).sum(0)
     counts = SwitchingFamily(
-        transition=torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=torch.float64),
+        transition=wide([[0.9, 0.1], [0.3, 0.7]]),
         prior=calm,
         likelihood=Poisson,
         dynamics=[discounted(0.8, calm), discounted(0.2, busy)],
     )
-    seen = counts.filter(torch.tensor([[6.0]], dtype=torch.float64))
+    seen = counts.filter(wide([[6.0]]))
     rate = torch.linspace(1e-3, 80, 200_001, dtype=torch.float64)[:, None]
-    arrive = torch.tensor([0.6, 0.4], dtype=torch.float64).log()  # ½ of each row of the transition
-    masses = [
-        arrive[j]
-        + torch.logsumexp(move(calm).log_prob(rate) + Poisson(rate).log_prob(torch.full_like(rate, 6.0)), 0)
-        for j, move in enumerate(counts.dynamics)
-    ]
-    by_sum = torch.softmax(torch.stack(masses), 0)
+    arrive = wide([0.6, 0.4]).log()  # ½ of each row of the transition
+    six = Poisson(rate).log_prob(torch.full_like(rate, 6.0))
+    masses = torch.stack([torch.logsumexp(move(calm).log_prob(rate) + six, 0) for move in counts.dynamics])
+    by_sum = torch.softmax(arrive + masses, 0)
     generator = torch.Generator().manual_seed(seed)
     draws = both.sample((20_000,), generator=generator).sum(-2)
     scaled = Gamma(both.shape[0], both.rate[0] / 3)
     matched = Gamma.from_mean(Gamma.statistic(draws).mean(0)).or_raise()
     skew = float(((draws - draws.mean()) / draws.std()).pow(3).mean())
-    return Found(
-        (
-            most("Gaussian beliefs against the linear-Gaussian filter", apart, 1e-7),
-            most("projection: expected statistics", (one.mean_parameter - moments).abs(), 1e-7),
-            most(
-                "counts, first step: modes against an integral",
-                (seen.mode_probability[0] - by_sum).abs(),
-                1e-4,
-            ),
-            most(
-                "Gamma times 3: mean against 3 times the mean",
-                (scaled.mean() - 3 * both[0].mean()).abs(),
-                1e-9,
-            ),
-            most(
-                "sum of two Gamma laws: skewness less its projection's",
-                abs(skew - 2 / float(matched.shape) ** 0.5),
-                0.02,
-                "reach",
-            ),
-        ),
-        Picture(
-            "Modes: conjugate family with Gaussian beliefs, and the linear-Gaussian filter",
-            "step",
-            "P(mode 1)",
-            (
-                Line("SwitchingFamily", list(range(steps)), family.mode_probability[:, 1].tolist()),
-                Line("linear-Gaussian", list(range(steps)), linear.mode_probability[:, 1].tolist(), "points"),
-            ),
-        ),
+    yield most("Gaussian beliefs against the linear-Gaussian filter", apart, 1e-7)
+    yield most("projection: expected statistics", (one.mean_parameter - moments).abs(), 1e-7)
+    modes = seen.mode_probability[0]
+    yield most("counts, first step: modes against an integral", (modes - by_sum).abs(), 1e-4)
+    tripled = 3 * both[0].mean()
+    yield most("Gamma times 3: mean against 3 times the mean", (scaled.mean() - tripled).abs(), 1e-9)
+    missed = skew - 2 / float(matched.shape) ** 0.5
+    yield most("sum of two Gamma laws: skewness less its projection's", abs(missed), 0.02, "reach")
+    yield curve("SwitchingFamily", range(steps), family.mode_probability[:, 1])
+    yield dots("linear-Gaussian", range(steps), linear.mode_probability[:, 1])
+    yield Axes(
+        "Modes: conjugate family with Gaussian beliefs, and the linear-Gaussian filter", "step", "P(mode 1)"
     )
 
 
@@ -346,7 +300,7 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Found
     r"\text{law}_j=\text{collapse}_i(w_{i|j},\text{law}_i)\ \text{before predicting}",
     f"{FILTER}, section 3.3",
 )
-def imm(seed: int, *, modes: Modes = 3, steps: Steps = 6) -> Found:
+def imm(seed: int, *, modes: Modes = 3, steps: Steps = 6) -> Findings:
     """IMM collapses the laws for each mode to come before it predicts, so that a step takes M predictions and
     updates in place of GPB2's M²; for one step with one observation map it differs from GPB2 only by what
     the collapse loses.
@@ -368,21 +322,11 @@ def imm(seed: int, *, modes: Modes = 3, steps: Steps = 6) -> Found:
     _, _, truth, _ = _by_hand(p, y, "exact")
     errors = [np.linalg.norm(x.mean - truth, axis=-1) for x in (found, two)]
     places = list(range(1, steps + 1))
-    return Found(
-        (
-            most("IMM against the one written out", _apart(found, total, probability, means), 1e-7),
-            most(
-                "updates a step, over those of GPB2, less 1/M",
-                abs(counts[-1] / two_counts[-1] - 1 / modes),
-                1e-12,
-            ),
-            most("distance from the exact mean", errors[0].mean(), 1.0),
-            note("the same of GPB2", errors[1].mean()),
-        ),
-        Picture(
-            "Distance from the exact mean of the state",
-            "step",
-            "distance",
-            (Line("IMM", places, errors[0].tolist()), Line("GPB2", places, errors[1].tolist())),
-        ),
-    )
+    yield most("IMM against the one written out", _apart(found, total, probability, means), 1e-7)
+    updates = counts[-1] / two_counts[-1]
+    yield most("updates a step, over those of GPB2, less 1/M", abs(updates - 1 / modes), 1e-12)
+    yield most("distance from the exact mean", errors[0].mean(), 1.0)
+    yield note("the same of GPB2", errors[1].mean())
+    yield curve("IMM", places, errors[0])
+    yield curve("GPB2", places, errors[1])
+    yield Axes("Distance from the exact mean of the state", "step", "distance")

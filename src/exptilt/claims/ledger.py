@@ -1,6 +1,6 @@
 """The list of all claims, and how they are run.
 
-A claim is a function of a seed and of settings that returns `Found`, registered by `claim`. Its
+A claim is a function of a seed and of settings that yields `Findings`, registered by `claim`. Its
 docstring is what a reader sees: the statement in our words, then what is run (`Experiment:`), then a few
 lines to try (`Example:`). Settings are its keyword arguments, each with a range:
 ``points: Annotated[int, Between(2, 4096)] = 64``.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_type_hints
 from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_text
-from exptilt.claims.evidence import Evidence, Found, Picture, Setting, joined
+from exptilt.claims.evidence import Axes, Check, Evidence, Findings, Line, Picture, Setting, joined
 
 GROUPS = {
     "A": "Attention is an exponential family",
@@ -72,7 +72,7 @@ class Claim:
     formula: str
     source: str
     printed: str
-    experiment: Callable[..., Found]
+    experiment: Callable[..., Findings]
     question: bool
     full: bool
     seeds: int
@@ -156,12 +156,16 @@ class Claim:
         """
         started = time.perf_counter()
         try:
-            found = self.experiment(seed, **settings)
+            found = list(self.experiment(seed, **settings))
         except MissingExtraError as problem:
             nothing = Picture("nothing was run", "", "", ())
             return Evidence(self.id, (), nothing, settings, (seed,), missing=str(problem))
         took = time.perf_counter() - started
-        return Evidence(self.id, tuple(found.checks), found.picture, settings, (seed,), seconds=took)
+        checks = tuple(x for x in found if isinstance(x, Check))
+        lines = tuple(x for x in found if isinstance(x, Line))
+        (axes,) = (x for x in found if isinstance(x, Axes))
+        picture = Picture(axes.title, axes.x, axes.y, lines, axes.log_x, axes.log_y)
+        return Evidence(self.id, checks, picture, settings, (seed,), seconds=took)
 
 
 _CLAIMS: dict[str, Claim] = {}
@@ -177,10 +181,10 @@ def claim(
     question: bool = False,
     full: bool = False,
     seeds: int = 3,
-) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+) -> Callable[[Callable[..., Findings]], Callable[..., Findings]]:
     """Register the function below as the experiment of a claim; the arguments are those of `Claim`."""
 
-    def register(function: Callable[..., Found]) -> Callable[..., Found]:
+    def register(function: Callable[..., Findings]) -> Callable[..., Findings]:
         _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, full, seeds)
         return function
 

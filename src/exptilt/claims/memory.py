@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import Found, Line, Picture, least, most, normals, note, off
-from exptilt.claims.exponential_family import ROUNDING, Dimensions, Points
+from exptilt.claims.evidence import Axes, Findings, curve, dots, least, most, normals, note, same
+from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
 from exptilt.dynamics import Flow, Sphere
 from exptilt.memory import (
@@ -33,7 +33,7 @@ def energy(
     patterns: Points = 24,
     dimensions: Dimensions = 6,
     beta: Annotated[float, Between(0.01, 50)] = 2.0,
-) -> Found:
+) -> Findings:
     """The modern Hopfield energy is −G/β plus ½<ξ,ξ>; its concave–convex step is attention over the patterns
     and never raises it. The quadratic term keeps ∫ e^−βE dξ finite and plays the part of the skip
     connection: ξ − ∇E is the update. With <ξ,ξ> in place of the half of it, the same step can raise the
@@ -70,31 +70,17 @@ def energy(
         raised = torch.logsumexp(beta * at @ x[:, :1].mT, -1) - beta * quadratic * at[:, 0].square()
         return float(torch.logsumexp(raised, 0) + math.log(reach / 10_000))
 
-    return Found(
-        (
-            most("energy against its formula", off(memory.energy(states), by_hand), ROUNDING),
-            most(
-                "step against the sum",
-                off(memory.step(states), torch.softmax(beta * states @ x.mT, -1) @ x),
-                ROUNDING,
-            ),
-            most("ξ − ∇E against the step", off(states - slope, memory.step(states)), ROUNDING),
-            most("largest rise of the energy in a step", rises, 1e-12),
-            most(
-                "log ∫ e^−βE over [−160, 160] less that over [−80, 80]",
-                log_mass(160, 0.5) - log_mass(80, 0.5),
-                1e-6,
-            ),
-            least("the same without ½<ξ,ξ>", log_mass(160, 0.0) - log_mass(80, 0.0), 1.0),
-            note("with <ξ,ξ> for its half: largest rise", without),
-        ),
-        Picture(
-            "Energy of four states, step by step",
-            "step",
-            "E",
-            [Line("", list(range(26)), torch.stack(path)[:, i].tolist()) for i in range(4)],
-        ),
+    yield same("energy against its formula", memory.energy(states), by_hand)
+    yield same("step against the sum", memory.step(states), torch.softmax(beta * states @ x.mT, -1) @ x)
+    yield same("ξ − ∇E against the step", states - slope, memory.step(states))
+    yield most("largest rise of the energy in a step", rises, 1e-12)
+    yield most(
+        "log ∫ e^−βE over [−160, 160] less that over [−80, 80]", log_mass(160, 0.5) - log_mass(80, 0.5), 1e-6
     )
+    yield least("the same without ½<ξ,ξ>", log_mass(160, 0.0) - log_mass(80, 0.0), 1.0)
+    yield note("with <ξ,ξ> for its half: largest rise", without)
+    yield from (curve("", range(26), torch.stack(path)[:, i]) for i in range(4))
+    yield Axes("Energy of four states, step by step", "step", "E")
 
 
 @claim(
@@ -110,7 +96,7 @@ def capacity(
     *,
     units: Annotated[int, Between(100, 4000)] = 400,
     most_patterns: Annotated[int, Between(16, 65536)] = 1024,
-) -> Found:
+) -> Findings:
     """One step retrieves a separated pattern up to an exponentially small error; random patterns can be
     stored in a number that grows exponentially with the dimension; a classical network forgets all of them
     at a load of about 0.138. Where patterns are close for the β, their average is what is retrieved.
@@ -136,28 +122,17 @@ def capacity(
     cliff = classical_cliff((0.10, 0.22), units=units, seeds=1, seed=seed)
     blurred = Hopfield(x, 0.01).retrieve(x).value
     d = list(found.dimensions)
-    return Found(
-        (
-            most("c for β = 1, K = 3, d = 20, less 3.1546", abs(c20 - 3.1546), 5e-5),
-            most("c for β = 1, K = 1, d = 75, less 1.3718", abs(c75 - 1.3718), 1e-4),
-            most("error of one step over its bound", distance / bound, 1.0),
-            least("recalled over promised", found.gap, 1.0),
-            least("growth of log N a dimension", found.rate, 0.1),
-            least("classical, load 0.10: share recalled", cliff.mean[0], 0.9),
-            most("classical, load 0.22: share recalled", cliff.mean[1], 0.5),
-            most("small β: fixed point against the mean", off(blurred, x.mean(0).expand_as(x)), 0.1),
-        ),
-        Picture(
-            "Random patterns that are all recalled",
-            "dimension",
-            "patterns",
-            (
-                Line("measured", d, found.mean.tolist(), "points"),
-                Line("promised", d, [b.count for b in found.bounds]),
-            ),
-            log_y=True,
-        ),
-    )
+    yield most("c for β = 1, K = 3, d = 20, less 3.1546", abs(c20 - 3.1546), 5e-5)
+    yield most("c for β = 1, K = 1, d = 75, less 1.3718", abs(c75 - 1.3718), 1e-4)
+    yield most("error of one step over its bound", distance / bound, 1.0)
+    yield least("recalled over promised", found.gap, 1.0)
+    yield least("growth of log N a dimension", found.rate, 0.1)
+    yield least("classical, load 0.10: share recalled", cliff.mean[0], 0.9)
+    yield most("classical, load 0.22: share recalled", cliff.mean[1], 0.5)
+    yield same("small β: fixed point against the mean", blurred, x.mean(0).expand_as(x), 0.1)
+    yield dots("measured", d, found.mean)
+    yield curve("promised", d, [b.count for b in found.bounds])
+    yield Axes("Random patterns that are all recalled", "dimension", "patterns", log_y=True)
 
 
 @claim(
@@ -174,7 +149,7 @@ def moving(
     dimensions: Annotated[int, Between(2, 64)] = 12,
     beta: Annotated[float, Between(0.1, 50)] = 8.0,
     steps: Annotated[int, Between(10, 20000)] = 1000,
-) -> Found:
+) -> Findings:
     """Hopfield's theory holds patterns still, as cross-attention does, and then each state stays with a
     pattern. In self-attention the patterns are the states: the same update merges them.
 
@@ -200,29 +175,14 @@ def moving(
     free = Flow("sphere", beta=beta).run(start, steps, measure_every=keep, keep="last", progress=False)
     step = Flow(None, beta=beta, patterns=x)(start) - start
     nearest = (still.last @ x.mT).argmax(-1)
-    return Found(
-        (
-            most("the flow's step against Hopfield's", off(step, Hopfield(x, beta).step(start)), ROUNDING),
-            least(
-                "held still: share with the pattern they began at",
-                (nearest == torch.arange(patterns)).double().mean(),
-                0.7,
-            ),
-            least(
-                "held still: effective clusters over patterns", still.clusters.effective[-1] / patterns, 0.5
-            ),
-            most("moving: effective clusters over patterns", free.clusters.effective[-1] / patterns, 0.3),
-        ),
-        Picture(
-            "States that can be told apart",
-            "step",
-            "effective clusters",
-            (
-                Line("patterns held still", still.steps.tolist(), still.clusters.effective.tolist()),
-                Line("patterns moving", free.steps.tolist(), free.clusters.effective.tolist()),
-            ),
-        ),
-    )
+    yield same("the flow's step against Hopfield's", step, Hopfield(x, beta).step(start))
+    stayed = (nearest == torch.arange(patterns)).double()
+    yield least("held still: share with the pattern they began at", stayed.mean(), 0.7)
+    yield least("held still: effective clusters over patterns", still.clusters.effective[-1] / patterns, 0.5)
+    yield most("moving: effective clusters over patterns", free.clusters.effective[-1] / patterns, 0.3)
+    yield curve("patterns held still", still.steps, still.clusters.effective)
+    yield curve("patterns moving", free.steps, free.clusters.effective)
+    yield Axes("States that can be told apart", "step", "effective clusters")
 
 
 @claim(
@@ -234,7 +194,7 @@ def moving(
 )
 def classical(
     seed: int, *, patterns: Annotated[int, Between(1, 64)] = 5, units: Annotated[int, Between(2, 400)] = 24
-) -> Found:
+) -> Findings:
     """Attention without its exponential, less a diagonal, is a step of the classical Hopfield network; and
     that network is a restricted Boltzmann machine whose Gaussian hidden units have been integrated out.
 
@@ -253,16 +213,10 @@ def classical(
     generator = torch.Generator().manual_seed(seed)
     x, s = (torch.randint(0, 2, (n, units), generator=generator).double() * 2 - 1 for n in (patterns, 40))
     machine, linear = boltzmann_check(x, s, beta=0.7), linear_attention_check(x, s)
-    return Found(
-        (
-            most("free energy against the Hebbian energy", machine.gap, 1e-10),
-            most("linear attention against the network", linear.gap, 1e-10),
-            least("spread of the energies", machine.right.std(), 0.1),
-        ),
-        Picture(
-            "Integrated over hidden units, and by Hebb's weights",
-            "β(E − P/2) − (P/2) log 2π",
-            "−log ∫ e^−E dh",
-            (Line("", machine.right.tolist(), machine.left.tolist(), "points"),),
-        ),
+    yield most("free energy against the Hebbian energy", machine.gap, 1e-10)
+    yield most("linear attention against the network", linear.gap, 1e-10)
+    yield least("spread of the energies", machine.right.std(), 0.1)
+    yield dots("", machine.right, machine.left)
+    yield Axes(
+        "Integrated over hidden units, and by Hebb's weights", "β(E − P/2) − (P/2) log 2π", "−log ∫ e^−E dh"
     )

@@ -7,8 +7,20 @@ import numpy as np
 import torch
 
 from exptilt.attention import propagate
-from exptilt.claims.evidence import Found, Line, Picture, covariance_of, least, most, normals, note, off
-from exptilt.claims.exponential_family import ROUNDING
+from exptilt.claims.evidence import (
+    ROUNDING,
+    Axes,
+    Findings,
+    bars,
+    covariance_of,
+    curve,
+    dots,
+    least,
+    most,
+    normals,
+    note,
+    same,
+)
 from exptilt.claims.ledger import FILTER, POSTER, Between, claim
 from exptilt.families import Categorical, Gaussian
 from exptilt.sampling import Joint, gibbs, link_chain, smc
@@ -27,7 +39,7 @@ Tokens = Annotated[int, Between(2, 40)]
     printed=r"P(A'{=}j\mid A{=}i)="
     r"\frac{e^{\langle\mu_i,\eta_j\rangle}}{\sum_{i'}e^{\langle\mu_{i'},\eta_j\rangle}}\,\tilde\sigma(A)",
 )
-def mixing(seed: int, *, tokens: Tokens = 6) -> Found:
+def mixing(seed: int, *, tokens: Tokens = 6) -> Findings:
     """Attention is IMM's mixing step with tokens for modes, a uniform message, one linear map W_v and nothing
     observed. Its weights are normalised over where they come from: they are the backward transition
     P(A=i | A'=j), which the draft's equation 12 calls the forward one. Unlike in IMM they depend on the
@@ -67,37 +79,16 @@ def mixing(seed: int, *, tokens: Tokens = 6) -> Found:
     post = model.filter(np.full((1, 3), np.nan), method="imm")
     moved = attention_as_imm(h + 0.5, *W).backward - step.backward
     out = v[0]
-    return Found(
-        (
-            most("mixing step against attention", off(step.mean, seen.output), ROUNDING),
-            most(
-                "log of the total against G − log n",
-                off(step.log_total, seen.log_normalizer - math.log(tokens)),
-                ROUNDING,
-            ),
-            most(
-                "IMM filter, nothing observed", off(torch.from_numpy(post.mode_mean[0]), step.mean[0]), 1e-6
-            ),
-            most("backward: Σ_i A_ij − 1", (step.backward.sum(-1) - 1).abs(), ROUNDING),
-            most("as printed: Σ_j A_ij − 1", (step.backward.sum(-2) - 1).abs(), ROUNDING, "printed"),
-            most(
-                "as printed: output of the forward reading",
-                off(mixed @ out, seen.output[0]),
-                ROUNDING,
-                "printed",
-            ),
-            least("weights change with the states", moved.abs().max(), 1e-3),
-        ),
-        Picture(
-            "Attention weights summed over i (backward) and over j (forward)",
-            "token",
-            "sum",
-            (
-                Line("over i", list(range(tokens)), step.backward[0].sum(-1).tolist(), "points"),
-                Line("over j, as printed", list(range(tokens)), step.backward[0].sum(-2).tolist(), "points"),
-            ),
-        ),
-    )
+    yield same("mixing step against attention", step.mean, seen.output)
+    yield same("log of the total against G − log n", step.log_total, seen.log_normalizer - math.log(tokens))
+    yield same("IMM filter, nothing observed", torch.from_numpy(post.mode_mean[0]), step.mean[0], 1e-6)
+    yield most("backward: Σ_i A_ij − 1", (step.backward.sum(-1) - 1).abs(), ROUNDING)
+    yield most("as printed: Σ_j A_ij − 1", (step.backward.sum(-2) - 1).abs(), ROUNDING, "printed")
+    yield same("as printed: output of the forward reading", mixed @ out, seen.output[0], role="printed")
+    yield least("weights change with the states", moved.abs().max(), 1e-3)
+    yield dots("over i", range(tokens), step.backward[0].sum(-1))
+    yield dots("over j, as printed", range(tokens), step.backward[0].sum(-2))
+    yield Axes("Attention weights summed over i (backward) and over j (forward)", "token", "sum")
 
 
 @claim(
@@ -108,7 +99,7 @@ def mixing(seed: int, *, tokens: Tokens = 6) -> Found:
 )
 def uncertainty(
     seed: int, *, tokens: Tokens = 6, draws: Annotated[int, Between(1000, 1_000_000)] = 40_000
-) -> Found:
+) -> Findings:
     """Keeping covariances as well as means, the mixing step gives each token the covariance of the mixture:
     the mean of the mapped covariances plus the spread of the means.
 
@@ -137,27 +128,12 @@ def uncertainty(
     products = drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
     error = (products.mean(0) - covariance[0, 0]).abs() / (products.std(0) / draws**0.5)
     within = torch.einsum("ji,ikl->jkl", A, pushed).diagonal(dim1=-2, dim2=-1).sum(-1)
-    return Found(
-        (
-            most("mean against attention", off(mean[0], A @ value), ROUNDING),
-            most("covariance against the formula", off(covariance[0], by_hand), ROUNDING),
-            most("covariance against draws, in standard errors", error, 5.0),
-        ),
-        Picture(
-            "Variance of each token's output",
-            "token",
-            "trace",
-            (
-                Line("within tokens", list(range(tokens)), within.tolist(), "bars"),
-                Line(
-                    "with the spread of means",
-                    list(range(tokens)),
-                    by_hand.diagonal(dim1=-2, dim2=-1).sum(-1).tolist(),
-                    "points",
-                ),
-            ),
-        ),
-    )
+    yield same("mean against attention", mean[0], A @ value)
+    yield same("covariance against the formula", covariance[0], by_hand)
+    yield most("covariance against draws, in standard errors", error, 5.0)
+    yield bars("within tokens", range(tokens), within)
+    yield dots("with the spread of means", range(tokens), by_hand.diagonal(dim1=-2, dim2=-1).sum(-1))
+    yield Axes("Variance of each token's output", "token", "trace")
 
 
 @claim(
@@ -172,7 +148,7 @@ def chains(
     *,
     chains: Annotated[int, Between(50, 20000)] = 2000,
     coupling: Annotated[float, Between(0.05, 0.95)] = 0.6,
-) -> Found:
+) -> Findings:
     """Alternating draws from exact conditionals keep the joint law. With a linear map in place of the link,
     and the skip connection, the natural parameter climbs G without end: by the factor 1 + λ a step for a
     Gaussian measure, λ the largest eigenvalue of MΣ. Without the skip connection it stays.
@@ -204,24 +180,13 @@ def chains(
     grown = link_chain(site, coupling * one, start, 60, generator=generator)
     held = link_chain(site, coupling * one, start, 60, skip=False, generator=generator)
     steps = list(range(61))
-    return Found(
-        (
-            most("exact sweeps: covariance, in standard errors", error, 5.0),
-            most("linear link, skip: rate less log(1 + λ)", abs(grown.rate - math.log1p(coupling)), 0.05),
-            least("linear link, skip: ‖η‖ at the end", grown.norm[-1].median(), 1e3),
-            most("linear link, no skip: ‖η‖ at the end", held.norm[-1].median(), 10.0),
-        ),
-        Picture(
-            "Length of the natural parameter, median of 200 chains",
-            "step",
-            "‖η‖",
-            (
-                Line("linear link with skip connection", steps, grown.norm.median(-1).values.tolist()),
-                Line("without", steps, held.norm.median(-1).values.tolist()),
-            ),
-            log_y=True,
-        ),
-    )
+    yield most("exact sweeps: covariance, in standard errors", error, 5.0)
+    yield most("linear link, skip: rate less log(1 + λ)", abs(grown.rate - math.log1p(coupling)), 0.05)
+    yield least("linear link, skip: ‖η‖ at the end", grown.norm[-1].median(), 1e3)
+    yield most("linear link, no skip: ‖η‖ at the end", held.norm[-1].median(), 10.0)
+    yield curve("linear link with skip connection", steps, grown.norm.median(-1).values)
+    yield curve("without", steps, held.norm.median(-1).values)
+    yield Axes("Length of the natural parameter, median of 200 chains", "step", "‖η‖", log_y=True)
 
 
 @claim(
@@ -231,7 +196,7 @@ def chains(
     r"p(y_{1:t})\approx\hat p\ \text{ by Rao–Blackwellised particles}",
     f"{POSTER}, future work",
 )
-def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 1000) -> Found:
+def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 1000) -> Findings:
     """On models with discrete and continuous parts, sequential Monte Carlo estimates the normalizer with its
     standard error; in a switching model particles carry modes only, and Kalman filters do the rest.
 
@@ -272,23 +237,13 @@ def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 10
         return abs(float(post.log_likelihood) - exact)
 
     errors = [sum(error(n) for _ in range(8)) / 8 for n in sizes]
-    return Found(
-        (
-            most(
-                "log Z of SMC, in standard errors",
-                (found.log_evidence - truth).abs() / found.standard_error,
-                5.0,
-            ),
-            most("log-likelihood of particles less the exact one", errors[-1], 0.2),
-            least("error with 20 particles, less that with all", errors[0] - errors[-1], 0.0),
-            note("standard error of log Z", found.standard_error),
-        ),
-        Picture(
-            "Error of the log-likelihood, mean of 8 runs",
-            "particles",
-            "error (nats)",
-            (Line("Rao–Blackwellised filter", sizes, errors, "points"),),
-            log_x=True,
-            log_y=True,
-        ),
+    yield most(
+        "log Z of SMC, in standard errors", (found.log_evidence - truth).abs() / found.standard_error, 5.0
+    )
+    yield most("log-likelihood of particles less the exact one", errors[-1], 0.2)
+    yield least("error with 20 particles, less that with all", errors[0] - errors[-1], 0.0)
+    yield note("standard error of log Z", found.standard_error)
+    yield dots("Rao–Blackwellised filter", sizes, errors)
+    yield Axes(
+        "Error of the log-likelihood, mean of 8 runs", "particles", "error (nats)", log_x=True, log_y=True
     )

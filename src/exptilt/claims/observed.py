@@ -5,6 +5,7 @@ what a yes would need; they were chosen after a first look at the small model, s
 describes it, and only other models test it.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Annotated
 
@@ -12,23 +13,27 @@ import numpy as np
 import torch
 
 from exptilt.claims.evidence import (
+    Axes,
     Check,
-    Found,
-    Line,
-    Picture,
+    Findings,
+    Role,
     covariance_of,
+    curve,
+    dots,
     least,
     most,
     normals,
     note,
-    off,
+    same,
 )
 from exptilt.claims.ledger import APPENDIX, FILTER, MODEL, POSTER, Between, claim
 from exptilt.families import BernoulliProduct, Gaussian, Poisson, fit_linear_link
-from exptilt.lens import HeadMeasure, Study, models, study
+from exptilt.lens import Study, models, study
 
 Tokens = Annotated[int, Between(128, 100_000)]
+Answer = Callable[[Study], Findings]
 CHECKPOINTS = (0, 256, 4096)  # of the model that comes with the package
+HEADS = "head, from the first layer to the last"
 
 
 @lru_cache(maxsize=4)
@@ -52,50 +57,52 @@ def studied(model: str, tokens: int, seed: int) -> Study:
         )
 
 
+def asked(id: str, title: str, formula: str, source: str) -> Callable[[Answer], Answer]:
+    """Register the function below, of the study of a model, as the answer to a question of the drafts."""
+
+    def register(answer: Answer) -> Answer:
+        def experiment(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Findings:
+            return answer(studied(model, tokens, seed))
+
+        experiment.__doc__ = answer.__doc__
+        claim(id, title, formula, source, question=True, seeds=1)(experiment)
+        return answer
+
+    return register
+
+
 def _heads(found: Study, name: str) -> tuple[np.ndarray, float]:
     """One number a head, and the standard error over texts of their mean; NaN where there is none."""
-    measure: HeadMeasure = found.heads[name]
-    if measure.value is None:
-        return np.full((1,), np.nan), np.nan
-    value = measure.value[np.isfinite(measure.value)]
-    error = (
-        np.nan if measure.error is None else float(np.sqrt(np.nansum(measure.error**2)) / max(1, len(value)))
-    )
-    return value if len(value) else np.full((1,), np.nan), error
+    measure = found.heads[name]
+    value = np.full(1, np.nan) if measure.value is None else measure.value[np.isfinite(measure.value)]
+    if not len(value):
+        value = np.full(1, np.nan)
+    if measure.value is None or measure.error is None:
+        return value, np.nan
+    return value, float(np.sqrt(np.nansum(measure.error**2)) / len(value))
 
 
-def _by_head(title: str, y: str, found: Study, *names: str) -> Picture:
-    """One row of points a measure, heads in the order of the layers."""
-    lines = []
+def _by_head(found: Study, *names: str, lowest: float = -np.inf) -> Findings:
+    """One row of points a measure, heads in the order of the layers, values below `lowest` drawn there."""
     for name in names:
         value, _ = _heads(found, name)
-        lines.append(Line(found.heads[name].title, list(range(len(value))), value.tolist(), "points"))
-    return Picture(title, "head, from the first layer to the last", y, lines)
+        yield dots(found.heads[name].title, range(len(value)), np.maximum(value, lowest))
 
 
-def _mean(
-    text: str, found: Study, name: str, *, at_least: float | None = None, at_most: float | None = None
-) -> Check:
-    """The mean over heads as a measured check."""
+def _mean(text: str, found: Study, name: str, *, at_least: float = -np.inf, at_most: float = np.inf) -> Check:
+    """The mean over heads, measured if there is a bound, else only worth knowing."""
     value, error = _heads(found, name)
-    if at_least is not None:
-        return least(text, value.mean(), at_least, "measured", error=error)
-    return (
-        note(text, value.mean(), error=error)
-        if at_most is None
-        else most(text, value.mean(), at_most, "measured", error=error)
-    )
+    role: Role = "measured" if np.isfinite([at_least, at_most]).any() else "note"
+    return Check(text, (float(value.mean()),), at_most, at_least, role, error)
 
 
-@claim(
+@asked(
     "A15",
     "Is Z nearly constant over contexts?",
     r"Z(q)=\sum_n e^{\langle k_n,q\rangle}\approx\mathrm{const}",
     f"{APPENDIX}, on Arora's random walk of language",
-    question=True,
-    seeds=1,
 )
-def constant(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def constant(found: Study) -> Findings:
     """In the random-walk theory of language that the drafts cite, the normalizer Z is nearly the same for all
     contexts. In heads of a trained transformer it can be measured, and need not be assumed.
 
@@ -108,34 +115,24 @@ def constant(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print(found.checks[0].values[0] > 0)
         True
     """
-    found = studied(model, tokens, seed)
     spread, _ = _heads(found, "log_normalizer_variation")
     steady = (spread <= 0.25).mean() if np.isfinite(spread).all() else np.nan
-    return Found(
-        (
-            _mean(
-                "standard deviation of log Z, mean of heads", found, "log_normalizer_variation", at_most=0.25
-            ),
-            least("share of heads where it is at most a quarter", steady, 0.5, "measured"),
-            note("the steadiest head", spread.min()),
-            _mean("standard deviation of Z over its mean, mean of heads", found, "normalizer_cv"),
-        ),
-        _by_head("How log Z varies over contexts", "nats", found, "log_normalizer_variation")._replace(
-            log_y=True
-        ),
-    )
+    yield _mean("standard deviation of log Z, mean of heads", found, "log_normalizer_variation", at_most=0.25)
+    yield least("share of heads where it is at most a quarter", steady, 0.5, "measured")
+    yield note("the steadiest head", spread.min())
+    yield _mean("standard deviation of Z over its mean, mean of heads", found, "normalizer_cv")
+    yield from _by_head(found, "log_normalizer_variation")
+    yield Axes("How log Z varies over contexts", HEADS, "nats", log_y=True)
 
 
-@claim(
+@asked(
     "E7",
     "Are W_q and W_k a linear canonical link?",
     r"e^{\langle f(\eta_i),\mu_j\rangle}\approx e^{\langle\mu_iW_q,\mu_jW_k\rangle},\quad f=\nabla G^*:\ "
     r"W_qW_k'\text{ symmetric, positive definite}",
     f"{FILTER}, equation 15",
-    question=True,
-    seeds=1,
 )
-def link(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def link(found: Study) -> Findings:
     """The drafts conjecture that the query and key matrices stand for the canonical link f = ∇G*, as a linear
     approximation. For Gaussians of one covariance that is exact, with the matrix Σ⁻¹; for other families it
     is not. For any gradient map of a convex function the matrix must be symmetric and positive definite,
@@ -151,36 +148,30 @@ def link(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print(round(xt.families.fit_linear_link(law).r_squared, 4))
         1.0
     """
-    means, root, other = normals(seed, (80, 3), (3, 3), (200, 2))
+    means, root, other = normals(found.seed, (80, 3), (3, 3), (200, 2))
     covariance = covariance_of(root)
     exact = fit_linear_link(Gaussian(means, covariance))
     counts, bits = (fit_linear_link(kind.from_natural(other)) for kind in (Poisson, BernoulliProduct))
-    found = studied(model, tokens, seed)
-    return Found(
-        (
-            most("Gaussians: matrix against Σ⁻¹", off(exact.matrix, torch.linalg.inv(covariance)), 1e-8),
-            most("Gaussians: error of the attention weights", exact.worst_weight_error, 1e-8),
-            least("Gaussians: least eigenvalue", exact.least_eigenvalue, 0.0),
-            most("Gaussians: asymmetry", exact.asymmetry, 1e-9),
-            note("Poisson laws: R² of a linear link", counts.r_squared),
-            note("Bernoulli laws: R² of a linear link", bits.r_squared),
-            _mean("heads: symmetric part of W_q W_k'", found, "link_symmetry", at_least=0.75),
-            _mean("heads: positive part of its eigenvalues", found, "link_definiteness", at_least=0.75),
-            _mean("heads: R² of a linear link", found, "link_r2", at_least=0.5),
-        ),
-        _by_head("What trained heads have of a link", "", found, "link_symmetry", "link_definiteness"),
-    )
+    yield same("Gaussians: matrix against Σ⁻¹", exact.matrix, torch.linalg.inv(covariance), 1e-8)
+    yield most("Gaussians: error of the attention weights", exact.worst_weight_error, 1e-8)
+    yield least("Gaussians: least eigenvalue", exact.least_eigenvalue, 0.0)
+    yield most("Gaussians: asymmetry", exact.asymmetry, 1e-9)
+    yield note("Poisson laws: R² of a linear link", counts.r_squared)
+    yield note("Bernoulli laws: R² of a linear link", bits.r_squared)
+    yield _mean("heads: symmetric part of W_q W_k'", found, "link_symmetry", at_least=0.75)
+    yield _mean("heads: positive part of its eigenvalues", found, "link_definiteness", at_least=0.75)
+    yield _mean("heads: R² of a linear link", found, "link_r2", at_least=0.5)
+    yield from _by_head(found, "link_symmetry", "link_definiteness")
+    yield Axes("What trained heads have of a link", HEADS, "")
 
 
-@claim(
+@asked(
     "F1",
     "How are hidden states distributed, over layers and training?",
     r"\eta\sim\mathcal N\,?\quad\text{by layer, by training step}",
     f"{POSTER}, future work",
-    question=True,
-    seeds=1,
 )
-def hidden(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def hidden(found: Study) -> Findings:
     """If the equilibrium of the drafts described transformers, hidden states would be near a Gaussian. Tails
     and tests of Gaussianity say how near they are at each layer, and checkpoints how that came about.
 
@@ -193,36 +184,30 @@ def hidden(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print(len(found.picture.lines) > 0)
         True
     """
-    found = studied(model, tokens, seed)
     layers = {
         name: found.layers[name].value for name in ("kurtosis", "gaussian_p", "effective_rank", "hidden_norm")
     }
     kurtosis, p, rank, norm = (np.full(1, np.nan) if v is None else v for v in layers.values())
     places = list(range(len(kurtosis)))
-    lines = [Line("trained", places, kurtosis.tolist())]
+    lines = [curve("trained", places, kurtosis)]
     if found.training is not None:
-        curves = zip(found.training.steps, found.training.layers["kurtosis"], strict=True)
-        lines = [Line(f"step {step:.0f}", places, curve.tolist()) for step, curve in curves]
-    return Found(
-        (
-            most("excess kurtosis, largest over layers", np.abs(kurtosis).max(), 1.0, "measured"),
-            least("p-value of Gaussianity, largest over layers", p.max(), 0.05, "measured"),
-            note("effective rank, last layer", rank[-1]),
-            note("norm, last layer over first", norm[-1] / norm[0]),
-        ),
-        Picture("Excess kurtosis of hidden states (0 for a Gaussian)", "layer", "excess kurtosis", lines),
-    )
+        steps = zip(found.training.steps, found.training.layers["kurtosis"], strict=True)
+        lines = [curve(f"step {step:.0f}", places, values) for step, values in steps]
+    yield most("excess kurtosis, largest over layers", np.abs(kurtosis).max(), 1.0, "measured")
+    yield least("p-value of Gaussianity, largest over layers", p.max(), 0.05, "measured")
+    yield note("effective rank, last layer", rank[-1])
+    yield note("norm, last layer over first", norm[-1] / norm[0])
+    yield from lines
+    yield Axes("Excess kurtosis of hidden states (0 for a Gaussian)", "layer", "excess kurtosis")
 
 
-@claim(
+@asked(
     "F2",
     "Do keys look Gaussian to their queries?",
     r"G(q)\approx\log N+\langle m,q\rangle+\tfrac12q'Cq",
     f"{POSTER}, future work (“local gaussian approximations”)",
-    question=True,
-    seeds=1,
 )
-def local(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def local(found: Study) -> Findings:
     """If the keys of a head were Gaussian to its queries, their first two moments would predict G. The drafts
     suggest that this holds locally.
 
@@ -235,33 +220,21 @@ def local(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print(found.verdict in (xt.claims.Verdict.PARTLY, xt.claims.Verdict.SCOPED))
         True
     """
-    found = studied(model, tokens, seed)
-    return Found(
-        (
-            _mean("all keys: R² of G", found, "gaussian_r2", at_least=0.5),
-            _mean("the 16 nearest keys: R² of G", found, "local_gaussian_r2", at_least=0.5),
-            _mean("all keys: relative error of the output", found, "gaussian_output_error", at_most=0.5),
-            _mean("the 16 nearest keys: relative error of the output", found, "local_gaussian_output_error"),
-        ),
-        _cut(found),
-    )
+    yield _mean("all keys: R² of G", found, "gaussian_r2", at_least=0.5)
+    yield _mean("the 16 nearest keys: R² of G", found, "local_gaussian_r2", at_least=0.5)
+    yield _mean("all keys: relative error of the output", found, "gaussian_output_error", at_most=0.5)
+    yield _mean("the 16 nearest keys: relative error of the output", found, "local_gaussian_output_error")
+    yield from _by_head(found, "local_gaussian_r2", "gaussian_r2", lowest=-2.0)
+    yield Axes("R² of G from two moments", HEADS, "R², cut at −2")
 
 
-def _cut(found: Study) -> Picture:
-    """R² by head, values below −2 drawn there."""
-    picture = _by_head("R² of G from two moments", "R², cut at −2", found, "local_gaussian_r2", "gaussian_r2")
-    return picture._replace(lines=[line._replace(y=[max(-2.0, y) for y in line.y]) for line in picture.lines])
-
-
-@claim(
+@asked(
     "F3",
     "Does a head climb its own G?",
     r"\cos\big(\text{write},\nabla_hG(hW_q)\big)>0,\qquad G(h+\text{write})>G(h)",
     f"{POSTER}, abstract (“equivalent to a gradient ascent step”)",
-    question=True,
-    seeds=1,
 )
-def climbs(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def climbs(found: Study) -> Findings:
     """Without weights, attention is a step up its own G (B1). A trained head writes through W_v and W_o; the
     angle between what it writes and the gradient of its G, and the change of G after the write, say whether
     it still climbs. Public replications found no monotone energies.
@@ -275,35 +248,26 @@ def climbs(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print(len(found.checks))
         5
     """
-    found = studied(model, tokens, seed)
     gain, _ = _heads(found, "ascent_gain")
     base = found.heads["ascent_gain"].baseline
-    return Found(
-        (
-            _mean("cosine of write and gradient", found, "ascent_cosine", at_least=0.1),
-            _mean("change of G after the write", found, "ascent_gain", at_least=0.0),
-            least(
-                "share of heads that climb",
-                (gain > 0).mean() if np.isfinite(gain).all() else np.nan,
-                0.5,
-                "measured",
-            ),
-            note("heads of the same layer: change of G", np.nan if base is None else np.nanmean(base)),
-            note("largest climb of a head", gain.max()),
-        ),
-        _by_head("Change of a head's G after its own write", "nats", found, "ascent_gain"),
+    yield _mean("cosine of write and gradient", found, "ascent_cosine", at_least=0.1)
+    yield _mean("change of G after the write", found, "ascent_gain", at_least=0.0)
+    yield least(
+        "share of heads that climb", (gain > 0).mean() if np.isfinite(gain).all() else np.nan, 0.5, "measured"
     )
+    yield note("heads of the same layer: change of G", np.nan if base is None else np.nanmean(base))
+    yield note("largest climb of a head", gain.max())
+    yield from _by_head(found, "ascent_gain")
+    yield Axes("Change of a head's G after its own write", HEADS, "nats")
 
 
-@claim(
+@asked(
     "F6",
     "Does attention expand and normalisation contract, layer by layer?",
     r"\frac{\|h+\text{attention}\|}{\|h\|}>1,\qquad\frac{\|\mathrm{norm}(h)\|}{\|h\|}<1",
     f"{POSTER}, abstract",
-    question=True,
-    seeds=1,
 )
-def expansion(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
+def expansion(found: Study) -> Findings:
     """The drafts see attention expand the cloud of hidden states and normalisation contract it. In a trained
     model both factors can be read off each block.
 
@@ -316,25 +280,13 @@ def expansion(seed: int, *, model: str = MODEL, tokens: Tokens = 1024) -> Found:
         >>> print([line.label for line in found.picture.lines])
         ['attention', 'MLP', 'norms']
     """
-    found = studied(model, tokens, seed)
     names = {"attention_expansion": "attention", "mlp_expansion": "MLP", "norm_contraction": "norms"}
     values = {label: found.layers[name].value for name, label in names.items()}
     filled = {label: np.full(1, np.nan) if v is None else v for label, v in values.items()}
     attention, mlp, norms = (np.exp(np.log(v).mean()) for v in filled.values())
-    return Found(
-        (
-            least("attention: factor, geometric mean of layers", attention, 1.0, "measured"),
-            least(
-                "attention: share of layers that expand", (filled["attention"] > 1).mean(), 1.0, "measured"
-            ),
-            most("norms: factor, geometric mean of layers", norms, 1.0, "measured"),
-            note("MLP: factor, geometric mean of layers", mlp),
-        ),
-        Picture(
-            "Factor of the length of a hidden state",
-            "layer",
-            "factor",
-            [Line(label, list(range(len(v))), v.tolist(), "points") for label, v in filled.items()],
-            log_y=True,
-        ),
-    )
+    yield least("attention: factor, geometric mean of layers", attention, 1.0, "measured")
+    yield least("attention: share of layers that expand", (filled["attention"] > 1).mean(), 1.0, "measured")
+    yield most("norms: factor, geometric mean of layers", norms, 1.0, "measured")
+    yield note("MLP: factor, geometric mean of layers", mlp)
+    yield from (dots(label, range(len(v)), v) for label, v in filled.items())
+    yield Axes("Factor of the length of a hidden state", "layer", "factor", log_y=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, layer_norm, scaled_dot_product_attention
 
-from exptilt.claims.evidence import Found, Line, Picture, least, most, note
+from exptilt.claims.evidence import Axes, Findings, bars, curve, dots, least, most, note
 from exptilt.claims.ledger import APPENDIX, Between, claim
 from exptilt.lens import models
 
@@ -129,7 +129,7 @@ def trained(variant: str, seed: int, steps: int) -> Trained:
     question=True,
     full=True,
 )
-def ablation(seed: int, *, steps: Steps = 600) -> Found:
+def ablation(seed: int, *, steps: Steps = 600) -> Findings:
     """The drafts explain attention without its weights, and note that all knowledge of the data must then be
     in them: without any, a language model should do badly. The same small model is trained with and without
     W_q, W_k, W_v, heads and MLP.
@@ -148,22 +148,13 @@ def ablation(seed: int, *, steps: Steps = 600) -> Found:
     best = {variant: min(run.losses) for variant, run in runs.items()}
     rise = {variant: value - best["full"] for variant, value in best.items() if variant != "full"}
     parts = [variant for variant in rise if variant != "no weights"]
-    return Found(
-        (
-            least("no weights at all: loss above the full model's", rise["no weights"], 0.2, "measured"),
-            *(
-                least(f"{variant}: loss above the full model's", rise[variant], 0.02, "measured")
-                for variant in parts
-            ),
-            note("full model: held-out loss", best["full"]),
-        ),
-        Picture(
-            "Held-out loss as the variants learn",
-            "training step",
-            "nats a character",
-            [Line(variant, run.steps, run.losses) for variant, run in runs.items()],
-        ),
+    yield least("no weights at all: loss above the full model's", rise["no weights"], 0.2, "measured")
+    yield from (
+        least(f"{variant}: loss above the full model's", rise[variant], 0.02, "measured") for variant in parts
     )
+    yield note("full model: held-out loss", best["full"])
+    yield from (curve(variant, run.steps, run.losses) for variant, run in runs.items())
+    yield Axes("Held-out loss as the variants learn", "training step", "nats a character")
 
 
 @claim(
@@ -174,7 +165,9 @@ def ablation(seed: int, *, steps: Steps = 600) -> Found:
     question=True,
     full=True,
 )
-def sensitivity(seed: int, *, steps: Steps = 600, noise: Annotated[float, Between(0.01, 2)] = 0.5) -> Found:
+def sensitivity(
+    seed: int, *, steps: Steps = 600, noise: Annotated[float, Between(0.01, 2)] = 0.5
+) -> Findings:
     """The drafts suspect that query and key matrices are less sensitive than those of values, output and MLP.
     Each kind of matrix of the trained model is disturbed, and set back to where it began.
 
@@ -204,26 +197,12 @@ def sensitivity(seed: int, *, steps: Steps = 600, noise: Annotated[float, Betwee
         reset[kind] = held_out(model.weights | {name: model.begun[name] for name in names}, "full") - base
     few, many = max(disturbed["q"], disturbed["k"]), min(disturbed["v"], disturbed["o"])
     mlp = min(disturbed["up"], disturbed["down"])
-    return Found(
-        (
-            most("noise: W_q, W_k over W_v, W_o", few / many, 1.0, "measured"),
-            most("noise: W_q, W_k over the MLP", few / mlp, 1.0, "measured"),
-            most(
-                "set back: W_q, W_k over W_v, W_o",
-                max(reset["q"], reset["k"]) / min(reset["v"], reset["o"]),
-                1.0,
-                "measured",
-            ),
-            *(note(f"{kind}: rise of the loss with noise", value) for kind, value in disturbed.items()),
-            *(note(f"{kind}: rise of the loss set back", value) for kind, value in reset.items()),
-        ),
-        Picture(
-            "Rise of the held-out loss by kind of matrix",
-            "matrix",
-            "nats a character",
-            (
-                Line("noise of half its norm", list(disturbed), list(disturbed.values()), "bars"),
-                Line("set back to its start", list(reset), list(reset.values()), "points"),
-            ),
-        ),
-    )
+    yield most("noise: W_q, W_k over W_v, W_o", few / many, 1.0, "measured")
+    yield most("noise: W_q, W_k over the MLP", few / mlp, 1.0, "measured")
+    few, many = max(reset["q"], reset["k"]), min(reset["v"], reset["o"])
+    yield most("set back: W_q, W_k over W_v, W_o", few / many, 1.0, "measured")
+    yield from (note(f"{kind}: rise of the loss with noise", value) for kind, value in disturbed.items())
+    yield from (note(f"{kind}: rise of the loss set back", value) for kind, value in reset.items())
+    yield bars("noise of half its norm", list(disturbed), list(disturbed.values()))
+    yield dots("set back to its start", list(reset), list(reset.values()))
+    yield Axes("Rise of the held-out loss by kind of matrix", "matrix", "nats a character")
