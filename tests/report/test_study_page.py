@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 
 from exptilt._support.errors import MissingExtraError
+from exptilt.claims import Check, Evidence, Picture
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.report import write
+from exptilt.report.ledger import write_ledger
 from exptilt.report.study import page, payload, sentences, theory
 from exptilt.report.tokens import visible
 from report.made import HOSTILE, make_study
@@ -285,6 +288,27 @@ def test_three_files(made, tmp_path):
     rows = (path.parent / "heads.csv").read_text("utf-8").splitlines()
     assert len(rows) == 1 + 16
     assert rows[0].startswith("layer,head,entropy,entropy_error,")
+
+
+def test_report_and_ledger_share_a_folder(made, tmp_path):
+    """Whichever comes first, both pages are there and link to each other; alone, neither links anywhere."""
+    found = [Evidence("A1", (Check("n", (0.5,), most=1.0),), Picture("nothing", "", "", ()), {}, (0,))]
+    links = {"index.html": 'href="claims.html"', "claims.html": 'href="index.html"'}
+
+    def pages(folder):
+        texts = {path.name: path.read_text("utf-8") for path in folder.glob("*.html")}
+        assert "What of the theory stands" in texts["claims.html"]
+        assert "Attention in" in texts["index.html"]
+        return {name: text.count(link) for name, text in texts.items() for link in (links[name],)}
+
+    assert write(made, tmp_path / "one").name == write_ledger(found, tmp_path / "two").name == "index.html"
+    assert 'href="claims.html"' not in (tmp_path / "one" / "index.html").read_text("utf-8")
+    assert write_ledger(found, tmp_path / "one").name == "claims.html"
+    assert write(made, tmp_path / "two").name == "index.html"
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        for again in (lambda: None, partial(write, made, folder), partial(write_ledger, found, folder)):
+            again()
+            assert pages(folder) == {"index.html": 1, "claims.html": 1}
 
 
 def test_study_without_anything_still_makes_a_page(tmp_path):

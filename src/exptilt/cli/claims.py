@@ -7,6 +7,7 @@ Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold 
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,6 @@ RESUMES = " What was done is kept; run the same command again to go on."
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt claims`."""
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("ids", nargs="*", metavar="ID", help="claims such as A10 (default: all that are quick)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
@@ -40,13 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
     add("--out", type=Path, metavar="FOLDER", help="also write the page of the ledger there")
-    add(
-        "--store",
-        type=Path,
-        default=None,
-        metavar="FOLDER",
-        help="where evidence is kept (default: your cache)",
-    )
+    add("--store", type=Path, metavar="FOLDER", help="where evidence is kept (default: your cache)")
     add("--again", action="store_true", help="run what is in the store, too")
 
 
@@ -59,12 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments.set)
     if arguments.out is not None:
         prepare_folder(arguments.out)
-    options = {
-        "seed": arguments.seed,
-        "seeds": arguments.seeds,
-        "store": arguments.store or _cache(),
-        "again": arguments.again,
-    }
+    options = {"seed": arguments.seed, "seeds": arguments.seeds, "again": arguments.again}
+    options["store"] = arguments.store or _cache()
     names = [claim.id for claim in chosen]
     found: list[Evidence] = []
     others: list[Evidence] = []
@@ -121,16 +111,11 @@ def _table(found: "list[Evidence]") -> str:
         time = "kept" if each.kept else f"{each.seconds:.1f} s"
         title = ledger.find(each.id).title + model
         rows.append(f"{mark}{each.id:4} {each.verdict.value:{width}}  {time:>7}  {title}")
-    counts: dict[str, int] = {}
-    for each in found:
-        counts[each.verdict.value] = counts.get(each.verdict.value, 0) + 1
+    counts = Counter(each.verdict.value for each in found)
     total = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
     missing = [claim.id for claim in ledger.every() if claim.full and claim.id not in {e.id for e in found}]
-    more = (
-        f"\n{' and '.join(missing)} train small models: exptilt claims --full"
-        if missing and len(found) > 9
-        else ""
-    )
+    train = f"\n{' and '.join(missing)} train small models: exptilt claims --full"
+    more = train if missing and len(found) > 9 else ""
     return "\n".join([*rows, "", f"{len(found)} claims. {total}.{more}"])
 
 
@@ -140,15 +125,8 @@ def _one(each: "Evidence") -> str:
 
     claim = ledger.find(each.id)
     settings = ", ".join(f"{name}={value}" for name, value in each.settings.items()) or "none"
-    lines = [
-        f"{claim.id}: {claim.title}",
-        "",
-        claim.statement,
-        "",
-        f"Source: {claim.source}.",
-        claim.procedure,
-    ]
-    lines += [f"Settings: {settings}. Seeds: {', '.join(map(str, each.seeds))}.", ""]
+    lines = [f"{claim.id}: {claim.title}", "", claim.statement, "", f"Source: {claim.source}."]
+    lines += [claim.procedure, f"Settings: {settings}. Seeds: {', '.join(map(str, each.seeds))}.", ""]
     width = max((len(check.name) for check in each.checks), default=0)
     for check in each.checks:
         low, high = check.interval

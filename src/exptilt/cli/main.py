@@ -71,16 +71,10 @@ def build_parser() -> argparse.ArgumentParser:
 def welcome() -> str:
     """What to type first."""
     lines = [f"  {'exptilt ' + words:26} {command(name).SUMMARY}" for name, words in FIRST.items()]
-    return "\n".join(
-        [
-            f"exptilt {__version__}: attention you can measure and differentiate.",
-            "",
-            "Begin with the first of these; it needs no other file and opens in a browser:",
-            *lines,
-            "",
-            "`exptilt COMMAND --help` explains one, `exptilt --help` everything.",
-        ]
-    )
+    first = f"exptilt {__version__}: attention you can measure and differentiate."
+    begin = "Begin with the first of these; it needs no other file and opens in a browser:"
+    last = "`exptilt COMMAND --help` explains one, `exptilt --help` everything."
+    return "\n".join([first, "", begin, *lines, "", last])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,12 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
     add = parser.add_argument
-    add(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help=f"folder, GGUF file, cached name, minilm or smollm2 ({without})",
-    )
+    named = f"folder, GGUF file, cached name, minilm or smollm2 ({without})"
+    add("model", nargs="?", metavar="MODEL", help=named)
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
     add("--images", nargs="+", type=Path, metavar="PATH", help="pictures or folders, for a model of pictures")
     add("--sounds", nargs="+", type=Path, metavar="PATH", help="WAV files or folders, for a model of sounds")

@@ -6,6 +6,7 @@ chosen for the way between because it is small, has no dependencies and runs wit
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from exptilt._support.plotting import COLOURS
 from exptilt.claims import Check, Evidence, Picture, Verdict, find
 from exptilt.claims.ledger import GROUPS, MODEL
 from exptilt.report import figures
-from exptilt.report.page import Page, Table, number, render
+from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,11 +30,14 @@ RULES = {
     Verdict.REFUTED: "a check of the claim fails, or of several measured none passes",
     Verdict.OPEN: "a number that is needed is missing",
 }
+HEADER = ("number", "mean", "95% interval", "part", "bound", "passes")
 OBSERVED = ("A15", "E7", "F1", "F2", "F3", "F4", "F5", "F6")
 
 
 def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> Path:
     """Write `index.html` and `claims.json` into `folder`, both or none.
+
+    Where the report of a model lies there the page is `claims.html`, and the two pages link to each other.
 
     Args:
         found: the evidence, one for each claim; a claim run on several models comes several times.
@@ -44,21 +48,18 @@ def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> P
     """
     if not found:
         raise ArgumentError("write_ledger: there is no evidence. Pass what xt.claims.run gives.")
-    texts = {
-        "claims.json": "[\n" + ",\n".join(each.to_json() for each in found) + "\n]\n",
-        "index.html": text(found),
-    }
-    return write_together(folder, texts)[1]
+    texts = {"claims.json": "[\n" + ",\n".join(each.to_json() for each in found) + "\n]\n"}
+    pages, report = {REPORT: text(found)}, Path(folder) / REPORT
+    if report.is_file() and (report.parent / "study.json").is_file():
+        pages = side_by_side({REPORT: report.read_text("utf-8"), LEDGER: pages[REPORT]})
+    return write_together(folder, texts | pages)[-1]
 
 
 def text(found: Sequence[Evidence]) -> str:
     """The page as HTML."""
     counts = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
     entries = [_entry(each, place) for place, each in enumerate(found)]
-    groups = {
-        name: [entry for entry in entries if entry["claim"].id[0] == letter]
-        for letter, name in GROUPS.items()
-    }
+    groups = {name: [e for e in entries if e["claim"].id[0] == letter] for letter, name in GROUPS.items()}
     page = Page(
         "What of the theory stands",
         f"{len(found)} claims of “A Probabilistic Interpretation of Transformers”, each an experiment. "
@@ -67,17 +68,13 @@ def text(found: Sequence[Evidence]) -> str:
         min(min(each.seeds) for each in found),
         ["The five drafts; docs/theory.md has every claim in one notation.", "claims.json beside this page."],
     )
-    return render(
-        page,
-        template="ledger.html",
-        assets=ASSETS,
-        context={
-            "counts": {verdict: count for verdict, count in counts.items() if count},
-            "rules": RULES,
-            "groups": {name: entries for name, entries in groups.items() if entries},
-            "board": _board(entries),
-        },
-    )
+    context = {
+        "counts": {verdict: count for verdict, count in counts.items() if count},
+        "rules": RULES,
+        "groups": {name: some for name, some in groups.items() if some},
+        "board": _board(entries),
+    }
+    return render(page, template="ledger.html", assets=ASSETS, context=context)
 
 
 def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -98,16 +95,10 @@ def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 def _entry(each: Evidence, place: int) -> dict[str, Any]:
     """What the template shows of a claim."""
-    claim = find(each.id)
+    claim, drawn = find(each.id), partial(paint, each.picture)
     model = str(each.settings.get("model", ""))
-    settings = ", ".join(f"{name} = {value}" for name, value in each.settings.items())
-    drawn = (
-        figures.draw(f"claim-{place}", lambda axes: paint(each.picture, axes)) if each.picture.lines else ""
-    )
-    both = [
-        (claim.printed, "printed", ("printed", "reach", "measured")),
-        (claim.formula, "corrected", ("claim",)),
-    ]
+    printed = (claim.printed, "printed", ("printed", "reach", "measured"))
+    both = (printed, (claim.formula, "corrected", ("claim",))) if claim.printed else ()
     return {
         "anchor": each.id if model in ("", MODEL) else f"{each.id}-{place}",
         "claim": claim,
@@ -115,16 +106,10 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
         "model": model,
         "slug": each.verdict.name.lower(),
         "formula": formula(claim.formula),
-        "sides": [
-            (title, formula(latex), _worst(each, roles)) for latex, title, roles in both if claim.printed
-        ],
-        "settings": settings,
-        "checks": Table(
-            f"Numbers of {each.id}",
-            ("number", "mean", "95% interval", "part", "bound", "passes"),
-            _rows(each),
-        ),
-        "figure": drawn,
+        "sides": [(title, formula(latex), _worst(each, roles)) for latex, title, roles in both],
+        "settings": ", ".join(f"{name} = {value}" for name, value in each.settings.items()),
+        "checks": Table(f"Numbers of {each.id}", HEADER, [_row(check) for check in each.checks]),
+        "figure": figures.draw(f"claim-{place}", drawn) if each.picture.lines else "",
         "command": f"exptilt claims {each.id}",
     }
 
@@ -138,22 +123,11 @@ def _worst(each: Evidence, roles: Sequence[str]) -> str:
     return f"{worst.name}: {number(worst.mean)} ({worst.bound})"
 
 
-def _rows(each: Evidence) -> list[tuple[str, ...]]:
-    def interval(check: Check) -> str:
-        low, high = check.interval
-        return "" if low != low else f"{number(low)} to {number(high)}"
-
-    return [
-        (
-            c.name,
-            number(c.mean),
-            interval(c),
-            c.role,
-            c.bound,
-            "" if c.role == "note" else "yes" if c.passed else "no",
-        )
-        for c in each.checks
-    ]
+def _row(c: Check) -> tuple[str, ...]:
+    low, high = c.interval
+    interval = "" if low != low else f"{number(low)} to {number(high)}"
+    passes = "" if c.role == "note" else "yes" if c.passed else "no"
+    return c.name, number(c.mean), interval, c.role, c.bound, passes
 
 
 def formula(latex: str) -> str:

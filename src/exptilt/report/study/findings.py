@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt.lens import Study
-from exptilt.report.study.sentences import Place, head_name, number, percent, summary, with_error
+from exptilt.report.study.sentences import Place, head_name, number, percent, place_of, summary, with_error
 from exptilt.report.tokens import visible
 
 FAR = 3.5
@@ -100,11 +100,8 @@ def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float
     # Positive quantities that span factors are compared by their logarithms.
     values = measure.value
     known = values[np.isfinite(values)]
-    if (known > 0).all():
-        values, x_z = np.log(values), math.log(x)
-    else:
-        x_z = x
-    z = _z(values, x_z)
+    positive = bool((known > 0).all())
+    z = _z(np.log(values), math.log(x)) if positive else _z(values, x)
     error = 0.0 if measure.error is None else float(np.nan_to_num(measure.error[place]))
     return (place, z, middle) if z > FAR and abs(x - middle) > 2 * error else None
 
@@ -130,10 +127,9 @@ def _focus(study: Study) -> Iterator[Finding]:
         if keys is not None:
             some = float(keys[place])
             many = "a single key" if some < 1.05 else f"{number(some)} keys"
-            text = f"{_capital(place)} looks at {many} in effect (entropy "
-            text += (
-                f"{_told(study, 'entropy', place)}), the median head at {number(float(np.nanmedian(keys)))}."
-            )
+            middle = number(float(np.nanmedian(keys)))
+            text = f"{_capital(place)} looks at {many} in effect (entropy {_told(study, 'entropy', place)}), "
+            text += f"the median head at {middle}."
             yield Finding(text, z, place, "entropy")
 
 
@@ -142,10 +138,7 @@ def _kinds(study: Study) -> Iterator[Finding]:
         count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
         if name in ("dead", "diffuse") or not count:
             continue
-        best = np.unravel_index(
-            int(np.nanargmax(kind.value if kind.above else -kind.value)), kind.value.shape
-        )
-        place = (int(best[0]), int(best[1]))
+        place = place_of(np.nanargmax(kind.value if kind.above else -kind.value), kind.value)
         share = float(kind.value[place])
         error = math.nan if kind.error is None else float(kind.error[place])
         told = with_error(share, error, study.heads[kind.measure].unit)
@@ -171,10 +164,9 @@ def _collapse(study: Study) -> Iterator[Finding]:
     if fall > 0 and z > FAR:
         before, after = (float(curve[step + k, layer, head]) for k in (0, 1))
         place = (int(layer), int(head))
+        steps = f"{int(training.steps[step])} and {int(training.steps[step + 1])}"
         text = f"The entropy of {head_name(place)} fell from {number(before)} to {number(after, 'nats')} "
-        text += (
-            f"between step {int(training.steps[step])} and {int(training.steps[step + 1])} (no error known)."
-        )
+        text += f"between step {steps} (no error known)."
         yield Finding(text, z, place, "entropy")
 
 
@@ -188,12 +180,11 @@ def _growth(study: Study) -> Iterator[Finding]:
     rise = float(tops[-1] / tops[-2] - 1)
     if rise > GROWTH:
         last = training.heads["score_max"][-1]
-        best = np.unravel_index(int(np.nanargmax(last)), last.shape)
-        place = (int(best[0]), int(best[1]))
+        place = place_of(np.nanargmax(last), last)
         steps = f"{int(training.steps[-2])} and {int(training.steps[-1])}"
         text = f"The largest score of all heads grew by {percent(rise)} between step {steps}, to "
         text += f"{number(float(tops[-1]))} in {head_name(place)}: clip it (xt.lens.clip_qk_) or watch it."
-        yield Finding(text, 1e-3 + _z(training.heads["score_max"][-1], float(tops[-1])), place, "score_max")
+        yield Finding(text, 1e-3 + _z(last, float(tops[-1])), place, "score_max")
 
 
 def _dead(study: Study) -> Iterator[Finding]:
@@ -201,14 +192,12 @@ def _dead(study: Study) -> Iterator[Finding]:
     if kind is None:
         return
     count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
-    low = np.unravel_index(int(np.nanargmin(kind.value)), kind.value.shape)
-    place = (int(low[0]), int(low[1]))
+    place = place_of(np.nanargmin(kind.value), kind.value)
     least = f"{head_name(place)} writes least, {percent(float(kind.value[place]))} of the stream's length"
     dead = "is dead" if count == 1 else "are dead"
     text = f"No head is dead: {least}." if not count else f"{count} of {total} heads {dead}: {least}."
-    yield Finding(
-        text, 0.0 if not count else _z(np.log(kind.value), math.log(float(kind.value[place]))), None, ""
-    )
+    z = _z(np.log(kind.value), math.log(float(kind.value[place]))) if count else 0.0
+    yield Finding(text, z, None, "")
 
 
 def _even(study: Study) -> Iterator[Finding]:

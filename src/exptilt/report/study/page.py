@@ -15,7 +15,8 @@ import numpy as np
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
-from exptilt.report.page import Cell, Page, Table, number, render
+from exptilt.lens.studying.notebook import some_heads
+from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
 from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
@@ -24,17 +25,8 @@ from exptilt.report.study.theory import named_in
 from exptilt.report.tokens import plain
 
 # In the order they run: each uses only what stands before it.
-SCRIPTS = (
-    "basics.js",
-    "charts.js",
-    "heatmap.js",
-    "attention.js",
-    "head.js",
-    "thumbnails.js",
-    "curves.js",
-    "start.js",
-)
-ASSETS = ("study/study.css", *(f"study/{name}" for name in SCRIPTS))
+SCRIPTS = ("basics", "charts", "heatmap", "attention", "head", "thumbnails", "curves", "start")
+ASSETS = ("study/study.css", *(f"study/{name}.js" for name in SCRIPTS))
 CAUTION = (
     "These are descriptions of one model on one text. Theory reads attention as ascent on a "
     "log-normalizer, or descent of an energy; in trained transformers such energies are not monotone "
@@ -44,6 +36,8 @@ CAUTION = (
 
 def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None = None) -> Path:
     """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
+
+    A ledger that lies there keeps its page, as `claims.html`, and the two pages link to each other.
 
     Args:
         study: what was measured.
@@ -59,8 +53,12 @@ def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None
         raise MissingExtraError("pandas", "report") from problem
     texts = {"heads.csv": table, "study.json": study.to_json()}
     texts |= {} if against is None else {"against.json": against.to_json()}
-    texts["index.html"] = render_study(study, against)
-    return write_together(folder, texts)[-1]
+    pages, place = {REPORT: render_study(study, against)}, Path(folder)
+    if (place / "claims.json").is_file():  # a ledger lies here, under the name of this page if it came first
+        ledger = place / (LEDGER if (place / "study.json").is_file() else REPORT)
+        if ledger.is_file():
+            pages = side_by_side({LEDGER: ledger.read_text("utf-8"), **pages})
+    return write_together(folder, texts | pages)[-1]
 
 
 def render_study(study: Study, against: Study | None = None) -> str:
@@ -149,11 +147,10 @@ def kinds_table(study: Study) -> Table:
     """The kinds of heads: rule, number of heads, and which."""
     rows: list[list[Cell]] = []
     for name, kind in study.kinds.items():
-        members = [f"L{layer}H{head}" for layer, head in np.argwhere(kind.members)]
-        shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
-        title = study.heads[kind.measure].title
+        title, count = study.heads[kind.measure].title, int(kind.members.sum())
         rule = f"{title} {'at least' if kind.above else 'at most'} {sentences.number(kind.threshold)}"
-        rows.append([name, f"{kind.about[0].upper()}{kind.about[1:]}.", rule, len(members), shown or "none"])
+        about = f"{kind.about[0].upper()}{kind.about[1:]}."
+        rows.append([name, about, rule, count, some_heads(kind.members) or "none"])
     note = "A head is of a kind if it is beyond the threshold by two standard errors; it may be of several."
     return Table("Kinds of heads", ("kind", "what such a head does", "rule", "heads", "which"), rows, note)
 
@@ -162,14 +159,10 @@ def heads_table(study: Study) -> Table:
     """Every head with every statistic: what the heatmap shows, for those who do not see it."""
     shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
     kinds = study.kinds.items()
-    rows: list[list[Cell]] = [
-        [
-            f"L{place[0]}H{place[1]}",
-            *(float(value[place]) for _, value in shown),
-            *([", ".join(name for name, kind in kinds if kind.members[place])] if kinds else []),
-        ]
-        for place in np.ndindex(*sentences.shape(study))
-    ]
+    rows: list[list[Cell]] = []
+    for place in np.ndindex(*sentences.shape(study)):
+        of = [", ".join(name for name, kind in kinds if kind.members[place])] if kinds else []
+        rows.append([f"L{place[0]}H{place[1]}", *(float(value[place]) for _, value in shown), *of])
     note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
     header = ("head", *(name for name, _ in shown), *(["kinds"] if kinds else []))
     return Table("Every head, every statistic", header, rows, note, sortable=True)

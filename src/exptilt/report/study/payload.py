@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Picture, Study
+from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Picture, Study, Training
 from exptilt.report.study import sentences
 from exptilt.report.tokens import visible
 
@@ -23,25 +23,18 @@ TOP_TOKENS = 12
 
 def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
     """Everything the scripts need, as what JSON knows; `against` is a study to hold this one against."""
-    size, training = strip_size(study), study.training
+    size = strip_size(study)
+    if against is not None and sentences.shape(study) != sentences.shape(against):
+        against = None  # its heads cannot be compared
     return {
         "shape": sentences.shape(study),
         "names": list(study.layer_names),
         "kinds": [
-            {
-                "id": name,
-                "about": kind.about,
-                "members": [list(map(int, at)) for at in np.argwhere(kind.members)],
-            }
+            {"id": name, "about": kind.about, "members": np.argwhere(kind.members).tolist()}
             for name, kind in study.kinds.items()
         ],
-        "measures": [
-            _measure(study, name, measure) | _other(study, name, against)
-            for name, measure in study.heads.items()
-        ],
-        "against": None
-        if against is None or sentences.shape(study) != sentences.shape(against)
-        else against.name,
+        "measures": [_measure(study, name) | _other(study, name, against) for name in study.heads],
+        "against": None if against is None else against.name,
         "curves": [
             {"id": name, "places": list(measure.places), **_common(measure)}
             for name, measure in study.layers.items()
@@ -49,16 +42,16 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
         "details": {_place(detail): _detail(study, detail, size) for detail in study.details},
         "strip": [visible(token) for token in study.strip_tokens[:size]],
         "picture": None if study.picture is None else _picture(study.picture),
-        "training": None
-        if training is None
-        else {
-            "steps": [int(step) for step in training.steps],
-            "loss": _numbers(training.loss),
-            "strips": None if training.strips is None else _strips(study, training.strips),
-            "layers": {
-                name: _numbers(value) for name, value in training.layers.items() if name in study.layers
-            },
-        },
+        "training": None if study.training is None else _training(study, study.training),
+    }
+
+
+def _training(study: Study, training: Training) -> dict[str, Any]:
+    return {
+        "steps": [int(step) for step in training.steps],
+        "loss": _numbers(training.loss),
+        "strips": None if training.strips is None else _strips(study, training.strips),
+        "layers": {name: _numbers(x) for name, x in training.layers.items() if name in study.layers},
     }
 
 
@@ -81,9 +74,7 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 
 def strip_size(study: Study) -> int:
-    """How many tokens of the strip the page shows, so that the strips of all heads fit; a picture is
-    whole.
-    """
+    """How many tokens of the strip the page shows for all strips to fit; a picture is shown whole."""
     if study.picture is not None:
         return len(study.strip_tokens)
     return min(len(study.strip_tokens), math.isqrt(STRIP_BYTES // max(1, len(study.details))))
@@ -107,7 +98,8 @@ def _common(measure: HeadMeasure | LayerMeasure) -> dict[str, Any]:
     }
 
 
-def _measure(study: Study, name: str, measure: HeadMeasure) -> dict[str, Any]:
+def _measure(study: Study, name: str) -> dict[str, Any]:
+    measure = study.heads[name]
     return {
         "id": name,
         **_common(measure),
@@ -122,11 +114,9 @@ def _measure(study: Study, name: str, measure: HeadMeasure) -> dict[str, Any]:
 
 
 def _other(study: Study, name: str, against: Study | None) -> dict[str, Any]:
-    """The same statistic of the other study, with its errors, where heads can be compared."""
+    """The same statistic of the other study, with its errors."""
     other = None if against is None else against.heads.get(name)
     if other is None or other.value is None or study.heads[name].value is None:
-        return {}
-    if against is None or sentences.shape(study) != sentences.shape(against):
         return {}
     return {"other": _numbers(other.value), "otherError": _numbers(other.error)}
 

@@ -6,11 +6,13 @@ is said to do that.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.lens.studying.notebook import shape as shape
 from exptilt.report.tokens import visible
 
 Place = tuple[int, int]
@@ -24,12 +26,10 @@ PLAIN = {
 }
 
 
-def shape(study: Study) -> Place:
-    """Layers and heads, as the measures have them."""
-    for measure in study.heads.values():
-        if measure.value is not None:
-            return measure.value.shape[0], measure.value.shape[1]
-    return 0, 0
+def place_of(index: int | np.intp, values: NDArray[Any]) -> Place:
+    """Layer and head of a flat index."""
+    layer, head = np.unravel_index(int(index), values.shape)
+    return int(layer), int(head)
 
 
 def number(value: float, unit: str = "") -> str:
@@ -87,8 +87,8 @@ def summary(measure: HeadMeasure) -> tuple[Place, Place, float] | None:
     if measure.value is None or not np.isfinite(measure.value).any():
         return None
     known = np.where(np.isfinite(measure.value), measure.value, np.nan)
-    low, high = (np.unravel_index(int(find(known)), known.shape) for find in (np.nanargmin, np.nanargmax))
-    return (int(low[0]), int(low[1])), (int(high[0]), int(high[1])), float(np.nanmedian(known))
+    low, high = (place_of(find(known), known) for find in (np.nanargmin, np.nanargmax))
+    return low, high, float(np.nanmedian(known))
 
 
 def of_measure(study: Study, name: str) -> str:
