@@ -31,7 +31,13 @@ def packed_size(dimension: int) -> int:
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """A symmetric matrix ``(..., D, D)``, its lower triangle read, as a vector ``(..., D(D+1)/2)``.
+    """A symmetric matrix as a vector, inner products kept.
+
+    Args:
+        matrix: ``(..., D, D)``, symmetric; the lower triangle is read.
+
+    Returns:
+        ``(..., D(D+1)/2)``.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -44,7 +50,14 @@ def pack(matrix: Tensor) -> Tensor:
 
 
 def unpack(vector: Tensor) -> Tensor:
-    """Inverse of `pack`: the symmetric matrix ``(..., D, D)`` of a vector ``(..., D(D+1)/2)``."""
+    """Inverse of `pack`.
+
+    Args:
+        vector: ``(..., D(D+1)/2)``.
+
+    Returns:
+        ``(..., D, D)``, symmetric.
+    """
     size = vector.shape[-1]
     dimension = (math.isqrt(8 * size + 1) - 1) // 2
     if packed_size(dimension) != size:
