@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt.claims import Check, Evidence, Picture, Verdict, ledger
 from exptilt.claims.evidence import joined
 from exptilt.cli.main import main
+from exptilt.lens.studying.definitions import BLOCKS
+from report.made import make_study
 
 EVERY = claims.every()
 THEORY = (Path(__file__).parents[2] / "docs" / "theory.md").read_text("utf-8")
@@ -143,6 +146,34 @@ def test_command(capsys, tmp_path, monkeypatch):
     ]:
         assert main(["claims", *words, *store]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, monkeypatch, tmp_path):
+    """A model that cannot be loaded is told before all else is run; only what a model changes is printed."""
+    from exptilt.claims import observed
+
+    read, words = [], ["claims", "E7", "F6", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
+    monkeypatch.setattr(observed, "studied", lambda *given: read.append(given[0]) or made(*given))
+
+    def made(model, tokens, seed):
+        found = make_study(seed=seed + (model == "other"))
+        heads = dict.fromkeys(("link_symmetry", "link_definiteness", "link_r2"), found.heads["entropy"])
+        layers = {name: next(iter(found.layers.values())) for name in BLOCKS}
+        return replace(found, heads=heads, layers=layers, seed=seed)
+
+    assert main(["claims", "E7", "--model", "other", "--set", "wings=2"]) == 2
+    assert read == []  # a wrong setting is told before a model is looked for
+    assert main([*words, "--model", "other", "--out", str(tmp_path)]) == 0
+    assert read[:2] == ["other", "other"]
+    said = capsys.readouterr().out
+    assert "2 claims, those about trained models on shakespeare and other." in said
+    assert "train small models" not in said
+    assert "heads: symmetric part of W_q W_k': " in said
+    assert "Gaussians: asymmetry" not in said
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert "<code>exptilt claims E7 --model other</code>" in page
+    assert "<code>exptilt claims E7</code>" in page
+    assert ">2 claims of" in page
 
 
 def test_a_claim_that_does_not_hold_is_exit_code_1(capsys, monkeypatch, tmp_path):

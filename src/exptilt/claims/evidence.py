@@ -154,21 +154,18 @@ class Line(NamedTuple):
 
 def curve(label: str, x: Any, y: Any) -> Line:
     """A line through numbers, given as tensors, arrays or sequences."""
-    return Line(label, _list(x), _list(y))
+    places = x.tolist() if hasattr(x, "tolist") else list(x)
+    return Line(label, places, [float(value) for value in y])
 
 
 def dots(label: str, x: Any, y: Any) -> Line:
     """The same as points."""
-    return Line(label, _list(x), _list(y), "points")
+    return curve(label, x, y)._replace(kind="points")
 
 
 def bars(label: str, x: Any, y: Any) -> Line:
     """The same as bars."""
-    return Line(label, _list(x), _list(y), "bars")
-
-
-def _list(values: Any) -> list[Any]:
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+    return curve(label, x, y)._replace(kind="bars")
 
 
 class Picture(NamedTuple):

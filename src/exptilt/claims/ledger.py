@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -265,11 +265,14 @@ def run(
     if strange:
         chosen[0].with_settings({strange[0]: given[strange[0]]})  # says what there is instead
     plans = [(c, c.with_settings({k: v for k, v in given.items() if k in c.settings})) for c in chosen]
-    for each, own in plans:
+
+    def over_seeds(each: Claim, own: Mapping[str, Setting]) -> Evidence:
         # Another model's files may change under the same name, and so are not taken from the store.
         place = None if store is None or own.get("model", MODEL) != MODEL else Path(store)
         numbers = range(seed, seed + (each.seeds if seeds is None else seeds))
-        yield joined([_kept(each, own, number, place, again) for number in numbers])
+        return joined([_kept(each, own, number, place, again) for number in numbers])
+
+    return (over_seeds(each, own) for each, own in plans)
 
 
 def _kept(
@@ -292,6 +295,13 @@ def chosen_claims(ids: Iterable[str] = (), *, full: bool = False) -> list[Claim]
     """The claims of these ids, or all; those that take minutes only with `full` or by name."""
     named = [find(id) for id in ids]
     return list(dict.fromkeys(named)) or [each for each in every() if full or not each.full]
+
+
+def counted(found: Sequence[Evidence]) -> str:
+    """How many claims there are, and on which models where there are several."""
+    models = list(dict.fromkeys(str(each.settings["model"]) for each in found if "model" in each.settings))
+    on = f", those about trained models on {' and '.join(models)}" if len(models) > 1 else ""
+    return f"{len({each.id for each in found})} claims{on}"
 
 
 def fails(found: Evidence) -> bool:

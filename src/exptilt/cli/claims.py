@@ -55,21 +55,26 @@ def run(arguments: argparse.Namespace) -> int:
         prepare_folder(arguments.out)
     options = {"seed": arguments.seed, "seeds": arguments.seeds, "again": arguments.again}
     options["store"] = arguments.store or _cache()
-    names = [claim.id for claim in chosen]
     found: list[Evidence] = []
     others: list[Evidence] = []
+    plan = [(found, "claims", chosen, settings)]
+    if arguments.model is not None:
+        asked = [claim for claim in chosen if "model" in claim.settings]
+        if not asked:
+            raise ArgumentError("--model: none of these claims is about a trained model.")
+        own = {name: value for name, value in settings.items() if any(name in c.settings for c in asked)}
+        # First: that a model cannot be loaded is said before anything else is run.
+        plan.insert(0, (others, arguments.model, asked, own | {"model": arguments.model}))
+    runs = [
+        (done, track(ledger.run([c.id for c in some], settings=given, **options), title, total=len(some)))
+        for done, title, some, given in plan
+    ]
     try:
-        for each in track(ledger.run(names, settings=settings, **options), "claims", total=len(names)):
-            found.append(each)
-        if arguments.model is not None:
-            asked = [claim.id for claim in chosen if "model" in claim.settings]
-            if not asked:
-                raise ArgumentError("--model: none of these claims is about a trained model.")
-            own = {**settings, "model": arguments.model}
-            for each in track(ledger.run(asked, settings=own, **options), arguments.model, total=len(asked)):
-                others.append(each)
+        for done, evidence in runs:
+            for each in evidence:
+                done.append(each)
     except KeyboardInterrupt:
-        if found and not arguments.json:
+        if found + others and not arguments.json:
             print(_table(found + others))
         raise
     if arguments.json:
@@ -77,7 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif len(found) == 1 and not others:
         print(_one(found[0]))
     else:
-        print("\n".join([_table(found + others), *(_changed(found, each) for each in others)]))
+        every = not arguments.ids and not arguments.full
+        hint = "\nF4 and F5 train small models: exptilt claims --full" if every else ""
+        print(_table(found + others) + hint)
+        print("".join(_changed(found, each) for each in others), end="")
     if arguments.out is not None:
         from exptilt.report.ledger import write_ledger
 
@@ -113,10 +121,7 @@ def _table(found: "list[Evidence]") -> str:
         rows.append(f"{mark}{each.id:4} {each.verdict.value:{width}}  {time:>7}  {title}")
     counts = Counter(each.verdict.value for each in found)
     total = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
-    missing = [claim.id for claim in ledger.every() if claim.full and claim.id not in {e.id for e in found}]
-    train = f"\n{' and '.join(missing)} train small models: exptilt claims --full"
-    more = train if missing and len(found) > 9 else ""
-    return "\n".join([*rows, "", f"{len(found)} claims. {total}.{more}"])
+    return "\n".join([*rows, "", f"{ledger.counted(found)}. {total}."])
 
 
 def _one(each: "Evidence") -> str:
@@ -141,7 +146,8 @@ def _changed(found: "list[Evidence]", other: "Evidence") -> str:
     """What another model changed, check by check."""
     first = next(each for each in found if each.id == other.id)
     same = "as before" if first.verdict is other.verdict else f"was {first.verdict.value}"
-    lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})"]
+    lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})\n"]
     for before, after in zip(first.checks, other.checks, strict=True):
-        lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}")
-    return "\n".join(lines)
+        if before.values != after.values:  # some numbers are not about the model
+            lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}\n")
+    return "".join(lines)

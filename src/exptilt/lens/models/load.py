@@ -182,6 +182,7 @@ def read_text(path: str | Path) -> str:
 
 def _find(where: str | Path, download: bool) -> tuple[Path, bool, str]:
     """The folder or file, whether its tokenizer must be told to begin with its first token, and a name."""
+    where = next((name for name, (package, *_) in PACKAGED.items() if package == str(where)), where)
     if str(where) in PACKAGED:
         package, module, inside, start = PACKAGED[str(where)]
         spec = find_spec(module)  # found, not imported: what else the package does is of no use here

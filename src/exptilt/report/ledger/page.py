@@ -60,9 +60,10 @@ def text(found: Sequence[Evidence]) -> str:
     counts = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
     entries = [_entry(each, place) for place, each in enumerate(found)]
     groups = {name: [e for e in entries if e["claim"].id[0] == letter] for letter, name in GROUPS.items()}
+    count = len({each.id for each in found})
     page = Page(
         "What of the theory stands",
-        f"{len(found)} claims of “A Probabilistic Interpretation of Transformers”, each an experiment. "
+        f"{count} claims of “A Probabilistic Interpretation of Transformers”, each an experiment. "
         "A verdict follows from the numbers by the rules below; none is written by hand.",
         (),
         min(min(each.seeds) for each in found),
@@ -110,7 +111,7 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
         "settings": ", ".join(f"{name} = {value}" for name, value in each.settings.items()),
         "checks": Table(f"Numbers of {each.id}", HEADER, [_row(check) for check in each.checks]),
         "figure": figures.draw(f"claim-{place}", drawn) if each.picture.lines else "",
-        "command": f"exptilt claims {each.id}",
+        "command": f"exptilt claims {each.id}" + ("" if model in ("", MODEL) else f" --model {model}"),
     }
 
 
