@@ -27,18 +27,6 @@ STRICT = {"contract"}
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-@njit
-def float64_from_bits(bits):
-    """Read 64 bits as a double."""
-    return np.int64(bits).view(np.float64)
-
-
-@njit
-def bits_of_float64(number):
-    """Read a double as 64 bits."""
-    return np.float64(number).view(np.int64)
-
-
 _F = np.float32
 # (e^r − 1 − r)/r² on |r| <= (log 2)/2 with the least largest error (float32, Cephes);
 # its Taylor series to r^13 (float64: the rest is below 1e-17)
@@ -93,7 +81,8 @@ def _exp64(x):
     p = p * r + _E64[10]
     p = p * r + _E64[11]
     p = p * (r * r) + r + 1.0
-    return p * float64_from_bits((bits_of_float64(t) + 1023) << 52)
+    exponent = (np.float64(t).view(np.int64) + 1023) << 52
+    return p * np.int64(exponent).view(np.float64)
 
 
 def exp_of_negative(x):
