@@ -70,6 +70,7 @@ GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     "sm80": TILES
     | {
         ("forward", 4): (Tile(32, 16, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
+        ("gradient by keys", 2): (_NARROW, _NARROW, Tile(16, 16, 64), Tile(16, 16, 64)),
         ("gradient by keys", 4): (Tile(16, 16, 16), _LEAST, _LEAST, _LEAST),
         ("key mass", 2): (Tile(32, 32, 64), _SMALL, Tile(16, 16, 64), _SMALL),
     },
