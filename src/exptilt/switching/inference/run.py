@@ -25,7 +25,7 @@ from .problem import Problem, as_arrays
 
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
 LONG = 5000  # rows from which a build for exact sizes is worth its compilation, once per machine
-SMALL = (16, 16, 8)  # largest M, n, m of such a build; beyond, unrolled code grows too large
+SMALL = (8, 4)  # largest n and m of such a build; beyond, unrolled code grows too large
 
 
 def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
@@ -42,8 +42,8 @@ def sizes_of(p: Parameters) -> Sizes:
 
 
 def build_sizes(p: Parameters, rows: int) -> Any:
-    """M, n and m in the form that picks the build: tuples for a build of exactly these sizes."""
-    sizes = sizes_of(p)
+    """n and m in the form that picks the build: tuples for a build of exactly these sizes."""
+    sizes = sizes_of(p)[1:]
     if rows >= LONG and all(size <= most for size, most in zip(sizes, SMALL, strict=True)):
         return tuple((0,) * size for size in sizes)
     return sizes

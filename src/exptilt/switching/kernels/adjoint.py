@@ -31,10 +31,10 @@ from .buffers import (
     Run,
     Sizes,
     begin_series,
+    layout,
     load,
     look,
     now,
-    places,
     recall,
     sensor_size,
     step_of,
@@ -42,7 +42,8 @@ from .buffers import (
     write_row,
 )
 from .filters import GPB1, GPB2, carry_some, read_as, sensor_of
-from .kalman import Buffer, add_product, clear, collapse_some, copy, inlined, kernel, law_size, product, solve
+from .kalman import Buffer, View, clear, collapse_some, copy, kernel, law_size, multiply, solve
+from .numbers import inlined
 
 
 class Bars(NamedTuple):
@@ -74,9 +75,29 @@ def dot(length: int, w: Buffer, a: int, b: int) -> float:
 
 
 @inlined
+def add_product(
+    w: Buffer, rows: int, inner: int, columns: int, f: float, A: View, B: View, out: Buffer, at: int
+) -> None:
+    """Add f A B to the matrix at `at`; a view is an offset and its steps by row and by column."""
+    for i in range(rows):
+        for j in range(columns):
+            s = 0.0
+            for k in range(inner):
+                s += w[A[0] + i * A[1] + k * A[2]] * w[B[0] + k * B[1] + j * B[2]]
+            out[at + i * columns + j] += f * s
+
+
+@inlined
+def product(w: Buffer, rows: int, inner: int, columns: int, A: View, B: View, out: int) -> None:
+    """Write A B."""
+    clear(rows * columns, w, out, 0, 0.0)
+    add_product(w, rows, inner, columns, 1.0, A, B, w, out)
+
+
+@inlined
 def adjoint_room(n: int, m: int) -> int:
     """Scratch of `update_adjoint`, in numbers."""
-    return 2 * m + 2 * m * m + 3 * n + 2 * n * m + n * n
+    return 2 * m + 2 * m * m + 3 * n + 2 * n * m + 2 * n * n
 
 
 @kernel
@@ -111,7 +132,6 @@ def update_adjoint(
     S = at.scratch
     K = S + m * m
     e = K + 2 * n * m
-    A = e + 2 * m
     v = room + sensor_size(n, m)
     b = v + m
     inverse = b + m
@@ -122,6 +142,9 @@ def update_adjoint(
     Px = hv + n
     PK = Px + n
     PA = PK + n * m
+    A = PA + n * n  # (I − K H)'
+    clear(n * n, w, A, n, 1.0)
+    multiply(w, n, m, n, -1.0, HT, K, A, A)
     copy(m, w, e, w, v)
     solve(m, 1, w, S, v)
     clear(m * m, w, inverse, m, 1.0)
@@ -271,7 +294,7 @@ def filter_adjoint(
     Where steps were done before, that in the M laws and log probabilities they left goes to `lead_bar`.
     """
     p, y, starts, out, lead = run
-    at = places(sizes[0], sizes[1], sizes[2], p)
+    at = layout(sizes[0], sizes[1], sizes[2], sizes[0])
     M, n, law = at.M, at.n, at.law
     state = at.end  # laws before the step, and after it
     log_mode = state + M * law
@@ -321,12 +344,13 @@ def filter_adjoint(
                 # the step once more: the law before it is at `source`, the one after it at `after`
                 source = state + j * law
                 if pairs:
-                    source = read_as(p, w, at, maps, i, j, state + i * law)
+                    source = at.read
+                    read_as(p, w, at, maps, i, j, state, source)
                 elif not begun:
                     source = mixed
                     for k in range(M):
                         w[weight + k] = out.mixing[row, k * M + j]
-                        copy(law, w, read_as(p, w, at, maps, k, j, state + k * law), w, read + k * law)
+                        read_as(p, w, at, maps, k, j, state, read + k * law)
                     collapse_some(n, M, w, weight, 1, read, law, mixed)
                 carry_some(w, at, seen, begun, j, source, after)
                 # the derivative in what it gave, and in its log weight

@@ -4,11 +4,12 @@
 are named tuples, which numba takes as arguments; the last axis of their arrays is flattened row by row.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .kalman import Buffer, copy, inlined, law_size, turn, update_room
+from .kalman import Buffer, copy, law_size, turn, update_room
+from .numbers import get, get_lane, inlined, put, put_lane, rolled, width, work_room
 
 Sizes = tuple[int, int, int]  # M, n, m
 
@@ -54,22 +55,26 @@ class Run(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Sizes, and where things lie in the work buffer; a kernel's own things begin at `end`."""
+    """Sizes, and where things lie in the work buffer; a kernel's own things begin at `end`.
+
+    Modes lie side by side in the lanes of a buffer: mode j in lane j % L of group j // L. A buffer without
+    lanes has as many groups as modes.
+    """
 
     M: int
     n: int
     m: int
-    modes: int  # M and n again, known at run time only: loops over these are not unrolled
-    states: int
+    groups: int
     law: int  # how many numbers a law, a move and a sensor take
     move: int
     sensor: int
-    log_transition: int
-    moves: int  # one a mode
-    sensors: int  # one a mode
+    log_transition: int  # [i · groups + group of j], and the probabilities themselves
+    transition: int
+    moves: int  # one a group
+    sensors: int  # one a group
     y: int  # the components that were seen
     seen: int  # sensors of those components alone
-    own_move: int  # of the mode at work, and its sensor: places that are known when sizes are
+    own_move: int
     own_sensor: int
     read: int  # a law, read through a map if there is one
     ahead: int  # a law predicted
@@ -85,33 +90,39 @@ def sensor_size(n: int, m: int) -> int:
 
 
 @inlined
-def places(M: int, n: int, m: int, p: Parameters) -> Place:
-    """Lay out the work buffer."""
-    modes = p.initial_log_probability.shape[1]
-    return layout(M, n, m, modes, p.initial_mean.shape[1] // modes)
-
-
-@inlined
-def layout(M: int, n: int, m: int, modes: int, states: int) -> Place:
+def layout(M: int, n: int, m: int, groups: int) -> Place:
     """Lay out the work buffer; the matrices of a step come first, up to the place of `y`."""
     law, move, sensor = law_size(n), 3 * n * n + n, sensor_size(n, m)
-    moves = M * M
-    sensors = moves + M * move
-    y = sensors + M * sensor
+    transition = M * groups
+    moves = 2 * transition
+    sensors = moves + groups * move
+    y = sensors + groups * sensor
     seen = y + m
-    own = seen + M * sensor
+    own = seen + groups * sensor
     read = own + move + sensor
     ahead, after = read + law, read + 2 * law
     scratch = after + law
     end = scratch + update_room(n, m)
-    sizes = (M, n, m, modes, states, law, move, sensor)
-    return Place(*sizes, 0, moves, sensors, y, seen, own, own + move, read, ahead, after, scratch, end)
+    sizes = (M, n, m, groups, law, move, sensor)
+    matrices = (0, transition, moves, sensors, y, seen, own, own + move)
+    return Place(*sizes, *matrices, read, ahead, after, scratch, end)
 
 
 @inlined
-def work_buffer(p: Parameters, at: Place, maps: int) -> Buffer:
-    """A buffer with room for the maps, as moves, from `maps` on: they come last, for there may be none."""
-    return np.zeros(maps + p.maps.size // (at.n * at.n) * at.move)
+def work_buffer(p: Parameters, at: Place, maps: int, size: Any = 0) -> Buffer:
+    """A buffer with room for the maps, as moves, from `maps` on: they come last, for there may be none.
+
+    It has lanes if `size` is a tuple. Lanes without a mode get a sensor that can be divided by.
+    """
+    rolled(0)
+    w = work_room(maps + p.maps.size // (at.M * at.n * at.n) * at.groups * at.move, size)
+    for j in range(at.M, at.groups * width(w)):
+        for i in range(at.M):
+            put_lane(w, at.transition + i * at.groups + at.groups - 1, j % width(w), 1.0)
+        for a in range(at.m):
+            R = at.sensors + (at.groups - 1) * at.sensor + at.m * at.n + at.m
+            put_lane(w, R + a * at.m + a, j % width(w), 1.0)
+    return w
 
 
 @inlined
@@ -127,99 +138,133 @@ def now(value: Buffer, series: int, t: int) -> Buffer:
 
 
 @inlined
-def spread(M: int, size: int, source: Buffer, w: Buffer, at: int, step: int) -> None:
-    """Copy M blocks of `size` numbers to places `step` apart."""
+def spread(M: int, size: int, source: Buffer, first: int, w: Buffer, at: int, step: int) -> None:
+    """Copy M blocks of `size` numbers, one a mode, to the modes' lanes; groups are `step` apart."""
+    rolled(0)
     for j in range(M):
-        copy(size, source, j * size, w, at + j * step)
+        place, lane = at + j // width(w) * step, j % width(w)
+        for i in range(size):
+            put_lane(w, place + i, lane, source[first + j * size + i])
+
+
+@inlined
+def scatter(M: int, size: int, table: Buffer, row: int, w: Buffer, at: int, step: int) -> None:
+    """`spread` from a row of a table: a view of it would have to be counted."""
+    rolled(0)
+    for j in range(M):
+        place, lane = at + j // width(w) * step, j % width(w)
+        for i in range(size):
+            put_lane(w, place + i, lane, table[row, j * size + i])
+
+
+@inlined
+def gather(
+    M: int, size: int, w: Buffer, at: int, step: int, table: Buffer, row: int, first: int
+) -> None:
+    """Copy M blocks of `size` numbers, one a mode, from the modes' lanes to a row of a table."""
+    rolled(0)
+    for j in range(M):
+        place, lane = at + j // width(w) * step, j % width(w)
+        for i in range(size):
+            table[row, first + j * size + i] = get_lane(w, place + i, lane)
+
+
+@inlined
+def lift(length: int, w: Buffer, mode: int, source: int, step: int, target: int) -> None:
+    """Copy `length` numbers of one mode to all lanes; groups at `source` are `step` apart."""
+    rolled(0)
+    place, lane = source + mode // width(w) * step, mode % width(w)
+    for i in range(length):
+        put(w, target + i, get_lane(w, place + i, lane))
 
 
 @inlined
 def load(p: Parameters, series: int, t: int, again: bool, w: Buffer, at: Place, maps: int) -> None:
     """Copy the parameters of step `t` to their places; what does not vary only with `again`."""
-    M, n, m = at.M, at.n, at.m
+    rolled(0)
+    M, n, m, G = at.M, at.n, at.m, at.groups
     if again or p.transition.shape[1] > 1:
         row = now(p.transition, series, t)
-        for i in range(M * M):
-            w[at.log_transition + i] = np.log(row[i])
+        for i in range(M):
+            spread(M, 1, row, i * M, w, at.transition + i * G, 1)
+            for j in range(M):
+                put_lane(w, at.log_transition + i * G + j // width(w), j % width(w), np.log(row[i * M + j]))
     if again or p.dynamics.shape[1] > 1:
-        spread(M, n * n, now(p.dynamics, series, t), w, at.moves, at.move)
-        for j in range(M):
-            turn(n, w, at.moves + j * at.move)
+        spread(M, n * n, now(p.dynamics, series, t), 0, w, at.moves, at.move)
+        for g in range(G):
+            turn(n, w, at.moves + g * at.move)
     if again or p.dynamics_offset.shape[1] > 1:
-        spread(M, n, now(p.dynamics_offset, series, t), w, at.moves + n * n, at.move)
+        spread(M, n, now(p.dynamics_offset, series, t), 0, w, at.moves + n * n, at.move)
     if again or p.process_noise.shape[1] > 1:
-        spread(M, n * n, now(p.process_noise, series, t), w, at.moves + n * n + n, at.move)
+        spread(M, n * n, now(p.process_noise, series, t), 0, w, at.moves + n * n + n, at.move)
     if again or p.observation.shape[1] > 1:
-        spread(M, m * n, now(p.observation, series, t), w, at.sensors, at.sensor)
+        spread(M, m * n, now(p.observation, series, t), 0, w, at.sensors, at.sensor)
     if again or p.observation_offset.shape[1] > 1:
-        spread(M, m, now(p.observation_offset, series, t), w, at.sensors + m * n, at.sensor)
+        spread(M, m, now(p.observation_offset, series, t), 0, w, at.sensors + m * n, at.sensor)
     if again or p.observation_noise.shape[1] > 1:
-        spread(M, m * m, now(p.observation_noise, series, t), w, at.sensors + m * n + m, at.sensor)
+        spread(M, m * m, now(p.observation_noise, series, t), 0, w, at.sensors + m * n + m, at.sensor)
     if again and p.maps.size > 0:  # as moves without an offset, which the buffer holds as zeros
-        spread(M * M, n * n, p.maps, w, maps, at.move)
-        for ij in range(M * M):
-            turn(n, w, maps + ij * at.move)
-        spread(M * M, n * n, p.map_covariance, w, maps + n * n + n, at.move)
+        for i in range(M):
+            place = maps + i * G * at.move
+            spread(M, n * n, p.maps, i * M * n * n, w, place, at.move)
+            spread(M, n * n, p.map_covariance, i * M * n * n, w, place + n * n + n, at.move)
+            for g in range(G):
+                turn(n, w, place + g * at.move)
 
 
 @inlined
 def look(y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
     """Copy the seen components of a row (and, if some are missing, their sensors); return their number."""
+    rolled(0)
     n, m, seen = at.n, at.m, 0
     for a in range(m):
         if not np.isnan(y[row, a]):
             index[seen] = a
-            w[at.y + seen] = y[row, a]
+            put(w, at.y + seen, y[row, a])
             seen += 1
     if seen < m:
-        for j in range(at.M):
-            H, S = at.sensors + j * at.sensor, at.seen + j * sensor_size(n, seen)
+        for g in range(at.groups):
+            H, S = at.sensors + g * at.sensor, at.seen + g * sensor_size(n, seen)
             for a in range(seen):
                 ia = index[a]
                 copy(n, w, H + ia * n, w, S + a * n)
-                w[S + seen * n + a] = w[H + m * n + ia]
+                put(w, S + seen * n + a, get(w, H + m * n + ia))
                 for b in range(seen):
-                    w[S + seen * n + seen + a * seen + b] = w[H + m * n + m + ia * m + index[b]]
+                    R = S + seen * n + seen + a * seen + b
+                    put(w, R, get(w, H + m * n + m + ia * m + index[b]))
     return seen
 
 
 @inlined
 def begin_series(p: Parameters, series: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
-    """Put the initial law of a series in place: M laws and the logarithms of their probabilities."""
+    """Put the initial law of a series in place: a law a mode and the logarithms of their probabilities."""
+    rolled(0)
     own = step_of(p.initial_mean.shape[0], series)
-    spread(at.M, at.n, p.initial_mean[own], w, state, at.law)
-    spread(at.M, at.n * at.n, p.initial_covariance[own], w, state + at.n, at.law)
-    copy(at.M, p.initial_log_probability[own], 0, w, log_mode)
+    scatter(at.M, at.n, p.initial_mean, own, w, state, at.law)
+    scatter(at.M, at.n * at.n, p.initial_covariance, own, w, state + at.n, at.law)
+    scatter(at.M, 1, p.initial_log_probability, own, w, log_mode, 1)
 
 
 @inlined
 def write_row(length: int, w: Buffer, at: int, out: Buffer, row: int, column: int) -> None:
     """Copy `length` numbers to a row of a table, from `column` on: a view would have to be counted."""
+    rolled(0)
     for i in range(length):
         out[row, column + i] = w[at + i]
 
 
 @inlined
-def read_row(length: int, table: Buffer, row: int, column: int, w: Buffer, at: int) -> None:
-    """Copy `length` numbers from a row of a table, from `column` on."""
-    for i in range(length):
-        w[at + i] = table[row, column + i]
-
-
-@inlined
 def recall(out: Stored, row: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
     """Put the filtered laws of a row in place."""
-    n = at.n
-    for j in range(at.M):
-        read_row(n, out.mode_mean, row, j * n, w, state + j * at.law)
-        read_row(n * n, out.mode_covariance, row, j * n * n, w, state + j * at.law + n)
-    read_row(at.M, out.log_mode, row, 0, w, log_mode)
+    rolled(0)
+    scatter(at.M, at.n, out.mode_mean, row, w, state, at.law)
+    scatter(at.M, at.n * at.n, out.mode_covariance, row, w, state + at.n, at.law)
+    scatter(at.M, 1, out.log_mode, row, w, log_mode, 1)
 
 
 @inlined
 def keep(w: Buffer, at: Place, state: int, mean: Buffer, cov: Buffer, row: int) -> None:
-    """Write the M laws at `state` to a row of means and covariances."""
-    n = at.n
-    for j in range(at.M):
-        write_row(n, w, state + j * at.law, mean, row, j * n)
-        write_row(n * n, w, state + j * at.law + n, cov, row, j * n * n)
+    """Write the laws at `state` to a row of means and covariances."""
+    rolled(0)
+    gather(at.M, at.n, w, state, at.law, mean, row, 0)
+    gather(at.M, at.n * at.n, w, state + at.n, at.law, cov, row, 0)

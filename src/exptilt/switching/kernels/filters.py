@@ -23,75 +23,63 @@ from .buffers import (
     Run,
     Stored,
     begin_series,
+    gather,
     keep,
+    layout,
+    lift,
     load,
     look,
-    places,
     recall,
     sensor_size,
     work_buffer,
-    write_row,
 )
-from .kalman import (
-    Buffer,
-    choose,
-    clear,
-    collapse,
-    collapse_some,
-    copy,
-    count,
-    inlined,
-    kernel,
-    log_sum,
-    predict,
-    predict_some,
-    symmetric,
-    update,
-    update_some,
-)
+from .kalman import Buffer, clear, collapse, copy, count, kernel
+from .kalman import predict, predict_some, update, update_lanes, update_some
+from .numbers import get, get_lane, groups_of, inlined, put, put_lane, rolled, width, zero
 
 IMM, GPB1, GPB2 = 0, 1, 2
 
 
 @inlined
-def read_as(p: Parameters, w: Buffer, at: Place, maps: int, i: int, j: int, source: int) -> int:
-    """Where the law of mode i is as mode j reads it: at `source` itself, or through the map between them."""
+def read_as(p: Parameters, w: Buffer, at: Place, maps: int, i: int, g: int, state: int, target: int) -> None:
+    """Write the law of mode i as the modes of group g read it: as it is, or through the maps between them."""
     if p.maps.size == 0:
-        return source
-    predict_some(at.states, w, maps + (i * at.modes + j) * at.move, source, at.read, at.scratch)
-    return at.read
+        lift(at.law, w, i, state, at.law, target)
+    else:
+        lift(at.law, w, i, state, at.law, at.ahead)
+        predict_some(at.n, w, maps + (i * at.groups + g) * at.move, at.ahead, target, at.scratch)
 
 
 @inlined
-def sensor_of(at: Place, seen: int, j: int) -> int:
-    """Where the sensor of mode j for what is seen lies."""
-    return at.sensors + j * at.sensor if seen == at.m else at.seen + j * sensor_size(at.n, seen)
+def sensor_of(at: Place, seen: int, g: int) -> int:
+    """Where the sensors of group g for what is seen lie."""
+    return at.sensors + g * at.sensor if seen == at.m else at.seen + g * sensor_size(at.n, seen)
 
 
 @inlined
-def carry(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int, target: int) -> float:
-    """Move a law by mode j (unless the series has only begun) and condition it on what is seen.
+def carry(w: Buffer, at: Place, seen: int, begun: bool, g: int, source: int, target: int, density: int) -> None:
+    """Move a law by the modes of group g (unless the series has only begun), condition it on what is seen.
 
-    Returns the log-density of what is seen (NaN: its covariance is singular). Move and sensor of the mode
-    must be at `at.own_move` and `at.own_sensor`. The law is worked on in places that are known when sizes
-    are, for then the compiler knows what overlaps, and keeps sums in registers.
+    The log-density of what is seen (NaN: its covariance is singular) goes to `density`; the predicted law
+    stays at `at.ahead`, and what `update` leaves at `at.scratch`.
     """
+    rolled(0)
     n, m = at.n, at.m
     if begun:
         copy(at.law, w, source, w, at.ahead)
     else:
-        predict(n, w, at.own_move, source, at.ahead, at.scratch)
+        predict(n, w, at.moves + g * at.move, source, at.ahead, at.scratch)
     if seen == m:
-        density = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
-        symmetric(n, w, at.after, target)
+        sensor = at.sensors + g * at.sensor
+        put(w, density, update(n, m, w, at.y, sensor, at.ahead, target, at.scratch))
     else:
-        density = update_some(at.states, seen, w, at.y, sensor_of(at, seen, j), at.ahead, target, at.scratch)
-    return float(density)
+        sensor = at.seen + g * sensor_size(n, seen)
+        update_lanes(n, seen, w, at.y, sensor, at.ahead, target, at.scratch, density)
 
 
 @kernel
 def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int, target: int) -> float:
-    """`carry` for sizes known only at run time; the predicted law stays at `at.ahead`."""
+    """`carry` of one law for sizes known only at run time; returns the log-density."""
     if begun:
         copy(at.law, w, source, w, at.ahead)
     else:
@@ -100,36 +88,62 @@ def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int
 
 
 @inlined
-def backward_weights(M: int, w: Buffer, j: int, score: int, total: float, log_mode: int, weight: int) -> None:
-    """weight[i, j] = exp(score[i, j] − total), or μ_i where mode j cannot be reached (total = −inf)."""
+def shares(M: int, w: Buffer, lane: int, step: int, score: int, weight: int, at: Place, log_mode: int) -> float:
+    """Write the shares of M scores of a lane, and return their log-sum.
+
+    Where all are −inf (the mode cannot be reached) the shares are the mode probabilities.
+    """
+    rolled(0)
+    top = -np.inf
     for i in range(M):
-        w[weight + i * M + j] = np.exp(w[score + i * M + j] - total if total > -np.inf else w[log_mode + i])
+        top = max(top, get_lane(w, score + i * step, lane))
+    total = 0.0
+    for i in range(M):
+        if top > -np.inf:
+            part = np.exp(get_lane(w, score + i * step, lane) - top)
+        else:
+            part = np.exp(get_lane(w, log_mode + i // width(w), i % width(w)))
+        put_lane(w, weight + i * step, lane, part)
+        total += part
+    for i in range(M):
+        put_lane(w, weight + i * step, lane, get_lane(w, weight + i * step, lane) / total)
+    return float(top + np.log(total)) if top > -np.inf else top
 
 
 @inlined
 def mixing_weights(
     w: Buffer, at: Place, log_mode: int, one: bool, score: int, weight: int, prior: int
 ) -> None:
-    """prior[j] = log c_j and weight[i, j] = w_{i|j} of the mix-first recursions."""
-    M = at.M
+    """prior[j] = log c_j and weight[i, j] = w_{i|j} of the mix-first recursions; score[i, j] = log μ_i π_ij."""
+    rolled(0)
+    M, G, L = at.M, at.groups, width(w)
     for i in range(M):
-        for j in range(M):
-            w[score + i * M + j] = w[log_mode + i] + w[at.log_transition + i * M + j]
-            w[weight + i * M + j] = np.exp(w[score + i * M + j])
-    for j in range(M):
-        linear = 0.0
+        log_share = get_lane(w, log_mode + i // L, i % L)
+        share = np.exp(log_share)
+        for g in range(G):
+            ig = i * G + g
+            put(w, score + ig, get(w, at.log_transition + ig) + log_share)
+            put(w, weight + ig, get(w, at.transition + ig) * share)
+    for g in range(G):
+        s = zero(w)
         for i in range(M):
-            linear += w[weight + i * M + j]
+            s = s + get(w, weight + i * G + g)
+        put(w, prior + g, s)
+        for i in range(M):
+            put(w, weight + i * G + g, get(w, weight + i * G + g) / s)
+    for j in range(M):
+        linear = get_lane(w, prior + j // L, j % L)
         if linear > 1e-280:
-            w[prior + j] = np.log(linear)
-            for i in range(M):
-                w[weight + i * M + j] /= linear
+            put_lane(w, prior + j // L, j % L, np.log(linear))
         else:  # too small for plain numbers, or zero
-            w[prior + j] = log_sum(M, w, score + j, M)
-            backward_weights(M, w, j, score, w[prior + j], log_mode, weight)
-        if one:
-            for i in range(M):
-                w[weight + i * M + j] = np.exp(w[log_mode + i])
+            g = j // L
+            total = shares(M, w, j % L, G, score + g, weight + g, at, log_mode)
+            put_lane(w, prior + g, j % L, total)
+    if one:
+        for i in range(M):
+            share = np.exp(get_lane(w, log_mode + i // L, i % L))
+            for g in range(G):
+                put(w, weight + i * G + g, share)
 
 
 @inlined
@@ -137,31 +151,34 @@ def keep_step(
     out: Stored, row: int, term: float, w: Buffer, at: Place, log_mode: int, state: int, weight: int
 ) -> None:
     """Write one step's results."""
+    rolled(0)
     out.terms[row] = term
-    write_row(at.M, w, log_mode, out.log_mode, row, 0)
+    gather(at.M, 1, w, log_mode, 1, out.log_mode, row, 0)
     keep(w, at, state, out.mode_mean, out.mode_covariance, row)
-    write_row(at.M * at.M, w, weight, out.mixing, row, 0)
+    for i in range(at.M):
+        gather(at.M, 1, w, weight + i * at.groups, 1, out.mixing, row, i * at.M)
 
 
 @kernel
-def forward(
-    run: Run, begin: int, end: int, method: int, everything: bool, sizes: tuple[Any, Any, Any]
-) -> None:
+def forward(run: Run, begin: int, end: int, method: int, everything: bool, sizes: tuple[Any, Any]) -> None:
     """Filter series `begin` to `end`; keep each step, or only the last of each series."""
+    rolled(sizes[0])  # type: ignore[call-arg]
     p, y, starts, out, lead = run
-    at = places(count(sizes[0]), count(sizes[1]), count(sizes[2]), p)
-    step, merge = choose(sizes[1], carry, carry_some), choose(sizes[1], collapse, collapse_some)
-    M, n, law = at.M, at.n, at.law
-    state = at.end
-    log_mode = state + M * law
-    read = log_mode + M  # laws as mode j reads them
-    after = read + M * law
-    score = after + M * M * law
-    weight = score + M * M
-    prior = weight + M * M
-    log_weight = prior + M
-    maps = log_weight + M
-    w, index = work_buffer(p, at, maps), np.empty(at.m, np.int64)
+    M = p.initial_log_probability.shape[1]
+    G = groups_of(M, sizes[0])
+    at = layout(M, count(sizes[0]), count(sizes[1]), G)
+    n, law = at.n, at.law
+    parts = at.end  # laws by the mode before, of one group
+    state = parts + M * law
+    new = state + G * law
+    log_mode = new + G * law
+    score = log_mode + G
+    weight = score + M * G
+    prior = weight + M * G
+    log_weight = prior + G
+    maps = log_weight + G
+    w, index = work_buffer(p, at, maps, sizes[0]), np.empty(at.m, np.int64)
+    L = width(w)
     for series in range(begin, end):
         done = lead[series]
         if done > 0:
@@ -176,52 +193,53 @@ def forward(
             begun = t == 0 and p.first == 1
             pairs = method == GPB2 and not begun
             if begun:
-                copy(M, w, log_mode, w, prior)
-                clear(M * M, w, weight, M, 1.0)
+                copy(G, w, log_mode, w, prior)
+                clear(M * G, w, weight, 0, 0.0)
+                for j in range(M):
+                    put_lane(w, weight + j * G + j // L, j % L, 1.0)
             elif not pairs:
                 mixing_weights(w, at, log_mode, method == GPB1, score, weight, prior)
-            for ji in range(at.modes * at.modes if pairs else at.modes):
-                i, j = (ji % M, ji // M) if pairs else (0, ji)
-                ij = i * M + j
-                if i == 0:
-                    copy(at.move, w, at.moves + j * at.move, w, at.own_move)
-                    copy(at.sensor, w, at.sensors + j * at.sensor, w, at.own_sensor)
+            for g in range(G):
+                source = at.read
                 if begun:
-                    copy(law, w, state + j * law, w, at.read)
-                elif pairs:
-                    copy(law, w, read_as(p, w, at, maps, i, j, state + i * law), w, at.read)
-                elif p.maps.size > 0:
-                    for k in range(at.modes):
-                        move = maps + (k * M + j) * at.move
-                        predict_some(at.states, w, move, state + k * law, read + k * law, at.scratch)
-                    collapse_some(at.states, at.modes, w, weight + j, M, read, law, at.read)
+                    source = state + g * law
                 else:
-                    merge(n, M, w, weight + j, M, state, law, at.read)
-                value = step(w, at, seen, begun, j, at.read, after + ij * law)
-                if np.isnan(value):
-                    out.failure[series, 0], out.failure[series, 1] = t, j
-                    return
+                    for i in range(M):
+                        read_as(p, w, at, maps, i, g, state, parts + i * law)
+                    if not pairs:
+                        collapse(n, M, w, weight + g, G, parts, law, at.read)
+                for i in range(M if pairs else 1):
+                    if pairs:
+                        source = parts + i * law
+                    target = source if pairs else new + g * law
+                    carry(w, at, seen, begun, g, source, target, log_weight + g)
+                    for j in range(g * L, min(M, g * L + L)):
+                        if np.isnan(get_lane(w, log_weight + g, j % L)):
+                            out.failure[series, 0], out.failure[series, 1] = t, j
+                            return
+                    if pairs:
+                        before = get(w, at.log_transition + i * G + g) + get_lane(w, log_mode + i // L, i % L)
+                        put(w, score + i * G + g, get(w, log_weight + g) + before)
+                    else:
+                        put(w, log_weight + g, get(w, log_weight + g) + get(w, prior + g))
                 if pairs:
-                    w[score + ij] = value + w[log_mode + i] + w[at.log_transition + ij]
-                else:
-                    w[log_weight + j] = value + w[prior + j]
-            if pairs:
-                for j in range(M):
-                    w[log_weight + j] = log_sum(M, w, score + j, M)
-            term = log_sum(M, w, log_weight, 1)
+                    for j in range(g * L, min(M, g * L + L)):
+                        value = shares(M, w, j % L, G, score + g, weight + g, at, log_mode)
+                        put_lane(w, log_weight + g, j % L, value)
+                    collapse(n, M, w, weight + g, G, parts, law, new + g * law)
+            term = -np.inf
+            for j in range(M):
+                term = max(term, get_lane(w, log_weight + j // L, j % L))
             if not term > -np.inf:
                 out.failure[series, 0], out.failure[series, 1] = t, M
                 return
-            if pairs:
-                for j in range(M):
-                    backward_weights(M, w, j, score, w[log_weight + j], log_mode, weight)
-                for j in range(M):
-                    merge(n, M, w, weight + j, M, after + j * law, M * law, at.read)
-                    symmetric(n, w, at.read, state + j * law)
-            else:
-                copy(M * law, w, after, w, state)
+            s = 0.0
             for j in range(M):
-                w[log_mode + j] = w[log_weight + j] - term
+                s += np.exp(get_lane(w, log_weight + j // L, j % L) - term)
+            term += np.log(s)
+            for g in range(G):
+                put(w, log_mode + g, get(w, log_weight + g) - term)
+            copy(G * law, w, new, w, state)
             total += term
             if everything:
                 keep_step(out, row, term, w, at, log_mode, state, weight)

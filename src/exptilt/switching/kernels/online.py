@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .buffers import Parameters, layout, load, look, places
+from .buffers import Parameters, layout, load, look
 from .filters import GPB1, GPB2, mixing_weights, sensor_of
 from .kalman import (
     Buffer,
-    choose,
     collapse,
     collapse_some,
     copy,
@@ -30,7 +29,6 @@ from .kalman import (
     log_sum,
     predict,
     predict_some,
-    symmetric,
     update,
     update_some,
 )
@@ -51,7 +49,7 @@ def row_places(M: int, n: int, pairs: bool) -> tuple[int, int, int, int, int, in
 @kernel
 def pack(p: Parameters, t: int, out: Buffer, sizes: tuple[int, int, int]) -> None:
     """Write the matrices of step t of each member to its row of `out`."""
-    at = places(sizes[0], sizes[1], sizes[2], p)
+    at = layout(sizes[0], sizes[1], sizes[2], sizes[0])
     maps = at.y
     for member in range(out.shape[0]):
         load(p, member, t, True, out[member], at, maps)
@@ -74,10 +72,9 @@ def step_rows(
     update by `y` (members, m), and M and n once more. Returns −1, or where it stopped: member · (M + 1) +
     mode, or M for all modes.
     """
-    method, ahead_too, begun, seen_too, modes, states = how
+    method, ahead_too, begun, seen_too, _, states = how
     M, n, m = count(sizes[0]), count(sizes[1]), count(sizes[2])
-    at = layout(M, n, m, modes, states)
-    merge = choose(sizes[1], collapse, collapse_some)
+    at = layout(M, n, m, M)
     law, pairs, laws = at.law, method == GPB2, M
     if pairs:
         laws = M * M
@@ -133,12 +130,12 @@ def step_rows(
                     for part in range(M):
                         move = maps + (part * M + j) * at.move
                         predict_some(states, w, move, state + part * law, read + part * law, at.scratch)
-                    merge(n, M, w, weight + j, M, read, law, at.read)
+                    collapse(n, M, w, weight + j, M, read, law, at.read)
                 else:
-                    merge(n, M, w, weight + j, M, state, law, at.read)
+                    collapse(n, M, w, weight + j, M, state, law, at.read)
                 copy(at.move, w, at.moves + j * at.move, w, at.own_move)
                 predict(n, w, at.own_move, at.read, at.ahead, at.scratch)
-                symmetric(n, w, at.ahead, target)
+                copy(law, w, at.ahead, w, target)
         if seen_too == 1:
             seen = look(y, member, w, at, index)
             for k in range(laws):
@@ -148,7 +145,7 @@ def step_rows(
                     copy(law, w, source, w, at.ahead)
                     copy(at.sensor, w, at.sensors + j * at.sensor, w, at.own_sensor)
                     value = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
-                    symmetric(n, w, at.after, target)
+                    copy(law, w, at.after, w, target)
                 else:
                     sensor = sensor_of(at, seen, j)
                     value = update_some(states, seen, w, at.y, sensor, source, target, at.scratch)
@@ -172,8 +169,8 @@ def step_rows(
                         w[weight + i] = np.exp(
                             w[density + j * M + i] - total if total > -np.inf else w[log_mode + i]
                         )
-                    merge(n, M, w, weight, 1, new + j * M * law, law, at.read)
-                    symmetric(n, w, at.read, state + j * law)
+                    collapse(n, M, w, weight, 1, new + j * M * law, law, at.read)
+                    copy(law, w, at.read, w, state + j * law)
                 else:
                     copy(law, w, new + j * law, w, state + j * law)
             for j in range(M):
@@ -202,7 +199,7 @@ def appraise(
     K, M). Missing components are left out: their e is NaN. Returns as `step_rows` does.
     """
     M, n, m = sizes
-    at = layout(M, n, m, M, n)
+    at = layout(M, n, m, M)
     law, laws = at.law, at.end
     _, _, ahead, score, prior, length = row_places(M, n, pairs)
     row = laws + M * law

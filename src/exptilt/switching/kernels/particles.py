@@ -13,9 +13,9 @@ import numpy as np
 
 from exptilt.sampling.resampling import point
 
-from .buffers import Run, Sizes, keep, load, look, places, step_of, work_buffer, write_row
-from .filters import carry_some, read_as
-from .kalman import Buffer, collapse_some, copy, kernel, log_sum
+from .buffers import Run, Sizes, keep, layout, load, look, step_of, work_buffer, write_row
+from .filters import carry_some
+from .kalman import Buffer, collapse_some, copy, kernel, log_sum, predict_some
 
 
 class Cloud(NamedTuple):
@@ -35,7 +35,7 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, cloud: Cloud, 
     go to `cloud`, if it has rows.
     """
     p, y, starts, out, _ = run
-    at = places(sizes[0], sizes[1], sizes[2], p)
+    at = layout(sizes[0], sizes[1], sizes[2], sizes[0])
     M, n, law, N = at.M, at.n, at.law, chosen.shape[1]
     option = at.end
     score = option + M * law
@@ -70,8 +70,10 @@ def swarm(run: Run, uniform: Buffer, chosen: Buffer, ess: Buffer, cloud: Cloud, 
                         copy(n, mean, j * n, w, source)
                         copy(n * n, cov, j * n * n, w, source + n)
                     else:
-                        source = read_as(p, w, at, maps, mode[i], j, state + i * law)
-                        prior = w[at.log_transition + mode[i] * M + j]
+                        source, prior = state + i * law, w[at.log_transition + mode[i] * M + j]
+                        if p.maps.size > 0:
+                            move, source = maps + (mode[i] * M + j) * at.move, at.read
+                            predict_some(n, w, move, state + i * law, source, at.scratch)
                     value = carry_some(w, at, seen, begun, j, source, option + j * law)
                     if np.isnan(value):
                         out.failure[series, 0], out.failure[series, 1] = t, j

@@ -23,27 +23,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffers import Place, Run, begin_series, keep, load, places, recall, work_buffer, write_row
+from .buffers import Place, Run, begin_series, gather, keep, layout, lift, load, recall, work_buffer
+from .filters import mixing_weights
 from .kalman import (
     ROUNDING,
     Buffer,
-    add_product,
-    choose,
     clear,
     collapse,
-    collapse_some,
     copy,
     count,
     factor,
-    inlined,
+    joseph,
     kernel,
-    log_sum,
+    multiply,
     predict,
-    predict_some,
-    product,
     solve,
     turn,
 )
+from .numbers import get, get_lane, groups_of, inlined, put, put_lane, rolled, width, zero
 
 
 class Smoothing(NamedTuple):
@@ -63,183 +60,225 @@ class Smoothing(NamedTuple):
 
 
 @inlined
-def rauch(
-    w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int, work: int
-) -> None:
+def rauch(w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int) -> None:
     """Write the law at `filtered` given that of the next step, at `later`, to which `move` leads.
 
-    `gain` is left with J (as the W of a move); `work` holds a move and two laws.
+    `gain` holds J' (which is left), four more matrices (n·n) and a vector.
     """
+    rolled(0)
     n, nn = at.n, at.n * at.n
-    rest = work  # I − J F, as a move without offset and noise
-    ahead = rest + at.move
-    gap = ahead + at.law
-    predict(n, w, move, filtered, ahead, rest)
-    product(w, n, n, n, (move, n, 1), (filtered + n, n, 1), rest)
-    copy(nn, w, ahead + n, w, gap + n)
+    FP = gain + nn
+    S = FP + nn
+    size = S + nn
+    joint = size + n
+    predict(n, w, move, filtered, at.ahead, FP)
+    copy(nn, w, FP, w, gain)
+    copy(nn, w, at.ahead + n, w, S)
     for i in range(n):
-        w[gap + i] = w[gap + n + i * n + i]
-    factor(n, w, gap + n, gap, ROUNDING * n, False)
-    solve(n, n, w, gap + n, rest)
+        put(w, size + i, get(w, S + i * n + i))
+    factor(n, w, S, size, ROUNDING * n, np.inf)
+    solve(n, n, w, S, gain)
     for i in range(n):
-        for k in range(n):
-            w[gain + i * n + k] = w[rest + k * n + i]
-        w[gap + i] = w[later + i] - w[ahead + i]
+        put(w, size + i, get(w, later + i) - get(w, at.ahead + i))
     for i in range(nn):
-        w[gap + n + i] = w[later + n + i] + w[move + nn + n + i]
-    clear(at.move, w, rest, 0, 0.0)
-    clear(nn, w, rest, n, 1.0)
-    add_product(w, n, n, n, -1.0, (gain, n, 1), (move, n, 1), w, rest)
-    turn(n, w, rest)
-    predict(n, w, rest, filtered, ahead, target)
-    # what is left is a move too: J (later − ahead) + x, of covariance J (P̂ + Q) J' + (I − J F) P (I − J F)'
-    copy(n, w, filtered, w, gain + nn)
-    copy(nn, w, ahead + n, w, gain + nn + n)
-    turn(n, w, gain)
-    predict(n, w, gain, gap, target, rest)
+        put(w, S + i, get(w, later + n + i) + get(w, move + nn + n + i))
+    multiply(w, 1, n, n, 1.0, (size, 0, 1), gain, filtered, target)
+    joseph(n, n, w, move, S, gain, FP, filtered + n, target + n, joint)
 
 
-@kernel
-def rauch_some(
-    w: Buffer, at: Place, move: int, filtered: int, later: int, target: int, gain: int, work: int
-) -> None:
-    """`rauch` for sizes known only at run time."""
-    rauch(w, at, move, filtered, later, target, gain, work)
+@inlined
+def through(w: Buffer, at: Place, own: int, maps: int, g: int, k: int, link: int, room: int) -> None:
+    """Write the move to mode k from the modes of group g through their maps: W · map, Q + W · spread · W'."""
+    rolled(0)
+    n, nn = at.n, at.n * at.n
+    across = room + at.law
+    for j in range(g * width(w), min(at.M, (g + 1) * width(w))):
+        place = maps + (j * at.groups + k // width(w)) * at.move
+        for i in range(nn):
+            put_lane(w, across + i, j % width(w), get_lane(w, place + i, k % width(w)))
+            spread = get_lane(w, place + nn + n + i, k % width(w))
+            put_lane(w, room + n + i, j % width(w), spread)
+    clear(n, w, room, 0, 0.0)
+    predict(n, w, own, room, link + nn, across + nn)
+    clear(nn, w, link, 0, 0.0)
+    multiply(w, n, n, n, 1.0, (own, n, 1), across, link, link)
+    turn(n, w, link)
 
 
 @inlined
 def add_pair(
-    s: Smoothing,
-    k: int,
-    weight: float,
     w: Buffer,
     n: int,
+    weight: int,
     move: int,
     part: int,
     later: int,
-    work: int,
+    gain: int,
     known: Buffer,
+    row: int,
+    sums: int,
 ) -> None:
     """Add a pair of modes to the sums for EM: the earlier state x at `part`, the later x', the move between.
 
-    Cov(x', x) is at `work`. Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'.
+    Cov(x', x) = P̂ J', Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'. `gain` is as
+    `rauch` leaves it; the sums are one number, then zz, rz and rr.
     """
-    nn, cross = n * n, work
-    cross_r = cross + nn
-    r = cross_r + nn
-    spread = r + n
+    rolled(0)
+    nn, q = n * n, n + known.shape[1]
+    cross, cross_r, spread = gain + nn, gain + 2 * nn, gain + 3 * nn + n
+    r = gain + 3 * nn
+    zz = sums + 1
+    rz = zz + q * q
+    rr = rz + n * q
+    clear(nn, w, cross, 0, 0.0)
+    multiply(w, n, n, n, 1.0, (later + n, n, 1), gain, cross, cross)
+    multiply(w, n, n, n, -1.0, (move, n, 1), part + n, cross, cross_r)
+    multiply(w, n, n, n, -1.0, (cross_r, n, 1), move + 2 * nn + n, later + n, spread)
     for i in range(n):
-        w[r + i] = w[later + i] - w[move + nn + i]
-    add_product(w, n, n, 1, -1.0, (move, n, 1), (part, 1, 1), w, r)
-    copy(nn, w, cross, w, cross_r)
-    add_product(w, n, n, n, -1.0, (move, n, 1), (part + n, n, 1), w, cross_r)
-    copy(nn, w, later + n, w, spread)
-    add_product(w, n, n, n, -1.0, (move, n, 1), (cross, 1, n), w, spread)
-    add_product(w, n, n, n, -1.0, (cross_r, n, 1), (move, 1, n), w, spread)
-    s.total[k] += weight
+        s = get(w, later + i) - get(w, move + nn + i)
+        for k in range(n):
+            s = s - get(w, move + i * n + k) * get(w, part + k)
+        put(w, r + i, s)
+    share = get(w, weight)
+    put(w, sums, get(w, sums) + share)
     for i in range(n):
-        xi, ri = w[part + i], w[r + i]
+        xi, ri = get(w, part + i), get(w, r + i)
         for l in range(n):
-            s.zz[k, i, l] += weight * (w[part + n + i * n + l] + xi * w[part + l])
-            s.rz[k, i, l] += weight * (w[cross_r + i * n + l] + ri * w[part + l])
-            s.rr[k, i, l] += weight * (w[spread + i * n + l] + ri * w[r + l])
-        for l in range(len(known)):
-            s.zz[k, i, n + l] += weight * xi * known[l]
-            s.zz[k, n + l, i] += weight * xi * known[l]
-            s.rz[k, i, n + l] += weight * ri * known[l]
-    for i in range(len(known)):
-        for l in range(len(known)):
-            s.zz[k, n + i, n + l] += weight * known[i] * known[l]
+            s = get(w, spread + i * n + l) + ri * get(w, r + l)
+            for k in range(n):
+                s = s - get(w, move + i * n + k) * get(w, cross + l * n + k)
+            at = rr + i * n + l
+            put(w, at, get(w, at) + share * s)
+            at = rz + i * q + l
+            put(w, at, get(w, at) + share * (get(w, cross_r + i * n + l) + ri * get(w, part + l)))
+            at = zz + i * q + l
+            put(w, at, get(w, at) + share * (get(w, part + n + i * n + l) + xi * get(w, part + l)))
+        for l in range(known.shape[1]):
+            at = zz + i * q + n + l
+            value = get(w, at) + share * known[row, l] * xi
+            put(w, at, value)
+            put(w, zz + (n + l) * q + i, value)
+            at = rz + i * q + n + l
+            put(w, at, get(w, at) + share * known[row, l] * ri)
+    for i in range(known.shape[1]):
+        for l in range(known.shape[1]):
+            at = zz + (n + i) * q + n + l
+            put(w, at, get(w, at) + share * (known[row, i] * known[row, l]))
+
+
+@inlined
+def add_lanes(w: Buffer, at: int, table: Buffer) -> int:
+    """Add sums over lanes to a table of them; return where the next sums are."""
+    rolled(0)
+    flat = table.reshape(-1)
+    for i in range(flat.size):
+        for lane in range(width(w)):
+            flat[i] += get_lane(w, at + i, lane)
+    return at + flat.size
 
 
 @kernel
 def smooth_back(
-    run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sums: bool, sizes: tuple[Any, Any, Any]
+    run: Run, begin: int, end: int, s: Smoothing, regressors: Buffer, sums: bool, sizes: tuple[Any, Any]
 ) -> None:
     """Run backwards over series `begin` to `end`; `regressors` is (rows, q); `sums`: EM wants its sums.
 
-    Where steps were done before, the pass ends at the last of them, whose law is left as the initial one.
+    Earlier modes lie in lanes, later ones come one after the other. Where steps were done before, the pass
+    ends at the last of them, whose law is left as the initial one.
     """
+    rolled(sizes[0])  # type: ignore[call-arg]
     p, _, starts, out, lead = run
-    at = places(count(sizes[0]), count(sizes[1]), count(sizes[2]), p)
-    back_step, merge = choose(sizes[1], rauch, rauch_some), choose(sizes[1], collapse, collapse_some)
-    M, n, law, nn = at.M, at.n, at.law, at.n * at.n
-    state = at.end
-    log_mode = state + M * law
-    hat = log_mode + M  # smoothed laws and mode probabilities of the later step
-    hat_mode = hat + M * law
-    new = hat_mode + M  # and of this one
-    part = new + M * law
-    weight = part + M * law
-    score = weight + M
-    pair = score + M
-    link = pair + M * M  # the move from mode j to mode k, through a map
-    gain = link + at.move
-    work = gain + at.move
-    maps = work + at.move + 2 * law
-    w = work_buffer(p, at, maps)
+    M = p.initial_log_probability.shape[1]
+    G = groups_of(M, sizes[0])
+    at = layout(M, count(sizes[0]), count(sizes[1]), G)
+    n, law, nn = at.n, at.law, at.n * at.n
+    gain = at.end
+    own = gain + 5 * nn + n  # the move of one later mode, in all lanes, and its law
+    link = own + at.move  # the same move, through maps
+    later = link + at.move
+    state = later + law
+    log_mode = state + G * law
+    hat = log_mode + G  # smoothed laws and mode probabilities of the later step
+    hat_mode = hat + G * law
+    new = hat_mode + G  # and of this one
+    parts = new + G * law  # by later mode, of one group
+    score = parts + M * law
+    weight = score + M * G
+    prior = weight + M * G
+    pair = prior + G  # [k · G + group of j]
+    share = pair + M * G
+    total = share + M * G
+    added = total + G  # for each later mode, the sums for EM
+    size = 1 + (n + regressors.shape[1]) ** 2 + n * (n + regressors.shape[1]) + nn
+    maps = added + M * size
+    w = work_buffer(p, at, maps, sizes[0])
+    L = width(w)
     for series in range(begin, end):
         length = starts[series + 1] - starts[series]
         recall(out, starts[series + 1] - 1, w, at, hat, hat_mode)
         for j in range(M):
-            w[hat_mode + j] = np.exp(w[hat_mode + j])
+            put_lane(w, hat_mode + j // L, j % L, np.exp(get_lane(w, hat_mode + j // L, j % L)))
         for back in range(length - lead[series]):
             t = length - 1 - back
             row = starts[series] + t
-            write_row(M, w, hat_mode, s.probability, row, 0)
+            gather(M, 1, w, hat_mode, 1, s.probability, row, 0)
             keep(w, at, hat, s.mean, s.covariance, row)
             if t == 0 and p.first == 1:
                 for i in range(M * M):
-                    s.pairs[row, i] = w[hat_mode + i // M] if i % (M + 1) == 0 else 0.0
+                    s.pairs[row, i] = s.probability[row, i // M] if i % (M + 1) == 0 else 0.0
                 break
             load(p, series, t, back == 0, w, at, maps)
             if t == 0:
                 begin_series(p, series, w, at, state, log_mode)
             else:
                 recall(out, row - 1, w, at, state, log_mode)
-            for k in range(M):
-                for j in range(M):
-                    w[score + j] = w[log_mode + j] + w[at.log_transition + j * M + k]
-                total = log_sum(M, w, score, 1)
-                for j in range(M):
-                    share = np.exp(w[score + j] - total) if total > -np.inf else 0.0
-                    w[pair + j * M + k] = w[hat_mode + k] * share
-            write_row(M * M, w, pair, s.pairs, row, 0)
+            mixing_weights(w, at, log_mode, False, score, weight, prior)
             for j in range(M):
-                mine = 0.0
                 for k in range(M):
-                    mine += w[pair + j * M + k]
+                    both = get_lane(w, weight + j * G + k // L, k % L) * s.probability[row, k]
+                    s.pairs[row, j * M + k] = both
+                    put_lane(w, pair + k * G + j // L, j % L, both)
+            for g in range(G):
+                mine = zero(w)
                 for k in range(M):
-                    w[weight + k] = w[pair + j * M + k] / mine if mine > 0.0 else 0.0
-                    target = part + k * law
-                    copy(law, w, state + j * law, w, target)
-                    if not w[weight + k] > 0.0:
+                    mine = mine + get(w, pair + k * G + g)
+                put(w, total + g, mine)
+                for k in range(M):
+                    put(w, share + k * G + g, get(w, pair + k * G + g) / mine)
+            for j in range(G * L):
+                if not get_lane(w, total + j // L, j % L) > 0.0:
+                    for k in range(M):
+                        put_lane(w, share + k * G + j // L, j % L, 0.0)
+            for g in range(G):
+                filtered = state + g * law
+                for k in range(M):
+                    target = parts + k * law
+                    copy(law, w, filtered, w, target)
+                    if not s.probability[row, k] > 0.0:
                         continue
-                    move = at.moves + k * at.move
+                    lift(at.move, w, k, at.moves, at.move, own)
+                    lift(law, w, k, hat, law, later)
+                    move = own
                     if p.maps.size > 0:
-                        across = maps + (j * M + k) * at.move
-                        # W · map, and Q + W · (covariance of the map) · W'
-                        product(w, n, n, n, (move, n, 1), (across, n, 1), link)
-                        copy(nn, w, across + nn + n, w, work + n)
-                        predict_some(n, w, move, work, work + law, gain)
-                        copy(n, w, move + nn, w, link + nn)
-                        copy(nn, w, work + law + n, w, link + nn + n)
-                        turn(n, w, link)
                         move = link
-                    back_step(w, at, move, state + j * law, hat + k * law, target, gain, work)
+                        through(w, at, own, maps, g, k, link, gain)
+                    rauch(w, at, move, filtered, later, target, gain)
                     if sums:
-                        # Cov(later, earlier) = P̂_k J'
-                        product(w, n, n, n, (hat + k * law + n, n, 1), (gain, 1, n), work)
-                        known, later = regressors[row], hat + k * law
-                        add_pair(s, k, w[pair + j * M + k], w, n, move, target, later, work, known)
-                if mine > 0.0:
-                    merge(n, M, w, weight, 1, part, law, new + j * law)
-                else:  # a mode the series cannot have been in keeps its filtered moments
-                    copy(law, w, state + j * law, w, new + j * law)
+                        add_pair(
+                            w, n, pair + k * G + g, move, target, later, gain, regressors, row, added + k * size
+                        )
+                collapse(n, M, w, share + g, G, parts, law, new + g * law)
             for j in range(M):
-                w[hat_mode + j] = 0.0
-                for k in range(M):
-                    w[hat_mode + j] += w[pair + j * M + k]
-            copy(M * law, w, new, w, hat)
-        write_row(M, w, hat_mode, s.initial_probability, series, 0)
+                place, lane = j // L, j % L
+                if not get_lane(w, total + place, lane) > 0.0:
+                    # a mode the series cannot have been in keeps its filtered moments
+                    for i in range(law):
+                        put_lane(w, new + place * law + i, lane, get_lane(w, state + place * law + i, lane))
+            copy(G, w, total, w, hat_mode)
+            copy(G * law, w, new, w, hat)
+        gather(M, 1, w, hat_mode, 1, s.initial_probability, series, 0)
         keep(w, at, hat, s.initial_mean, s.initial_covariance, series)
+    for k in range(M):
+        place = add_lanes(w, added + k * size, s.total[k : k + 1])
+        for table in (s.zz, s.rz, s.rr):
+            place = add_lanes(w, place, table[k])

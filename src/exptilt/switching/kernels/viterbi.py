@@ -10,7 +10,7 @@ model) that is Viterbi's algorithm and exact.
 
 import numpy as np
 
-from .buffers import Run, Sizes, begin_series, load, look, places, recall, work_buffer
+from .buffers import Run, Sizes, begin_series, layout, load, look, recall, work_buffer
 from .filters import carry_some, read_as
 from .kalman import Buffer, copy, kernel
 
@@ -22,7 +22,7 @@ def viterbi(run: Run, path: Buffer, come_from: Buffer, sizes: Sizes) -> None:
     `come_from` (rows, M) is the mode before on the best way into each; that of steps done before is given.
     """
     p, y, starts, out, lead = run
-    at = places(sizes[0], sizes[1], sizes[2], p)
+    at = layout(sizes[0], sizes[1], sizes[2], sizes[0])
     M, law = at.M, at.law
     state = at.end
     score = state + M * law
@@ -49,7 +49,8 @@ def viterbi(run: Run, path: Buffer, come_from: Buffer, sizes: Sizes) -> None:
                         continue
                     source, value = state + i * law, w[score + i]
                     if not begun:
-                        source = read_as(p, w, at, maps, i, j, source)
+                        source = at.read
+                        read_as(p, w, at, maps, i, j, state, source)
                         value += w[at.log_transition + i * M + j]
                     density = carry_some(w, at, seen, begun, j, source, after)
                     if np.isnan(density):
