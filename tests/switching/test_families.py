@@ -1,6 +1,6 @@
 """SwitchingFamily: against the enumeration of all mode paths, conjugate updates, and the Gaussian model.
 
-Discounted Gammas, Betas, Dirichlets and NormalGammas go through a compiled pass; a model whose transition
+Discounted beliefs go through a compiled pass; a model whose transition
 wants a gradient goes step by step. Both are asked for the same numbers.
 """
 
@@ -115,16 +115,13 @@ def test_one_mode_is_the_conjugate_update(name: str, method: str) -> None:
     )
 
 
-COMPILED = [name for name in cases() if name != "normal–inverse-Wishart"]
-
-
 def step_by_step(model: SwitchingFamily) -> SwitchingFamily:
     """The same model on the path that keeps derivatives."""
     transition = model.transition.clone().requires_grad_()
     return SwitchingFamily(transition, model.prior, model.likelihood, model.dynamics, START)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", cases())
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
 def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
     model, y = model_of(name)
@@ -184,7 +181,7 @@ def smoothed_by_paths(model: SwitchingFamily, y: torch.Tensor) -> tuple[torch.Te
     return pairs.sum(-2), pairs, mean, paths[weight.argmax(), 1:]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", cases())
 def test_smoothing_against_all_mode_paths(name: str) -> None:
     model, y = model_of(name)
     y = y.clone()

@@ -9,6 +9,8 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
+from exptilt.switching.inference import run
+from exptilt.switching.inference.problem import prepare
 from oracles.switching import kalman
 from oracles.switching_models import random_data, random_model, simplex
 
@@ -222,6 +224,39 @@ def test_filters_for_exact_sizes_agree_with_the_general_ones(long_series):
         terms, wanted = long.log_likelihood_terms[:3000], short.log_likelihood_terms
         np.testing.assert_allclose(terms, wanted, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(long.mode_covariance[:3000], short.mode_covariance, rtol=1e-8, atol=1e-10)
+
+
+LANES = [
+    (1, {}),
+    (3, {"maps": True}),
+    (4, {"start": "first"}),
+    (5, {"steps": 12, "maps": True, "start": "first"}),
+    (6, {"transition": np.eye(6)[[1, 2, 3, 4, 5, 5]]}),
+]
+
+
+@pytest.mark.parametrize(("modes", "options"), LANES)
+@pytest.mark.parametrize("what", [*METHODS, pytest.param("smooth", marks=pytest.mark.slow)])
+def test_modes_side_by_side_are_as_one_by_one(monkeypatch, modes, options, what):
+    """Kernels for exact sizes hold four modes in the lanes of a vector; some lanes may be empty."""
+    rng = np.random.default_rng(modes)
+    model, y = random_model(rng, modes, 2, 1, **options), random_data(rng, 12, 1)
+    found = []
+    for least in (5000, 1):
+        monkeypatch.setattr(run, "LONG", least)
+        if what == "smooth":
+            with torch.no_grad():
+                problem = prepare(model, y, None, "smooth")
+            filtered = run.run_filter(problem.parameters, problem.data.rows, problem.data.starts, "gpb2")
+            found.append(run.run_smoother(filtered, problem, [], np.full((12, 1), 2.0)))
+        else:
+            post = model.filter(y, method=what)
+            found.append(
+                (post.log_likelihood_terms, post.log_mode_probability, post.mode_mean, post.mode_covariance)
+                + (post.mixing_probability,)
+            )
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.slow  # compiles two large kernels once more

@@ -8,18 +8,19 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.kernels import run_chunks
-from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma
+from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
 from exptilt.families.predictive import _log_base
 from exptilt.families.relations import moved
 
 from .dynamics import Discounted
-from .kernel import DIRICHLET, GAMMA, NORMAL_GAMMA, filter_family
+from .kernel import DIRICHLET, GAMMA, NORMAL_GAMMA, NORMAL_WISHART, filter_family
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
 METHODS = ("gpb2", "imm", "gpb1")  # in the order of the kernel's
-COMPILED: dict[type, int] = {Gamma: GAMMA, Beta: DIRICHLET, Dirichlet: DIRICHLET, NormalGamma: NORMAL_GAMMA}
+FITTED: dict[type, int] = {Gamma: GAMMA, Beta: DIRICHLET, Dirichlet: DIRICHLET, NormalGamma: NORMAL_GAMMA}
+COMPILED = FITTED | {NormalInverseWishart: NORMAL_WISHART}
 
 
 class Passed(NamedTuple):
@@ -40,9 +41,9 @@ class Compiled:
         near = rows if self.centre is None else rows - self.centre
         count = there.numel()
         prior, K = self.about(model._started()), model.prior.natural_parameter.shape[-1]
-        self.groups = K // {GAMMA: 2, DIRICHLET: 2, NORMAL_GAMMA: 4}[COMPILED[type(prior)]]
-        if isinstance(prior, Dirichlet):
-            self.groups = 1
+        self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
+        if isinstance(prior, Gamma | Beta | NormalGamma):
+            self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
         self.evidence = flat(model._evidence(near), count, K)
         self.log_base = flat(_log_base(model.likelihood, rows).expand(self.shape), count)
         self.seen = there.reshape(-1).numpy()
@@ -108,7 +109,7 @@ def impossible(what: str, step: int, y: Tensor) -> str:
 
 def centre_of(prior: ExponentialFamily, rows: Tensor, there: Tensor) -> Tensor | None:
     """The mean of the data, where the prior is of a location: squares about it lose fewer digits."""
-    if not isinstance(prior, NormalGamma) or not bool(there.any()):
+    if not isinstance(prior, NormalGamma | NormalInverseWishart) or not bool(there.any()):
         return None
     return rows[there].mean(0)
 

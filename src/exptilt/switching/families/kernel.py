@@ -6,6 +6,7 @@ the numbers θ[g], θ[g + D], θ[g + 2D], …:
     Gamma            A = log Γ(a) − a log b                          θ = (−b, a − 1)
     Beta, Dirichlet  A = Σ log Γ(α_k) − log Γ(Σ α_k)                 θ = α − 1
     NormalGamma      A = log Γ(a) − a log b − ½ log κ                θ = (κm, −b − ½κm², −½κ, a − ½)
+    NormalInverseWishart, of which D is the dimension: see `wishart`
 
 An observation adds e(y) to θ and weighs a mode by A(θ + e) − A(θ) + log c(y). Components are merged by
 averaging ∇A(θ) and inverting it. `smooth_family` needs nothing of a family: given the modes, the evidence
@@ -22,7 +23,9 @@ from exptilt._support.elementary import STRICT
 from exptilt._support.kernels import kernel
 from exptilt.families.numerics.kernels import BERNOULLI, SLOPE, invert_dirichlet
 
-GAMMA, DIRICHLET, NORMAL_GAMMA = range(3)
+from .wishart import wishart_from_mean, wishart_gain, wishart_mean
+
+GAMMA, DIRICHLET, NORMAL_GAMMA, NORMAL_WISHART = range(4)
 GPB2, IMM, GPB1 = range(3)
 Buffer = Any  # a float64 array; numba says more of it
 
@@ -40,8 +43,10 @@ def _log_rise(a: float, e: float) -> float:
 
 
 @njit(error_model="numpy")
-def _gain(kind: int, D: int, theta: Buffer, e: Buffer) -> float:
+def _gain(kind: int, D: int, theta: Buffer, e: Buffer, work: Buffer) -> float:
     """A(θ + e) − A(θ)."""
+    if kind == NORMAL_WISHART:
+        return wishart_gain(D, theta, e, work)
     total = 0.0
     for g in range(D):
         if kind == GAMMA:
@@ -102,8 +107,11 @@ def _digamma(a: float) -> tuple[float, float]:
 
 
 @njit(error_model="numpy")
-def _mean(kind: int, D: int, theta: Buffer, mean: Buffer) -> None:
+def _mean(kind: int, D: int, theta: Buffer, mean: Buffer, work: Buffer) -> None:
     """The expected statistics ∇A(θ)."""
+    if kind == NORMAL_WISHART:
+        wishart_mean(D, theta, mean, work)
+        return
     for g in range(D):
         if kind == GAMMA:
             a, b = theta[D + g] + 1.0, -theta[g]
@@ -193,6 +201,9 @@ def _merge(
         if weight[i] > 0.0:
             for k in range(mean.size):
                 mean[k] += weight[i] * means[i, k]
+    if kind == NORMAL_WISHART:
+        wishart_from_mean(D, mean, target, work)
+        return
     for g in range(D):
         if kind == GAMMA:
             a = _invert_gap(np.log(mean[g]) - mean[D + g])
@@ -268,7 +279,7 @@ def filter_family(
             new, joint = belief[row], mixing[row]
             if method != GPB2:
                 for i in range(M):
-                    _mean(kind, D, theta[i], means[i])
+                    _mean(kind, D, theta[i], means[i], work)
             if method == GPB1:
                 _normalise(level, weight)
                 _merge(kind, D, theta, means, weight, work, one)
@@ -284,7 +295,7 @@ def filter_family(
                         for k in range(K):
                             part[k] = rest[j, k] + discount[j] * (theta[i, k] - rest[j, k])
                         if seen[row]:
-                            score[i] += _gain(kind, D, part, evidence[row]) + log_base[row]
+                            score[i] += _gain(kind, D, part, evidence[row], work) + log_base[row]
                             for k in range(K):
                                 part[k] += evidence[row, k]
                 log_level[row, j] = _normalise(score, weight)
@@ -294,7 +305,7 @@ def filter_family(
                 if method == GPB2:
                     for i in range(M):
                         if weight[i] > 0.0:
-                            _mean(kind, D, parts[i], means[i])
+                            _mean(kind, D, parts[i], means[i], work)
                     _merge(kind, D, parts, means, weight, work, target)
                     continue
                 if method == IMM:
@@ -302,7 +313,7 @@ def filter_family(
                 for k in range(K):
                     target[k] = rest[j, k] + discount[j] * (one[k] - rest[j, k])
                 if seen[row]:
-                    log_level[row, j] += _gain(kind, D, target, evidence[row]) + log_base[row]
+                    log_level[row, j] += _gain(kind, D, target, evidence[row], work) + log_base[row]
                     for k in range(K):
                         target[k] += evidence[row, k]
             terms[row] = _normalise(log_level[row], weight)

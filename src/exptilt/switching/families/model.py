@@ -22,9 +22,9 @@ Of a Gaussian level in its steady state this is Rauch's smoother exactly: two-si
 later modes r is averaged. With a `lag` of L, components that agree on the last L modes are merged instead of
 those that agree on the last one: the same pass over M^L modes. With a lag of T nothing is merged.
 
-Gammas, Betas, Dirichlets and NormalGammas that are discounted go through the compiled pass of `kernel`,
-pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and dynamics, and models of which a
-derivative is wanted, through the families' own functions, step by step.
+Gammas, Betas, Dirichlets, NormalGammas and NormalInverseWisharts that are discounted go through the compiled
+pass of `kernel`, pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and dynamics, and
+models of which a derivative is wanted, through the families' own functions, step by step.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from exptilt.families import ExponentialFamily, Gaussian, Mixture, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
 from ..model import SwitchingLinearGaussian
-from .compiled import COMPILED, METHODS, Compiled, Passed, centre_of, flat
+from .compiled import COMPILED, FITTED, METHODS, Compiled, Passed, centre_of, flat
 from .dynamics import Discounted, Dynamics, Pushed
 from .kernel import smooth_family
 from .learning import FamilyFit, fit_family
@@ -410,7 +410,7 @@ class SwitchingFamily:
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
-        if type(self.prior) not in COMPILED or not all(isinstance(m, Discounted) for m in self.dynamics):
+        if type(self.prior) not in FITTED or not all(isinstance(m, Discounted) for m in self.dynamics):
             kinds = sorted({type(move).__name__ for move in self.dynamics})
             raise ArgumentError(
                 f"SwitchingFamily.fit: beliefs are {type(self.prior).__name__}, dynamics {kinds}. Only "

@@ -25,7 +25,7 @@ from .problem import Problem, as_arrays
 
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
 LONG = 5000  # rows from which a build for exact sizes is worth its compilation, once per machine
-SMALL = (8, 4)  # largest n and m of such a build; beyond, unrolled code grows too large
+SMALL = (16, 8, 4)  # largest M, n, m of such a build; beyond, unrolled code grows too large
 
 
 def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
@@ -43,10 +43,10 @@ def sizes_of(p: Parameters) -> Sizes:
 
 def build_sizes(p: Parameters, rows: int) -> Any:
     """n and m in the form that picks the build: tuples for a build of exactly these sizes."""
-    sizes = sizes_of(p)[1:]
+    sizes = sizes_of(p)
     if rows >= LONG and all(size <= most for size, most in zip(sizes, SMALL, strict=True)):
-        return tuple((0,) * size for size in sizes)
-    return sizes
+        return tuple((0,) * size for size in sizes[1:])
+    return sizes[1:]
 
 
 def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:

@@ -158,9 +158,7 @@ def scatter(M: int, size: int, table: Buffer, row: int, w: Buffer, at: int, step
 
 
 @inlined
-def gather(
-    M: int, size: int, w: Buffer, at: int, step: int, table: Buffer, row: int, first: int
-) -> None:
+def gather(M: int, size: int, w: Buffer, at: int, step: int, table: Buffer, row: int, first: int) -> None:
     """Copy M blocks of `size` numbers, one a mode, from the modes' lanes to a row of a table."""
     rolled(0)
     for j in range(M):

@@ -33,8 +33,19 @@ from .buffers import (
     sensor_size,
     work_buffer,
 )
-from .kalman import Buffer, clear, collapse, copy, count, kernel
-from .kalman import predict, predict_some, update, update_lanes, update_some
+from .kalman import (
+    Buffer,
+    clear,
+    collapse,
+    copy,
+    count,
+    kernel,
+    predict,
+    predict_some,
+    update,
+    update_lanes,
+    update_some,
+)
 from .numbers import get, get_lane, groups_of, inlined, put, put_lane, rolled, width, zero
 
 IMM, GPB1, GPB2 = 0, 1, 2
@@ -57,7 +68,9 @@ def sensor_of(at: Place, seen: int, g: int) -> int:
 
 
 @inlined
-def carry(w: Buffer, at: Place, seen: int, begun: bool, g: int, source: int, target: int, density: int) -> None:
+def carry(
+    w: Buffer, at: Place, seen: int, begun: bool, g: int, source: int, target: int, density: int
+) -> None:
     """Move a law by the modes of group g (unless the series has only begun), condition it on what is seen.
 
     The log-density of what is seen (NaN: its covariance is singular) goes to `density`; the predicted law
@@ -88,7 +101,9 @@ def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int
 
 
 @inlined
-def shares(M: int, w: Buffer, lane: int, step: int, score: int, weight: int, at: Place, log_mode: int) -> float:
+def shares(
+    M: int, w: Buffer, lane: int, step: int, score: int, weight: int, at: Place, log_mode: int
+) -> float:
     """Write the shares of M scores of a lane, and return their log-sum.
 
     Where all are −inf (the mode cannot be reached) the shares are the mode probabilities.
@@ -114,7 +129,7 @@ def shares(M: int, w: Buffer, lane: int, step: int, score: int, weight: int, at:
 def mixing_weights(
     w: Buffer, at: Place, log_mode: int, one: bool, score: int, weight: int, prior: int
 ) -> None:
-    """prior[j] = log c_j and weight[i, j] = w_{i|j} of the mix-first recursions; score[i, j] = log μ_i π_ij."""
+    """prior[j] = log c_j, weight[i, j] = w_{i|j} and score[i, j] = log μ_i π_ij of mixing first."""
     rolled(0)
     M, G, L = at.M, at.groups, width(w)
     for i in range(M):
@@ -162,7 +177,7 @@ def keep_step(
 @kernel
 def forward(run: Run, begin: int, end: int, method: int, everything: bool, sizes: tuple[Any, Any]) -> None:
     """Filter series `begin` to `end`; keep each step, or only the last of each series."""
-    rolled(sizes[0])  # type: ignore[call-arg]
+    rolled(sizes[0])
     p, y, starts, out, lead = run
     M = p.initial_log_probability.shape[1]
     G = groups_of(M, sizes[0])

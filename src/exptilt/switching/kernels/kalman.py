@@ -7,8 +7,8 @@ Every filter of this folder is made of three moves on Gaussians with mean x and 
                e = y − H x − d,   S = H P H' + R,   K = P H' S^{-1},   log p(y) = −½ (log |2πS| + e' S^{-1} e)
     collapse   x ← Σ w_i x_i,     P ← Σ w_i (P_i + δ_i δ_i'),   δ_i = x_i − x      (the M-projection)
 
-All matrices of a kernel live row by row in ONE buffer `w` of numbers (`numbers.py`: one law at a time, or four
-at once), each addressed by its offset. What belongs together lies together, under one offset:
+All matrices of a kernel live row by row in ONE buffer `w` of numbers (`numbers.py`: one law at a time, or
+four at once), each addressed by its offset. What belongs together lies together, under one offset:
 
     a law      x (n), P (n·n)
     a move     W (n·n), c (n), Q (n·n), W' (n·n)
@@ -28,12 +28,14 @@ from numba import types
 from numba.extending import overload
 
 from ..._support import kernels
-from .numbers import FAST, between, get, get4, get_lane, inlined, logarithm, moderate, put, put4, rolled, zero, zero4
+from . import numbers
+from .numbers import FAST, between, get, get4, get_lane, logarithm, moderate, put, put4, rolled, zero, zero4
 
 Buffer = np.ndarray
 View = tuple[int, int, int]
 LOG_TWO_PI = 1.8378770664093453
 ROUNDING = 4 * 2.220446049250313e-16  # of a sum, for each of its terms
+inlined = numbers.inlined
 kernel = kernels.kernel("the switching kernels", fastmath=FAST)
 
 
@@ -142,8 +144,8 @@ def factor(m: int, w: Buffer, S: int, size: int, cutoff: float, otherwise: float
     """Factor S = L D L' in place (L below the diagonal, 1/D on it) and return log |S|.
 
     The m numbers at `size` say how large the terms are that rows of S are sums of; a pivot of at most
-    `cutoff` times its own is rounding, and `otherwise` takes its place: NaN where S must be positive definite,
-    infinity where `solve` is to leave its direction out, as a generalised inverse does.
+    `cutoff` times its own is rounding, and `otherwise` takes its place: NaN where S must be positive
+    definite, infinity where `solve` is to leave its direction out, as a generalised inverse does.
     """
     rolled(0)
     log_determinant = zero(w)
@@ -298,7 +300,7 @@ def log_sum(length: int, w: Buffer, at: int, step: int, lane: int = 0) -> float:
 @kernel
 def predict_some(n: int, w: Buffer, move: int, source: int, target: int, scratch: int) -> None:
     """`predict` for sizes known only at run time."""
-    rolled(n)  # type: ignore[call-arg]
+    rolled(n)
     predict(n, w, move, source, target, scratch)
 
 
@@ -310,7 +312,7 @@ def update_lanes(
 
     Nothing observed leaves the law as it is.
     """
-    rolled(n)  # type: ignore[call-arg]
+    rolled(n)
     if m == 0:
         copy(law_size(n), w, source, w, target)
         put(w, density, 0.0)
@@ -323,7 +325,7 @@ def update_some(
     n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: int, scratch: int
 ) -> float:
     """`update` of one law for sizes known only at run time; nothing observed leaves the law as it is."""
-    rolled(n)  # type: ignore[call-arg]
+    rolled(n)
     if m == 0:
         copy(law_size(n), w, source, w, target)
         return 0.0
@@ -335,5 +337,5 @@ def collapse_some(
     n: int, parts: int, w: Buffer, weight: int, weight_step: int, first: int, step: int, target: int
 ) -> None:
     """`collapse` for sizes known only at run time."""
-    rolled(n)  # type: ignore[call-arg]
+    rolled(n)
     collapse(n, parts, w, weight, weight_step, first, step, target)

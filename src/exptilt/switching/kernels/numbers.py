@@ -1,9 +1,9 @@
 """Numbers as the kernels have them: one at a time, or the same number of four laws at once.
 
-A work buffer `w` is either ``(size,)`` or ``(size, 4)``. In the second, each number is a vector of four lanes,
-and a kernel written with the functions below works on four laws where it would have worked on one; the type of
-the buffer decides when it is compiled. Four consecutive numbers are read and written as one vector (`get4`,
-`put4`) in either case: 4 or 16 places of memory.
+A work buffer `w` is either ``(size,)`` or ``(size, 4)``. In the second, each number is a vector of four
+lanes, and a kernel written with the functions below works on four laws where it would have worked on one; the
+type of the buffer decides when it is compiled. Four consecutive numbers are read and written as one vector
+(`get4`, `put4`) in either case: 4 or 16 places of memory.
 """
 
 import operator
@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, overload, register_model
 LANES = 4
 FAST = {"contract"}  # multiply-adds may be fused; sums keep their order, for vectors are asked for by name
 inlined = njit(forceinline=True, fastmath=FAST, error_model="numpy")
+compiled: Any = intrinsic  # numba's own type counts the typing context among the arguments of a call
 
 
 class Vector(types.Type):
@@ -59,7 +60,7 @@ def _reader(name: str, kind_of: Any) -> Any:
         return found(w, types.int64), generate
 
     make.__name__ = name
-    return intrinsic(make)
+    return compiled(make)
 
 
 def _writer(name: str, kind_of: Any) -> Any:
@@ -74,7 +75,7 @@ def _writer(name: str, kind_of: Any) -> Any:
         return types.void(w, types.int64, value), generate
 
     make.__name__ = name
-    return intrinsic(make)
+    return compiled(make)
 
 
 def _repeated(builder: Any, value: Any, kind: Any) -> Any:
@@ -103,14 +104,14 @@ def _nought(name: str, kind_of: Any) -> Any:
         return found(w), generate
 
     make.__name__ = name
-    return intrinsic(make)
+    return compiled(make)
 
 
 zero, zero4 = _nought("zero", _number), _nought("zero4", _four)
 
 
 def _arithmetic(operation: Any, name: str) -> None:
-    @intrinsic
+    @compiled
     def compute(typing_context, a, b):  # type: ignore[no-untyped-def]
         kind = max((a, b), key=lambda x: getattr(x, "length", 0))
 
@@ -138,7 +139,7 @@ for _operation, _name in (
     _arithmetic(_operation, _name)
 
 
-@intrinsic
+@compiled
 def between(typing_context, x, least, other):  # type: ignore[no-untyped-def]
     """x where least < x < ∞, else `other`, number by number."""
 
@@ -152,7 +153,7 @@ def between(typing_context, x, least, other):  # type: ignore[no-untyped-def]
     return x(x, x, types.float64), generate
 
 
-@intrinsic
+@compiled
 def logarithm(typing_context, x):  # type: ignore[no-untyped-def]
     """log x, number by number."""
 
@@ -170,7 +171,7 @@ def logarithm(typing_context, x):  # type: ignore[no-untyped-def]
     return x(x), generate
 
 
-@intrinsic
+@compiled
 def moderate(typing_context, x):  # type: ignore[no-untyped-def]
     """Whether all numbers of x lie between 1e-150 and 1e150."""
 
@@ -186,7 +187,7 @@ def moderate(typing_context, x):  # type: ignore[no-untyped-def]
     return types.boolean(x), generate
 
 
-@intrinsic
+@compiled
 def get_lane(typing_context, w, at, lane):  # type: ignore[no-untyped-def]
     """Number `at` of one lane, as float64; a buffer without lanes has one."""
 
@@ -197,7 +198,7 @@ def get_lane(typing_context, w, at, lane):  # type: ignore[no-untyped-def]
     return types.float64(w, types.int64, types.int64), generate
 
 
-@intrinsic
+@compiled
 def put_lane(typing_context, w, at, lane, value):  # type: ignore[no-untyped-def]
     """Write number `at` of one lane."""
 
@@ -220,7 +221,7 @@ def _width(w):  # type: ignore[no-untyped-def]
     return lambda w: found
 
 
-@intrinsic
+@compiled
 def rolled(typing_context, size):  # type: ignore[no-untyped-def]
     """Keep the loops of the function this is called in as they are, unless `size` is a tuple.
 

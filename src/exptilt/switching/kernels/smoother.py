@@ -120,8 +120,8 @@ def add_pair(
 ) -> None:
     """Add a pair of modes to the sums for EM: the earlier state x at `part`, the later x', the move between.
 
-    Cov(x', x) = P̂ J', Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'. `gain` is as
-    `rauch` leaves it; the sums are one number, then zz, rz and rr.
+    Cov(x', x) = P̂ J', Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'. `gain`
+    is as `rauch` leaves it; the sums are one number, then zz, rz and rr.
     """
     rolled(0)
     nn, q = n * n, n + known.shape[1]
@@ -186,7 +186,7 @@ def smooth_back(
     Earlier modes lie in lanes, later ones come one after the other. Where steps were done before, the pass
     ends at the last of them, whose law is left as the initial one.
     """
-    rolled(sizes[0])  # type: ignore[call-arg]
+    rolled(sizes[0])
     p, _, starts, out, lead = run
     M = p.initial_log_probability.shape[1]
     G = groups_of(M, sizes[0])
@@ -235,9 +235,9 @@ def smooth_back(
             mixing_weights(w, at, log_mode, False, score, weight, prior)
             for j in range(M):
                 for k in range(M):
-                    both = get_lane(w, weight + j * G + k // L, k % L) * s.probability[row, k]
-                    s.pairs[row, j * M + k] = both
-                    put_lane(w, pair + k * G + j // L, j % L, both)
+                    value = get_lane(w, weight + j * G + k // L, k % L) * s.probability[row, k]
+                    s.pairs[row, j * M + k] = value
+                    put_lane(w, pair + k * G + j // L, j % L, value)
             for g in range(G):
                 mine = zero(w)
                 for k in range(M):
@@ -264,9 +264,8 @@ def smooth_back(
                         through(w, at, own, maps, g, k, link, gain)
                     rauch(w, at, move, filtered, later, target, gain)
                     if sums:
-                        add_pair(
-                            w, n, pair + k * G + g, move, target, later, gain, regressors, row, added + k * size
-                        )
+                        both, place = pair + k * G + g, added + k * size
+                        add_pair(w, n, both, move, target, later, gain, regressors, row, place)
                 collapse(n, M, w, share + g, G, parts, law, new + g * law)
             for j in range(M):
                 place, lane = j // L, j % L
