@@ -26,6 +26,9 @@ def models() -> dict[str, tuple[SwitchingFamily, str]]:
     def one(*values: float) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64)
 
+    def unknown_covariance(mean: float, count: float, degrees: float, scale: float) -> Any:
+        return f.NormalInverseWishart(one(mean), one(count)[0], one(degrees)[0], one(scale)[None])
+
     pairs = {
         "Gamma–Poisson": (f.Gamma(one(2), one(1)), f.Gamma(one(20), one(1)), f.Poisson, "counts"),
         "Gamma–Exponential": (f.Gamma(one(2), one(1)), f.Gamma(one(20), one(1)), f.Exponential, "times"),
@@ -34,6 +37,12 @@ def models() -> dict[str, tuple[SwitchingFamily, str]]:
             f.NormalGamma(one(0), one(1), one(2), one(2)),
             f.NormalGamma(one(4), one(2), one(3), one(1)),
             f.DiagonalGaussian,
+            "numbers",
+        ),
+        "normal–inverse-Wishart": (
+            unknown_covariance(0, 1, 4, 4),
+            unknown_covariance(4, 2, 6, 2),
+            f.Gaussian,
             "numbers",
         ),
     }

@@ -251,9 +251,9 @@ def test_modes_side_by_side_are_as_one_by_one(monkeypatch, modes, options, what)
             found.append(run.run_smoother(filtered, problem, [], np.full((12, 1), 2.0)))
         else:
             post = model.filter(y, method=what)
+            moments = (post.mode_mean, post.mode_covariance)
             found.append(
-                (post.log_likelihood_terms, post.log_mode_probability, post.mode_mean, post.mode_covariance)
-                + (post.mixing_probability,)
+                (post.log_likelihood_terms, post.log_mode_probability, *moments, post.mixing_probability)
             )
     for got, wanted in zip(*found, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-10)
