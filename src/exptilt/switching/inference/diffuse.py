@@ -28,7 +28,7 @@ from ..checks import plain, safe_log
 from ..kernels.buffers import Run
 from ..kernels.kalman import LOG_TWO_PI
 from ..kernels.smoother import Smoothing
-from .moments import condition, joseph, maps_of, mixture, predict, terms
+from .moments import condition, joseph, maps_of, mixture, predict, rauch, terms
 
 SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
 
@@ -284,10 +284,8 @@ def smooth_first(
                 if maps is not None:
                     F, noise = F @ maps[0][j, k], noise + F @ maps[1][j, k] @ F.T
                 J = back_gain(P, A, F, noise)
-                left = np.eye(n) - J @ F
-                back = x + J @ (mean[k] - F @ x - now[2][k])
-                spread = left @ P @ left.T + J @ (cov[k] + noise) @ J.T
-                parts.append((pair[j, k], back, (spread + spread.T) / 2))
+                gap = mean[k] - F @ x - now[2][k]
+                parts.append((pair[j, k], *rauch(x, P, J, F, noise, gap, cov[k])))
                 later = mean[k], cov[k], cov[k] @ J.T
                 _add_pair(s, k, parts[-1], later, F, now[2][k], known[row])
             if parts:

@@ -14,7 +14,7 @@ import torch
 from ..._support.errors import ArgumentError
 from ..checks import safe_log
 from .diffuse import back_gain, initial_laws, least_rank, move, see
-from .moments import condition, joseph, mixture, predict, terms
+from .moments import condition, joseph, mixture, predict, rauch, terms
 from .problem import Problem
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
@@ -203,20 +203,16 @@ def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
         rows.append((log_mode.exp(), x, P, pairs, mode[best]))
         if t:
             old, now = steps[t - 1], steps[t]
-            F_path = p.at(t)[1][mode] @ p.maps[before, mode]
+            W = p.at(t)[1][mode]
+            F_path, Q = W @ p.maps[before, mode], p.at(t)[3][mode] + W @ p.spread[before, mode] @ W.mT
             if old.factors:
-                Q = p.at(t)[3][mode] + p.at(t)[1][mode] @ p.spread[before, mode] @ p.at(t)[1][mode].mT
                 gains = [
                     back_gain(old.cov[k].numpy(), old.factors[k], F.numpy(), noise.numpy())
                     for k, F, noise in zip(parent.tolist(), F_path, Q, strict=True)
                 ]
                 J = torch.from_numpy(np.stack(gains))
-                mean = old.mean[parent] + (J @ (mean - now.ahead_mean[child])[..., None])[..., 0]
-                rest = torch.eye(J.shape[-1], dtype=J.dtype) - J @ F_path
-                cov = rest @ old.cov[parent] @ rest.mT + J @ (cov + Q) @ J.mT
-                continue
-            J = old.cov[parent] @ F_path.mT @ torch.linalg.pinv(now.ahead_cov[child], hermitian=True)
-            mean = old.mean[parent] + (J @ (mean - now.ahead_mean[child])[..., None])[..., 0]
-            cov = old.cov[parent] + J @ (cov - now.ahead_cov[child]) @ J.mT
-            cov = (cov + cov.mT) / 2
+            else:
+                J = old.cov[parent] @ F_path.mT @ torch.linalg.pinv(now.ahead_cov[child], hermitian=True)
+            gap = mean - now.ahead_mean[child]
+            mean, cov = rauch(old.mean[parent], old.cov[parent], J, F_path, Q, gap, cov)
     return ExactSmoothing(*(torch.stack(column) for column in zip(*rows[::-1], strict=True)))

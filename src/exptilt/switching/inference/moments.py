@@ -67,6 +67,17 @@ def joseph(K: torch.Tensor, H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor)
     return (out + out.mT) / 2
 
 
+def rauch(x: A, P: A, J: A, F: A, Q: A, gap: A, later: A | float) -> tuple[A, A]:
+    """Moments of x, of covariance P, by Rauch's gain J, given the next state F x + c + noise of covariance Q.
+
+    That one has a mean `gap` away from what was predicted, and covariance `later`.
+    """
+    xp: Any = torch if isinstance(P, torch.Tensor) else np
+    left = xp.eye(P.shape[-1], dtype=P.dtype) - J @ F
+    cov = left @ P @ left.mT + J @ (later + Q) @ J.mT
+    return x + (J @ gap[..., None])[..., 0], (cov + cov.mT) / 2
+
+
 def step_ahead(
     log_mode: A, mean: A, cov: A, now: list[A], maps: tuple[A, A] | None, one: bool = False
 ) -> tuple[A, A, A]:

@@ -21,7 +21,7 @@ from ..kernels.kalman import LOG_TWO_PI
 from ..parameters import ModelParameters
 from ..series import SeriesLike, Values
 from .filter import filter_problem
-from .moments import SENSOR, STEP, by_row, maps_of, predict
+from .moments import SENSOR, STEP, by_row, maps_of, predict, rauch
 from .problem import prepare
 from .run import run_particles
 
@@ -165,7 +165,6 @@ def posterior_draws(
         values = np.where(kept, values, 1.0)
         precision = (vectors * np.where(kept, 1.0 / values, 0.0)[..., None, :]) @ vectors.mT
         J = P @ F.mT @ precision
-        left = np.eye(n) - J @ F
         constant = np.log(values).sum(-1) + kept.sum(-1) * LOG_TWO_PI
         score = np.empty((draws, N))
         gap = np.empty((draws, N, n))
@@ -176,10 +175,9 @@ def posterior_draws(
             with np.errstate(divide="ignore"):
                 score[mine] = log_weight[t] + np.log(transition[before, k]) - 0.5 * (square + constant[:, k])
         part = _draw(np.exp(score - score.max(1, keepdims=True)), u[t])
-        own = left[part, mode], P[part, 0], J[part, mode], np.broadcast_to(noise, F.shape)[part, mode]
-        spread = root(own[0] @ own[1] @ own[0].mT + own[2] @ own[3] @ own[2].mT)
-        x = mean[t, part] + np.einsum("dab,db->da", own[2], gap[np.arange(draws), part])
-        x = x + np.einsum("dab,db->da", spread, e[t])
+        own = J[part, mode], F[part, mode], np.broadcast_to(noise, F.shape)[part, mode]
+        back, spread = rauch(mean[t, part], P[part, 0], *own, gap[np.arange(draws), part], 0.0)
+        x = back + np.einsum("dab,db->da", root(spread), e[t])
         mode = before[part]
         modes[:, t], states[:, t] = mode, x
     if data.kind == "torch":

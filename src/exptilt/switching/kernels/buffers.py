@@ -115,7 +115,7 @@ def work_buffer(p: Parameters, at: Place, maps: int, size: Any = 0) -> Buffer:
     It has lanes if `size` is a tuple. Lanes without a mode get a sensor that can be divided by.
     """
     rolled(0)
-    w = work_room(maps + p.maps.size // (at.M * at.n * at.n) * at.groups * at.move, size)
+    w: Buffer = work_room(maps + p.maps.size // (at.M * at.n * at.n) * at.groups * at.move, size)
     for j in range(at.M, at.groups * width(w)):
         for i in range(at.M):
             put_lane(w, at.transition + i * at.groups + at.groups - 1, j % width(w), 1.0)

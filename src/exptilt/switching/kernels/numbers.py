@@ -29,9 +29,10 @@ class Vector(types.Type):
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Vector) -> None:
-        super().__init__(manager, kind, ir.VectorType(ir.DoubleType(), kind.length))
+        vector = ir.VectorType(ir.DoubleType(), kind.length)
+        super().__init__(manager, kind, vector)  # type: ignore[no-untyped-call]
 
 
 def _number(w: Any) -> Any:
@@ -55,7 +56,7 @@ def _reader(name: str, kind_of: Any) -> Any:
         found = kind_of(w)
 
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            return builder.load(_place(context, builder, w, *arguments, found), align=8)
+            return builder.load(_place(context, builder, w, arguments[0], arguments[1], found), align=8)
 
         return found(w, types.int64), generate
 
@@ -69,7 +70,7 @@ def _writer(name: str, kind_of: Any) -> Any:
 
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             given = _repeated(builder, arguments[2], context.get_value_type(found))
-            builder.store(given, _place(context, builder, w, *arguments[:2], found), align=8)
+            builder.store(given, _place(context, builder, w, arguments[0], arguments[1], found), align=8)
             return context.get_dummy_value()
 
         return types.void(w, types.int64, value), generate
@@ -192,7 +193,7 @@ def get_lane(typing_context, w, at, lane):  # type: ignore[no-untyped-def]
     """Number `at` of one lane, as float64; a buffer without lanes has one."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        place = _place(context, builder, w, *arguments[:2], types.float64)
+        place = _place(context, builder, w, arguments[0], arguments[1], types.float64)
         return builder.load(place if w.ndim == 1 else builder.gep(place, [arguments[2]]), align=8)
 
     return types.float64(w, types.int64, types.int64), generate
@@ -203,7 +204,7 @@ def put_lane(typing_context, w, at, lane, value):  # type: ignore[no-untyped-def
     """Write number `at` of one lane."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        place = _place(context, builder, w, *arguments[:2], types.float64)
+        place = _place(context, builder, w, arguments[0], arguments[1], types.float64)
         builder.store(arguments[3], place if w.ndim == 1 else builder.gep(place, [arguments[2]]), align=8)
         return context.get_dummy_value()
 
