@@ -67,7 +67,8 @@ class Plan:
             )
         self.p, self.diffuse = problem.parameters, problem.diffuse
         M, n, sensor = self.M, self.n, self.m * self.n + self.m + self.m**2
-        self.width = M * M + M * (3 * n * n + n + sensor) + (len(self.p.maps) // (n * n)) * (3 * n * n + n)
+        move = 3 * n * n + n
+        self.width = 2 * M * M + M * (move + sensor) + len(self.p.maps) // (n * n) * move
         self.sizes: Any = (M, n, self.m)
         small = all(k <= most for k, most in zip(self.sizes, SMALL, strict=True))
         many = self.members >= MANY and small
