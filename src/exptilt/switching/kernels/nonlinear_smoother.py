@@ -38,7 +38,7 @@ def pull_back(
                 s += q.process_root[k, i * n + c] * q.process_root[k, l * n + c]
             w[S + i * n + l], w[J + i * n + l] = s, cross
         w[size + i] = w[S + i * n + i]
-    factor(n, w, S, size, ROUNDING * n, False)
+    factor(n, w, S, size, ROUNDING * n, np.inf)
     solve(n, n, w, S, J)
     for i in range(n):
         s = w[law + i]
