@@ -24,6 +24,7 @@ from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.tilting.backends import dispatch, reference, tiled
 from exptilt.tilting.problem import MASS, Dots, Inputs, Lines, Needs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
+from harness import FOLDER, read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
 
@@ -556,13 +557,21 @@ def test_compiles_for_real_gpus():
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", ["sm80", "sm90", "sm100"])
 def test_all_kernels_compile_for_real_gpus(generation):
+    """None spills more than the page says (`make gpu-audit`)."""
     cases = [
         (generation, sweep, dtype, D, full)
         for sweep in ("forward", "tangent", "gradient", "key mass", "second")
         for dtype in ("bfloat16", "float16", "float32")
         for D, full in ((64, False), (64, True), (128, False))
     ]
-    assert complaints_of_assembler(audited(cases)) == []
+
+    def key(x):
+        return tuple(x[name] for name in ("GPU", "sweep", "dtype", "D", "options"))
+
+    kernels = audited(cases)
+    saved = {key(x): x["spilled"] for path in FOLDER.glob("*/gpu_audit.json") for x in read(path)["kernels"]}
+    assert [x for x in complaints_of_assembler(kernels) if x[0] != "spills"] == []
+    assert {key(x) for x in kernels if x["spilled"] > saved.get(key(x), math.inf)} == set()
 
 
 TRITONS = {"3.5.1": False, "3.6.0": True, "3.9.0": True, "3.10.0": False, "4.0.0": False, None: False}
@@ -634,6 +643,48 @@ def test_other_devices_are_refused(monkeypatch):
             ArgumentError, match=r"query is on mps:0\. Move the tensors to a CUDA or ROCm GPU"
         ):
             xt.attend(x, x, x, backend="gpu")
+
+
+FUZZ = """
+import json, sys
+from oracles import tilting_fuzz, triton_fuzz
+triton_fuzz.start()
+seeds, compiled = json.loads(sys.argv[1])
+found = {seed: lines for seed in seeds if (lines := tilting_fuzz.complaints(seed))}
+gross = {seed: tilting_fuzz.complaints(seed, most=20.0) for seed in found}
+print(json.dumps([found, gross, [triton_fuzz.compiled(seed) for seed in compiled]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seeds", "compiled"),
+    [(range(10), (4, 7)), pytest.param(range(10, 130), range(8, 20), marks=pytest.mark.slow)],
+)
+def test_option_mixes(seeds, compiled):
+    """The fuzz of the core, and mixes in compiled graphs; allowed are as many as in ``test_fuzz.py``."""
+    over, gross, broken = json.loads(child(FUZZ, json.dumps([[*seeds], [*compiled]])).splitlines()[-1])
+    text = "\n".join(line for lines in over.values() for line in lines)
+    assert len(over) <= max(1, len(seeds) // 15), text
+    assert not any(gross.values()), text
+    assert broken == [[]] * len(compiled)
+
+
+def test_the_script_for_gpus_without_one():
+    """It refuses in one line; in the interpreter its first half runs, and finds every option right."""
+    code = """
+import json, sys, gpu
+sys.argv = ["gpu.py"]
+assert gpu.main() == 1
+from oracles.triton_interpreter import mend, tiles
+mend()
+with tiles(32, 32):
+    print(json.dumps(gpu.correctness("cpu", n=20, columns=(16,), most=1)))
+"""
+    refusal, found = child(code, TRITON_INTERPRET="1").splitlines()
+    assert refusal.startswith("No GPU that torch can use was found")
+    found = json.loads(found)
+    assert {tuple(x["options"]) for x in found if not x["right"]} == set()
+    assert len(found) == 3 * 7
 
 
 def test_without_triton():

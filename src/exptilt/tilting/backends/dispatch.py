@@ -16,7 +16,7 @@ from exptilt.tilting.backends import tiled
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
-_TRITON = (3, 6), (3, 9)  # releases that the kernels were checked with; the first as in pyproject.toml
+_TRITON = (3, 6), (3, 9)  # first (as in pyproject.toml) and last release that the kernels are written for
 _CAPABILITY = (8, 0)
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 _REGISTERED: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def _obstacle(index: int | None) -> str:
         return "Triton is not installed. Install it with: pip install 'exptilt[gpu]'"
     if not _TRITON[0] <= tuple(map(int, found.split(".")[:2])) <= _TRITON[1]:
         return (
-            f"they were checked with Triton {checked}; {found} is installed, with torch {torch.__version__}. "
+            f"they are written for Triton {checked}; {found} is installed, with torch {torch.__version__}. "
             "Install one of those, or pass backend='gpu' to use the kernels all the same."
         )
     capability = torch.cuda.get_device_capability(index)
