@@ -17,7 +17,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -35,7 +34,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import harness
-from exptilt.tilting.backends.triton import frame, launch
+from exptilt.tilting.backends.triton import config, launch
 from exptilt.tilting.problem import MASS, Dots, Inputs, Needs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -74,8 +73,7 @@ def launched(sweep: str, generation: str, t: Inputs, rule: ScoreRule) -> dict[st
         calls[sweep if part is None or sweep == "key mass" else f"{sweep} by {part}"] = self, given, keywords
 
     plain, JITFunction.run = JITFunction.run, record
-    config = sys.modules.get(f"{launch.__package__}.config", frame)
-    own, config.generation_of = getattr(config, "generation_of", None), lambda device: generation
+    own, config.generation_of = config.generation_of, lambda device: generation
     wide = wide_dtype(t.query.dtype)
     rows = torch.empty(9, *t.query.shape[:-1], dtype=wide)
     dots, output = Dots(t.query, t.key, t.value, t.bias, t.log_weight), t.query.to(wide)

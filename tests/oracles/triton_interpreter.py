@@ -17,7 +17,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from exptilt.tilting.backends.triton import frame, launch
+from exptilt.tilting.backends.triton import launch
 
 Handle = interpreter.TensorHandle
 
@@ -128,15 +128,14 @@ def _keep_types():
 @contextmanager
 def tiles(rows=None, keys=None):
     """Let every kernel have tiles of this size: the interpreter's time is that of tiles, not of numbers."""
-    home = launch if hasattr(launch, "kind_of") else frame
-    plain = home.kind_of
+    plain = launch.kind_of
 
     def kind_of(*args, **options):
         kind, *rest = plain(*args, **options)
         return (kind._replace(rows=rows or kind.rows, keys=keys or kind.keys), *rest)
 
-    home.kind_of = kind_of
+    launch.kind_of = kind_of
     try:
         yield
     finally:
-        home.kind_of = plain
+        launch.kind_of = plain
