@@ -160,22 +160,8 @@ def attend(
         >>> attend(q, k, k).entropy.exp()  # effective number of keys
         tensor([[8., 8.]])
     """
-    call = _prepare(
-        "attend",
-        query,
-        key,
-        value,
-        scale,
-        log_weight,
-        bias,
-        mask,
-        causal,
-        window,
-        softcap,
-        sink,
-        backend,
-        check,
-    )
+    options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
+    call = _prepare("attend", query, key, value, *options)
     return run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
 
 
@@ -225,22 +211,8 @@ def log_normalizer(
     """
     flat = _flat(query, key)
     query, key = (query[None], key[None]) if flat else (query, key)
-    call = _prepare(
-        "log_normalizer",
-        query,
-        key,
-        None,
-        scale,
-        log_weight,
-        bias,
-        mask,
-        causal,
-        window,
-        softcap,
-        sink,
-        backend,
-        check,
-    )
+    options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
+    call = _prepare("log_normalizer", query, key, None, *options)
     G = run(call).log_normalizer
     return G[0] if flat else G
 
@@ -294,22 +266,8 @@ def fisher_vector_product(
     """
     flat = _flat(query, key, vector)
     query, key, vector = (query[None], key[None], vector[None]) if flat else (query, key, vector)
-    call = _prepare(
-        "fisher_vector_product",
-        query,
-        key,
-        None,
-        scale,
-        log_weight,
-        bias,
-        mask,
-        causal,
-        window,
-        softcap,
-        sink,
-        backend,
-        check,
-    )
+    options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
+    call = _prepare("fisher_vector_product", query, key, None, *options)
     if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
         got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
         raise ArgumentError(

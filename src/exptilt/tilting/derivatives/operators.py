@@ -5,12 +5,13 @@
     gradient   a cotangent carried back
     second     the gradient of a forward derivative
 
-Each takes canonical tensors (``problem.py``): the members of `Inputs`, then what is its own, then the numbers
-of the score rule and the backend's name, all one by one, as `SCHEMAS` has them. They know no derivatives
-themselves (``rules.py`` does).
+Each takes canonical tensors (``problem.py``) as `Inputs`, then what is its own, then the score rule and the
+backend's name. Ordinary tensors go to the backend at once; an operator gets every member one by one, as
+`SCHEMAS` has them. They know no derivatives themselves (``rules.py`` does).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -37,22 +38,43 @@ SCHEMAS = {
     "second": f"({_INPUTS}, {_DOTS}, Tensor cotangent, Tensor output, Tensor output_dot, Tensor rows, "
     f"{NUMBERS}, bool[] needs) -> {_SIX}",
 }
-_INPUT_COUNT, _DOT_COUNT = len(Inputs._fields), len(Dots._fields)
+_INPUT_COUNT, _DOT_COUNT, _RULE_COUNT = len(Inputs._fields), len(Dots._fields), len(fields(ScoreRule))
 
 
-def _taken(given: tuple[Any, ...], dots: bool = False) -> tuple[Any, ...]:
-    """The inputs, with `dots` their tangents too, and all further arguments.
+def _one_by_one(given: Iterable[Any]) -> list[Any]:
+    """The members of groups of tensors, of the rule and of the needs, in the order of `SCHEMAS`."""
+    flat: list[Any] = []
+    for x in given:
+        if isinstance(x, tuple):
+            flat += x
+        elif isinstance(x, ScoreRule):
+            flat += x.numbers
+        else:
+            flat.append(x.flags() if isinstance(x, Needs) else x)
+    return flat
 
-    Sweeps know nothing of a sink: ``identities.py`` adds what it does.
-    """
-    t, rest = Inputs(*given[:_INPUT_COUNT])._replace(sink=None), given[_INPUT_COUNT:]
-    return (t, Dots(*rest[:_DOT_COUNT]), *rest[_DOT_COUNT:]) if dots else (t, *rest)
+
+def _grouped(name: str, flat: tuple[Any, ...]) -> list[Any]:
+    """The arguments of a sweep from those of its operator."""
+    groups: list[Any] = [Inputs(*flat[:_INPUT_COUNT])]
+    rest = list(flat[_INPUT_COUNT:])
+    if name in ("tangent", "second"):
+        groups, rest = [*groups, Dots(*rest[:_DOT_COUNT])], rest[_DOT_COUNT:]
+    if name in ("gradient", "second"):
+        rest[-1] = Needs(*rest[-1])
+    first = len(rest) - _RULE_COUNT - (1 if name == "tangent" else 2)
+    rule = ScoreRule(*rest[first : first + _RULE_COUNT])
+    return [*groups, *rest[:first], rule, *rest[first + _RULE_COUNT :]]
 
 
-def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _without_sink(t: Inputs) -> Inputs:
+    """Sweeps know nothing of a sink: ``identities.py`` adds what it does."""
+    return t if t.sink is None else t._replace(sink=None)
+
+
+def _forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Output (..., Hq, Q, Dv), the members of `Lines` stacked, where the maximum is (..., Hq, Q)."""
-    t, *numbers, backend, check = _taken(given)
-    return dispatch.forward(t, ScoreRule(*numbers), backend, check)
+    return dispatch.forward(_without_sink(t), rule, backend, check)
 
 
 def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
@@ -62,10 +84,9 @@ def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
     return output, lines, query.new_empty(rows, dtype=torch.int64)
 
 
-def _tangent(*given: Any) -> tuple[Tensor, Tensor]:
+def _tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, backend: str) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
-    t, dots, rows, *numbers, backend = _taken(given, dots=True)
-    pushed, sums = dispatch.sweep(backend, "tangent")(t, dots, rows, ScoreRule(*numbers))
+    pushed, sums = dispatch.sweep(backend, "tangent")(_without_sink(t), dots, rows, rule)
     return pushed, sums
 
 
@@ -74,7 +95,7 @@ def _fake_tangent(query: Any, key: Any, value: Any, *_: Any) -> Any:
     return query.new_empty((*rows, value.shape[-1]), dtype=wide), query.new_empty((4, *rows), dtype=wide)
 
 
-def _flat(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
+def _asked(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
     """Gradients with what was not asked for as tensors of shape (0,)."""
     wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
     none = found.row_sum.new_empty(0)
@@ -95,29 +116,41 @@ def _fake_gradients(*given: Any) -> tuple[Tensor, ...]:
     return tuple(q.new_empty(shape, dtype=wide_dtype(q.dtype)) for shape in shapes)
 
 
-def _gradient(*given: Any) -> tuple[Tensor, ...]:
+def _gradient(t: Inputs, *given: Any) -> tuple[Tensor, ...]:
     """The members of `Gradients`, of shape (0,) where not needed."""
-    t, cotangent, output, rows, *numbers, backend, needs = _taken(given)
-    rule, wanted = ScoreRule(*numbers), Needs(*needs)
-    return _flat(dispatch.sweep(backend, "gradient")(t, cotangent, output, rows, rule, wanted), t, wanted)
+    *own, rule, backend, needs = given
+    return _asked(dispatch.sweep(backend, "gradient")(_without_sink(t), *own, rule, needs), t, needs)
 
 
-def _second(*given: Any) -> tuple[Tensor, ...]:
+def _second(t: Inputs, dots: Dots, *given: Any) -> tuple[Tensor, ...]:
     """The members of `Gradients`, of shape (0,) where not needed."""
-    t, dots, cotangent, output, output_dot, rows, *numbers, backend, needs = _taken(given, dots=True)
-    rule, wanted = ScoreRule(*numbers), Needs(*needs)
-    sweep = dispatch.sweep(backend, "second")
-    return _flat(sweep(t, cotangent, output, output_dot, dots, rows, rule, wanted), t, wanted)
+    cotangent, output, output_dot, rows, rule, backend, needs = given
+    given = _without_sink(t), cotangent, output, output_dot, dots, rows, rule, needs
+    return _asked(dispatch.sweep(backend, "second")(*given), t, needs)
+
+
+def _all_plain(given: Iterable[Any]) -> bool:
+    """Whether all tensors are ordinary ones."""
+    for x in given:
+        if isinstance(x, Tensor):
+            if not is_plain(x):
+                return False
+        elif isinstance(x, tuple) and not _all_plain(x):
+            return False
+    return True
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """The operator where a graph is traced or tensors are old-style batches, else the plain function."""
-    operator = torch.library.custom_op(f"{NAMESPACE}::{name}", plain, mutates_args=(), schema=SCHEMAS[name])
+
+    def flat(*given: Any) -> Any:
+        return plain(*_grouped(name, given))
+
+    operator = torch.library.custom_op(f"{NAMESPACE}::{name}", flat, mutates_args=(), schema=SCHEMAS[name])
     operator.register_fake(fake)
 
-    def call(*arguments: Any) -> Any:
-        known = all(is_plain(x) for x in arguments if isinstance(x, Tensor))
-        return (plain if known else operator)(*arguments)
+    def call(*given: Any) -> Any:
+        return plain(*given) if _all_plain(given) else operator(*_one_by_one(given))
 
     return call
 

@@ -115,7 +115,7 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
-    output, stacked, best = operators.forward(*t, *settings.rule.numbers, settings.backend, settings.check)
+    output, stacked, best = operators.forward(t, settings.rule, settings.backend, settings.check)
     lines = Lines(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
@@ -187,7 +187,7 @@ class Tangent(Function):
         a, settings = TANGENT.read(arguments), arguments[-1]
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = operators.tangent(*t, *dots, rows, *settings.rule.numbers, settings.backend)
+        pushed, sums = operators.tangent(t, dots, rows, settings.rule, settings.backend)
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod
@@ -228,9 +228,8 @@ class Gradient(Function):
         a, settings = GRADIENT.read(arguments), arguments[-1]
         t, bar, stats = a["inputs"], a["bar"], a["stats"]
         rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
-        flags = settings.needs.flags()
-        numbers = *settings.rule.numbers, settings.backend
-        found = operators.gradient(*t, bar.output, stats.output, rows, *numbers, flags)
+        settled = settings.rule, settings.backend, settings.needs
+        found = operators.gradient(t, bar.output, stats.output, rows, *settled)
         dots = identities.spread(Gradients(*found), t)
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
@@ -278,9 +277,9 @@ class Second(Function):
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = SECOND.read(arguments), arguments[-1]
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
-        rows, flags = identities.second_rows(stats, bar, dot), settings.needs.flags()
-        given = (*t, *dots, bar.output, stats.output, dot.output, rows)
-        found = operators.second(*given, *settings.rule.numbers, settings.backend, flags)
+        rows = identities.second_rows(stats, bar, dot)
+        given = t, dots, bar.output, stats.output, dot.output, rows
+        found = operators.second(*given, settings.rule, settings.backend, settings.needs)
         made = identities.spread(Gradients(*found), t)
         if t.sink is not None:
             made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
