@@ -7,6 +7,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
+from exptilt.tilting.backends.numba import launch
 from tilting.cases import FIELDS, problems
 
 OPTIONS = [
@@ -315,3 +316,72 @@ def test_float32_gradients_are_as_good_as_plain_torch():
     )
     for e, p, o in zip(exact, plain, ours, strict=True):
         assert (o - e).abs().max() <= 2 * (p - e).abs().max() + 1e-6 * (1 + e.abs().max())
+
+
+ONE_SWEEP = [
+    {},
+    {"causal": True},
+    {"window": 9, "bias": (4, 30, 70)},
+    {"mask": (30, 70), "log_weight": (2, 70), "bias": (30, 1)},
+]
+
+
+@pytest.mark.parametrize("options", ONE_SWEEP, ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize(
+    "fields", [("output", "entropy", "score_variance"), ("log_normalizer", "score_mean")]
+)
+def test_second_derivatives_in_one_sweep(options, fields, monkeypatch):
+    """The sweep that finds the tangents by itself, over several tiles, returns what two sweeps do."""
+    g = torch.Generator().manual_seed(4)
+
+    def random(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    tensors = {"query": random(4, 30, 5), "key": random(2, 70, 5), "value": random(2, 70, 3)}
+    tensors |= {name: random(*options[name]) for name in ("bias", "log_weight") if name in options}
+    rest = {name: x for name, x in options.items() if name not in tensors}
+    if "mask" in rest:
+        rest["mask"] = torch.rand(rest["mask"], generator=g) < 0.5
+        rest["mask"][7] = False  # a row that sees nothing
+    leaves = [x.requires_grad_() for x in tensors.values()]
+    least = launch.machine()._replace(cache_bytes=1)
+    monkeypatch.setattr(launch, "machine", lambda: least)
+    monkeypatch.setattr(launch, "BACKWARD_ROWS", 13)
+    monkeypatch.setattr(launch, "_WORTH_A_THREAD", 1 << 40)
+    ran, joint = [], launch.joint
+
+    def spy(*arguments):
+        ran.append(joint(*arguments))
+        return ran[-1]
+
+    def twice():
+        outs = [torch.where(x == -torch.inf, 0.0, x) for x in function(tensors, rest, "cpu", fields)(*leaves)]
+        g.manual_seed(5)
+        bars = [random(*x.shape).requires_grad_() for x in outs]
+        first = torch.autograd.grad(outs, leaves, bars, create_graph=True, allow_unused=True)
+        first = [x for x in first if x is not None]
+        return torch.autograd.grad(
+            first, [*leaves, *bars], [random(*x.shape) for x in first], allow_unused=True
+        )
+
+    monkeypatch.setattr(launch, "joint", spy)
+    found = twice()
+    assert ran
+    assert all(x is not None for x in ran)
+    monkeypatch.setattr(launch, "joint", lambda *arguments: None)
+    assert largest_gap([x for x in found if x is not None], [x for x in twice() if x is not None]) < 1e-12
+
+
+def test_third_derivatives_by_backward_passes():
+    """Three backward passes, the second of which finds tangents and second derivatives in one sweep."""
+    tensors, rest = setting({"causal": True, "bias": (4, 5, 6)})
+    x = tuple(tensors.values())
+    found = []
+    for backend in ("cpu", "reference"):
+        order = [scalar(function(tensors, rest, backend))(*x)]
+        for seed in range(3):
+            g = torch.Generator().manual_seed(seed)
+            bars = [torch.randn(y.shape, generator=g, dtype=y.dtype) for y in order]
+            order = torch.autograd.grad(order, x, bars, create_graph=True)
+        found.append([y.detach() for y in order])
+    assert largest_gap(*found) < 1e-9

@@ -90,15 +90,20 @@ def refuse_higher(backend: str) -> None:
         )
 
 
+@cache
+def _module(backend: str) -> Any:
+    return import_module(_MODULES[backend]) if backend in _MODULES else tiled
+
+
 def sweep(backend: str, name: str) -> Callable[..., Any]:
     """The function that does a sweep."""
-    if backend in _REGISTERED:
-        own: Callable[..., Any] = getattr(_REGISTERED[backend], name)
-        return own
-    found: Callable[..., Any] = getattr(
-        import_module(_MODULES[backend]) if backend in _MODULES else tiled, name
-    )
+    found: Callable[..., Any] = getattr(_REGISTERED.get(backend) or _module(backend), name)
     return found
+
+
+def joint_sweep(backend: str) -> Callable[..., Any] | None:
+    """The sweep that finds tangents and second derivatives together, or None: not every backend has one."""
+    return None if backend in _REGISTERED else getattr(_module(backend), "joint", None)
 
 
 def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -163,6 +163,11 @@ def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
     return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap])
 
 
+def joint_rows(stats: Statistics, bar: Cotangents) -> Tensor:
+    """The rows of the sweep that finds tangents by itself: those of the gradient, then the variance."""
+    return _stacked([*weight_rows(stats), *coefficients(stats, bar), stats.variance])
+
+
 def second_sink(
     stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor, sink_dot: Tensor | None
 ) -> Tensor:

@@ -129,13 +129,13 @@ def _second(t: Inputs, dots: Dots, *given: Any) -> tuple[Tensor, ...]:
     return _asked(dispatch.sweep(backend, "second")(*given), t, needs)
 
 
-def _all_plain(given: Iterable[Any]) -> bool:
+def all_plain(given: Iterable[Any]) -> bool:
     """Whether all tensors are ordinary ones."""
     for x in given:
         if isinstance(x, Tensor):
             if not is_plain(x):
                 return False
-        elif isinstance(x, tuple) and not _all_plain(x):
+        elif isinstance(x, tuple) and not all_plain(x):
             return False
     return True
 
@@ -150,7 +150,7 @@ def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) ->
     operator.register_fake(fake)
 
     def call(*given: Any) -> Any:
-        return plain(*given) if _all_plain(given) else operator(*_one_by_one(given))
+        return plain(*given) if all_plain(given) else operator(*_one_by_one(given))
 
     return call
 

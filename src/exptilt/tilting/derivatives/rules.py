@@ -39,7 +39,7 @@ what depends on them is already in the formulas above.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -47,8 +47,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from exptilt._support.transforms import apply, forward_derivatives, in_transform, without_tangent
-from exptilt.tilting.backends.dispatch import check_sink, refuse_higher, registered
+from exptilt._support.transforms import apply, forward_derivatives, in_transform, is_concrete, without_tangent
+from exptilt.tilting.backends.dispatch import check_sink, joint_sweep, refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities, operators
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
@@ -59,12 +59,16 @@ from exptilt.tilting.score_rule import ScoreRule
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not a tensor: the rule, the backend, whether to check, what a backward sweep must find."""
+    """What is not a tensor: the rule, the backend, whether to check, what a backward sweep must find.
+
+    And what `Tangent` or `Second` is to return, where it has been found already.
+    """
 
     rule: ScoreRule
     backend: str
     check: bool = False
     needs: Needs | None = None
+    known: tuple[Tensor, ...] | None = None
 
 
 ATTEND = Layout(inputs=Inputs)
@@ -89,7 +93,8 @@ def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
-    ctx.settings = settings
+    # a result must not keep itself alive
+    ctx.settings = settings if settings.known is None else replace(settings, known=None)
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,6 +190,8 @@ class Tangent(Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = TANGENT.read(arguments), arguments[-1]
+        if settings.known is not None:
+            return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
         pushed, sums = operators.tangent(t, dots, rows, settings.rule, settings.backend)
@@ -276,6 +283,8 @@ class Second(Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = SECOND.read(arguments), arguments[-1]
+        if settings.known is not None:
+            return tuple(settings.known)
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
         given = t, dots, bar.output, stats.output, dot.output, rows
@@ -336,13 +345,38 @@ def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, 
 
 
 def second(
-    t: Inputs, bar: Cotangents, dots: Dots, stats: Statistics, dot: Tangents, settings: Settings, wanted: Any
+    t: Inputs,
+    bar: Cotangents,
+    dots: Dots,
+    stats: Statistics,
+    dot: Tangents,
+    settings: Settings,
+    wanted: Any,
+    known: tuple[Tensor, ...] | None = None,
 ) -> Dots:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
         return Dots()
-    flat = SECOND.flat(_needing(t, settings, wanted), inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
+    needing = replace(_needing(t, settings, wanted), known=known)
+    flat = SECOND.flat(needing, inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
     return _present(apply(Second, *flat), t, wanted)
+
+
+def _joint(
+    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, needs: Needs
+) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+    """What `Tangent` and `Second` return, where the backend finds both in one sweep; else None twice."""
+    sweep = joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
+    tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
+    found = None
+    if sweep is not None and is_concrete(*tensors) and operators.all_plain(tensors):
+        rows = identities.joint_rows(stats, bar)
+        found = sweep(t, bar.output, stats.output, dots, rows, settings.rule, needs)
+    if found is None:
+        return None, None
+    output, lines, gradients = found
+    tangents = (output, *(x.clone() for x in lines))
+    return tangents, _filled(identities.spread(gradients, t), bar.log_normalizer)
 
 
 def pull_gradient(
@@ -350,6 +384,9 @@ def pull_gradient(
 ) -> tuple[Dots, Cotangents]:
     """A cotangent of the gradient carried back to the wanted inputs, and to the statistics' cotangents."""
     plain = Settings(settings.rule, settings.backend)
-    dot = Tangents(*apply(Tangent, *TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
+    needs = identities.needs_of(t, tuple(bool(w) for w in wanted[:6]))
+    tangents, gradients = _joint(t, bar, stats, dots, plain, needs)
+    flat = TANGENT.flat(replace(plain, known=tangents), inputs=t, dots=dots, stats=stats)
+    dot = Tangents(*apply(Tangent, *flat))
     by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)
-    return second(t, bar, dots, stats, dot, plain, wanted), by_bar
+    return second(t, bar, dots, stats, dot, plain, wanted, gradients), by_bar

@@ -24,7 +24,9 @@ one),
     M1 = p (r σ' + t σ'' ż),   M2 = p t σ',
     q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,
 
-and log_weight and bias get the column and row sums of p r.
+and log_weight and bias get the column and row sums of p r. The tangents that r needs
+of each row are given (`SECOND_ROWS`), or the sweep finds them first (`JOINT_ROWS`): it then goes over a
+tile's rows twice, and keeps their scores s and ṡ in between, which saves three products of fifteen.
 
 A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys
 and a part of its rows. k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums
@@ -61,12 +63,22 @@ from exptilt.tilting.backends.numba.packing import (
 )
 from exptilt.tilting.backends.numba.product import CHAIN, DOTS, product, thin_dots
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, to_scores
-from exptilt.tilting.backends.numba.tangent import push_scores
+from exptilt.tilting.backends.numba.tangent import push_scores, push_strip
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop
-from exptilt.tilting.backends.numba.workspace import FAR, add_row, arena, clear_outside, copy_rows, times_row
+from exptilt.tilting.backends.numba.workspace import (
+    FAR,
+    add_mass,
+    add_row,
+    arena,
+    clear_outside,
+    copy_rows,
+    put_columns,
+    times_row,
+)
 
 GRADIENT_ROWS = ("shift", "inverse", "gap", "a0", "a1", "a2")
 SECOND_ROWS = (*GRADIENT_ROWS, "pushed", "e0", "e1")
+JOINT_ROWS = (*GRADIENT_ROWS, "variance")
 _KEY_STRIP = 48  # keys for which the rows that see them are looked for together
 
 
@@ -99,17 +111,6 @@ def _through_softcap(u, t, slope, bend):
     return u * slope + t * bend, t * slope
 
 
-@row_loop(5, writes=(4,))
-def _mass_of_four(s0, s1, s2, s3, columns, m0, m1, m2, m3, z0, z1, z2, z3):
-    """Columns += the weights of four rows."""
-    return columns + ((exp(s0 - m0) * z0 + exp(s1 - m1) * z1) + (exp(s2 - m2) * z2 + exp(s3 - m3) * z3))
-
-
-@row_loop(2, writes=(1,))
-def _mass_of_one(s, columns, shift, inverse):
-    return columns + exp(s - shift) * inverse
-
-
 @njit(fastmath={"contract"}, error_model="numpy")
 def _chain(zero, a, b, dim):
     """<a, b>, by the same chains of multiply-adds as a product."""
@@ -136,57 +137,6 @@ def _products(f, zero, outs, operand, where, count, line, found):
             found[r] = read(zero, target, 0)
         else:
             found[r] = _chain(zero, mine, line, f.Dv)
-
-
-@njit(error_model="numpy")
-def _put_columns(f, zero, columns, part, head, j0):
-    """Add a tile's column sums to those of a head, and clear them."""
-    size, lanes = size_of(zero), lanes_in(zero)
-    heads, count = f.blocks * f.group, min(f.tile_keys, f.K - j0)
-    add_plane(zero, f.column_sum + ((part * heads + head) * f.K + j0) * size, columns, 1, count)
-    fill_row(zero, (columns,), (count + lanes - 1) // lanes, (zero,))
-
-
-@njit(error_model="numpy")
-def _mass(f, zero, S, where, strip, s0, columns, part):
-    """Add the weights of a strip's rows s0 … to the columns, four rows of one head at a time."""
-    size, lanes = size_of(zero), lanes_in(zero)
-    minus = number(zero, -np.inf)
-    j0, w0, w = strip.tile * f.tile_keys, strip.first, strip.last
-    r, s1 = s0, s0 + strip.rows
-    while r < s1:
-        n = 4 if r + 4 <= s1 and where[0, r] == where[0, r + 3] else 1
-        first, last = w, w0
-        for x in range(r, r + n):
-            s = S.at + x * S.step * size
-            lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
-            if hi > lo:
-                left, vectors = to_scores(f, zero, s, s, s, where[0, x], where[1, x], j0, lo, hi, False)
-                first, last = min(first, left), max(last, left + vectors * lanes)
-        if last > first:
-            for x in range(r, r + n):
-                s = S.at + x * S.step * size
-                lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
-                left, right = last, last
-                if hi > lo:
-                    left, right = lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes
-                if left > first:
-                    fill_row(zero, (s + first * size,), (left - first) // lanes, (minus,))
-                if right < last:
-                    fill_row(zero, (s + right * size,), (last - right) // lanes, (minus,))
-            at, count = S.at + (r * S.step + first) * size, (last - first) // lanes
-            row, step = where[0, r] * f.Q + where[1, r], S.step * size
-            m, z = f.rows + row * size, f.rows + (f.blocks * f.group * f.Q + row) * size
-            if n == 4:
-                places = (at, at + step, at + 2 * step, at + 3 * step, columns + first * size)
-                shifts = (read(zero, m, 0), read(zero, m, 1), read(zero, m, 2), read(zero, m, 3))
-                inverses = (read(zero, z, 0), read(zero, z, 1), read(zero, z, 2), read(zero, z, 3))
-                _mass_of_four(zero, places, count, shifts + inverses)
-            else:
-                _mass_of_one(zero, (at, columns + first * size), count, (read(zero, m, 0), read(zero, z, 0)))
-        if r + n == s1 or where[0, r + n] != where[0, r]:
-            _put_columns(f, zero, columns, part, where[0, r], j0)
-        r += n
 
 
 @njit(error_model="numpy")
@@ -219,9 +169,10 @@ def _to_keys(f, zero, alpha, target, M, packed, dim, where, h, tile):
 
 # A thread's own memory: S, T, U, V hold a number for each pair of a row and a key, the others a vector for
 # each row (packed, packed_dot, packed_out: as the right-hand side of a product), or a number for each key or
-# each row.
+# each row; `late` holds pushed, e0 and e1.
 _NAMES = (
-    "S T U V queries moved outs summed packed packed_dot packed_out slope bend columns line where met met_dot"
+    "S T U V queries moved outs summed packed packed_dot packed_out pushed slope bend columns line where met "
+    "met_dot late settled sums"
 )
 Desk = namedtuple("Desk", _NAMES)  # type: ignore[misc]
 
@@ -242,10 +193,58 @@ def _bring_rows(f, zero, d, h):
         if f.need_value:
             pack_rows(zero, d.packed_out, panel, d.outs.at, d.outs.step, h, f.Dv, False)
         _products(f, zero, d.outs, f.attended, d.where, h, d.line, d.met)
-        if f.second:
+        if f.second and not f.joint:
             _products(f, zero, d.outs, f.attended_dot, d.where, h, d.line, d.met_dot)
+    if f.second and not f.joint:
+        for line in range(3):
+            for r in range(h):
+                row = d.where[0, r] * f.Q + d.where[1, r]
+                d.late[line, r] = read(zero, f.rows, (6 + line) * f.blocks * f.group * f.Q + row)
     if f.need_query:
         fill_row(zero, (d.summed.at,), h * d.summed.step // lanes_in(zero), (zero,))
+
+
+@njit(error_model="numpy")
+def _held(f, zero, d, place):
+    """The desk with the scores of the tile that is held in that place, where tiles are held."""
+    at = place * f.tile_rows * d.S.step * size_of(zero) if f.joint else 0
+    S, U = Rows(d.S.at + at, d.S.step), Rows(d.U.at + at, d.U.step)
+    rows, packs = (d.queries, d.moved, d.outs, d.summed), (d.packed, d.packed_dot, d.packed_out, d.pushed)
+    numbers = (d.slope, d.bend, d.columns, d.line, d.where, d.met, d.met_dot, d.late, d.settled, d.sums)
+    return Desk(S, d.T, U, d.V, *rows, *packs, *numbers)
+
+
+@njit(error_model="numpy")
+def _push_rows(f, zero, d, h, block, tile_from, tile_to, keys):
+    """The tangents of h rows over their keys, written out, and what second derivatives need of them."""
+    size, total_rows, long = size_of(zero), f.blocks * f.group * f.Q, d.S.step
+    d.settled[:h], d.sums[:, :h] = False, 0.0
+    fill_row(zero, (d.pushed.at,), h * d.pushed.step // lanes_in(zero), (zero,))
+    rows, known = (d.queries, d.moved, d.pushed), (d.where, d.settled, d.sums)
+    P, X = Rows(d.T.at, long), Rows(d.V.at, long)
+    for tile in range(tile_from, tile_to):
+        held = _held(f, zero, d, tile - tile_from)
+        for s0 in range(0, h, f.strip):
+            strip = strip_of(f, d.where, s0, min(h, s0 + f.strip), block, tile, 2 * lanes_in(zero))
+            if strip.last > strip.first:
+                S, U = Rows(held.S.at + s0 * long * size, long), Rows(held.U.at + s0 * long * size, long)
+                push_strip(f, zero, rows, known, keys, S, U, P, X, d.slope, strip, s0)
+    for r in range(h):
+        head, i = d.where[0, r], d.where[1, r]
+        row, x0, x1 = head * f.Q + i, d.sums[1, r], d.sums[2, r]
+        a1, a2 = read(zero, f.rows, 4 * total_rows + row), read(zero, f.rows, 5 * total_rows + row)
+        G, V = d.sums[0, r] + x0, d.sums[3, r] - read(zero, f.rows, 6 * total_rows + row) * x0 + 2 * x1
+        d.late[0, r], d.late[1, r], d.late[2, r] = G, -a1 * x1 - a2 * V, -2 * a2 * x1
+        for line, x in enumerate((G, x1, V)):
+            write(f.statistics, line * total_rows + row, number(zero, x))
+        at = whole_at(f.attended.table, head) + i * f.attended.step
+        place = f.attended.address + at * bytes_of(zero, f.attended.kind)
+        copy_row(zero, f.attended.kind, d.line, place, f.Dv, f.Dv, False)
+        for c in range(f.Dv):
+            x = read(zero, d.pushed.at, r * d.pushed.step + c) - number(zero, x0) * read(zero, d.line, c)
+            write(f.output, row * f.Dv + c, x)
+    if f.Dv > 0:
+        _products(f, zero, d.outs, f.attended_dot, d.where, h, d.line, d.met_dot)
 
 
 @njit(error_model="numpy")
@@ -255,16 +254,17 @@ def _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot):
     here = s0 * d.S.step * size
     q = Rows(d.queries.at + s0 * d.queries.step * size, d.queries.step)
     o = Rows(d.outs.at + s0 * d.outs.step * size, d.outs.step)
-    against(f, scale, Rows(d.S.at + here, d.S.step), q, k, strip, False)
+    if not f.joint:
+        against(f, scale, Rows(d.S.at + here, d.S.step), q, k, strip, False)
     if f.only_mass:
         return
     if f.Dv > 0:
         against(f, one, Rows(d.T.at + here, d.T.step), o, v, strip, False)
     U, query_moves = Rows(d.U.at + here, d.U.step), f.query_dot.address != 0
-    if query_moves:
+    if query_moves and not f.joint:
         moved = Rows(d.moved.at + s0 * d.moved.step * size, d.moved.step)
         against(f, scale, U, moved, k, strip, False)
-    if f.key_dot.address != 0:
+    if f.key_dot.address != 0 and not f.joint:
         against(f, scale, U, q, k_dot, strip, query_moves)
     if f.value_dot.address != 0:
         against(f, one, Rows(d.V.at + here, d.V.step), o, v_dot, strip, False)
@@ -273,7 +273,7 @@ def _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot):
 @njit(error_model="numpy")
 def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
     """From products to derivatives: S → p (or p ṡ'), T → ds (or M2), U → M1; adds up row and column sums."""
-    size, second = size_of(zero), f.second != 0
+    size, lanes, second = size_of(zero), lanes_in(zero), f.second != 0
     total_rows, j0 = f.blocks * f.group * f.Q, strip.tile * f.tile_keys
     w_tile, long = min(f.tile_keys, f.K - j0), d.S.step
     for r in range(s0, s0 + strip.rows):
@@ -284,7 +284,10 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
         if hi > lo:
             head, i = d.where[0, r], d.where[1, r]
             row = head * f.Q + i
-            left, vectors = to_scores(f, zero, s, d.slope, d.bend, head, i, j0, lo, hi, True)
+            if f.joint:
+                left, vectors = lo // lanes * lanes, (hi + lanes - 1) // lanes - lo // lanes
+            else:
+                left, vectors = to_scores(f, zero, s, d.slope, d.bend, head, i, j0, lo, hi, True)
             skip = left * size
             s_at, t_at, u_at, slope_at, bend_at = s + skip, t + skip, u + skip, d.slope + skip, d.bend + skip
             if f.Dv == 0:
@@ -294,15 +297,16 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
             polynomial = (read(zero, rows, 3 * step), read(zero, rows, 4 * step), read(zero, rows, 5 * step))
             known = (*weighing, number(zero, d.met[r]), *polynomial)
             if second:
-                if f.query_dot.address == 0 and f.key_dot.address == 0:
-                    fill_row(zero, (u_at,), vectors, (zero,))
                 if f.value_dot.address == 0:
                     fill_row(zero, (x + skip,), vectors, (zero,))
-                if f.cap > 0:
-                    times_row(zero, (bend_at, u_at), vectors, ())
-                push_scores(f, zero, u, d.slope, left, vectors, head, i, j0, lo, hi)
-                late = (read(zero, rows, 6 * step), number(zero, d.met_dot[r]), read(zero, rows, 7 * step))
-                numbers = (*known, *late, read(zero, rows, 8 * step))
+                if not f.joint:
+                    if f.query_dot.address == 0 and f.key_dot.address == 0:
+                        fill_row(zero, (u_at,), vectors, (zero,))
+                    if f.cap > 0:
+                        times_row(zero, (bend_at, u_at), vectors, ())
+                    push_scores(f, zero, u, d.slope, left, vectors, head, i, j0, lo, hi)
+                late = (number(zero, d.late[0, r]), number(zero, d.met_dot[r]), number(zero, d.late[1, r]))
+                numbers = (*known, *late, number(zero, d.late[2, r]))
                 found = _second_row(zero, (s_at, t_at, u_at, x + skip), vectors, numbers)[0]
                 ds = u
             else:
@@ -322,7 +326,7 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
                 else:
                     times_row(zero, (t_at, slope_at), vectors, ())
         if f.column_sum != 0 and (r == h - 1 or d.where[0, r + 1] != d.where[0, r]):
-            _put_columns(f, zero, d.columns, row_part, d.where[0, r], j0)
+            put_columns(f, zero, d.columns, row_part, d.where[0, r], j0)
         clear_outside(zero, s, 0, left, vectors, w_tile)
         clear_outside(zero, t, 0, left, vectors, w_tile)
         if second:
@@ -341,7 +345,7 @@ def _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_d
             _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot)
         if f.only_mass:
             if strip.last > strip.first:
-                _mass(f, zero, d.S, d.where, strip, s0, d.columns, row_part)
+                add_mass(f, zero, d.S, d.where, strip, s0, d.columns, row_part)
             continue
         _strip_rows(f, zero, d, h, s0, strip, key_part, row_part)
         if f.need_query and strip.last > strip.first:
@@ -368,7 +372,7 @@ def _desk(f, zero, places):
     """The desk, with memory at these addresses."""
     size, lanes = size_of(zero), lanes_in(zero)
     wide_q, wide_v, long = panels(zero, f.D), panels(zero, f.Dv), f.tile_keys + 2 * lanes
-    S, T, U, V, queries, moved, outs, summed, packed, packed_dot, packed_out, slope, line = places
+    S, T, U, V, queries, moved, outs, summed, packed, packed_dot, packed_out, pushed, slope, line = places
     columns = slope + 2 * long * size
     fill_row(zero, (columns,), long // lanes, (zero,))
     where, met, met_dot = np.empty((4, f.tile_rows), np.int64), np.zeros(f.tile_rows), np.zeros(f.tile_rows)
@@ -380,19 +384,26 @@ def _desk(f, zero, places):
         Rows(summed, wide_q),
     )
     bend = slope + long * size
-    rows, packs = (queries, moved, outs, summed), (packed, packed_dot, packed_out)
-    return Desk(S, T, U, V, *rows, *packs, slope, bend, columns, line, where, met, met_dot)
+    rows, packs = (queries, moved, outs, summed), (packed, packed_dot, packed_out, Rows(pushed, wide_v))
+    late, settled, sums = (
+        np.empty((3, f.tile_rows)),
+        np.empty(f.tile_rows, np.bool_),
+        np.empty((4, f.tile_rows)),
+    )
+    known = (slope, bend, columns, line, where, met, met_dot, late, settled, sums)
+    return Desk(S, T, U, V, *rows, *packs, *known)
 
 
 @njit(error_model="numpy")
 def backward_sweep(f, zero):
     """Take units until there are none.
 
-    rows (6 or 9, rows) holds `GRADIENT_ROWS` or `SECOND_ROWS`. Adds to query_grad (key_parts, blocks, rows
-    of a block from row_tile_from to row_tile_to, D),
+    rows (lines, rows) holds `GRADIENT_ROWS`, `SECOND_ROWS` or `JOINT_ROWS`. Adds to query_grad (key_parts,
+    blocks, rows of a block from row_tile_from to row_tile_to, D),
     key_grad (row_parts, blocks, K, D rounded up to whole panels), value_grad likewise, column_sum (row_parts,
     heads, K), row_sum (key_parts, rows) and bias_grad, which come in as zeros; an address of 0 means not
-    wanted.
+    wanted. With `JOINT_ROWS` it also writes output (rows, Dv), the tangent of the output, and statistics (3,
+    rows), those of log-normalizer, gap and variance.
     """
     size, width, D, Dv = size_of(zero), 2 * lanes_in(zero), f.D, f.Dv
     rows_of_block, tile_rows = f.group * f.Q, f.tile_rows
@@ -400,15 +411,19 @@ def backward_sweep(f, zero):
     swept_rows = min(f.row_tile_to * tile_rows, rows_of_block) - row_begin
     long, rows_q, rows_v = f.tile_keys + width, tile_rows * panels(zero, D), tile_rows * panels(zero, Dv)
     cells, twice, moved = tile_rows * long, 1 if f.second else 0, 1 if f.query_dot.address != 0 else 0
-    pairs = (cells, cells * (1 - f.only_mass), cells * twice, cells * twice)
-    vectors = (rows_q, rows_q * moved, rows_v, rows_q, rows_q, rows_q * moved, rows_v)
-    key_rooms = keys_room(f, zero, f.key, D, 1, f.need_query), keys_room(f, zero, f.value, Dv, 1, 0)
-    dot_rooms = keys_room(f, zero, f.key_dot, D, 1, f.need_query), keys_room(f, zero, f.value_dot, Dv, 1, 0)
+    kept, joint = cells * max(f.joint, 1), min(f.joint, 1)
+    pairs = (kept, cells * (1 - f.only_mass), kept * twice, cells * twice)
+    vectors = (rows_q, rows_q * moved, rows_v, rows_q, rows_q, rows_q * moved, rows_v, rows_v * joint)
+    key_rooms = keys_room(f, zero, f.key, D, 1, f.need_query), keys_room(f, zero, f.value, Dv, 1, joint)
+    dot_rooms = (
+        keys_room(f, zero, f.key_dot, D, 1, f.need_query),
+        keys_room(f, zero, f.value_dot, Dv, 1, joint),
+    )
     memory, places = arena(
         zero, pairs + vectors + (3 * long, panels(zero, Dv) + width) + key_rooms + dot_rooms
     )
-    d = _desk(f, zero, to_fixed_tuple(places[:13], 13))
-    at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places[13:], 4)
+    d = _desk(f, zero, to_fixed_tuple(places[:14], 14))
+    at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places[14:], 4)
     k, v = keys_of(f, zero, f.key, D, at_k, 1), keys_of(f, zero, f.value, Dv, at_v, 1)
     k_dot, v_dot = keys_of(f, zero, f.key_dot, D, at_k_dot, 1), keys_of(f, zero, f.value_dot, Dv, at_v_dot, 1)
     scale = number(zero, f.scale)
@@ -448,8 +463,11 @@ def backward_sweep(f, zero):
                         if tile_from >= tile_to:
                             continue
                         _bring_rows(f, zero, d, h)
+                        if f.joint:
+                            _push_rows(f, zero, d, h, block, tile_from, tile_to, (k, v, k_dot, v_dot))
                         for tile in range(tile_from, tile_to):
-                            _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_dot)
+                            held = _held(f, zero, d, tile - tile_from)
+                            _sweep_tile(f, zero, held, h, tile, block, key_part, row_part, k, v, k_dot, v_dot)
                         if f.need_query:
                             first_row = (key_part * f.blocks + block) * swept_rows + r0 - row_begin
                             for r in range(h):

@@ -20,6 +20,7 @@ from exptilt.tilting.backends.numba.frame import FRAME, Frame, Operand, Plane
 from exptilt.tilting.backends.numba.machine import machine
 from exptilt.tilting.backends.numba.packing import KINDS
 from exptilt.tilting.backends.numba.product import THIN
+from exptilt.tilting.backends.numba.workspace import FLUSH
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -284,7 +285,13 @@ def _backward(
     needs: Needs,
     dots: Dots | None = None,
     output_dot: Tensor | None = None,
-) -> Gradients:
+    lines: Tensor | None = None,
+) -> Gradients | None:
+    """The backward sweep; with `lines`, where tangents go together with `output_dot`, the joint one.
+
+    That one is None where keys are too many to keep the scores of a tile's rows with all of them, or scores
+    cannot be kept.
+    """
     p = Launch(t, rule)
     f = p.frame
     p.operand("cotangent", cotangent)
@@ -320,6 +327,10 @@ def _backward(
     f.keys_outside = int(not f.thin and p.row_tiles > 1 and f.shelf_slots < -(-p.key_tiles // f.key_parts))
     if f.keys_outside:
         f.shelf_slots = 1
+    if lines is not None and output_dot is not None:
+        if f.thin or f.cap > 0 or f.key_parts > 1 or f.keys_outside or p.key_tiles > FLUSH:
+            return None
+        f.joint, f.output, f.statistics = p.key_tiles, output_dot.data_ptr() or 1, lines.data_ptr()
     wide, wide_v = _rounded(p.D, p.width), _rounded(p.Dv, p.width)
 
     def zeros(there: bool, name: str, *shape: int) -> Tensor:
@@ -367,7 +378,7 @@ def gradient(
     t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
 ) -> Gradients:
     """A cotangent of the output carried back; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2."""
-    return _backward(t, rule, cotangent, output, rows, needs)
+    return _backward(t, rule, cotangent, output, rows, needs)  # type: ignore[return-value]
 
 
 def second(
@@ -381,4 +392,17 @@ def second(
     needs: Needs,
 ) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): as in `gradient`, then pushed, e0, e1."""
-    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)
+    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)  # type: ignore[return-value]
+
+
+def joint(
+    t: Inputs, cotangent: Tensor, output: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+) -> tuple[Tensor, Tensor, Gradients] | None:
+    """`second` that finds the tangents by itself: output's, then those of log-normalizer, gap and variance.
+
+    rows (7, *lead, Hq, Q): as in `gradient`, then the variance.
+    """
+    number = "float32" if wide_dtype(t.query.dtype) == torch.float32 else "float64"
+    moved, lines = _zeros(tuple(output.shape), number), _zeros((3, *output.shape[:-1]), number)
+    found = _backward(t, rule, cotangent, output, rows, needs, dots, moved, lines)
+    return None if found is None else (moved, lines, found)

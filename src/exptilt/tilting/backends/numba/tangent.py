@@ -47,9 +47,9 @@ def _means(s, t, shift):
     return e, (e * t).where(e.differs(0.0), 0.0)
 
 
-@row_loop(2, writes=(0, 1), sums=("sum", "sum", "sum"))
+@row_loop(2, writes=(2, 3), sums=("sum", "sum", "sum"))
 def _sums(s, t, shift, inverse, gap, r):
-    """s → p, ṡ → p ṡ'; the sums of p ṡ', p c ṡ', p c² ṡ'."""
+    """p and p ṡ' from s and ṡ, to the third and fourth place; the sums of p ṡ', p c ṡ', p c² ṡ'."""
     d = s - shift
     p = exp(d) * inverse
     c = (d - gap).at_least(FAR)
@@ -69,19 +69,20 @@ def push_scores(f, zero, t, slope, left, vectors, head, i, j0, lo, hi):
 
 
 @njit(error_model="numpy")
-def _sum_up(f, zero, settled, sums, where, S, T, slope, strip, s0):
-    """Turn scores S and tangents T of rows s0 … into p and p ṡ', and add to the sums of the rows."""
+def _sum_up(f, zero, settled, sums, where, S, T, P, X, slope, strip, s0):
+    """Make P = p and X = p ṡ' of scores S and tangents T of rows s0 …, and add to the sums of the rows."""
     size, lanes = size_of(zero), lanes_in(zero)
     total_rows = f.blocks * f.group * f.Q
     j0, w0, w = strip.tile * f.tile_keys, strip.first, strip.last
     for r in range(s0, s0 + strip.rows):
-        s, t = S.at + (r - s0) * S.step * size, T.at + (r - s0) * T.step * size
+        at = (r - s0) * S.step * size
+        s, t, p, x = S.at + at, T.at + at, P.at + at, X.at + at
         lo, hi = max(where[2, r] - j0, w0), min(where[3, r] - j0, w)
         if f.query_dot.address == 0 and f.key_dot.address == 0:
             fill_row(zero, (t + w0 * size,), (w - w0 + lanes - 1) // lanes, (zero,))
         if hi <= lo:
-            clear_outside(zero, s, w0, w0, 0, w)
-            clear_outside(zero, t, w0, w0, 0, w)
+            clear_outside(zero, p, w0, w0, 0, w)
+            clear_outside(zero, x, w0, w0, 0, w)
             continue
         head, i = where[0, r], where[1, r]
         left, n = to_scores(f, zero, s, slope, slope + S.step * size, head, i, j0, lo, hi, True)
@@ -98,12 +99,37 @@ def _sum_up(f, zero, settled, sums, where, S, T, slope, strip, s0):
             if weight > 0:
                 settled[r] = True
                 sums[0, r] = number(zero, mean / weight)
-        x0, x1, x2 = _sums(zero, both, n, (shift, inverse, gap, number(zero, sums[0, r])))
+        places = (*both, p + left * size, x + left * size)
+        x0, x1, x2 = _sums(zero, places, n, (shift, inverse, gap, number(zero, sums[0, r])))
         sums[1, r] += x0
         sums[2, r] += x1
         sums[3, r] += x2
-        clear_outside(zero, s, w0, left, n, w)
-        clear_outside(zero, t, w0, left, n, w)
+        clear_outside(zero, p, w0, left, n, w)
+        clear_outside(zero, x, w0, left, n, w)
+
+
+@njit(error_model="numpy")
+def push_strip(f, zero, rows, known, keys, S, T, P, X, slope, strip, s0):
+    """Scores S and their tangents T of a strip's rows s0 …, and what they add to the sums of the rows.
+
+    rows: queries, their tangents, and where Σ p (ṡ' v + v̇) goes; known: `where`, `settled`, `sums`; keys:
+    keys, values and the tangents of both. P and X may be S and T.
+    """
+    size, scale = size_of(zero), number(zero, f.scale)
+    (queries, moved, summed), (where, settled, sums), (k, v, k_dot, v_dot) = rows, known, keys
+    q = Rows(queries.at + s0 * queries.step * size, queries.step)
+    against(f, scale, S, q, k, strip, False)
+    query_moves = f.query_dot.address != 0
+    if query_moves:
+        against(f, scale, T, Rows(moved.at + s0 * moved.step * size, moved.step), k, strip, False)
+    if f.key_dot.address != 0:
+        against(f, scale, T, q, k_dot, strip, query_moves)
+    _sum_up(f, zero, settled, sums, where, S, T, P, X, slope, strip, s0)
+    if f.Dv > 0:
+        target = Rows(summed.at + s0 * summed.step * size, summed.step)
+        gather(f, zero, target, X, v, strip, False)
+        if f.value_dot.address != 0:
+            gather(f, zero, target, P, v_dot, strip, False)
 
 
 @njit(error_model="numpy")
@@ -113,7 +139,7 @@ def tangent_sweep(f, zero):
     rows (3, rows) holds `ROWS`. Writes output (rows, Dv): Σ p (ṡ' v + v̇), and statistics (4, rows): r, Σ p
     ṡ', Σ p c ṡ', Σ p c² ṡ'.
     """
-    size, lanes = size_of(zero), lanes_in(zero)
+    lanes = lanes_in(zero)
     width = 2 * lanes
     rows_of_block, tile_rows = f.group * f.Q, f.tile_rows
     tiles = (rows_of_block + tile_rows - 1) // tile_rows
@@ -133,8 +159,11 @@ def tangent_sweep(f, zero):
         keys_room(f, zero, f.value_dot, f.Dv, 0, 1),
     )
     memory, places = arena(zero, rooms)
-    queries, moved, summed_at, S_at, T_at, slope, at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places, 10)
-    summed, S, T = Rows(summed_at, wide_v), Rows(S_at, long), Rows(T_at, long)
+    queries_at, moved_at, summed_at, S_at, T_at, slope, at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(
+        places, 10
+    )
+    queries, moved, summed = Rows(queries_at, wide_q), Rows(moved_at, wide_q), Rows(summed_at, wide_v)
+    S, T = Rows(S_at, long), Rows(T_at, long)
     k, v = keys_of(f, zero, f.key, f.D, at_k, 1), keys_of(f, zero, f.value, f.Dv, at_v, 0)
     k_dot, v_dot = (
         keys_of(f, zero, f.key_dot, f.D, at_k_dot, 1),
@@ -143,8 +172,7 @@ def tangent_sweep(f, zero):
     where = np.empty((4, tile_rows), np.int64)
     settled, sums = np.empty(tile_rows, np.bool_), np.empty((4, tile_rows))
     total = np.empty((tile_rows, f.Dv))
-    scale = number(zero, f.scale)
-    query_moves, key_moves = f.query_dot.address != 0, f.key_dot.address != 0
+    rows, known, keys = (queries, moved, summed), (where, settled, sums), (k, v, k_dot, v_dot)
     while True:
         start = take(f, f.chunk)
         if start >= f.units:
@@ -157,32 +185,19 @@ def tangent_sweep(f, zero):
             enter(zero, v, f.value, block)
             enter(zero, k_dot, f.key_dot, block)
             enter(zero, v_dot, f.value_dot, block)
-            copy_rows(zero, Rows(queries, wide_q), f.query, f.D, where, h)
-            if query_moves:
-                copy_rows(zero, Rows(moved, wide_q), f.query_dot, f.D, where, h)
+            copy_rows(zero, queries, f.query, f.D, where, h)
+            if f.query_dot.address != 0:
+                copy_rows(zero, moved, f.query_dot, f.D, where, h)
             settled[:h], sums[:, :h] = False, 0.0
             fill_row(zero, (summed.at,), h * wide_v // lanes, (zero,))
-            done, flushed = 0, False
-            for tile in range(first // f.tile_keys, (last + f.tile_keys - 1) // f.tile_keys):
+            flushed, begin = False, first // f.tile_keys
+            for tile in range(begin, (last + f.tile_keys - 1) // f.tile_keys):
                 for s0 in range(0, h, f.strip):
                     s1 = min(h, s0 + f.strip)
                     strip = strip_of(f, where, s0, s1, block, tile, width)
-                    if strip.last <= strip.first:
-                        continue
-                    mine = s0 * wide_q * size
-                    against(f, scale, S, Rows(queries + mine, wide_q), k, strip, False)
-                    if query_moves:
-                        against(f, scale, T, Rows(moved + mine, wide_q), k, strip, False)
-                    if key_moves:
-                        against(f, scale, T, Rows(queries + mine, wide_q), k_dot, strip, query_moves)
-                    _sum_up(f, zero, settled, sums, where, S, T, slope, strip, s0)
-                    if f.Dv > 0:
-                        target = Rows(summed.at + s0 * wide_v * size, wide_v)
-                        gather(f, zero, target, T, v, strip, False)
-                        if f.value_dot.address != 0:
-                            gather(f, zero, target, S, v_dot, strip, False)
-                done += 1
-                if done % FLUSH == 0:
+                    if strip.last > strip.first:
+                        push_strip(f, zero, rows, known, keys, S, T, S, T, slope, strip, s0)
+                if (tile - begin + 1) % FLUSH == 0:
                     flush(zero, summed, h, f.Dv, total, flushed)
                     flushed = True
             for r in range(h):

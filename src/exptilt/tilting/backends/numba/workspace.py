@@ -1,12 +1,12 @@
-"""What the sweeps share besides scores: memory of a thread's own, and the rows of a tile brought into it."""
+"""What the sweeps share besides scores: memory of a thread's own, the rows of a tile, and sums over rows."""
 
 import numpy as np
 from numba import njit
 
 from exptilt.tilting.backends.numba.frame import whole_at
-from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, read, size_of, write
-from exptilt.tilting.backends.numba.score_row import fill_row
-from exptilt.tilting.backends.numba.vector_math import row_loop
+from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, number, read, size_of, write
+from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, to_scores
+from exptilt.tilting.backends.numba.vector_math import exp, row_loop
 
 # A score that weighs nothing may be −inf; its distance to the mean is taken as this, so that weight 0 times
 # its square is 0 and not NaN.
@@ -77,3 +77,65 @@ def flush(zero, summed, rows, dim, total, flushed):
             x = read(zero, summed.at, r * summed.step + d)
             total[r, d] = total[r, d] + x if flushed else x
             write(summed.at, r * summed.step + d, zero)
+
+
+@row_loop(5, writes=(4,))
+def _mass_of_four(s0, s1, s2, s3, columns, m0, m1, m2, m3, z0, z1, z2, z3):
+    """Columns += the weights of four rows."""
+    return columns + ((exp(s0 - m0) * z0 + exp(s1 - m1) * z1) + (exp(s2 - m2) * z2 + exp(s3 - m3) * z3))
+
+
+@row_loop(2, writes=(1,))
+def _mass_of_one(s, columns, shift, inverse):
+    return columns + exp(s - shift) * inverse
+
+
+@njit(error_model="numpy")
+def put_columns(f, zero, columns, part, head, j0):
+    """Add a tile's column sums to those of a head, and clear them."""
+    size, lanes = size_of(zero), lanes_in(zero)
+    heads, count = f.blocks * f.group, min(f.tile_keys, f.K - j0)
+    add_plane(zero, f.column_sum + ((part * heads + head) * f.K + j0) * size, columns, 1, count)
+    fill_row(zero, (columns,), (count + lanes - 1) // lanes, (zero,))
+
+
+@njit(error_model="numpy")
+def add_mass(f, zero, S, where, strip, s0, columns, part):
+    """Add the weights of a strip's rows s0 … to the columns, four rows of one head at a time."""
+    size, lanes = size_of(zero), lanes_in(zero)
+    minus = number(zero, -np.inf)
+    j0, w0, w = strip.tile * f.tile_keys, strip.first, strip.last
+    r, s1 = s0, s0 + strip.rows
+    while r < s1:
+        n = 4 if r + 4 <= s1 and where[0, r] == where[0, r + 3] else 1
+        first, last = w, w0
+        for x in range(r, r + n):
+            s = S.at + x * S.step * size
+            lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
+            if hi > lo:
+                left, vectors = to_scores(f, zero, s, s, s, where[0, x], where[1, x], j0, lo, hi, False)
+                first, last = min(first, left), max(last, left + vectors * lanes)
+        if last > first:
+            for x in range(r, r + n):
+                s = S.at + x * S.step * size
+                lo, hi = max(where[2, x] - j0, w0), min(where[3, x] - j0, w)
+                left, right = last, last
+                if hi > lo:
+                    left, right = lo // lanes * lanes, (hi + lanes - 1) // lanes * lanes
+                if left > first:
+                    fill_row(zero, (s + first * size,), (left - first) // lanes, (minus,))
+                if right < last:
+                    fill_row(zero, (s + right * size,), (last - right) // lanes, (minus,))
+            at, count = S.at + (r * S.step + first) * size, (last - first) // lanes
+            row, step = where[0, r] * f.Q + where[1, r], S.step * size
+            m, z = f.rows + row * size, f.rows + (f.blocks * f.group * f.Q + row) * size
+            if n == 4:
+                places = (at, at + step, at + 2 * step, at + 3 * step, columns + first * size)
+                shifts = (read(zero, m, 0), read(zero, m, 1), read(zero, m, 2), read(zero, m, 3))
+                inverses = (read(zero, z, 0), read(zero, z, 1), read(zero, z, 2), read(zero, z, 3))
+                _mass_of_four(zero, places, count, shifts + inverses)
+            else:
+                _mass_of_one(zero, (at, columns + first * size), count, (read(zero, m, 0), read(zero, z, 0)))
+        if r + n == s1 or where[0, r + n] != where[0, r]:
+            put_columns(f, zero, columns, part, where[0, r], j0)
+        r += n
