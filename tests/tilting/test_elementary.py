@@ -16,7 +16,12 @@ def exp_row(x, zero):
 
 @row_loop(reads=1, writes=(1,))
 def tanh_row(x, zero):
-    return tanh(x)
+    return tanh(x)[0]
+
+
+@row_loop(reads=1, writes=(1,))
+def slope_row(x, zero):
+    return tanh(x)[1]
 
 
 @njit
@@ -27,6 +32,11 @@ def vector_exp(zero, x, out, vectors):
 @njit
 def vector_tanh(zero, x, out, vectors):
     tanh_row(zero, (x, out), vectors, (zero,))
+
+
+@njit
+def vector_slope(zero, x, out, vectors):
+    slope_row(zero, (x, out), vectors, (zero,))
 
 
 @njit
@@ -76,3 +86,11 @@ def test_tanh(dtype):
     ends = by_vectors(vector_tanh, np.array([0.0, np.inf, -np.inf, np.nan], dtype))
     assert ends[:3].tolist() == [0.0, 1.0, -1.0]
     assert np.isnan(ends[3])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_slope_of_tanh(dtype):
+    """1 − tanh² to a few units in the last place, also where tanh is 1 to the last of them."""
+    x = np.concatenate([np.linspace(-30, 30, 400_001), np.logspace(-12, 1, 10_000)]).astype(dtype)
+    assert units(by_vectors(vector_slope, x), np.cosh(x.astype(np.longdouble)) ** -2) < 6
+    assert by_vectors(vector_slope, np.array([0.0, np.inf, -np.inf], dtype)).tolist() == [1.0, 0.0, 0.0]

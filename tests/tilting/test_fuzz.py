@@ -15,9 +15,18 @@ from oracles.tilting_fuzz import Finding, complaints, gradients_of, judge, quest
 from oracles.tilting_mixes import mix_of
 
 MIXES, CHUNK = 300, 30
-# Of 3,000 mixes (45,000 comparisons) 14 were over twice plain torch's error, the worst nine times: which ones
-# depends on how a processor rounds. A mistake is off by more than that, or in more than two mixes of thirty.
-SOME, GROSS = 2, 20.0
+# How close plain torch comes depends on how a processor rounds, and so does whether a mix is just over twice
+# its error. A mistake is off by more than that, or in more than one mix of thirty.
+SOME, GROSS = 1, 4.0
+# Mixes that were over, by what was lost there: tangents of values far from 0 or of rows that one key or the
+# sink has nearly to itself (r far from Σ p ṡ); <ō,o> that was not the mean of the <ō,v_j> it is subtracted
+# from; the softcap's slope as 1 − tanh²; a gap from the side that weighs less.
+FOUND = {
+    "tangents": (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823),
+    "gradients": (1000960, 1001079, 1002126, 1002391, 1002474),
+    "softcap": (1001210, 1001868, 1002794, 1002882),
+    "gap": (1002713,),
+}
 
 
 @pytest.mark.parametrize("start", range(0, MIXES, CHUNK))
@@ -31,6 +40,12 @@ def test_mixes(start):
     assert not any(complaints(seed, most=GROSS) for seed in range(start, start + CHUNK)) if found else True, (
         text
     )
+
+
+@pytest.mark.parametrize("lost", FOUND)
+def test_found_mixes(lost):
+    found = [line for seed in FOUND[lost] for line in complaints(seed)]
+    assert not found, "\n" + "\n".join(found)
 
 
 def test_a_mix_is_always_the_same():

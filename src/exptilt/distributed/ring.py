@@ -25,6 +25,7 @@ so that at each step every process sweeps the same number of pairs, half of all.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from exptilt.distributed.group import GroupError, Members, agree
 from exptilt.distributed.order import positions
 from exptilt.distributed.replicated import by_tensor
 from exptilt.distributed.travel import Homewards, Shape, tour
-from exptilt.tilting.backends import dispatch, tiled
+from exptilt.tilting.backends import dispatch
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, wide_dtype
@@ -386,7 +387,7 @@ def _resized(x: Tensor | None, axis: int, size: int) -> Shape:
 def _sweep(backend: str, name: str) -> Callable[..., Any]:
     """A sweep over some of the keys, given statistics over all."""
     found = dispatch.sweep(backend, name)
-    return partial(found, whole=False) if found in (tiled.gradient, tiled.second) else found
+    return partial(found, whole=False) if "whole" in signature(found).parameters else found
 
 
 def _as_tilted(output: Tensor, lines: Lines) -> Tilted:

@@ -102,7 +102,9 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
         share = z / torch.where(total != 0, total, 1.0)
         apart = torch.where(z != 0, c - gap, 0.0)
         square = square * rebase + M + apart.square() * old * share
-        gap, weight, top = gap + apart * share, total, m
+        # from the side that weighs more, so that a share near 0 costs no digits
+        gap = torch.where(share > 0.5, c - apart * (1 - share), gap + apart * share)
+        weight, top = total, m
         output = output * rebase.unsqueeze(-1) + _average(e, tile.v)
     alive = weight != 0
     z = torch.where(alive, weight, 1.0)
@@ -113,13 +115,18 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     return output / z.unsqueeze(-1), torch.stack([G, entropy, mean, square / z, top, weight, gap]), best
 
 
-def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap."""
+def tangent(
+    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
+
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``numba/tangent.py``).
+    """
     t = _widened(t)
     shape = t.query.shape[:-1]
-    x0, x1, x2, r = (t.query.new_zeros(shape) for _ in range(4))
+    x0, x1, x2, m0, m1, m2, r = (t.query.new_zeros(shape) for _ in range(7))
     settled = torch.zeros(shape, dtype=torch.bool, device=t.query.device)
-    output = t.query.new_zeros((*shape, t.value.shape[-1]))
+    pushed = t.query.new_zeros((*shape, t.value.shape[-1]))
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     for j0, j1 in _tiles(t):
         tile = _Tile(t, rule, j0, j1)
@@ -132,10 +139,16 @@ def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tenso
         settled = settled | first
         x = torch.where(some, p * (s - r.unsqueeze(-1)), 0.0)
         x0, x1, x2 = x0 + x.sum(-1), x1 + (x * c).sum(-1), x2 + (x * c * c).sum(-1)
-        output = output + _average(x, tile.v)
+        m0, m1, m2 = m0 + p.sum(-1), m1 + (p * c).sum(-1), m2 + (p * c * c).sum(-1)
+        pushed = pushed + _average(x, tile.v)
         if dots.value is not None:
-            output = output + _average(p, dots.value[..., j0:j1, :].to(p.dtype))
-    return output, torch.stack([r, x0, x1, x2])
+            pushed = pushed + _average(p, dots.value[..., j0:j1, :].to(p.dtype))
+    if output is not None:
+        start, r = r, x0 + r * m0
+        by = r - start
+        pushed = pushed - by.unsqueeze(-1) * output
+        x0, x1, x2 = x0 - by * m0, x1 - by * m1, x2 - by * m2
+    return pushed, torch.stack([r, x0, x1, x2])
 
 
 def gradient(

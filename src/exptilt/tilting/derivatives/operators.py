@@ -24,7 +24,7 @@ from exptilt.tilting.score_rule import ScoreRule
 
 # The compiler keeps graphs on disk, and finds them by the names of operators: with another schema of any
 # operator comes another namespace.
-NAMESPACE = "exptilt_2"
+NAMESPACE = "exptilt_3"
 OPTIONS = "Tensor? bias, Tensor? log_weight, Tensor? sink, Tensor? mask"
 NUMBERS = "float scale, bool causal, int? window, float? softcap, str backend"
 _INPUTS = f"Tensor query, Tensor key, Tensor value, {OPTIONS}"
@@ -32,7 +32,7 @@ _DOTS = ", ".join(f"Tensor? {name}_dot" for name in Dots._fields)
 _SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 SCHEMAS = {
     "forward": f"({_INPUTS}, {NUMBERS}, bool check) -> (Tensor, Tensor, Tensor)",
-    "tangent": f"({_INPUTS}, {_DOTS}, Tensor rows, {NUMBERS}) -> (Tensor, Tensor)",
+    "tangent": f"({_INPUTS}, {_DOTS}, Tensor output, Tensor rows, {NUMBERS}) -> (Tensor, Tensor)",
     "gradient": f"({_INPUTS}, Tensor cotangent, Tensor output, Tensor rows, {NUMBERS}, "
     f"bool[] needs) -> {_SIX}",
     "second": f"({_INPUTS}, {_DOTS}, Tensor cotangent, Tensor output, Tensor output_dot, Tensor rows, "
@@ -84,9 +84,12 @@ def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
     return output, lines, query.new_empty(rows, dtype=torch.int64)
 
 
-def _tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, backend: str) -> tuple[Tensor, Tensor]:
+def _tangent(
+    t: Inputs, dots: Dots, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
+) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
-    pushed, sums = dispatch.sweep(backend, "tangent")(_without_sink(t), dots, rows, rule)
+    more = {"output": output} if backend in ("cpu", "tiled") else {}  # others have no use for it
+    pushed, sums = dispatch.sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, **more)
     return pushed, sums
 
 

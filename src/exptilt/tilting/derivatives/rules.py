@@ -194,7 +194,7 @@ class Tangent(Function):
             return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = operators.tangent(t, dots, rows, settings.rule, settings.backend)
+        pushed, sums = operators.tangent(t, dots, stats.output, rows, settings.rule, settings.backend)
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod

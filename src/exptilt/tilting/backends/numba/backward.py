@@ -63,7 +63,7 @@ from exptilt.tilting.backends.numba.packing import (
 )
 from exptilt.tilting.backends.numba.product import CHAIN, DOTS, product, thin_dots
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, place_rows, to_scores
-from exptilt.tilting.backends.numba.tangent import push_scores, push_strip
+from exptilt.tilting.backends.numba.tangent import SUMS, push_rows, push_scores
 from exptilt.tilting.backends.numba.vector_math import exp, row_loop
 from exptilt.tilting.backends.numba.workspace import (
     FAR,
@@ -72,6 +72,8 @@ from exptilt.tilting.backends.numba.workspace import (
     arena,
     clear_outside,
     copy_rows,
+    mean_dot_of,
+    mean_of,
     put_columns,
     times_row,
 )
@@ -171,8 +173,8 @@ def _to_keys(f, zero, alpha, target, M, packed, dim, where, h, tile):
 # each row (packed, packed_dot, packed_out: as the right-hand side of a product), or a number for each key or
 # each row; `late` holds pushed, e0 and e1.
 _NAMES = (
-    "S T U V queries moved outs summed packed packed_dot packed_out pushed slope bend columns line where met "
-    "met_dot late settled sums"
+    "S T U V queries moved outs summed packed packed_dot packed_out pushed means slope bend columns line "
+    "where met met_dot late settled sums"
 )
 Desk = namedtuple("Desk", _NAMES)  # type: ignore[misc]
 
@@ -209,42 +211,9 @@ def _held(f, zero, d, place):
     """The desk with the scores of the tile that is held in that place, where tiles are held."""
     at = place * f.tile_rows * d.S.step * size_of(zero) if f.joint else 0
     S, U = Rows(d.S.at + at, d.S.step), Rows(d.U.at + at, d.U.step)
-    rows, packs = (d.queries, d.moved, d.outs, d.summed), (d.packed, d.packed_dot, d.packed_out, d.pushed)
+    vectors = (d.queries, d.moved, d.outs, d.summed, d.packed, d.packed_dot, d.packed_out, d.pushed, d.means)
     numbers = (d.slope, d.bend, d.columns, d.line, d.where, d.met, d.met_dot, d.late, d.settled, d.sums)
-    return Desk(S, d.T, U, d.V, *rows, *packs, *numbers)
-
-
-@njit(error_model="numpy")
-def _push_rows(f, zero, d, h, block, tile_from, tile_to, keys):
-    """The tangents of h rows over their keys, written out, and what second derivatives need of them."""
-    size, total_rows, long = size_of(zero), f.blocks * f.group * f.Q, d.S.step
-    d.settled[:h], d.sums[:, :h] = False, 0.0
-    fill_row(zero, (d.pushed.at,), h * d.pushed.step // lanes_in(zero), (zero,))
-    rows, known = (d.queries, d.moved, d.pushed), (d.where, d.settled, d.sums)
-    P, X = Rows(d.T.at, long), Rows(d.V.at, long)
-    for tile in range(tile_from, tile_to):
-        held = _held(f, zero, d, tile - tile_from)
-        for s0 in range(0, h, f.strip):
-            strip = strip_of(f, d.where, s0, min(h, s0 + f.strip), block, tile, 2 * lanes_in(zero))
-            if strip.last > strip.first:
-                S, U = Rows(held.S.at + s0 * long * size, long), Rows(held.U.at + s0 * long * size, long)
-                push_strip(f, zero, rows, known, keys, S, U, P, X, d.slope, strip, s0)
-    for r in range(h):
-        head, i = d.where[0, r], d.where[1, r]
-        row, x0, x1 = head * f.Q + i, d.sums[1, r], d.sums[2, r]
-        a1, a2 = read(zero, f.rows, 4 * total_rows + row), read(zero, f.rows, 5 * total_rows + row)
-        G, V = d.sums[0, r] + x0, d.sums[3, r] - read(zero, f.rows, 6 * total_rows + row) * x0 + 2 * x1
-        d.late[0, r], d.late[1, r], d.late[2, r] = G, -a1 * x1 - a2 * V, -2 * a2 * x1
-        for line, x in enumerate((G, x1, V)):
-            write(f.statistics, line * total_rows + row, number(zero, x))
-        at = whole_at(f.attended.table, head) + i * f.attended.step
-        place = f.attended.address + at * bytes_of(zero, f.attended.kind)
-        copy_row(zero, f.attended.kind, d.line, place, f.Dv, f.Dv, False)
-        for c in range(f.Dv):
-            x = read(zero, d.pushed.at, r * d.pushed.step + c) - number(zero, x0) * read(zero, d.line, c)
-            write(f.output, row * f.Dv + c, x)
-    if f.Dv > 0:
-        _products(f, zero, d.outs, f.attended_dot, d.where, h, d.line, d.met_dot)
+    return Desk(S, d.T, U, d.V, *vectors, *numbers)
 
 
 @njit(error_model="numpy")
@@ -295,7 +264,11 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
             rows, step = f.rows + row * size, total_rows
             weighing = (read(zero, rows, 0), read(zero, rows, step), read(zero, rows, 2 * step))
             polynomial = (read(zero, rows, 3 * step), read(zero, rows, 4 * step), read(zero, rows, 5 * step))
-            known = (*weighing, number(zero, d.met[r]), *polynomial)
+            met, met_dot = number(zero, d.met[r]), number(zero, d.met_dot[r])
+            alone = f.whole and f.Dv > 0 and d.where[2, r] >= j0 and d.where[3, r] <= j0 + w_tile
+            if alone:  # all keys are here: <ō,o> from the very terms that it is subtracted from
+                met = mean_of(zero, (s_at, t_at), vectors, weighing[:2])[0]
+            known = (*weighing, met, *polynomial)
             if second:
                 if f.value_dot.address == 0:
                     fill_row(zero, (x + skip,), vectors, (zero,))
@@ -305,7 +278,11 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
                     if f.cap > 0:
                         times_row(zero, (bend_at, u_at), vectors, ())
                     push_scores(f, zero, u, d.slope, left, vectors, head, i, j0, lo, hi)
-                late = (number(zero, d.late[0, r]), number(zero, d.met_dot[r]), number(zero, d.late[1, r]))
+                pushed = number(zero, d.late[0, r])
+                if alone:
+                    places = (s_at, t_at, u_at, x + skip)
+                    met_dot = mean_dot_of(zero, places, vectors, (*weighing[:2], pushed))[0]
+                late = (pushed, met_dot, number(zero, d.late[1, r]))
                 numbers = (*known, *late, number(zero, d.late[2, r]))
                 found = _second_row(zero, (s_at, t_at, u_at, x + skip), vectors, numbers)[0]
                 ds = u
@@ -372,26 +349,18 @@ def _desk(f, zero, places):
     """The desk, with memory at these addresses."""
     size, lanes = size_of(zero), lanes_in(zero)
     wide_q, wide_v, long = panels(zero, f.D), panels(zero, f.Dv), f.tile_keys + 2 * lanes
-    S, T, U, V, queries, moved, outs, summed, packed, packed_dot, packed_out, pushed, slope, line = places
+    S, T, U, V, queries, moved, outs, summed, pushed, means, packed, packed_dot, packed_out, slope, line = (
+        places
+    )
     columns = slope + 2 * long * size
     fill_row(zero, (columns,), long // lanes, (zero,))
     where, met, met_dot = np.empty((4, f.tile_rows), np.int64), np.zeros(f.tile_rows), np.zeros(f.tile_rows)
     S, T, U, V = Rows(S, long), Rows(T, long), Rows(U, long), Rows(V, long)
-    queries, moved, outs, summed = (
-        Rows(queries, wide_q),
-        Rows(moved, wide_q),
-        Rows(outs, wide_v),
-        Rows(summed, wide_q),
-    )
-    bend = slope + long * size
-    rows, packs = (queries, moved, outs, summed), (packed, packed_dot, packed_out, Rows(pushed, wide_v))
-    late, settled, sums = (
-        np.empty((3, f.tile_rows)),
-        np.empty(f.tile_rows, np.bool_),
-        np.empty((4, f.tile_rows)),
-    )
-    known = (slope, bend, columns, line, where, met, met_dot, late, settled, sums)
-    return Desk(S, T, U, V, *rows, *packs, *known)
+    by_query = (Rows(queries, wide_q), Rows(moved, wide_q), Rows(outs, wide_v), Rows(summed, wide_q))
+    packs, pushes = (packed, packed_dot, packed_out), (Rows(pushed, wide_v), Rows(means, wide_v))
+    late, settled, sums = np.empty((3, f.tile_rows)), where[0] == 0, np.empty((SUMS, f.tile_rows))
+    known = (slope, slope + long * size, columns, line, where, met, met_dot, late, settled, sums)
+    return Desk(S, T, U, V, *by_query, *packs, *pushes, *known)
 
 
 @njit(error_model="numpy")
@@ -413,7 +382,8 @@ def backward_sweep(f, zero):
     cells, twice, moved = tile_rows * long, 1 if f.second else 0, 1 if f.query_dot.address != 0 else 0
     kept, joint = cells * max(f.joint, 1), min(f.joint, 1)
     pairs = (kept, cells * (1 - f.only_mass), kept * twice, cells * twice)
-    vectors = (rows_q, rows_q * moved, rows_v, rows_q, rows_q, rows_q * moved, rows_v, rows_v * joint)
+    by_query = (rows_q, rows_q * moved, rows_v, rows_q, rows_v * joint, rows_v * joint)
+    vectors = (*by_query, rows_q, rows_q * moved, rows_v)
     key_rooms = keys_room(f, zero, f.key, D, 1, f.need_query), keys_room(f, zero, f.value, Dv, 1, joint)
     dot_rooms = (
         keys_room(f, zero, f.key_dot, D, 1, f.need_query),
@@ -422,8 +392,8 @@ def backward_sweep(f, zero):
     memory, places = arena(
         zero, pairs + vectors + (3 * long, panels(zero, Dv) + width) + key_rooms + dot_rooms
     )
-    d = _desk(f, zero, to_fixed_tuple(places[:14], 14))
-    at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places[14:], 4)
+    d = _desk(f, zero, to_fixed_tuple(places[:15], 15))
+    at_k, at_v, at_k_dot, at_v_dot = to_fixed_tuple(places[15:], 4)
     k, v = keys_of(f, zero, f.key, D, at_k, 1), keys_of(f, zero, f.value, Dv, at_v, 1)
     k_dot, v_dot = keys_of(f, zero, f.key_dot, D, at_k_dot, 1), keys_of(f, zero, f.value_dot, Dv, at_v_dot, 1)
     scale = number(zero, f.scale)
@@ -464,7 +434,9 @@ def backward_sweep(f, zero):
                             continue
                         _bring_rows(f, zero, d, h)
                         if f.joint:
-                            _push_rows(f, zero, d, h, block, tile_from, tile_to, (k, v, k_dot, v_dot))
+                            push_rows(f, zero, d, h, block, tile_from, tile_to, (k, v, k_dot, v_dot))
+                            if f.Dv > 0:
+                                _products(f, zero, d.outs, f.attended_dot, d.where, h, d.line, d.met_dot)
                         for tile in range(tile_from, tile_to):
                             held = _held(f, zero, d, tile - tile_from)
                             _sweep_tile(f, zero, held, h, tile, block, key_part, row_part, k, v, k_dot, v_dot)

@@ -64,7 +64,8 @@ STATISTICS = ("log_normalizer", "entropy", "mean", "variance", "maximum", "weigh
 
 
 @row_loop(1, sums=("max",))
-def _largest(s):
+def largest(s):
+    """The largest number of a row."""
     return s
 
 
@@ -132,7 +133,7 @@ def _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, fresh, flushed
                 write(s, j, number(zero, -np.inf))
         else:
             left, n = to_scores(f, zero, s, s, s, where[0, r], where[1, r], j0, lo, hi, False)
-        high = _largest(zero, (s + left * size,), n, ())[0]
+        high = largest(zero, (s + left * size,), n, ())[0]
         if high > top[r]:
             best[r] = j0 + left + find(zero, s + left * size, n, high)
             rebase = math.exp(top[r] - high)
@@ -155,7 +156,8 @@ def _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, fresh, flushed
             joined = z[r] + weight
             apart = centre - gap[r]
             square[r] += M + apart * apart * (z[r] * (weight / joined))
-            gap[r] += apart * (weight / joined)
+            # from the side that weighs more, so that a share near 0 costs no digits
+            gap[r] = centre - apart * (z[r] / joined) if weight > z[r] else gap[r] + apart * (weight / joined)
             z[r] = joined
 
 

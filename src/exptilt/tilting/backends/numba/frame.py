@@ -56,6 +56,7 @@ _NUMBERS = (
     *("need_query", "need_key", "need_value"),
     "only_mass",  # nothing but the column sums of the weights is wanted
     "second",  # whether a backward sweep is that of second derivatives
+    "whole",  # whether the output of a backward sweep is that over these keys, and not over more
     "joint",  # tiles of scores that it keeps while it finds the tangents by itself; 0 where they are given
 )
 _WORD = ir.IntType(64)

@@ -241,9 +241,15 @@ def _dots(p: Launch, dots: Dots) -> None:
     p.plane("weight_dot", None if dots.log_weight is None else dots.log_weight.unsqueeze(-2))
 
 
-def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap."""
+def tangent(
+    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap.
+
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost.
+    """
     p = Launch(t, rule)
+    p.operand("attended", output)
     _dots(p, dots)
     p.rows_tensor(rows)
     p.tiles(2 * (p.D + p.Dv), TILE_ROWS, True, 2)
@@ -286,6 +292,7 @@ def _backward(
     dots: Dots | None = None,
     output_dot: Tensor | None = None,
     lines: Tensor | None = None,
+    whole: bool = True,
 ) -> Gradients | None:
     """The backward sweep; with `lines`, where tangents go together with `output_dot`, the joint one.
 
@@ -302,7 +309,7 @@ def _backward(
         _dots(p, dots)
         f.second = 1
     full_bias = needs.bias and has_full_bias(t)
-    f.only_mass = int(needs.mass)
+    f.only_mass, f.whole = int(needs.mass), int(whole)
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
     vectors = 2 * p.D + p.Dv
     if f.only_mass:
@@ -375,10 +382,19 @@ def _backward(
 
 
 def gradient(
-    t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
+    whole: bool = True,
 ) -> Gradients:
-    """A cotangent of the output carried back; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2."""
-    return _backward(t, rule, cotangent, output, rows, needs)  # type: ignore[return-value]
+    """A cotangent of the output carried back; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2.
+
+    With `whole` False these are some of the keys that output and rows belong to.
+    """
+    return _backward(t, rule, cotangent, output, rows, needs, whole=whole)  # type: ignore[return-value]
 
 
 def second(
@@ -390,9 +406,10 @@ def second(
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
+    whole: bool = True,
 ) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): as in `gradient`, then pushed, e0, e1."""
-    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)  # type: ignore[return-value]
+    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)  # type: ignore[return-value]
 
 
 def joint(

@@ -64,14 +64,13 @@ def place_rows(f, block, r0, count, where):
 @row_loop(1, writes=(0, 1, 2))
 def _soften(z, cap, inverse):
     """c·tanh(z/c), slope and bend."""
-    t = tanh(z / cap)
-    slope = -(t * t) + 1.0
+    t, slope = tanh(z / cap)
     return t * cap, slope, -(t + t) * slope * inverse
 
 
 @row_loop(1, writes=(0,))
 def _soften_only(z, cap):
-    return tanh(z / cap) * cap
+    return tanh(z / cap)[0] * cap
 
 
 @row_loop(2, writes=(0,))

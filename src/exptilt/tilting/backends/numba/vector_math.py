@@ -23,6 +23,8 @@ tanh(x), for the softcap c·tanh(z/c):
     |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): keeps the relative precision
     of small x
     otherwise:    (1 − e)/(1 + e), e = e^{−2|x|}, with the sign of x
+
+and its slope is 1 − tanh² for small x, 4e/(1 + e)² otherwise: no difference of numbers that are nearly equal.
 """
 
 import math
@@ -147,8 +149,8 @@ def exp_of_limited(y: Lanes) -> Lanes:
     return p * Lanes(builder, builder.bitcast(power, vector))
 
 
-def tanh(x: Lanes) -> Lanes:
-    """tanh x, with the relative precision of small x."""
+def tanh(x: Lanes) -> tuple[Lanes, Lanes]:
+    """tanh x and its slope, with the relative precision of small numbers."""
     minus = -x
     size = x.where(x > 0.0, minus)
     z = x * x
@@ -159,7 +161,8 @@ def tanh(x: Lanes) -> Lanes:
     )
     e = exp(size * -2.0)
     large = (-e + 1.0) / (e + 1.0)
-    return small.where(size < 0.625, large.where(x > 0.0, -large))
+    slope = (-(small * small) + 1.0).where(size < 0.625, e * 4.0 / ((e + 1.0) * (e + 1.0)))
+    return small.where(size < 0.625, large.where(x > 0.0, -large)), slope
 
 
 def element_of(number: Any) -> Any:

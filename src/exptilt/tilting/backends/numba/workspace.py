@@ -139,3 +139,17 @@ def add_mass(f, zero, S, where, strip, s0, columns, part):
         if r + n == s1 or where[0, r + n] != where[0, r]:
             put_columns(f, zero, columns, part, where[0, r], j0)
         r += n
+
+
+@row_loop(2, sums=("sum",))
+def mean_of(s, t, shift, inverse):
+    """Σ p t."""
+    p = exp(s - shift) * inverse
+    return (p * t).where(p.differs(0.0), 0.0)
+
+
+@row_loop(4, sums=("sum",))
+def mean_dot_of(s, t, u, v, shift, inverse, pushed):
+    """Σ p (ṡ' t + v)."""
+    p = exp(s - shift) * inverse
+    return (p * ((u - pushed) * t + v)).where(p.differs(0.0), 0.0)
