@@ -40,7 +40,7 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
-# What compiles most, kernels of attention and of filters, comes first and in files of their own: two processes
+# What compiles most, kernels of attention and of filters, comes first, in files of their own: two processes
 # that share the tests and begin with the same kernels would both compile them.
 _FIRST = ("tests/tilting/test_edges.py", "tests/switching/test_online.py", "tests/switching/")
 
