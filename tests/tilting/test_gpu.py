@@ -542,9 +542,12 @@ def complaints_of_assembler(kernels):
 def test_compiles_for_real_gpus():
     """Machine code, without a GPU, of a few kernels."""
     cases = [("sm80", "forward", "bfloat16", 64, False), ("sm80", "forward", "float32", 64, True)]
-    kernels = audited([*cases, ("sm90", "gradient", "float16", 64, False, "gradient by rows")])
+    cases += [("sm90", "gradient", "float16", 64, False, "gradient by rows")]
+    cases += [("sm80", "gradient", "float16", 64, False, "gradient by keys")]
+    cases += [("sm80", "gradient", "float32", 64, False, "gradient by rows")]
+    kernels = audited(cases)
     assert complaints_of_assembler(kernels) == []
-    assert len(kernels) == 3
+    assert len(kernels) == 5
     broken = [
         kernels[0] | wrong for wrong in ({"spilled": 4}, {"matrix": 0}, {"products on tensor cores": 1})
     ]
@@ -557,7 +560,7 @@ def test_compiles_for_real_gpus():
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", ["sm80", "sm90", "sm100"])
 def test_all_kernels_compile_for_real_gpus(generation):
-    """None spills more than the page says (`make gpu-audit`)."""
+    """None spills, or no more than the page says (`make gpu-audit`)."""
     cases = [
         (generation, sweep, dtype, D, full)
         for sweep in ("forward", "tangent", "gradient", "key mass", "second")
@@ -571,7 +574,7 @@ def test_all_kernels_compile_for_real_gpus(generation):
     kernels = audited(cases)
     saved = {key(x): x["spilled"] for path in FOLDER.glob("*/gpu_audit.json") for x in read(path)["kernels"]}
     assert [x for x in complaints_of_assembler(kernels) if x[0] != "spills"] == []
-    assert {key(x) for x in kernels if x["spilled"] > saved.get(key(x), math.inf)} == set()
+    assert {key(x) for x in kernels if x["spilled"] > saved.get(key(x), 0)} == set()
 
 
 TRITONS = {"3.5.1": False, "3.6.0": True, "3.9.0": True, "3.10.0": False, "4.0.0": False, None: False}

@@ -44,6 +44,9 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     t, settings = call.inputs, call.settings
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
+    if key_mass and call.tracked:  # two sweeps whose gradients are added up: before they are rounded
+        wide = wide_dtype(t.query.dtype)
+        t = t._replace(query=t.query.to(wide), key=t.key.to(wide))
     # the compiler cannot see derivatives inside transforms
     if settings.backend == "reference" or (compiling and transform_compiled()):
         if settings.check and t.sink is not None and not (compiling or in_transform()):

@@ -211,7 +211,7 @@ class AtKey:
         self.slope: Tensor | float = rule.scale
         if rule.softcap is not None:
             z = rule.scale * (t.query * self.key).sum(-1)
-            self.slope = rule.scale * (1 - torch.tanh(z / rule.softcap).square())
+            self.slope = rule.scale * torch.cosh(z / rule.softcap).square().reciprocal()
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
         """Index of batch item, head and key in a tensor (..., heads or a divisor of them, K, ...)."""

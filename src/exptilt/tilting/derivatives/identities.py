@@ -226,7 +226,7 @@ def maximum_tangent(t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: 
     if dots.query is not None:
         result = result + at.slope * (dots.query * at.key).sum(-1)
     if dots.key is not None:
-        result = result + at.slope * (t.query * dots.key[at.key_at]).sum(-1)
+        result = result + at.slope * (t.query * dots.key[at.key_at].to(at.key.dtype)).sum(-1)
     if dots.bias is not None:
         result = result + dots.bias[at.bias_at]
     if dots.log_weight is not None:
