@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from exptilt import families as f
+from exptilt._support.linalg import indefiniteness
+from exptilt.families.members import gaussian
 from exptilt.families.numerics import kernels
 from exptilt.families.numerics.deviance import deviance_of, gamma_kl
 from exptilt.families.numerics.gamma_functions import digamma_rise, invert_dirichlet
@@ -63,16 +65,12 @@ def test_divergences_of_counts_against_many_digits() -> None:
     assert float((deviance_of(x, m) / true - 1).abs().max()) < 1e-11
 
 
-def test_numbers_at_the_ends_of_the_range() -> None:
+def test_numbers_at_the_ends_of_the_range_are_left_to_torch() -> None:
     a, b = torch.tensor([1e-300, 3.0, 1e300], dtype=F64), torch.tensor([2e-300, 3e-300, 2e300], dtype=F64)
-    zero = torch.zeros_like(a)
-    with mpmath.workdps(60):
-        pairs = zip(map(mpmath.mpf, a.tolist()), map(mpmath.mpf, b.tolist()), strict=True)
-        gammas = [mpmath.loggamma(y) - mpmath.loggamma(x) - (y - x) * mpmath.digamma(x) for x, y in pairs]
-        true = torch.tensor(list(map(float, gammas)), dtype=F64)
-    by_kernel = gamma_kl(*map(many, (a, b, zero, zero)))[:3]
-    torch.testing.assert_close(by_kernel, true, rtol=1e-14, atol=0)
-    torch.testing.assert_close(gamma_kl(a, b, zero, zero), true, rtol=1e-12, atol=0)
+    change, log_rate = torch.zeros_like(a), torch.zeros_like(a)
+    found = gamma_kl(*map(many, (a, b, change, log_rate)))[:3]
+    torch.testing.assert_close(found, gamma_kl(a, b, change, log_rate), rtol=1e-14, atol=0)
+    assert bool(found.isfinite().all())
 
 
 def test_differences_of_digamma_do_not_depend_on_how_many() -> None:
@@ -104,3 +102,40 @@ def test_derivatives_of_many_are_those_of_few() -> None:
     torch.testing.assert_close(slopes[:50], slope, rtol=1e-8, atol=1e-8)
     batched = torch.func.vmap(invert_dirichlet)(many(mean))
     torch.testing.assert_close(batched[:50], alpha, rtol=1e-9, atol=0)
+
+
+def spread(count: int, size: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(size)
+    root = torch.randn(count, size, size, dtype=F64, generator=g)
+    scale = 10 ** (4 * torch.rand(count, size, dtype=F64, generator=g) - 2)
+    return (root @ root.mT + 0.1 * torch.eye(size, dtype=F64)) * scale[..., None] * scale[..., None, :]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_small_inverses_against_torch(size: int) -> None:
+    matrix = spread(20000, size).reshape(4, 5000, size, size)
+    swept = gaussian._swept(matrix)
+    assert swept is not None
+    found, least = swept
+    assert torch.equal(found, found.mT)
+    scale = matrix.diagonal(dim1=-2, dim2=-1).sqrt()
+    product = (found @ matrix) * (scale[..., None] / scale[..., None, :])
+    eye = torch.eye(size, dtype=F64).expand_as(matrix)
+    torch.testing.assert_close(product, eye, rtol=0, atol=1e-9)
+    torch.testing.assert_close(-least, indefiniteness(matrix), rtol=1e-9, atol=0)
+    assert gaussian._inverse(matrix.float()).dtype == torch.float32
+
+
+def test_a_matrix_without_inverse_spoils_no_other() -> None:
+    matrix = spread(20000, 2)
+    matrix[3] = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    matrix[4, 0, 0] = torch.nan
+    found = gaussian._inverse(matrix)
+    assert found.isnan().all((-1, -2)).nonzero().squeeze(-1).tolist() == [3, 4]
+
+
+def test_derivatives_of_inverses_come_from_torch() -> None:
+    matrix = spread(20000, 2).requires_grad_()
+    (slope,) = torch.autograd.grad(gaussian._inverse(matrix).diagonal(dim1=-2, dim2=-1).sum(), matrix)
+    inverse = gaussian._inverse(matrix.detach())
+    torch.testing.assert_close((slope + slope.mT) / 2, -inverse @ inverse, rtol=1e-7, atol=1e-7)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, distributions
 
@@ -27,6 +28,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
+from exptilt.families.numerics import kernels
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import standard_normal
 
@@ -35,6 +37,24 @@ def whiten(factor: Tensor, vector: Tensor) -> Tensor:
     """L⁻¹ v for a lower triangular L ``(..., D, D)`` and v ``(..., D)``."""
     white: Tensor = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
     return white
+
+
+def _swept(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """M⁻¹ of ``(..., D, D)`` and the least L_ii² of M = LL', by the kernel; None where it is not used."""
+    size = matrix.shape[-1]
+    if size >= kernels.LARGE or not kernels.suits(matrix):
+        return None
+    flat = kernels.array(matrix, -1, size, size)
+    inverse, least = np.empty(flat.shape), np.empty(len(flat))
+    kernels.run(kernels.invert, flat, inverse, least)
+    both = torch.from_numpy(inverse).to(matrix.dtype), torch.from_numpy(least).to(matrix.dtype)
+    return both[0].reshape(matrix.shape), both[1].reshape(matrix.shape[:-2])
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """M⁻¹ of ``(..., D, D)``, symmetric; NaN where a matrix is not positive definite."""
+    found = _swept(matrix)
+    return inverse_from_cholesky(factorize(matrix)) if found is None else found[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +86,7 @@ class Gaussian(ExponentialFamily):
     @property
     def natural_parameter(self) -> Tensor:
         """(Σ⁻¹μ, −½ pack(Σ⁻¹)), ``(..., D + D(D+1)/2)``."""
-        precision = inverse_from_cholesky(self._factor())
+        precision = _inverse(self.covariance_matrix)
         return joined(matvec(precision, self.mean_vector), pack(precision) / -2)
 
     @property
@@ -84,7 +104,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         first, second = cls._split(theta)
-        covariance = inverse_from_cholesky(factorize(-2 * second))
+        covariance = _inverse(-2 * second)
         return make(cls, mean_vector=matvec(covariance, first), covariance_matrix=covariance)
 
     @classmethod
@@ -95,7 +115,11 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
+        covariance = second - m.unsqueeze(-1) * m.unsqueeze(-2)
+        found = _swept(covariance)
+        if found is not None and bool((found[1] > 0).all()):
+            return -found[1]
+        return indefiniteness(covariance)
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
@@ -106,7 +130,9 @@ class Gaussian(ExponentialFamily):
         return factorize(self.covariance_matrix)
 
     def _in_domain(self) -> Tensor:
-        return positive_definite(self.covariance_matrix) & self.mean_vector.isfinite().all(-1)
+        found = _swept(self.covariance_matrix)
+        definite = positive_definite(self.covariance_matrix) if found is None else found[1] > 0
+        return definite & self.mean_vector.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         factor = self._factor()

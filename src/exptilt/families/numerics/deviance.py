@@ -39,8 +39,8 @@ def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
 def deviance_of(x: Tensor, m: Tensor) -> Tensor:
     """D(x, m) of positive x and m, entry by entry."""
     x, m = torch.broadcast_tensors(x, m)
-    if kernels.suits(x, m):
-        return kernels.swept(kernels.deviance, x, m)
+    if kernels.suits_logarithms(x, m):
+        return kernels.entrywise(kernels.deviance, x, m)
     return deviance(x, m - x, m.log() - x.log())
 
 
@@ -62,8 +62,8 @@ def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
     D(b, aρ) + [log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)]
     """
     a, b, change, log_rate = torch.broadcast_tensors(a, b, change, log_rate)
-    if kernels.suits(a, b, change, log_rate):
-        return kernels.swept(kernels.gamma_kl, a, b, change, log_rate)
+    if kernels.suits(change, log_rate) and kernels.suits_logarithms(a, b):
+        return kernels.entrywise(kernels.gamma_kl, a, b, change, log_rate)
     gap, log_ratio = b - a, b.log() - a.log()
     away = torch.where(change < -LEAST_CHANGE, a * log_rate.clamp_max(0).exp() - b, a * change - gap)
     return deviance(b, away, log_rate - log_ratio) + _shapes(a, b, gap, log_ratio)

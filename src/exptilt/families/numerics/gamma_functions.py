@@ -21,6 +21,7 @@ be looked at, and derivatives flow through the last Newton steps, where they are
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,7 +95,7 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
         tensor(1.6449e-20)
     """
     if kernels.suits(a, b):
-        return kernels.swept(kernels.digamma_rise, a, b)
+        return kernels.entrywise(kernels.digamma_rise, a, b)
     c = a + b
     rise = 1 / (a * c)
     for i in range(1, 8):
@@ -160,12 +161,12 @@ def invert_multivariate_gap(s: Tensor, dimension: int) -> Tensor:
     return free + d - 1
 
 
-def inverse_digamma(y: Tensor) -> Tensor:
+def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
     """The a > 0 with ψ(a) = y, entry by entry (Minka 2000, appendix C)."""
     above, below = y.clamp_min(-2.22).exp() + 0.5, 1 / (-0.5772156649015329 - y).clamp_min(1e-300)
     a = torch.where(y >= -2.22, above, below)
-    for _ in range(4):
-        a = a - (torch.digamma(a) - y) / torch.polygamma(1, a)
+    for _ in range(rounds):
+        a = a - (torch.digamma(a) - y) / trigamma(a)
     return a
 
 
@@ -203,18 +204,29 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     solved in float64.
     """
     given, mean = mean.dtype, mean.double()
-    if kernels.suits(mean):
-        return kernels.swept(kernels.invert_dirichlet, mean, rows=True).to(given)
-    top = mean.argmax(-1, keepdim=True)
-    alpha = _dirichlet_start(mean.detach(), top)
+    largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, mean.argmax(-1, keepdim=True), True)
+    if kernels.suits(known := mean.detach()):
+        alpha = _dirichlet_solved(known)
+        if kernels.suits(mean):
+            return alpha.to(given)
+    else:
+        alpha = _dirichlet_start(known, largest)
     for _ in range(3):
-        alpha = _dirichlet_step(alpha, mean, top)
+        alpha = _dirichlet_step(alpha, mean, largest)
     return alpha.to(given)
 
 
-def _dirichlet_start(mean: Tensor, top: Tensor) -> Tensor:
-    """α to three digits or more, by its total; ``top (..., 1)`` is where the largest mean is."""
-    s, largest = -mean.gather(-1, top).squeeze(-1), torch.zeros_like(mean).scatter(-1, top, 1.0) > 0
+def _dirichlet_solved(mean: Tensor) -> Tensor:
+    """α by the kernel, without derivatives."""
+    means = kernels.array(mean, -1, mean.shape[-1])
+    alpha = np.empty(means.shape)
+    kernels.run(kernels.invert_dirichlet, means, alpha)
+    return torch.from_numpy(alpha).reshape(mean.shape)
+
+
+def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:
+    """α to three digits or more, by its total."""
+    s = -torch.where(largest, mean, 0.0).sum(-1)
     share = -torch.expm1(-s)
     left = -torch.expm1(log_sum_exp(mean))  # 1 − S
     limit, target = torch.where(largest, 0.0, mean.exp()).sum(-1) / share, (left / share).log()
@@ -243,7 +255,7 @@ def _dirichlet_start(mean: Tensor, top: Tensor) -> Tensor:
 def _others(mean: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """The α with ψ(α_k) = ψ(τ) + m_k, and their derivatives in τ."""
     alpha = inverse_digamma(mean + torch.digamma(total).unsqueeze(-1))
-    return alpha, torch.polygamma(1, total).unsqueeze(-1) / torch.polygamma(1, alpha)
+    return alpha, trigamma(total).unsqueeze(-1) / trigamma(alpha)
 
 
 def _rest_for(total: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,19 +266,18 @@ def _rest_for(total: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r = torch.minimum(-total * torch.expm1(-s), total * (s * total / (1 + s * total)))
     x = torch.maximum(total * torch.exp(-s), total / (1 + s * total))
     for _ in range(3):
-        step = (digamma_rise(x, r) - s) / torch.polygamma(1, x)
+        step = (digamma_rise(x, r) - s) / trigamma(x)
         x, r = x + step, r - step
-    return r, x, trigamma_fall(x, r) / torch.polygamma(1, x)
+    return r, x, trigamma_fall(x, r) / trigamma(x)
 
 
-def _dirichlet_step(alpha: Tensor, mean: Tensor, top: Tensor) -> Tensor:
+def _dirichlet_step(alpha: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
     """One step of Newton's method for all entries."""
     rest = rest_of_sum(alpha)
     error = -digamma_rise(alpha, rest) - mean
     q, whole = trigamma(alpha), trigamma(alpha.sum(-1, keepdim=True))
     # Σ_k 1/q_k − 1/ψ'(τ), in which 1/q_* and 1/ψ'(τ) are one difference
-    apart = trigamma_fall(alpha.gather(-1, top), rest.gather(-1, top)) / (q.gather(-1, top) * whole)
-    spare = (1 / q).scatter(-1, top, -apart).sum(-1, keepdim=True)
+    spare = torch.where(largest, -trigamma_fall(alpha, rest) / (q * whole), 1 / q).sum(-1, keepdim=True)
     shared = (error / q).sum(-1, keepdim=True) / spare
     new = torch.maximum(alpha - (error - shared) / q, alpha / 4)
     return torch.where(new.isfinite(), new, alpha)

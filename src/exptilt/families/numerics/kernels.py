@@ -1,4 +1,4 @@
-r"""Compiled loops for many entries: divergences of gammas and counts, differences of ψ, Dirichlet means.
+r"""Compiled loops for many entries: divergences of gammas, differences of ψ, Dirichlet means, small inverses.
 
 They compute what the functions of the same names in torch compute, several times faster, on all threads; they
 are used where there are many numbers in main memory and nobody asks for derivatives (`suits`).
@@ -10,7 +10,7 @@ which each term has the factor g²:
     v^n − u^n + n g u^{n+1} = g²u²v S_n,     P_n = u P_{n−1} + v^{n−1},   S_n = u S_{n−1} + P_n
 
 Below 8 the same at z = a + 8 and w = b + 8, and Σ_{i<8} [g/(a+i) − log((b+i)/(a+i))] + D(w, z) − D(b, a).
-Near to each other (|g| < a/5) each of these has a series; else the logarithms are put together.
+Near to each other (|g| < a/5) each of these has a series; else the logarithms are put together into two.
 """
 
 import math
@@ -28,7 +28,9 @@ from exptilt._support.transforms import derivatives_wanted, is_concrete
 
 Array = np.ndarray[Any, Any]
 MANY = 16384  # entries from which a kernel is used: a millisecond of torch's time
-_UNIT = 1024  # entries that one thread takes at least
+_UNIT = 1024  # rows that one thread takes at least
+_BLOCK = 512  # entries whose intermediate results stay in the fastest memory
+LARGE = 8  # dimension from which a library's calls are worth their cost
 NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it four bits are lost
 LEAST_CHANGE = 0.99  # 1 − ρ up to which ρ − 1 is used: beyond it ρ = e^{log ρ} has more digits
 SERIES = tuple(2 / (2 * k + 3) for k in range(9))
@@ -37,6 +39,18 @@ _DENOMINATORS = (6, 30, 42, 30, 66, 2730, 6, 510, 798, 330)
 BERNOULLI = tuple(n / d for n, d in zip(_NUMERATORS, _DENOMINATORS, strict=True))
 STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
 SLOPE = tuple(b / (2 * k) for k, b in enumerate(BERNOULLI, 1))
+# √½ as bits: a float less this, and more 1, has the exponent of its power of two and the fraction of a number
+# in [√½, √2). 2^52 as bits: an integer in the low bits of it is added to it.
+_ROOT_HALF, _ONE, _TWO_52 = 0x3FE6A09E667F3BCD, 0x3FF0000000000000, 0x4330000000000000
+_FRACTION, _EXPONENT = 0x000FFFFFFFFFFFFF, 0x7FF0000000000000
+_LOG2_HIGH, _LOG2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_ODD = (
+    6.666666666666735130e-01,
+    2.857142874366239149e-01,
+    1.818357216161805012e-01,
+    1.479819860511658591e-01,
+)
+_EVEN = (3.999999999940941908e-01, 2.222219843214978396e-01, 1.531383769920937332e-01)
 
 
 def suits(*tensors: Tensor) -> bool:
@@ -46,23 +60,72 @@ def suits(*tensors: Tensor) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors) and not derivatives_wanted(tensors)
 
 
-def swept(sweep: Callable[..., None], *tensors: Tensor, rows: bool = False) -> Tensor:
-    """What a kernel of flat arrays, or of rows, gives for tensors of one shape, on all threads."""
-    first, shape = tensors[0], (-1, tensors[0].shape[-1]) if rows else (-1,)
-    arrays = [tensor.detach().double().reshape(shape).contiguous().numpy() for tensor in tensors]
-    arrays.append(np.empty(arrays[0].shape))
+def array(tensor: Tensor, *shape: int) -> Array:
+    """The numbers of a tensor in float64, in this shape."""
+    found: Array = tensor.detach().double().reshape(shape).contiguous().numpy()
+    return found
+
+
+def run(sweep: Callable[..., None], *arrays: Array) -> None:
+    """Call a kernel on pieces of the arrays along their first axis, on all threads."""
 
     def work(start: int, stop: int) -> None:
         sweep(*(x[start * _UNIT : stop * _UNIT] for x in arrays))
 
     work(0, 0)  # compiled or loaded before several threads ask for it
     run_chunks(work, -(-len(arrays[0]) // _UNIT))
-    return torch.from_numpy(arrays[-1]).to(first.dtype).reshape(first.shape)
+
+
+def suits_logarithms(*tensors: Tensor) -> bool:
+    """`suits`, and the numbers are positive and so far from the ends of float64 that quotients are normal."""
+    if not suits(*tensors):
+        return False
+    ends = [torch.aminmax(tensor) for tensor in tensors]
+    return all(bool((least > 1e-290) & (most < 1e290)) for least, most in ends)
+
+
+def entrywise(sweep: Callable[..., None], *tensors: Tensor) -> Tensor:
+    """What a kernel of flat arrays and their result gives for tensors of one shape."""
+    result = np.empty(tensors[0].numel())
+    run(sweep, *(array(tensor, -1) for tensor in tensors), result)
+    return torch.from_numpy(result).to(tensors[0].dtype).reshape(tensors[0].shape)
+
+
+# ---- logarithms that become vector code
+
+
+@njit(inline="always")
+def _from_bits(bits: Any) -> Any:
+    return np.int64(bits).view(np.float64)
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _log_ratio(x: float, y: float) -> float:
-    return math.log(x) - math.log(y) if x > 1e290 * y or y > 1e290 * x else math.log(x / y)
+def _log(x: float) -> float:
+    """log x of a positive normal number, within one unit in the last place, as fdlibm's e_log.c."""
+    bits = np.float64(x).view(np.int64) + (_ONE - _ROOT_HALF)
+    n: float = _from_bits(((bits & _EXPONENT) >> 52) | _TWO_52) - (2.0**52 + 1023.0)
+    f: float = _from_bits((bits & _FRACTION) + _ROOT_HALF) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    odd = z * (_ODD[0] + w * (_ODD[1] + w * (_ODD[2] + w * _ODD[3])))
+    even = w * (_EVEN[0] + w * (_EVEN[1] + w * _EVEN[2]))
+    half = 0.5 * f * f
+    return n * _LOG2_HIGH - ((half - (s * (half + (odd + even)) + n * _LOG2_LOW)) - f)
+
+
+@njit(fastmath=STRICT, error_model="numpy")
+def _log_of_ratio(x: float, y: float) -> float:
+    """log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large."""
+    one, two = np.float64(x).view(np.int64), np.float64(y).view(np.int64)
+    n: float = _from_bits(((one & _EXPONENT) >> 52) | _TWO_52) - _from_bits(
+        ((two & _EXPONENT) >> 52) | _TWO_52
+    )
+    quotient = _from_bits((one & _FRACTION) | _ONE) / _from_bits((two & _FRACTION) | _ONE)
+    return n * _LOG2_HIGH + (n * _LOG2_LOW + _log(quotient))
+
+
+# ---- divergences of gammas
 
 
 @njit(fastmath=STRICT, error_model="numpy")
@@ -77,14 +140,14 @@ def _near_deviance(x: float, gap: float) -> float:
 
 @kernel("the kernel of divergences of counts", fastmath=STRICT)
 def deviance(x: Array, m: Array, result: Array) -> None:
-    """`deviance.deviance_of`."""
+    """`deviance.deviance_of`, for numbers between 1e-290 and 1e290."""
     for i in range(x.size):
         gap = m[i] - x[i]
-        near = abs(gap) < NEAR * x[i]
-        result[i] = _near_deviance(x[i], gap) if near else gap - x[i] * _log_ratio(m[i], x[i])
+        far, near = gap - x[i] * _log_of_ratio(m[i], x[i]), _near_deviance(x[i], gap)
+        result[i] = near if abs(gap) < NEAR * x[i] else far
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@njit(inline="always", fastmath=STRICT, error_model="numpy")  # a call would not become vector code
 def _stirling_rest(gap: float, u: float, v: float) -> float:
     p, s, power, total = 1.0, 1.0, v, STIRLING[0]
     for k in range(1, 10):
@@ -98,50 +161,76 @@ def _stirling_rest(gap: float, u: float, v: float) -> float:
     return (gap * u) * (gap * v) * u * total
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@njit(inline="always", fastmath=STRICT, error_model="numpy")  # a call would not become vector code
 def _far_shapes(a: float, b: float, gap: float) -> float:
-    if min(a, b) >= 8.0:
-        return 0.5 * (gap / a - _log_ratio(b, a)) + _stirling_rest(gap, 1.0 / a, 1.0 / b)
-    u, v = 1.0 / (a + 8.0), 1.0 / (b + 8.0)
-    p, slope, q = 1.0, 0.0, 1.0  # Π (a+i)u, its derivative, Π (b+i)v, without i = 0
+    small = (a if a < b else b) < 8.0
+    z = a + 8.0 if small else a
+    w = b + 8.0 if small else b
+    u, v = 1.0 / z, 1.0 / w
+    p, slope, q = 1.0, 0.0, 1.0  # Π (a+i)/z, its derivative, Π (b+i)/w, without i = 0
     for i in range(1, 8):
         factor = (a + i) * u
         slope = slope * factor + p
         p *= factor
         q *= (b + i) * v
-    logs = b * _log_ratio(a * u, b * v) - _log_ratio(q * (b * v), p * (a * u))
-    stirling = 0.5 * (gap * u - _log_ratio(u, v)) + _stirling_rest(gap, u, v)
-    return stirling + gap / a + gap * u * slope / p + logs
+    logs = b * _log_of_ratio(w / b, z / a) - _log_of_ratio(q * (b * v), p * (a * u))
+    below = gap / a + gap * u * slope / p + logs
+    stirling = 0.5 * (gap * u - _log_of_ratio(w, z)) + _stirling_rest(gap, u, v)
+    return stirling + (below if small else 0.0)
+
+
+@njit(inline="always", fastmath=STRICT, error_model="numpy")
+def _near_shapes(a: float, b: float, gap: float) -> float:
+    small = (a if a < b else b) < 8.0
+    z = a + 8.0 if small else a
+    w = b + 8.0 if small else b
+    below = _near_deviance(w, -gap) - _near_deviance(b, -gap)
+    for i in range(8):
+        below += _near_deviance(a + i, gap) / (a + i)
+    stirling = 0.5 * _near_deviance(z, gap) / z + _stirling_rest(gap, 1.0 / z, 1.0 / w)
+    return stirling + (below if small else 0.0)
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _near_shapes(a: float, b: float, gap: float) -> float:
-    if min(a, b) >= 8.0:
-        return 0.5 * _near_deviance(a, gap) / a + _stirling_rest(gap, 1.0 / a, 1.0 / b)
-    below = _near_deviance(b + 8.0, -gap) - _near_deviance(b, -gap)
-    for i in range(8):
-        below += _near_deviance(a + i, gap) / (a + i)
-    u, v = 1.0 / (a + 8.0), 1.0 / (b + 8.0)
-    return 0.5 * _near_deviance(a + 8.0, gap) * u + _stirling_rest(gap, u, v) + below
+def _gamma_block(
+    a: Array, b: Array, change: Array, log_rate: Array, result: Array, place: Array, near: Array
+) -> None:
+    """Plain loops one after the other, so that they become vector code."""
+    for i in range(a.size):
+        away = a[i] * change[i] - (b[i] - a[i])
+        far = away - b[i] * (log_rate[i] - _log_of_ratio(b[i], a[i]))
+        close = _near_deviance(b[i], away)
+        result[i] = close if abs(away) < NEAR * b[i] else far
+    x, y, value = near[0], near[1], near[2]
+    count = 0
+    for i in range(a.size):
+        if change[i] < -LEAST_CHANGE:
+            away = a[i] * np.exp(log_rate[i]) - b[i]
+            far = away - b[i] * (log_rate[i] - _log_of_ratio(b[i], a[i]))
+            result[i] = _near_deviance(b[i], away) if abs(away) < NEAR * b[i] else far
+        place[count], x[count], y[count], value[count] = i, a[i], b[i], result[i]
+        count += abs(b[i] - a[i]) < NEAR * a[i]  # those near to each other are put together
+    for i in range(a.size):
+        result[i] += _far_shapes(a[i], b[i], b[i] - a[i])
+    for i in range(count):
+        value[i] += _near_shapes(x[i], y[i], y[i] - x[i])
+    for i in range(count):
+        result[place[i]] = value[i]
 
 
 @kernel("the kernel of divergences", fastmath=STRICT)
 def gamma_kl(a: Array, b: Array, change: Array, log_rate: Array, result: Array) -> None:
-    """`deviance.gamma_kl`."""
-    for i in range(a.size):
-        gap = b[i] - a[i]
-        away = a[i] * change[i] - gap
-        if change[i] < -LEAST_CHANGE:
-            away = a[i] * math.exp(log_rate[i]) - b[i]
-        if abs(away) < NEAR * b[i]:
-            result[i] = _near_deviance(b[i], away)
-        else:
-            result[i] = away - b[i] * (log_rate[i] - _log_ratio(b[i], a[i]))
-        near = abs(gap) < NEAR * a[i]
-        result[i] += _near_shapes(a[i], b[i], gap) if near else _far_shapes(a[i], b[i], gap)
+    """`deviance.gamma_kl`, for shapes between 1e-290 and 1e290."""
+    place, near = np.empty(_BLOCK, np.int64), np.empty((3, _BLOCK))
+    for start in range(0, a.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        _gamma_block(a[part], b[part], change[part], log_rate[part], result[part], place, near)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+# ---- ψ and its inverse
+
+
+@njit(inline="always", fastmath=STRICT, error_model="numpy")  # a call would not become vector code
 def _rise(a: float, b: float) -> float:
     c = a + b
     rise = 0.0
@@ -154,7 +243,9 @@ def _rise(a: float, b: float) -> float:
         shared = shared * q + power
         power *= p
         series += SLOPE[k] * shared
-    return b * (rise + u * v * (0.5 + (u + v) * series)) + math.log1p(b * u)
+    x = b * u
+    y = 1.0 + x
+    return b * (rise + u * v * (0.5 + (u + v) * series)) + (_log(y) + (x - (y - 1.0)) / y)
 
 
 @kernel("the kernel of digamma", fastmath=STRICT)
@@ -294,3 +385,48 @@ def invert_dirichlet(means: Array, alphas: Array) -> None:
                 new = max(alpha[k] - (error[k] - shared / spare) / slope[k], alpha[k] / 4.0)
                 if np.isfinite(new):
                     alpha[k] = new
+
+
+# ---- small positive definite matrices
+
+
+@kernel("the kernel of small inverses")
+def invert(matrices: Array, inverses: Array, pivots: Array) -> None:
+    """M⁻¹ = L'⁻¹L⁻¹ and the least L_ii² of each M = LL'; NaN and −1 where there is no L."""
+    count, size, _ = matrices.shape
+    low, half = np.zeros((size, size)), np.zeros((size, size))
+    for b in range(count):
+        m, inverse = matrices[b], inverses[b]
+        least = np.inf
+        for j in range(size):
+            s = m[j, j]
+            for k in range(j):
+                s -= low[j, k] * low[j, k]
+            if not s > 0.0 or s == np.inf:
+                least = -1.0
+                break
+            least = min(least, s)
+            low[j, j] = np.sqrt(s)
+            for i in range(j + 1, size):
+                t = m[i, j]
+                for k in range(j):
+                    t -= low[i, k] * low[j, k]
+                low[i, j] = t / low[j, j]
+        pivots[b] = least
+        if least < 0.0:
+            inverse[:] = np.nan
+            continue
+        for j in range(size):  # L⁻¹, column by column
+            half[j, j] = 1.0 / low[j, j]
+            for i in range(j + 1, size):
+                t = 0.0
+                for k in range(j, i):
+                    t += low[i, k] * half[k, j]
+                half[i, j] = -t / low[i, i]
+        for i in range(size):
+            for j in range(i + 1):
+                t = 0.0
+                for k in range(i, size):
+                    t += half[k, i] * half[k, j]
+                inverse[i, j] = t
+                inverse[j, i] = t
