@@ -57,10 +57,14 @@ TILES: dict[tuple[str, int], tuple[Tile, ...]] = {
     ("gradient by rows", 4): (_LEAST,) * 4,
     ("gradient by keys", 2): (Tile(32, 32, 64), _NARROW, Tile(16, 16, 64), Tile(16, 16, 64)),
     ("gradient by keys", 4): (_LEAST,) * 4,
+    ("gradient by bias", 2): (Tile(16, 16, 16),) * 4,
+    ("gradient by bias", 4): (Tile(16, 16, 16),) * 4,
     ("key mass", 2): (Tile(32, 32, 64), Tile(16, 16, 64), Tile(16, 16, 64), Tile(16, 16, 64)),
     ("key mass", 4): (_SMALL,) * 4,
     ("second by rows", 2): (Tile(16, 16, 64), Tile(16, 16, 64), _SMALL, _SMALL),
     ("second by rows", 4): (_LEAST,) * 4,
+    ("second by bias", 2): (Tile(16, 16, 16),) * 4,
+    ("second by bias", 4): (_LEAST,) * 4,
     ("second by keys", 2): (_SMALL,) * 4,
     ("second by keys", 4): (_LEAST,) * 4,
 }
@@ -76,6 +80,7 @@ GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     },
     "sm90": TILES
     | {
+        ("gradient by bias", 2): (_LEAST,) * 4,
         ("gradient by rows", 4): (_LEAST, _LEAST, _SMALL, Tile(16, 16, 16)),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },

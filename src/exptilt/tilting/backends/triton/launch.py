@@ -160,7 +160,7 @@ def gradient(
         if size and K:
             pairs = (size, bias, N, *own)
             run(
-                "rows",
+                "bias",
                 derivatives.bias_kernel,
                 lambda kind: (_over(Q, kind.rows), _over(K, kind.keys), own.numel()),
                 *pairs,
