@@ -255,8 +255,8 @@ def public_calls():
         base
         | {
             "query": base["query"][:, :, :1],
-            "key": normal(g, 2, 2, 300, 8),
-            "value": normal(g, 2, 2, 300, 5),
+            "key": normal(g, 2, 2, 900, 8),
+            "value": normal(g, 2, 2, 900, 5),
         },
     ]
 

@@ -121,7 +121,7 @@ class RuleMask(Tensor):
         return None if is_concrete(real) and bool(real.all()) else real
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
         def cells(x: Any) -> Any:
             return x.dense() if isinstance(x, RuleMask) else x
 
