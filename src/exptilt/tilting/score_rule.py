@@ -210,8 +210,8 @@ class AtKey:
         self.key = t.key[self.key_at].to(wide_dtype(t.query.dtype))
         self.slope: Tensor | float = rule.scale
         if rule.softcap is not None:
-            z = rule.scale * (t.query * self.key).sum(-1)
-            self.slope = rule.scale * torch.cosh(z / rule.softcap).square().reciprocal()
+            x = (2 * rule.scale / rule.softcap) * (t.query * self.key).sum(-1)
+            self.slope = (4 * rule.scale) * torch.sigmoid(x) * torch.sigmoid(-x)  # 1/cosh², never inf
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
         """Index of batch item, head and key in a tensor (..., heads or a divisor of them, K, ...)."""
