@@ -26,7 +26,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     )
 
 # Triton is published for Linux only. Elsewhere its module has no doctests, and its tests are skipped.
-collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton.py"]
+collect_ignore = [] if find_spec("triton") else ["src/exptilt/tilting/backends/triton"]
 
 
 if (_processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:

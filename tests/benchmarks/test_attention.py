@@ -122,6 +122,7 @@ def test_decoding_compares_like_with_like(heads, layout):
     close(cases["SDPA"](), cases["attend"]().output)
 
 
+@pytest.mark.slow
 def test_quick_run_of_decoding(quick, capsys):
     results = harness.read(quick(attention_decoding))
     assert len(results["runs"]) == 8
@@ -137,6 +138,7 @@ def test_quick_run_of_small_calls(quick, capsys):
     assert "≤ 4: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_quick_run_of_half_precision(quick, capsys):
     results = harness.read(quick(attention_half))
     assert [goal["limit"] for goal in results["goals"]] == [1.0, 0.9]
@@ -147,6 +149,7 @@ def test_classifiers_compute_the_same():
     close(*[classifier.case(name, (30, 200, 16))() for name in classifier.FUNCTIONS])
 
 
+@pytest.mark.slow
 def test_quick_run_of_the_classifier(quick, capsys):
     results = harness.read(quick(classifier))
     states, outcomes, dimension = classifier.QUICK
@@ -163,6 +166,7 @@ def test_shared_and_copied_compute_the_same(name):
     close(shared, copied)
 
 
+@pytest.mark.slow
 def test_quick_run_of_shared_parts(quick, capsys):
     results = harness.read(quick(attention_shared))
     seen = results["memory"]["bias, one for all, backward to it"]

@@ -27,8 +27,15 @@ def page(browser, address):
     page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.slow),
+        pytest.param(390, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_it_fits_and_is_accessible(browser, address, width, scheme):
     axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     page = open_page(browser, address, width, scheme)

@@ -260,7 +260,7 @@ def test_colours_can_be_read(browser, address, scheme):
     page.context.close()
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(4, 4), (18, 20)])
+@pytest.mark.parametrize(("layers", "heads"), [(4, 4), pytest.param(18, 20, marks=pytest.mark.slow)])
 def test_no_sideways_scroll(browser, tmp_path, layers, heads):
     path = write(make_study(layers, heads, size=24), tmp_path)
     for width in (360, 390, 768, 1000):

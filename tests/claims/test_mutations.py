@@ -139,12 +139,15 @@ MUTATIONS = {
 }
 
 
+LONG = ("A15", "B4", "B5", "B6", "C2", "C3", "E3", "F3", "F6", *TRAINED)  # more than a few seconds each
+
+
 def test_every_claim_has_a_mutation():
     assert sorted(MUTATIONS) == sorted(claim.id for claim in claims.every()) == sorted(VERDICTS)
 
 
 @pytest.mark.parametrize(
-    "id", [pytest.param(id, marks=pytest.mark.slow if id in TRAINED else ()) for id in sorted(MUTATIONS)]
+    "id", [pytest.param(id, marks=pytest.mark.slow if id in LONG else ()) for id in sorted(MUTATIONS)]
 )
 def test_the_verdict_changes(id, monkeypatch):
     module, name, change = MUTATIONS[id]
@@ -158,12 +161,8 @@ def test_the_verdict_changes(id, monkeypatch):
     assert found.verdict.value != VERDICTS[id], found.reason
 
 
-LONG = ("B4", "B5", "B6", "C2", "C3", "E3", *TRAINED)
-
-
-@pytest.mark.parametrize(
-    "id", [pytest.param(id, marks=pytest.mark.slow if id in LONG else ()) for id in sorted(MUTATIONS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("id", sorted(MUTATIONS))
 def test_three_other_seeds_the_same_verdict(id):
     claim = claims.find(id)
     assert claim.run(SETTINGS.get(id), seed=100, seeds=min(3, claim.seeds)).verdict.value == VERDICTS[id]

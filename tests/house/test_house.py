@@ -1,5 +1,6 @@
 """The package keeps the rules of the house."""
 
+import functools
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ PUBLIC_FOLDERS = sorted(
 )
 
 
+@functools.cache
 def complaints(check):
     return [line for path, source in SOURCES.items() for line in check(source, path)]
 

@@ -55,8 +55,8 @@ def train(folder, model, monitor, texts=None, **other):
     "other",
     [
         {},
-        {"gradient_accumulation_steps": 2},
-        {"gradient_checkpointing": True},
+        pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"gradient_checkpointing": True, "gradient_accumulation_steps": 3},
     ],
     ids=["plain", "accumulation", "checkpointing", "both"],

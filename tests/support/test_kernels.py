@@ -136,7 +136,13 @@ def run(code, **environment):
     )
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["beside the source", "NUMBA_CACHE_DIR"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(False, id="beside the source"),
+        pytest.param(True, id="NUMBA_CACHE_DIR", marks=pytest.mark.slow),
+    ],
+)
 def test_an_edit_of_a_helper_recompiles_and_nothing_else_does(tmp_path, asked):
     """A package of our name with two kernels, whose files have one name; three processes."""
     package = tmp_path / "exptilt"
