@@ -119,7 +119,9 @@ class Traffic:
             note("agree", x)
             return collect(this, x, *rest)
 
-        Sending.__init__, Members.reduce, Members.collect = sending, reducing, collecting  # type: ignore[method-assign]
+        Sending.__init__ = sending
+        Members.reduce = reducing
+        Members.collect = collecting
 
     def of(self, run: Run) -> dict[str, int]:
         """What one call sends."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,8 @@ def load(quick: bool) -> nn.Module:
 
 
 def tokens(model: nn.Module, length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(3, model.config.vocab_size, (1, length), generator=generator)  # type: ignore[union-attr, arg-type]
+    generator, config = torch.Generator().manual_seed(0), cast(Any, model.config)
+    return torch.randint(3, config.vocab_size, (1, length), generator=generator)
 
 
 def forward(model: nn.Module, ids: Tensor, **options: Any) -> Any:

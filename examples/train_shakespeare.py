@@ -211,26 +211,31 @@ def card(run: Run, source: str, length: int, held_out: int) -> str:
     minutes, threads = run.notes["seconds"] / 60, torch.get_num_threads()
     return f"""# A small transformer that has read Shakespeare
 
-What `exptilt report` studies when it is given no model: small enough to come with the package, trained long enough that its heads do
-something, with {len(losses)} checkpoints of its training, so that what becomes of them can be seen.
+What `exptilt report` studies when it is given no model: small enough to come with the package, trained long
+enough that its heads do something, with {len(losses)} checkpoints of its training, so that what becomes of
+them can be seen.
 
-- **Model**: GPT-2 architecture (`GPT2LMHeadModel`), {sizes.n_layer} layers, {sizes.n_head} heads, width {sizes.n_embd}, inner width
-  {sizes.n_inner}, context {sizes.n_positions} characters, {run.model.num_parameters():,} parameters, no dropout, input and output
-  embeddings shared.
-- **Tokens**: single characters, {sizes.vocab_size} in all; `<unk>`, for a character that is not in the text, was never seen in training.
-- **Data**: {length:,} characters: {source}.
-  The last tenth ({held_out:,} characters) was held out; `text.txt` is from its beginning.
-- **Training**: {purpose["steps"]} steps of {purpose["batch"]} windows of {sizes.n_positions} characters; AdamW (β 0.9 and 0.99, weight
-  decay 0.1 on matrices); learning rate {PEAK_RATE} after {WARM_UP} warm-up steps, then down half a cosine to {LAST_RATE}; gradient norm
-  at most 1; seed {purpose["seed"]}.
-- **Made with**: `python examples/train_shakespeare.py --steps {purpose["steps"]} --batch {purpose["batch"]} --seed {purpose["seed"]}`;
-  torch {torch.__version__}, transformers {transformers_version}; {minutes:.0f} minutes, threads of the CPU used: {threads}.
-- **Files**: weights in float16 as safetensors, one folder a checkpoint with configuration and tokenizer; they load as float32. Matrices of the
-  checkpoints on the way are rounded to multiples of a 32nd to a 16th of their spread, so that the package is small.
+- **Model**: GPT-2 architecture (`GPT2LMHeadModel`), {sizes.n_layer} layers, {sizes.n_head} heads, width
+  {sizes.n_embd}, inner width {sizes.n_inner}, context {sizes.n_positions} characters,
+  {run.model.num_parameters():,} parameters, no dropout, input and output embeddings shared.
+- **Tokens**: single characters, {sizes.vocab_size} in all; `<unk>`, for a character that is not in the
+  text, was never seen in training.
+- **Data**: {length:,} characters: {source}. The last tenth ({held_out:,} characters) was held out;
+  `text.txt` is from its beginning.
+- **Training**: {purpose["steps"]} steps of {purpose["batch"]} windows of {sizes.n_positions} characters;
+  AdamW (β 0.9 and 0.99, weight decay 0.1 on matrices); learning rate {PEAK_RATE} after {WARM_UP} warm-up
+  steps, then down half a cosine to {LAST_RATE}; gradient norm at most 1; seed {purpose["seed"]}.
+- **Made with**: `python examples/train_shakespeare.py` and
+  `--steps {purpose["steps"]} --batch {purpose["batch"]} --seed {purpose["seed"]}`; torch
+  {torch.__version__}, transformers {transformers_version}; {minutes:.0f} minutes, threads of the CPU used:
+  {threads}.
+- **Files**: weights in float16 as safetensors, one folder a checkpoint with configuration and tokenizer;
+  they load as float32. Matrices of the checkpoints on the way are rounded to multiples of a 32nd to a 16th
+  of their spread, so that the package is small.
 - **Licence**: weights and card as the package, Apache-2.0.
 
-Mean loss in nats a character, each over {purpose["windows"]} windows. The last column is with the weights rounded as they are
-stored; the others with the weights as trained.
+Mean loss in nats a character, each over {purpose["windows"]} windows. The last column is with the weights
+rounded as they are stored; the others with the weights as trained.
 
 | step | training text | held-out text | held-out text, as stored |
 |---:|---:|---:|---:|
@@ -238,10 +243,9 @@ stored; the others with the weights as trained.
 
 ## What it is not
 
-It writes lines with the look of a play and little sense. It knows one author's plays, in old spelling, with all that those plays say about
-people. It is for looking at attention, not for use. Another machine, another number of threads or another version of torch will not give
-the same weights to the last digit.
-"""  # noqa: E501  (a paragraph of the card is a line or two of it)
+It writes lines with the look of a play and little sense. It knows one author's plays, in old spelling, with
+all that those plays say about people. It is for looking at attention, not for use. Another machine, another
+number of threads or another version of torch will not give the same weights to the last digit."""
 
 
 def main(words: list[str] | None = None) -> None:

@@ -37,7 +37,7 @@ def bad_covariances() -> torch.Tensor:
             lambda: f.Gaussian(torch.zeros(2, dtype=torch.int64), torch.eye(2)),
             r"must be a tensor of float32, float64; got torch.int64",
         ),
-        (lambda: f.Gaussian([0.0], torch.eye(1)), r"floating-point tensor; got list"),  # type: ignore[arg-type]
+        (lambda: f.Gaussian([0.0], torch.eye(1)), r"floating-point tensor; got list"),
         (lambda: f.Gaussian(torch.zeros(4, 2), torch.eye(2).repeat(3, 1, 1)), r"do not broadcast"),
         (
             lambda: f.Gaussian(torch.tensor([0.0, torch.inf]), torch.eye(2)),
@@ -105,7 +105,7 @@ def bad_covariances() -> torch.Tensor:
             lambda: f.Poisson(torch.ones(2)).tilt(torch.ones(2, dtype=torch.float64)),
             r"eta is torch.float64, this Poisson is torch.float32",
         ),
-        (lambda: f.Poisson(torch.ones(2)).natural(1.0), r"mean must be a tensor \(..., 2\); got float"),  # type: ignore[arg-type]
+        (lambda: f.Poisson(torch.ones(2)).natural(1.0), r"mean must be a tensor \(..., 2\); got float"),
         (
             lambda: f.Exponential(torch.ones(2)).tilt(torch.tensor([[0.0, 0.0], [0.0, 1.5]])),
             r"Exponential: eta\[1, 1\] must be below the rate; got 1.5",

@@ -246,8 +246,8 @@ def test_observations_off_the_support() -> None:
             r"weight\[1\] must be finite",
         ),
         (lambda: f.posterior(rate, f.Poisson, torch.tensor([[torch.nan]])), r"x\[0, 0\] must be finite"),
-        (lambda: f.posterior(rate, f.Poisson(torch.ones(1)), torch.ones(1, 1)), "got an instance of Poisson"),  # type: ignore[arg-type]
-        (lambda: f.expected_statistic(coin, 3), "expected_statistic: family must be"),  # type: ignore[arg-type]
+        (lambda: f.posterior(rate, f.Poisson(torch.ones(1)), torch.ones(1, 1)), "got an instance of Poisson"),
+        (lambda: f.expected_statistic(coin, 3), "expected_statistic: family must be"),
     ]
     for call, message in bad:
         with pytest.raises(ValueError, match=message):

@@ -108,7 +108,7 @@ def test_other_names_pass(source):
 
 def test_width():
     assert checks.too_wide("x" * 110 + "\ny = 1  # a remark\n", "a.py") == []
-    assert checks.too_wide("x" * 110 + "  # noqa: E741", "a.py") == []
+    assert checks.too_wide("x" * 110 + "  # noqa: E741", "a.py") == ["a.py:1: 124 columns, at most 110"]
     assert checks.too_wide("\u03bc\u0307" * 110, "a.py") == []
     assert checks.too_wide("\n" + "x" * 111, "a.py") == ["a.py:2: 111 columns, at most 110"]
     for mark in ("# fmt: skip", "# fmt: off", "#fmt:skip"):

@@ -107,6 +107,6 @@ def boltzmann_log_partition(weight, visible_bias, hidden_bias, levels):
                 sum(float(visible_bias[i]) * v[i] for i in range(V))
                 + sum(float(hidden_bias[j]) * h[j] for j in range(H))
                 + sum(v[i] * float(weight[i, j]) * h[j] for i in range(V) for j in range(H))
-            )  # fmt: skip
+            )
     top = max(terms)
     return top + math.log(math.fsum(math.exp(t - top) for t in terms))

@@ -93,8 +93,12 @@ def test_numbers_as_people_write_them():
     assert [n.shown for n in numbers([0.12345, float("nan"), float("inf")])] == ["0.1235", "n/a", "∞"]
     assert [n.shown for n in numbers([0.1473], [3.635])] == ["0.147"]
     assert [share(p).shown for p in (1.7e-74, 0.0, 0.5, 0.99999, 1.0)] == [
-        "<0.1 %", "0.0 %", "50.0 %", ">99.9 %", "100.0 %",
-    ]  # fmt: skip
+        "<0.1 %",
+        "0.0 %",
+        "50.0 %",
+        ">99.9 %",
+        "100.0 %",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ def _joined(parts: list[Tilted]) -> Tilted:
         found = [getattr(x, name) for x in parts]
         return None if found[0] is None else torch.cat(found, -2 if name == "output" else -1)
 
-    return Tilted(**{f.name: along(f.name) for f in fields(Tilted) if f.name != "parts"})  # type: ignore[arg-type]
+    found: Any = {f.name: along(f.name) for f in fields(Tilted) if f.name != "parts"}
+    return Tilted(**found)
 
 
 @explain_keywords

@@ -121,11 +121,13 @@ class RuleMask(Tensor):
         return None if is_concrete(real) and bool(real.all()) else real
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         def cells(x: Any) -> Any:
             return x.dense() if isinstance(x, RuleMask) else x
 
-        return function(*pytree.tree_map(cells, args), **pytree.tree_map(cells, kwargs or {}))
+        return func(*pytree.tree_map(cells, args), **pytree.tree_map(cells, kwargs or {}))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RuleMask({tuple(self.shape)}, rule={self.rule}, padded={self.padding is not None})"

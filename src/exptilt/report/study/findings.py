@@ -89,8 +89,8 @@ def _told(study: Study, name: str, place: Place) -> str:
     return with_error(float(measure.value[place]), error, measure.unit)
 
 
-def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float] | None:
-    """Place, z and median of the head with the extreme value, if it is far out and surely so."""
+def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float, float] | None:
+    """Place, z and value of the head with the extreme value, and the median, if it is surely far out."""
     measure = study.heads.get(name)
     found = None if measure is None else summary(measure)
     if measure is None or measure.value is None or found is None:
@@ -103,14 +103,14 @@ def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float
     positive = bool((known > 0).all())
     z = _z(np.log(values), math.log(x)) if positive else _z(values, x)
     error = 0.0 if measure.error is None else float(np.nan_to_num(measure.error[place]))
-    return (place, z, middle) if z > FAR and abs(x - middle) > 2 * error else None
+    return (place, z, x, middle) if z > FAR and abs(x - middle) > 2 * error else None
 
 
 def _peak(study: Study) -> Iterator[Finding]:
     if (found := _outlier(study, "score_max", lowest=False)) is not None:
-        place, z, middle = found
+        place, z, largest, middle = found
         text = f"{_capital(place)} has scores up to {_told(study, 'score_max', place)}, "
-        text += f"{number(float(study.heads['score_max'].value[place]) / middle)} times the median head's"  # type: ignore[index]
+        text += f"{number(largest / middle)} times the median head's"
         detail = next((d for d in study.details if (d.layer, d.head) == place), None)
         if detail is not None and detail.top_tokens and detail.top_tokens[0].lift > 2:
             best = detail.top_tokens[0]
@@ -122,7 +122,7 @@ def _focus(study: Study) -> Iterator[Finding]:
     if "effective_keys" not in study.heads:
         return
     if (found := _outlier(study, "entropy", lowest=True)) is not None:
-        place, z, _ = found
+        place, z, *_ = found
         keys = study.heads["effective_keys"].value
         if keys is not None:
             some = float(keys[place])

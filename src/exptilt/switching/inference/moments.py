@@ -171,4 +171,5 @@ def predicted(
     if not p.first:
         return ahead  # type: ignore[no-any-return]
     firsts = (xp.exp(initial[0]), *initial[1:])
-    return tuple(begun(value, start) for value, start in zip(ahead, firsts, strict=True))  # type: ignore[return-value]
+    found: Any = tuple(begun(value, start) for value, start in zip(ahead, firsts, strict=True))
+    return found  # type: ignore[no-any-return]

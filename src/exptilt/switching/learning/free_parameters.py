@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
+from ..._support.transforms import apply
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
@@ -91,7 +92,7 @@ class Free:
 
     def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with something free as differentiable functions of `theta`."""
-        return dict(zip(self.masks, _Natural.apply(theta, self), strict=True))  # type: ignore[no-untyped-call]
+        return dict(zip(self.masks, apply(_Natural, theta, self), strict=True))
 
     @np.errstate(all="ignore")  # a climb may look too far
     def values(

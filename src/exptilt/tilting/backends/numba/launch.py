@@ -409,7 +409,8 @@ def second(
     whole: bool = True,
 ) -> Gradients:
     """The gradient of a forward derivative; rows (9, *lead, Hq, Q): as in `gradient`, then pushed, e0, e1."""
-    return _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)  # type: ignore[return-value]
+    found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)
+    return found  # type: ignore[no-any-return]
 
 
 def joint(
