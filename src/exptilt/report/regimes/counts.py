@@ -8,17 +8,12 @@ from numpy.typing import NDArray
 
 from exptilt.switching import fit_counts
 
+Array = NDArray[np.float64]
 LAG, MOST = 3, 64  # of the smoother; modes at most
 
 
 def count_regimes(
-    y: NDArray[np.float64],
-    modes: int,
-    starts: int,
-    steps: int,
-    level: float,
-    seed: int,
-    progress: bool | None,
+    y: Array, modes: int, starts: int, steps: int, level: float, seed: int, progress: bool | None
 ) -> dict[str, Any]:
     """The fields of `Regimes` that the model gives; arguments as for `find_regimes`."""
     fit = fit_counts(y, modes=modes, starts=starts, seed=seed, progress=progress)
@@ -31,24 +26,11 @@ def count_regimes(
     later = model.filter(torch.cat([rows, torch.full((steps, y.shape[1]), torch.nan, dtype=rows.dtype)]))
     g = torch.Generator().manual_seed(seed)
     ends = model.forecast(post, steps, levels=(level,), generator=g)[:, 0]
-    transition = model.transition.numpy()
-    with np.errstate(divide="ignore"):
-        duration = 1.0 / (1.0 - transition.diagonal())
-    return {
-        "log_likelihood": fit.log_likelihood,
-        "aic": fit.aic,
-        "bic": fit.bic,
-        "free_parameters": fit.free_parameters,
-        "observations": fit.observations,
-        "status": fit.status.value,
-        "transition": transition,
-        "duration": duration,
-        "share": back.mode_probability.mean(0).numpy(),
+    return of_fit(fit, model.transition.numpy(), back.mode_probability.numpy()) | {
         "center": rest.numpy(),
         "center_error": fit.standard_errors["mean"],
         "deviation": spread.sqrt().numpy(),
         "filtered": post.mode_probability.numpy(),
-        "smoothed": back.mode_probability.numpy(),
         "path": model.most_likely_path(rows).numpy(),
         "signal": back.state.event_mean.numpy(),
         "forecast": later.state.event_mean[-steps:].numpy(),
@@ -56,3 +38,13 @@ def count_regimes(
         "upper": ends[:, 1].numpy(),
         "forecast_probability": later.mode_probability[-steps:].numpy(),
     }
+
+
+def of_fit(fit: Any, transition: Array, smoothed: Array) -> dict[str, Any]:
+    """The fields of `Regimes` that every fit gives: what it says of itself, the chain, and its shares."""
+    with np.errstate(divide="ignore"):
+        duration = 1.0 / (1.0 - transition.diagonal())
+    names = ("log_likelihood", "aic", "bic", "free_parameters", "observations")
+    found = {name: getattr(fit, name) for name in names} | {"status": fit.status.value}
+    chain = {"transition": transition, "duration": duration, "share": smoothed.mean(0)}
+    return found | chain | {"smoothed": smoothed}

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.report.regimes.counts import count_regimes
+from exptilt.report.regimes.counts import count_regimes, of_fit
 from exptilt.report.regimes.dates import next_labels
 from exptilt.report.regimes.series import read_series
 from exptilt.switching import Comparison, compare, fit_ready
@@ -151,33 +152,31 @@ def find_regimes(
         progress: show a bar always, never, or (None) where somebody looks.
     """
     series = read_series(Path(path), columns, index)
-    y = series.values
-    if kind == "counts":
-        return Regimes(
-            source=series.source,
-            columns=series.columns,
-            labels=series.labels,
-            y=y,
-            kind=kind,
-            seed=seed,
-            level=level,
-            index=series.index,
-            ahead=next_labels(series.labels, steps),
-            chosen=series.chosen,
-            **count_regimes(y, modes, starts, steps, level, seed, progress),
-        )
+    about = (series.source, series.columns, series.labels, series.values, kind, seed)
+    ahead = next_labels(series.labels, steps)
+    given = (series.values, modes, starts, steps, level, seed, progress)
+    found = count_regimes(*given) if kind == "counts" else level_regimes(kind, counts, *given)
+    return Regimes(*about, level=level, index=series.index, ahead=ahead, chosen=series.chosen, **found)
+
+
+def level_regimes(
+    kind: str,
+    counts: Sequence[int],
+    y: Array,
+    modes: int,
+    starts: int,
+    steps: int,
+    level: float,
+    seed: int,
+    progress: bool | None,
+) -> dict[str, Any]:
+    """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
     fit = fit_ready(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post, back = model.filter(y), model.smooth(y)
     residuals = fit.residuals()
-    compared = (
-        compare(y, modes=counts, kind=kind, starts=min(starts, 3), seed=seed, progress=progress)
-        if counts
-        else None
-    )
     ahead = post.forecast(steps, level=level)
     errors, unknown = fit.standard_errors or {}, np.full((modes, y.shape[1]), np.nan)
-    deviation = np.sqrt(_diagonals(model.observation_noise))
     if kind == "level":
         center = model.observation_offset
         center_error = errors.get("observation_offset", unknown)
@@ -186,43 +185,24 @@ def find_regimes(
         center = np.sqrt(_diagonals(model.process_noise))
         spread = _diagonals(errors["process_noise"]) if "process_noise" in errors else unknown
         center_error, signal = spread / (2 * center), back.mean
-    with np.errstate(divide="ignore"):
-        duration = 1.0 / (1.0 - model.transition.diagonal())
-    return Regimes(
-        source=series.source,
-        columns=series.columns,
-        labels=series.labels,
-        y=y,
-        kind=kind,
-        seed=seed,
-        log_likelihood=fit.log_likelihood,
-        aic=fit.aic,
-        bic=fit.bic,
-        free_parameters=fit.free_parameters,
-        observations=fit.observations,
-        status=fit.status.value,
-        transition=model.transition,
-        duration=duration,
-        share=back.mode_probability.mean(0),
-        center=center,
-        center_error=center_error,
-        deviation=deviation,
-        filtered=post.mode_probability,
-        smoothed=back.mode_probability,
-        path=model.most_likely_path(y),
-        signal=signal,
-        forecast=ahead.mean,
-        lower=ahead.lower,
-        upper=ahead.upper,
-        forecast_probability=ahead.mode_probability,
-        level=level,
-        index=series.index,
-        ahead=next_labels(series.labels, steps),
-        chosen=series.chosen,
-        residuals=residuals,
-        tests=tuple(residual_tests(column) for column in residuals.T),
-        comparison=compared,
-    )
+    compared = None
+    if counts:
+        compared = compare(y, modes=counts, kind=kind, starts=min(starts, 3), seed=seed, progress=progress)
+    return of_fit(fit, model.transition, back.mode_probability) | {
+        "center": center,
+        "center_error": center_error,
+        "deviation": np.sqrt(_diagonals(model.observation_noise)),
+        "filtered": post.mode_probability,
+        "path": model.most_likely_path(y),
+        "signal": signal,
+        "forecast": ahead.mean,
+        "lower": ahead.lower,
+        "upper": ahead.upper,
+        "forecast_probability": ahead.mode_probability,
+        "residuals": residuals,
+        "tests": tuple(residual_tests(column) for column in residuals.T),
+        "comparison": compared,
+    }
 
 
 def _diagonals(matrices: Array) -> Array:

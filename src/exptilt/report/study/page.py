@@ -7,6 +7,7 @@ page reads with a screen reader, without scripts and on paper.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
+from exptilt.claims import every as every_claim
 from exptilt.lens import HeadMeasure, LayerMeasure, Study
 from exptilt.lens.studying.notebook import some_heads
 from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
@@ -21,7 +23,6 @@ from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
 from exptilt.report.study.payload import payload, strip_size
-from exptilt.report.study.theory import named_in
 from exptilt.report.tokens import plain
 
 # In the order they run: each uses only what stands before it.
@@ -75,7 +76,7 @@ def render_study(study: Study, against: Study | None = None) -> str:
         "kinds": kinds_table(study),
         "heads_table": heads_table(study),
         "meanings": meanings(study),
-        "claims": named_in(m.about for m in every(study)),
+        "claims": claims_named(m.about for m in every(study)),
         "layers": [(name, measure, sentences.of_layers(measure)) for name, measure in study.layers.items()],
         "layer_tables": layer_tables(study),
         "loss": sentences.of_loss(study),
@@ -171,6 +172,15 @@ def heads_table(study: Study) -> Table:
 def every(study: Study) -> list[HeadMeasure | LayerMeasure]:
     """All statistics of a study."""
     return [*study.heads.values(), *study.layers.values()]
+
+
+def claims_named(texts: Iterable[str]) -> dict[str, str]:
+    """What the ledger says of the claims that stand in parentheses in any of the texts, by id.
+
+    A page stands alone, so it carries the statements; the ids in its text are links to them.
+    """
+    said = " ".join(texts)
+    return {claim.id: claim.statement for claim in every_claim() if f"({claim.id})" in said}
 
 
 def meanings(study: Study) -> Table:

@@ -8,12 +8,13 @@ together stay below `STRIP_BYTES`.
 
 import base64
 import math
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Picture, Study, Training
+from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Picture, Study, Training
 from exptilt.report.study import sentences
 from exptilt.report.tokens import visible
 
@@ -35,10 +36,7 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
         ],
         "measures": [_measure(study, name) | _other(study, name, against) for name in study.heads],
         "against": None if against is None else against.name,
-        "curves": [
-            {"id": name, "places": list(measure.places), **_common(measure)}
-            for name, measure in study.layers.items()
-        ],
+        "curves": [{"id": name, **_short(measure)} for name, measure in study.layers.items()],
         "details": {_place(detail): _detail(study, detail, size) for detail in study.details},
         "strip": [visible(token) for token in study.strip_tokens[:size]],
         "picture": None if study.picture is None else _picture(study.picture),
@@ -81,36 +79,25 @@ def strip_size(study: Study) -> int:
 
 
 def _numbers(values: Any) -> Any:
-    """An array or a number as (lists of) short numbers; None and what is not finite become None."""
+    """An array or a number as (lists of) short numbers, text as it is; what is not finite becomes None."""
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if isinstance(values, list | tuple):
         return [_numbers(item) for item in values]
-    return float(f"{values:.5g}") if values is not None and math.isfinite(values) else None
+    if values is None or isinstance(values, str):
+        return values
+    return float(f"{values:.5g}") if math.isfinite(values) else None
 
 
-def _common(measure: HeadMeasure | LayerMeasure) -> dict[str, Any]:
-    return {
-        "title": measure.title,
-        "unit": measure.unit,
-        "value": _numbers(measure.value),
-        "error": _numbers(measure.error),
-    }
+def _short(record: HeadMeasure | LayerMeasure | Histogram) -> dict[str, Any]:
+    """All that a record holds, in short numbers, by name."""
+    return {item.name: _numbers(getattr(record, item.name)) for item in fields(record)}
 
 
 def _measure(study: Study, name: str) -> dict[str, Any]:
-    measure = study.heads[name]
-    return {
-        "id": name,
-        **_common(measure),
-        "about": measure.about,
-        "assumes": measure.assumes,
-        "reason": measure.reason,
-        "reading": sentences.of_measure(study, name),
-        "baseline": _numbers(measure.baseline),
-        "training": None if study.training is None else _numbers(study.training.heads.get(name)),
-        "span": [end if end is not None and math.isfinite(end) else None for end in measure.span],
-    }
+    training = None if study.training is None else _numbers(study.training.heads.get(name))
+    reading = sentences.of_measure(study, name)
+    return {"id": name, **_short(study.heads[name]), "reading": reading, "training": training}
 
 
 def _other(study: Study, name: str, against: Study | None) -> dict[str, Any]:
@@ -123,10 +110,7 @@ def _other(study: Study, name: str, against: Study | None) -> dict[str, Any]:
 
 def _detail(study: Study, detail: HeadDetail, size: int) -> dict[str, Any]:
     return {
-        "histograms": {
-            name: {"edges": _numbers(found.edges), "counts": _numbers(found.counts)}
-            for name, found in detail.histograms.items()
-        },
+        "histograms": {name: _short(found) for name, found in detail.histograms.items()},
         "tokens": [
             [visible(item.token), _numbers(item.mass), item.count, _numbers(item.lift)]
             for item in detail.top_tokens[:TOP_TOKENS]
