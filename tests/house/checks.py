@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 LAYERS: list[set[str]] = [
     {"_support"},
@@ -345,6 +346,18 @@ def undocumented_call(name: str, function: Callable, docstring: str | None) -> l
     ):
         complaints.append(f"{name}: returns a tensor; Returns: needs a shape such as ``(..., query)``")
     return complaints
+
+
+def untyped_results(name: str, value: object) -> list[str]:
+    """The calls and properties of a public name whose result has no type, or `Any`."""
+    if inspect.isclass(value):
+        members = {key: member for key, member in vars(value).items() if not key.startswith("_")}
+        return [line for key, member in members.items() for line in untyped_results(f"{name}.{key}", member)]
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    if not inspect.isfunction(value):
+        return []
+    given = inspect.unwrap(value).__annotations__.get("return", "Any")
+    return [name] if given in ("Any", Any) else []
 
 
 def undocumented(name: str, value: object) -> list[str]:

@@ -1,6 +1,7 @@
 """Each rule is shown to complain about a bad example, and to let a good one pass."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -104,6 +105,26 @@ def test_private_name_of_torch_is_seen(source):
 )
 def test_other_names_pass(source):
     assert checks.private_torch_names(source, "lens/watch.py") == []
+
+
+def test_untyped_results():
+    class Bad:
+        def some(self): ...
+        def any_(self) -> Any: ...
+        def text(self) -> "Any": ...
+        def good(self) -> int: ...
+        def _own(self): ...
+
+        @property
+        def seen(self) -> Any: ...
+
+        @classmethod
+        def made(cls) -> "Bad": ...
+
+    found = checks.untyped_results("Bad", Bad)
+    assert found == ["Bad.some", "Bad.any_", "Bad.text", "Bad.seen"]
+    assert checks.untyped_results("some", Bad.some) == ["some"]
+    assert checks.untyped_results("number", 3) == []
 
 
 def test_width():

@@ -91,6 +91,37 @@ def test_public_names_are_documented(folder):
     assert problems == []
 
 
+UNTYPED = re.compile(  # results whose kind depends on the call
+    r"\w+\.to_frame"  # a DataFrame of pandas, which is optional
+    r"|(Filtered|Smoothed|OnlineState)\.\w+|SwitchingLinearGaussian\.most_likely_path"  # as the data came
+    r"|Measure\.sample"  # a tensor, or one for each site
+    r"|linear_cross_entropy"  # a loss, or a loss with statistics
+)
+
+
+@pytest.mark.parametrize("folder", PUBLIC_FOLDERS)
+def test_public_results_are_typed(folder):
+    module = import_module(f"exptilt.{folder}")
+    found = [line for name in module.__all__ for line in checks.untyped_results(name, getattr(module, name))]
+    assert [name for name in found if not UNTYPED.fullmatch(name)] == []
+
+
+def test_types_are_checked_strictly_but_for_kernels():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
+    assert settings["files"] == ["src"]
+    assert settings["strict"] is True
+    loose = {
+        module
+        for override in settings["overrides"]
+        for module in override["module"]
+        if any(name.startswith(("disallow", "check")) and value is False for name, value in override.items())
+    }
+    kernels = ("exptilt.tilting.backends.numba.", "exptilt.tilting.backends.triton.")
+    others = sorted(module for module in loose if not module.startswith(kernels))
+    assert others == ["exptilt._support.elementary"]  # an exponential for kernels
+    assert "mypy" in re.search(r"^lint:.*\n((\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.M)[1]
+
+
 SNAPSHOT = """
 import atexit, json, logging, os, random, signal, sys, threading, warnings
 import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl

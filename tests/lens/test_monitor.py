@@ -13,8 +13,11 @@ from torch import nn
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
-from exptilt.lens.training.logs import COLUMNS, CsvLog, TensorBoardLog
+from exptilt.lens.heads.statistics import FIELDS, text_statistics
+from exptilt.lens.studying.definitions import HEADS
+from exptilt.lens.training.logs import COLUMNS, STATISTICS, CsvLog, TensorBoardLog
 from exptilt.lens.training.readings import HeadReading, read_heads
+from exptilt.lens.watching.record import _COLUMNS
 
 
 def bert():
@@ -362,3 +365,22 @@ def test_bad_model():
         monitor.model(torch.ones(1, 2))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         monitor.nothing  # noqa: B018
+
+
+def test_record_study_and_monitor_tell_one_number_by_one_name():
+    torch.manual_seed(0)
+    layer, x, calls = nn.MultiheadAttention(16, 4, batch_first=True), torch.randn(1, 10, 16), []
+    with torch.no_grad(), xt.lens.watch(layer, key_mass=True, observe=calls.append) as seen:
+        layer(x, x, x, need_weights=False)
+    (call,) = calls
+    text = text_statistics(call.query, call.key, call.options, call.tilted).by_name
+    known = [name for name in FIELDS if name not in ("relative_queries", "log_normalizer_variance")]
+    assert set(known) < set(_COLUMNS)
+    for name in known:
+        torch.testing.assert_close(
+            torch.tensor(seen.record.by_head(name)[0]), text[name], rtol=1e-5, atol=1e-6
+        )
+    assert set(STATISTICS) <= set(FIELDS) & set(HEADS)
+    for head, reading in enumerate(read_heads(seen.record, {0: ""})):
+        for name in STATISTICS:
+            assert getattr(reading, name) == pytest.approx(float(text[name][head]), rel=1e-5)
