@@ -45,13 +45,19 @@ from exptilt.tilting.problem import per_query_head
 _NUMBERS = 1 << 22  # of the largest intermediate tensor
 
 
-class _Maps(NamedTuple):
-    """The linear maps of a layer: ``(Hkv, Dv, E)``, ``(E', Hq, Dv)``, ``(Hq, D, E)``, ``(Hkv, D, E)``."""
+class _Layer(NamedTuple):
+    """A layer at the mean of its hidden states: its attention, and the linear maps around it."""
 
-    value: Tensor
-    output: Tensor | None
-    query: Tensor | None
-    key: Tensor | None
+    call: Call
+    given: Moments  # of the hidden states
+    here: Moments  # after the norm
+    norm: Callable[[Tensor], Tensor] | None
+    value: Tensor  # (Hkv, Dv, E)
+    output: Tensor | None  # (E', Hq, Dv)
+    query: Tensor | None  # (Hq, D, E)
+    key: Tensor | None  # (Hkv, D, E)
+    reading: str
+    residual: bool
 
 
 def propagate(
@@ -141,58 +147,53 @@ def propagate(
     if (query_weight is None) != (key_weight is None):
         raise ArgumentError("propagate: query_weight and key_weight go together. Pass both, or neither.")
     here = given if norm is None else given.through(norm)
-    maps = _maps(here.mean, query, key, value_weight, output_weight, query_weight, key_weight)
+    wanted = _shapes(here.mean, query, key, value_weight, output_weight)
+    weights = (value_weight, output_weight, query_weight, key_weight)
+    for (name, shape), weight in zip(wanted.items(), weights, strict=True):
+        if weight is not None and tuple(weight.shape) != shape:
+            raise ArgumentError(f"propagate: {name} has shape {tuple(weight.shape)}. Pass {shape}.")
+    heads = None if output_weight is None else output_weight.unflatten(-1, (query.shape[-3], -1))
     if (residual or query_weight is not None) and query.shape[-2] != key.shape[-2]:
         what = "residual" if residual else "query_weight"
         raise ArgumentError(
             f"propagate: {what} needs a query at each position; "
             f"got {query.shape[-2]} queries for {key.shape[-2]} keys."
         )
-    if residual and (maps.output is None or maps.output.shape[0] != mean.shape[-1]):
+    if residual and (heads is None or heads.shape[0] != mean.shape[-1]):
         raise ArgumentError(
             f"propagate: residual needs an output_weight ({mean.shape[-1]}, heads × value dim)."
         )
-    value = torch.einsum("...ie,hde->...hid", here.mean, maps.value)
+    value = torch.einsum("...ie,hde->...hid", here.mean, value_weight)
     value = value if value_bias is None else value + value_bias.unsqueeze(-2)
     call = prepare(
         "propagate", query, key, value, scale, log_weight, bias, mask, causal, window, softcap, sink, backend
     )
-    dependent = query_weight is not None
+    maps = (value_weight, heads, query_weight, key_weight)
+    layer = _Layer(call, given, here, norm, *maps, reading, residual)
     if given.form == "low-rank":
-        output, second = _factor(call, given, norm, maps, residual)
-    elif given.form == "diagonal" and not dependent:
-        output, second = _streamed(call, given, here, norm, maps, reading, residual)
+        output, second = _factor(layer)
+    elif given.form == "diagonal" and query_weight is None:
+        output, second = _streamed(layer)
     else:
-        output, second = _blocks(call, given, norm, maps, reading, residual)
-    if maps.output is None:
+        output, second = _blocks(layer)
+    if heads is None:
         return output, second
-    out = torch.einsum("...hjd,ohd->...jo", output, maps.output)
+    out = torch.einsum("...hjd,ohd->...jo", output, heads)
     out = out if output_bias is None else out + output_bias
     return (out + mean if residual else out), second
 
 
-def _maps(
-    mean: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor | None,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-) -> _Maps:
-    """The linear maps, refused where they do not fit."""
+def _shapes(
+    mean: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None
+) -> dict[str, tuple[int, ...]]:
+    """What the shapes of the weights must be, by name."""
     size, (Hq, Hkv, D) = mean.shape[-1], (query.shape[-3], key.shape[-3], key.shape[-1])
-    wanted = {
-        "value_weight": (value, (Hkv, value.shape[-2] if value.ndim == 3 else -1, size)),
-        "query_weight": (query_weight, (Hq, D, size)),
-        "key_weight": (key_weight, (Hkv, D, size)),
-        "output_weight": (output, (output.shape[0] if output is not None else 0, Hq * value.shape[-2])),
+    return {
+        "value_weight": (Hkv, value.shape[-2] if value.ndim == 3 else -1, size),
+        "output_weight": (0 if output is None else output.shape[0], Hq * value.shape[-2]),
+        "query_weight": (Hq, D, size),
+        "key_weight": (Hkv, D, size),
     }
-    for name, (weight, shape) in wanted.items():
-        if weight is not None and tuple(weight.shape) != shape:
-            raise ArgumentError(f"propagate: {name} has shape {tuple(weight.shape)}. Pass {shape}.")
-    heads = None if output is None else output.unflatten(-1, (Hq, -1))
-    return _Maps(value, heads, query_weight, key_weight)
 
 
 def _attend(call: Call, value: Tensor, times: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -217,19 +218,12 @@ def _attend(call: Call, value: Tensor, times: float = 1.0) -> tuple[Tensor, Tens
     return found.output, found.log_normalizer
 
 
-def _streamed(
-    call: Call,
-    given: Moments,
-    here: Moments,
-    norm: Callable[[Tensor], Tensor] | None,
-    maps: _Maps,
-    reading: str,
-    residual: bool,
-) -> tuple[Tensor, Tensor]:
+def _streamed(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Output of the heads, and the variances ``(..., Q, E')`` or ``(..., Hq, Q, Dv)``."""
+    call, given, norm = layer.call, layer.given, layer.norm
     v = call.inputs.value
-    noise = torch.einsum("...ie,hde->...hid", here.covariance, maps.value.square())
-    if reading == "average":
+    noise = torch.einsum("...ie,hde->...hid", layer.here.covariance, layer.value.square())
+    if layer.reading == "average":
         output, G = _attend(call, v)
         square, twice = _attend(call, noise, 2.0)
         variance = square * torch.where(torch.isneginf(G), 0.0, (twice - 2 * G).exp()).unsqueeze(-1)
@@ -242,11 +236,12 @@ def _streamed(
         if one:  # the sink has value 0
             second = second + (1 - found[..., -1:]) * middle.square()
         variance = (second - (output - middle).square()).clamp_min(0)
-    if maps.output is None:
+    if layer.output is None:
         return output, variance
-    variance = torch.einsum("...hjd,ohd->...jo", variance, maps.output.square())
-    if residual:
-        whole = torch.einsum("ohd,hde->hoe", maps.output, per_query_head(maps.value, maps.output.shape[1], 0))
+    variance = torch.einsum("...hjd,ohd->...jo", variance, layer.output.square())
+    if layer.residual:
+        value = per_query_head(layer.value, layer.output.shape[1], 0)
+        whole = torch.einsum("ohd,hde->hoe", layer.output, value)
         if norm is None:
             slope = whole.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
         else:
@@ -274,58 +269,50 @@ def _own_weight(call: Call, G: Tensor) -> Tensor:
     return torch.where(hidden, 0.0, (score - G.masked_fill(hidden, 0.0)).exp())
 
 
-def _moved(given: Moments, norm: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor]:
+def _moved(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Directions ``(count, ..., K, E)`` of the hidden states, and what the norm makes of them."""
-    along = given.directions()
-    return along, (along if norm is None else pushed(norm, given.mean, along))
+    along = layer.given.directions()
+    return along, (along if layer.norm is None else pushed(layer.norm, layer.given.mean, along))
 
 
-def _factor(
-    call: Call, given: Moments, norm: Callable[[Tensor], Tensor] | None, maps: _Maps, residual: bool
-) -> tuple[Tensor, Tensor]:
+def _factor(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Output of the heads, and the factor of the low-rank covariance."""
-    t = call.inputs
-    along, moved = _moved(given, norm)
-    dv = torch.einsum("m...ie,hde->m...hid", moved, maps.value)
-    if maps.query is None or maps.key is None:
+    call, t = layer.call, layer.call.inputs
+    along, moved = _moved(layer)
+    dv = torch.einsum("m...ie,hde->m...hid", moved, layer.value)
+    if layer.query is None or layer.key is None:
         rank = len(dv)
         output, _ = _attend(call, t.value)
         steps, _ = _attend(call, dv.movedim(0, -1).flatten(-2))
         steps = steps.unflatten(-1, (-1, rank)).movedim(-1, 0)
     else:
-        dq, dk = (torch.einsum("m...ie,hde->m...hid", moved, w) for w in (maps.query, maps.key))
+        dq, dk = (torch.einsum("m...ie,hde->m...hid", moved, w) for w in (layer.query, layer.key))
 
-        def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             turned = call.inputs._replace(query=q, key=k)
             return _attend(Call(turned, call.settings, call.dtype, call.autocast, True), v)[0]
 
         def push(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-            tangent: Tensor = torch.func.jvp(layer, (t.query, t.key, t.value), (a, b, c))[1]
+            tangent: Tensor = torch.func.jvp(heads, (t.query, t.key, t.value), (a, b, c))[1]
             return tangent
 
-        output, steps = layer(t.query, t.key, t.value), torch.func.vmap(push)(dq, dk, dv)
-    if maps.output is not None:
-        steps = torch.einsum("m...hjd,ohd->m...jo", steps, maps.output)
-    return output, gathered(steps + along if residual else steps, "low-rank")
+        output, steps = heads(t.query, t.key, t.value), torch.func.vmap(push)(dq, dk, dv)
+    if layer.output is not None:
+        steps = torch.einsum("m...hjd,ohd->m...jo", steps, layer.output)
+    return output, gathered(steps + along if layer.residual else steps, "low-rank")
 
 
-def _blocks(
-    call: Call,
-    given: Moments,
-    norm: Callable[[Tensor], Tensor] | None,
-    maps: _Maps,
-    reading: str,
-    residual: bool,
-) -> tuple[Tensor, Tensor]:
+def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Output of the heads, and the covariance by the derivative in each position, by blocks of queries."""
+    call, form = layer.call, str(layer.given.form)
     t, rule = call.inputs, call.settings.rule
     heads, length = t.query.shape[-3:-1]
     output, G = _attend(call, t.value)
-    along, moved = _moved(given, norm)
+    along, moved = _moved(layer)
     value, key = per_query_head(t.value, heads, -3), per_query_head(t.key, heads, -3)
     dv, dq, dk = (
         None if w is None else torch.einsum("m...ie,hde->m...hid", moved, per_query_head(w, heads, 0))
-        for w in (maps.value, maps.query, maps.key)
+        for w in (layer.value, layer.query, layer.key)
     )
     assert dv is not None
     block = max(1, _NUMBERS // (dv.numel() or 1))
@@ -344,15 +331,15 @@ def _blocks(
             change = change + (rate * (t.query[..., rows, :] @ dk.mT)).unsqueeze(-1) * gap
             turned = torch.einsum("m...hji,...hjid->m...hjd", rate * (dq[..., rows, :] @ key.mT), gap)
             change[..., range(rows.stop - start), range(start, rows.stop), :] += turned
-        if maps.output is not None:
-            change = torch.einsum("m...hjid,ohd->m...jio", change, maps.output)
-            if residual:
+        if layer.output is not None:
+            change = torch.einsum("m...hjid,ohd->m...jio", change, layer.output)
+            if layer.residual:
                 change[..., range(rows.stop - start), range(start, rows.stop), :] += along[..., rows, :]
-        found = gathered(change.movedim(-2, 0).flatten(0, 1), str(given.form))
-        if reading == "mixture":
-            found = found + _spread(A, gap, dv, o, maps.output, str(given.form))
+        found = gathered(change.movedim(-2, 0).flatten(0, 1), form)
+        if layer.reading == "mixture":
+            found = found + _spread(A, gap, dv, o, layer.output, form)
         parts.append(found)
-    return output, torch.cat(parts, -3 if given.form == "full" else -2)
+    return output, torch.cat(parts, -3 if form == "full" else -2)
 
 
 def _spread(A: Tensor, gap: Tensor, dv: Tensor, o: Tensor, out: Tensor | None, form: str) -> Tensor:
