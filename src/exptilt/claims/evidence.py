@@ -159,12 +159,12 @@ def curve(label: str, x: Any, y: Any) -> Line:
 
 
 def dots(label: str, x: Any, y: Any) -> Line:
-    """The same as points."""
+    """Points at numbers; arguments as for `curve`."""
     return curve(label, x, y)._replace(kind="points")
 
 
 def bars(label: str, x: Any, y: Any) -> Line:
-    """The same as bars."""
+    """Bars of numbers; arguments as for `curve`."""
     return curve(label, x, y)._replace(kind="bars")
 
 
@@ -183,23 +183,15 @@ class Picture(NamedTuple):
     title: str
     x: str
     y: str
-    lines: Sequence[Line]
+    lines: Sequence[Line] = ()
     log_x: bool = False
     log_y: bool = False
 
 
-class Axes(NamedTuple):
-    """What a picture and its axes are called; the fields are those of `Picture`."""
-
-    title: str
-    x: str
-    y: str
-    log_x: bool = False
-    log_y: bool = False
-
-
-Findings = Iterator[Check | Line | Axes]
-"""What the experiment of a claim yields with one seed: its checks, and the lines and axes of its picture."""
+Findings = Iterator[Check | Line | Picture]
+"""What the experiment of a claim yields with one seed: its checks, the lines of its picture, and the picture
+without them.
+"""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_type_hints
 from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_text
-from exptilt.claims.evidence import Axes, Check, Evidence, Findings, Line, Picture, Setting, joined
+from exptilt.claims.evidence import Check, Evidence, Findings, Line, Picture, Setting, joined
 
 GROUPS = {
     "A": "Attention is an exponential family",
@@ -158,13 +158,12 @@ class Claim:
         try:
             found = list(self.experiment(seed, **settings))
         except MissingExtraError as problem:
-            nothing = Picture("nothing was run", "", "", ())
+            nothing = Picture("nothing was run", "", "")
             return Evidence(self.id, (), nothing, settings, (seed,), missing=str(problem))
         took = time.perf_counter() - started
         checks = tuple(x for x in found if isinstance(x, Check))
         lines = tuple(x for x in found if isinstance(x, Line))
-        (axes,) = (x for x in found if isinstance(x, Axes))
-        picture = Picture(axes.title, axes.x, axes.y, lines, axes.log_x, axes.log_y)
+        (picture,) = (x._replace(lines=lines) for x in found if isinstance(x, Picture))
         return Evidence(self.id, checks, picture, settings, (seed,), seconds=took)
 
 
