@@ -5,6 +5,7 @@ import io
 import json
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from exptilt.report.regimes import text, write_regimes
 from exptilt.report.regimes.dates import next_labels
 from exptilt.report.regimes.page import DOWNLOADS, numbers, probabilities, share, spells
 from exptilt.report.regimes.pictures import ticks
+from exptilt.report.regimes.sentences import name_of
 from exptilt.report.regimes.series import read_series
 from report.made import HOSTILE, make_regimes
 
@@ -198,3 +200,11 @@ def test_parquet_needs_a_library_and_says_which(tmp_path):
 def test_series_that_are_refused(file, content, columns, message):
     with pytest.raises(ArgumentError, match=re.escape(message)):
         read_series(file(content), columns, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("level", "low high"), ("counts", "low high"), ("local-level", "slow fast")]
+)
+def test_regimes_are_named_by_what_their_numbers_are(kind, words):
+    found = SimpleNamespace(kind=kind, share=np.ones(2))
+    assert [name_of(found, k) for k in (0, 1)] == [f"{k} ({word})" for k, word in enumerate(words.split())]

@@ -39,7 +39,7 @@ MOST = 60  # rows of the list of regimes on the page; the file has all
 
 
 class Shown(float):
-    """A number that is written in its own way."""
+    """A number with the text that stands for it on the page."""
 
     shown: str
 

@@ -10,7 +10,7 @@ from exptilt.switching.learning.summary import write_number
 def name_of(found: Regimes, regime: int) -> str:
     """A regime by its number and, in words, by what it is."""
     M = len(found.share)
-    low, high = ("low", "high") if found.kind == "level" else ("slow", "fast")
+    low, high = ("slow", "fast") if found.kind == "local-level" else ("low", "high")
     middle = "" if M == 3 else f" {regime}"
     word = low if regime == 0 else high if regime == M - 1 else f"middle{middle}"
     return f"{regime}" if M == 1 else f"{regime} ({word})"

@@ -27,7 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt.lens import Study
-from exptilt.report.study.sentences import Place, head_name, number, percent, place_of, summary, with_error
+from exptilt.report.study.sentences import (
+    Place,
+    head_name,
+    number,
+    percent,
+    place_of,
+    summary,
+    told,
+    with_error,
+)
 from exptilt.report.tokens import visible
 
 FAR = 3.5
@@ -82,13 +91,6 @@ def _z(values: Array, x: float) -> float:
     return abs(x - middle) / width if width > 0 else 0.0
 
 
-def _told(study: Study, name: str, place: Place) -> str:
-    measure = study.heads[name]
-    assert measure.value is not None
-    error = math.nan if measure.error is None else float(measure.error[place])
-    return with_error(float(measure.value[place]), error, measure.unit)
-
-
 def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float, float] | None:
     """Place, z and value of the head with the extreme value, and the median, if it is surely far out."""
     measure = study.heads.get(name)
@@ -109,7 +111,7 @@ def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float
 def _peak(study: Study) -> Iterator[Finding]:
     if (found := _outlier(study, "score_max", lowest=False)) is not None:
         place, z, largest, middle = found
-        text = f"{_capital(place)} has scores up to {_told(study, 'score_max', place)}, "
+        text = f"{_capital(place)} has scores up to {told(study.heads['score_max'], place)}, "
         text += f"{number(largest / middle)} times the median head's"
         detail = next((d for d in study.details if (d.layer, d.head) == place), None)
         if detail is not None and detail.top_tokens and detail.top_tokens[0].lift > 2:
@@ -128,7 +130,8 @@ def _focus(study: Study) -> Iterator[Finding]:
             some = float(keys[place])
             many = "a single key" if some < 1.05 else f"{number(some)} keys"
             middle = number(float(np.nanmedian(keys)))
-            text = f"{_capital(place)} looks at {many} in effect (entropy {_told(study, 'entropy', place)}), "
+            entropy = told(study.heads["entropy"], place)
+            text = f"{_capital(place)} looks at {many} in effect (entropy {entropy}), "
             text += f"the median head at {middle}."
             yield Finding(text, z, place, "entropy")
 
@@ -141,12 +144,12 @@ def _kinds(study: Study) -> Iterator[Finding]:
         place = place_of(np.nanargmax(kind.value if kind.above else -kind.value), kind.value)
         share = float(kind.value[place])
         error = math.nan if kind.error is None else float(kind.error[place])
-        told = with_error(share, error, study.heads[kind.measure].unit)
+        most = with_error(share, error, study.heads[kind.measure].unit)
         if kind.measure.endswith("mass") or "mass_given" in kind.measure:
-            told = with_error(100 * share, 100 * error, "%")
+            most = with_error(100 * share, 100 * error, "%")
         verb, _, what = kind.about.partition(" ")
         heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
-        text = f"{heads} {what} (kind “{name}”), most of all {head_name(place)}: {told}."
+        text = f"{heads} {what} (kind “{name}”), most of all {head_name(place)}: {most}."
         yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure)
 
 

@@ -91,6 +91,13 @@ def summary(measure: HeadMeasure) -> tuple[Place, Place, float] | None:
     return low, high, float(np.nanmedian(known))
 
 
+def told(measure: HeadMeasure, place: Place) -> str:
+    """The value of one head, with its error and unit."""
+    assert measure.value is not None
+    error = math.nan if measure.error is None else float(measure.error[place])
+    return with_error(float(measure.value[place]), error, measure.unit)
+
+
 def of_measure(study: Study, name: str) -> str:
     """What is to be said of one statistic over all heads."""
     measure = study.heads[name]
@@ -100,18 +107,12 @@ def of_measure(study: Study, name: str) -> str:
     if found is None:
         return "No head has a value."
     low, high, middle = found
-
-    def told(place: Place) -> str:
-        return with_error(
-            float(value[place]), math.nan if error is None else float(error[place]), measure.unit
-        )
-
     if value[high] > value[low]:
         top = float(value[high])
-        first = f"{head_name(high)} has the highest: {told(high)}."
+        first = f"{head_name(high)} has the highest: {told(measure, high)}."
         if name in PLAIN:
             first = PLAIN[name].format(head=head_name(high), percent=percent(top), value=number(top))
-        rest = f"The lowest is {told(low)} in {head_name(low)}; half of the heads lie above"
+        rest = f"The lowest is {told(measure, low)} in {head_name(low)}; half of the heads lie above"
         parts = [first[0].upper() + first[1:], f"{rest} {number(middle, measure.unit)}."]
     else:
         parts = [f"The same in every head: {number(middle, measure.unit)}."]
