@@ -7,7 +7,7 @@ import torch
 from exptilt.claims.evidence import (
     ROUNDING,
     Findings,
-    Picture,
+    axes,
     covariance_of,
     curve,
     dots,
@@ -59,7 +59,7 @@ def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findi
     yield least("least rise of the mean of G in 12 steps", path.log_normalizer.diff(), 0.0)
     yield curve("patterns held still", path.steps, path.log_normalizer)
     yield curve("patterns moving along", free.steps, free.log_normalizer)
-    yield Picture("G climbs, patterns held still or moving along", "step", "mean G", log_y=True)
+    yield axes("G climbs, patterns held still or moving along", "step", "mean G", log_y=True)
 
 
 @claim(
@@ -97,7 +97,7 @@ def divergence(
     yield least("final length over the first", found.lengths[-1] / found.lengths[0], 10.0)
     yield most("factor a step, patterns moving, less 2", abs(found.moving_factor - found.moving_theory), 1e-3)
     yield from (curve("", range(len(some)), some[:, i]) for i in range(some.shape[1]))
-    yield Picture("Lengths of four points, patterns held still", "step", "‖η‖")
+    yield axes("Lengths of four points, patterns held still", "step", "‖η‖")
 
 
 @claim(
@@ -144,4 +144,4 @@ def contraction(
         yield most(f"{name}: contraction by the norm", grown.contraction[1:], 1.0)
         yield curve(f"{name}: ascent", steps, grown.expansion[1:])
         yield dots(f"{name}: norm", steps, grown.contraction[1:])
-    yield Picture("Factors of size in each step", "step", "factor", log_y=True)
+    yield axes("Factors of size in each step", "step", "factor", log_y=True)

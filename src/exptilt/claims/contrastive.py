@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from exptilt.claims.evidence import Findings, Picture, curve, most, normals, same
+from exptilt.claims.evidence import Findings, axes, curve, most, normals, same
 from exptilt.claims.ledger import FAMILY, TEMPLATE, Between, claim
 from exptilt.dynamics import Sphere
 from exptilt.losses import clip, info_nce, linear_cross_entropy, nce, nt_xent, sampled_softmax
@@ -87,4 +87,4 @@ def likelihood(
     yield most("NCE at the true law: its gradient", pull.sum(0).norm(), 1e-9)
     yield most("NCE at log Z, less that at other guesses", losses[12] - min(losses), 0.0)
     yield curve("", guesses - log_Z, losses)
-    yield Picture("NCE is least where the guess of log Z is right", "guess − G", "loss")
+    yield axes("NCE is least where the guess of log Z is right", "guess − G", "loss")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import ROUNDING, Findings, Picture, curve, dots, least, most, normals, off, same
+from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, off, same
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.families import (
@@ -63,7 +63,7 @@ def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions 
     yield same("Gaussian kernel, log-weights −‖k‖²/2", weighted, gaussian(k))
     yield same("Gaussian kernel, keys of any length", without, gaussian(k), role="reach")
     yield curve("", spread, apart)
-    yield Picture(
+    yield axes(
         "Without weights, unequal keys take attention away from Gaussian regression",
         "spread s of key lengths, ‖k‖^s",
         "largest difference",
@@ -111,7 +111,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     yield most("entropy of the tilted measure", abs(h.tilt(eta).entropy() - entropy), ROUNDING)
     yield curve("<m,tη> − G(tη)", t, (t * (m @ eta) - line))
     yield curve("−entropy", t, [float(-entropy)] * len(t))
-    yield Picture("<m,tη> − G(tη) is largest at t = 1, where it is G*(m)", "t", "")
+    yield axes("<m,tη> − G(tη) is largest at t = 1, where it is G*(m)", "t", "")
 
 
 @claim(
@@ -152,7 +152,7 @@ def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     yield dots("KL(p₂‖p₁)", found, backward)
     yield dots("KL(p₁‖p₂), as printed", found, forward)
     yield curve("equal", [0.0, float(found.max())], [0.0, float(found.max())])
-    yield Picture("B_G against both orders of KL: on the line for KL(p₂‖p₁)", "B_G(η₁,η₂)", "KL")
+    yield axes("B_G against both orders of KL: on the line for KL(p₂‖p₁)", "B_G(η₁,η₂)", "KL")
 
 
 @claim(
@@ -204,7 +204,7 @@ def entropy(
     yield most("primal against the sum", abs(found.primal - least_sum), 1e-9)
     yield most("entropy of other laws, less that of ν", value - optimum, 1e-12)
     yield from (curve("" if i else "other laws", sizes, value[:, i]) for i in range(12))
-    yield Picture("Entropy along directions that keep the constraints", "how far from ν", "<b,ν> + H(ν)")
+    yield axes("Entropy along directions that keep the constraints", "how far from ν", "<b,ν> + H(ν)")
 
 
 @claim(
@@ -241,7 +241,7 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Find
     yield least("KL of the others", gap[1:], 0.0)
     yield dots("laws q", gap, value)
     yield curve("G", [0.0, float(gap.max())], [float(G)] * 2)
-    yield Picture("The bound, and how far laws fall below it", "KL(q‖p)", "E_q<u,η> + H(q)")
+    yield axes("The bound, and how far laws fall below it", "KL(q‖p)", "E_q<u,η> + H(q)")
 
 
 @claim(
@@ -285,7 +285,7 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
     yield most("Bregman divergence of M against D", (exponential_bregman(h, a, b) / D - 1).abs(), 1e-9)
     yield dots("masses m", distance, value)
     yield curve("Σ h e^s", [0.0, float(distance.max())], [float(M)] * 2)
-    yield Picture("<s,m> − D(m‖h) + Σh over masses m", "distance of m from h e^s", "")
+    yield axes("<s,m> − D(m‖h) + Σh over masses m", "distance of m from h e^s", "")
 
 
 @claim(
@@ -329,4 +329,4 @@ def members(
     yield same("weights by divergence against e^−KL", by_kl, torch.softmax(-to, 0), 1e-9)
     yield dots("attention, −G* taken off", to, by_kl)
     yield dots("attention", to, torch.softmax(score, 0))
-    yield Picture("Without G*, attention falls with KL alone", "KL(p_j‖p_q)", "weight", log_y=True)
+    yield axes("Without G*, attention falls with KL alone", "KL(p_j‖p_q)", "weight", log_y=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from exptilt.claims.evidence import Findings, Picture, curve, dots, least, most, normals, note, same
+from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.dynamics import equal_cosine, equilibrium_sweep, fixed_point, monotone_operator, theorem_one
 
@@ -58,7 +58,7 @@ def theorem(
     for row in (one, found.row("gaussian", "batch"), found.row("gaussian", "layer")):
         error = [max(x, 1e-16) for x in row.covariance_error]
         yield curve(f"{row.start}, {row.renormalizer}", range(steps + 1), error)
-    yield Picture("Covariance of the points against Σ⁻¹", "step", "relative distance", log_y=True)
+    yield axes("Covariance of the points against Σ⁻¹", "step", "relative distance", log_y=True)
 
 
 @claim(
@@ -124,7 +124,7 @@ def moving(
     tails = sweep.select(renormalizer="whiten", start="laplace").settings[0].kurtosis
     yield note("whiten, Laplace start: kurtosis at the start", tails[0])
     yield note("whiten, Laplace start: kurtosis nearest to a Gaussian's", tails.abs().nan_to_num(1e9).min())
-    yield Picture("Effective clusters, from a Laplace start", "step", "clusters", log_y=True)
+    yield axes("Effective clusters, from a Laplace start", "step", "clusters", log_y=True)
 
 
 @claim(
@@ -182,4 +182,4 @@ def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> 
     yield curve("equation", fine.time, fine.theory)
     yield dots("continuous flow", fine.time, fine.continuous)
     yield dots("flow in steps", coarse.time, coarse.stepped)
-    yield Picture("Mean cosine of points with equal cosines", "time", "cosine")
+    yield axes("Mean cosine of points with equal cosines", "time", "cosine")

@@ -183,9 +183,14 @@ class Picture(NamedTuple):
     title: str
     x: str
     y: str
-    lines: Sequence[Line] = ()
+    lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
+
+
+def axes(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> Picture:
+    """A picture as yet without lines."""
+    return Picture(title, x, y, (), log_x, log_y)
 
 
 Findings = Iterator[Check | Line | Picture]

@@ -14,7 +14,7 @@ from torch import Tensor
 from exptilt.claims.evidence import (
     ROUNDING,
     Findings,
-    Picture,
+    axes,
     covariance_of,
     curve,
     dots,
@@ -75,7 +75,7 @@ def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> F
     yield curve("G(tq)", t, G)
     yield curve("<attention, q>", t, slopes)
     yield dots("differences of G", t[1:-1:4], differences.tolist()[1:-1:4])
-    yield Picture("G along a line, and attention as its slope", "t, with η = t·q", "")
+    yield axes("G along a line, and attention as its slope", "t, with η = t·q", "")
 
 
 @claim(
@@ -118,7 +118,7 @@ def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Fin
     yield same("forward derivative against Cov(v,k)δη", forward, step @ cross.mT)
     yield least("least eigenvalue of ∇²G", torch.linalg.eigvalsh(hessian).min(), -ROUNDING)
     yield dots("difference quotient", h, error)
-    yield Picture(
+    yield axes(
         "Difference quotients of attention come to Cov(v,k)δη",
         "size of the step",
         "distance from Cov(v,k)δη",
@@ -166,7 +166,7 @@ def tilting(seed: int, *, tilt: Annotated[float, Between(-2, 0.9)] = 0.4) -> Fin
         yield most(f"{name}: mean against the sum over x", abs(law.mean(eta) - weight @ x), 1e-6)
         several = torch.linspace(-1, 0.8, 19).to(size)
         yield curve(name, several, law.mean(several[:, None])[:, 0])
-    yield Picture("Mean of x by tilt", "η", "∇G(η)")
+    yield axes("Mean of x by tilt", "η", "∇G(η)")
 
 
 @claim(
@@ -197,7 +197,7 @@ def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Findin
     yield same("∇G against quadrature", found, by_sum, 1e-6)
     yield same("G against quadrature", law.log_normalizer(eta), G, 1e-6)
     yield dots("", (mean + eta @ covariance).flatten(), by_sum.flatten())
-    yield Picture("Attention over a Gaussian: predicted and integrated", "μ + Ση", "by quadrature")
+    yield axes("Attention over a Gaussian: predicted and integrated", "μ + Ση", "by quadrature")
 
 
 @claim(
@@ -240,9 +240,7 @@ def mixture(seed: int, *, components: Annotated[int, Between(2, 64)] = 5) -> Fin
     yield most("Σ_n: the printed formula with the mean Σ", plain[1], 1e-6, "reach")
     yield dots("one Σ", eta.norm(dim=-1), plain[0].clamp_min(1e-17))
     yield dots("Σ for each component", eta.norm(dim=-1), plain[1])
-    yield Picture(
-        "How far the formula for one covariance is off", "length of η", "distance from ∇G", log_y=True
-    )
+    yield axes("How far the formula for one covariance is off", "length of η", "distance from ∇G", log_y=True)
 
 
 @claim(
@@ -281,7 +279,7 @@ def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_00
     yield dots("by quadrature", t[:, 0], one_sided.log_normalizer(t))
     yield curve("even on [−1, 1]", t[:, 0], (t.sinh() / t)[:, 0].log())
     yield dots("by quadrature ", t[:, 0], even.log_normalizer(t))
-    yield Picture("Log Laplace transforms by quadrature and from tables", "η", "G(η)")
+    yield axes("Log Laplace transforms by quadrature and from tables", "η", "G(η)")
 
 
 @claim(
@@ -323,7 +321,7 @@ def heads(seed: int, *, points: Points = 24, heads: Annotated[int, Between(1, 16
     yield same("G against one family a head", seen.log_normalizer[0], torch.stack(family))
     yield same("output against one family a head", seen.output[0].flatten(0, 1), torch.stack(by_head))
     yield from (curve(f"head {h}", places, entropy[h]) for h in range(min(heads, 4)))
-    yield Picture(
+    yield axes(
         "Each head tilts its own measure: entropies of its queries", "query, by entropy", "entropy (nats)"
     )
 

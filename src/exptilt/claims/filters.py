@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 
-from exptilt.claims.evidence import Findings, Picture, covariance_of, curve, dots, least, most, normals, note
+from exptilt.claims.evidence import Findings, axes, covariance_of, curve, dots, least, most, normals, note
 from exptilt.claims.ledger import FILTER, Between, claim
 from exptilt.families import Gamma, Gaussian, Mixture, Poisson, project
 from exptilt.switching import SwitchingFamily, SwitchingLinearGaussian, discounted, pushed
@@ -170,7 +170,7 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
         yield curve(method, range(1, steps + 1), counts)
     parts = truth[3][-1] / modes ** (steps + 1)
     yield most("exact: parts at the end, over M^(T+1), less 1", abs(parts - 1), 0.0)
-    yield Picture("Parts after the observation", "step", "Gaussians", log_y=True)
+    yield axes("Parts after the observation", "step", "Gaussians", log_y=True)
 
 
 @claim(
@@ -212,7 +212,7 @@ def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     yield note("error against the exact mean, printed weights", other)
     yield curve("right weights", places, errors[0])
     yield curve("as printed", places, errors[1])
-    yield Picture("Distance from the exact mean of the state", "step", "distance")
+    yield axes("Distance from the exact mean of the state", "step", "distance")
 
 
 @claim(
@@ -288,7 +288,7 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findi
     yield most("sum of two Gamma laws: skewness less its projection's", abs(missed), 0.02, "reach")
     yield curve("SwitchingFamily", range(steps), family.mode_probability[:, 1])
     yield dots("linear-Gaussian", range(steps), linear.mode_probability[:, 1])
-    yield Picture(
+    yield axes(
         "Modes: conjugate family with Gaussian beliefs, and the linear-Gaussian filter", "step", "P(mode 1)"
     )
 
@@ -329,4 +329,4 @@ def imm(seed: int, *, modes: Modes = 3, steps: Steps = 6) -> Findings:
     yield note("the same of GPB2", errors[1].mean())
     yield curve("IMM", places, errors[0])
     yield curve("GPB2", places, errors[1])
-    yield Picture("Distance from the exact mean of the state", "step", "distance")
+    yield axes("Distance from the exact mean of the state", "step", "distance")

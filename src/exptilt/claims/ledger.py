@@ -158,7 +158,7 @@ class Claim:
         try:
             found = list(self.experiment(seed, **settings))
         except MissingExtraError as problem:
-            nothing = Picture("nothing was run", "", "")
+            nothing = Picture("nothing was run", "", "", ())
             return Evidence(self.id, (), nothing, settings, (seed,), missing=str(problem))
         took = time.perf_counter() - started
         checks = tuple(x for x in found if isinstance(x, Check))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import Findings, Picture, curve, dots, least, most, normals, note, same
+from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
 from exptilt.dynamics import Flow, Sphere
@@ -80,7 +80,7 @@ def energy(
     yield least("the same without ½<ξ,ξ>", log_mass(160, 0.0) - log_mass(80, 0.0), 1.0)
     yield note("with <ξ,ξ> for its half: largest rise", without)
     yield from (curve("", range(26), torch.stack(path)[:, i]) for i in range(4))
-    yield Picture("Energy of four states, step by step", "step", "E")
+    yield axes("Energy of four states, step by step", "step", "E")
 
 
 @claim(
@@ -132,7 +132,7 @@ def capacity(
     yield same("small β: fixed point against the mean", blurred, x.mean(0).expand_as(x), 0.1)
     yield dots("measured", d, found.mean)
     yield curve("promised", d, [b.count for b in found.bounds])
-    yield Picture("Random patterns that are all recalled", "dimension", "patterns", log_y=True)
+    yield axes("Random patterns that are all recalled", "dimension", "patterns", log_y=True)
 
 
 @claim(
@@ -182,7 +182,7 @@ def moving(
     yield most("moving: effective clusters over patterns", free.clusters.effective[-1] / patterns, 0.3)
     yield curve("patterns held still", still.steps, still.clusters.effective)
     yield curve("patterns moving", free.steps, free.clusters.effective)
-    yield Picture("States that can be told apart", "step", "effective clusters")
+    yield axes("States that can be told apart", "step", "effective clusters")
 
 
 @claim(
@@ -217,6 +217,6 @@ def classical(
     yield most("linear attention against the network", linear.gap, 1e-10)
     yield least("spread of the energies", machine.right.std(), 0.1)
     yield dots("", machine.right, machine.left)
-    yield Picture(
+    yield axes(
         "Integrated over hidden units, and by Hebb's weights", "β(E − P/2) − (P/2) log 2π", "−log ∫ e^−E dh"
     )

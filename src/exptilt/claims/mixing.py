@@ -10,7 +10,7 @@ from exptilt.attention import propagate
 from exptilt.claims.evidence import (
     ROUNDING,
     Findings,
-    Picture,
+    axes,
     bars,
     covariance_of,
     curve,
@@ -88,7 +88,7 @@ def mixing(seed: int, *, tokens: Tokens = 6) -> Findings:
     yield least("weights change with the states", moved.abs().max(), 1e-3)
     yield dots("over i", range(tokens), step.backward[0].sum(-1))
     yield dots("over j, as printed", range(tokens), step.backward[0].sum(-2))
-    yield Picture("Attention weights summed over i (backward) and over j (forward)", "token", "sum")
+    yield axes("Attention weights summed over i (backward) and over j (forward)", "token", "sum")
 
 
 @claim(
@@ -133,7 +133,7 @@ def uncertainty(
     yield most("covariance against draws, in standard errors", error, 5.0)
     yield bars("within tokens", range(tokens), within)
     yield dots("with the spread of means", range(tokens), by_hand.diagonal(dim1=-2, dim2=-1).sum(-1))
-    yield Picture("Variance of each token's output", "token", "trace")
+    yield axes("Variance of each token's output", "token", "trace")
 
 
 @claim(
@@ -186,7 +186,7 @@ def chains(
     yield most("linear link, no skip: ‖η‖ at the end", held.norm[-1].median(), 10.0)
     yield curve("linear link with skip connection", steps, grown.norm.median(-1).values)
     yield curve("without", steps, held.norm.median(-1).values)
-    yield Picture("Length of the natural parameter, median of 200 chains", "step", "‖η‖", log_y=True)
+    yield axes("Length of the natural parameter, median of 200 chains", "step", "‖η‖", log_y=True)
 
 
 @claim(
@@ -244,6 +244,6 @@ def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 10
     yield least("error with 20 particles, less that with all", errors[0] - errors[-1], 0.0)
     yield note("standard error of log Z", found.standard_error)
     yield dots("Rao–Blackwellised filter", sizes, errors)
-    yield Picture(
+    yield axes(
         "Error of the log-likelihood, mean of 8 runs", "particles", "error (nats)", log_x=True, log_y=True
     )

@@ -15,8 +15,8 @@ import torch
 from exptilt.claims.evidence import (
     Check,
     Findings,
-    Picture,
     Role,
+    axes,
     covariance_of,
     curve,
     dots,
@@ -122,7 +122,7 @@ def constant(found: Study) -> Findings:
     yield note("the steadiest head", spread.min())
     yield _mean("standard deviation of Z over its mean, mean of heads", found, "normalizer_cv")
     yield from _by_head(found, "log_normalizer_variation")
-    yield Picture("How log Z varies over contexts", HEADS, "nats", log_y=True)
+    yield axes("How log Z varies over contexts", HEADS, "nats", log_y=True)
 
 
 @asked(
@@ -162,7 +162,7 @@ def link(found: Study) -> Findings:
     yield _mean("heads: positive part of its eigenvalues", found, "link_definiteness", at_least=0.75)
     yield _mean("heads: R² of a linear link", found, "link_r2", at_least=0.5)
     yield from _by_head(found, "link_symmetry", "link_definiteness")
-    yield Picture("What trained heads have of a link", HEADS, "")
+    yield axes("What trained heads have of a link", HEADS, "")
 
 
 @asked(
@@ -198,7 +198,7 @@ def hidden(found: Study) -> Findings:
     yield note("effective rank, last layer", rank[-1])
     yield note("norm, last layer over first", norm[-1] / norm[0])
     yield from lines
-    yield Picture("Excess kurtosis of hidden states (0 for a Gaussian)", "layer", "excess kurtosis")
+    yield axes("Excess kurtosis of hidden states (0 for a Gaussian)", "layer", "excess kurtosis")
 
 
 @asked(
@@ -225,7 +225,7 @@ def local(found: Study) -> Findings:
     yield _mean("all keys: relative error of the output", found, "gaussian_output_error", at_most=0.5)
     yield _mean("the 16 nearest keys: relative error of the output", found, "local_gaussian_output_error")
     yield from _by_head(found, "local_gaussian_r2", "gaussian_r2", lowest=-2.0)
-    yield Picture("R² of G from two moments", HEADS, "R², cut at −2")
+    yield axes("R² of G from two moments", HEADS, "R², cut at −2")
 
 
 @asked(
@@ -258,7 +258,7 @@ def climbs(found: Study) -> Findings:
     yield note("heads of the same layer: change of G", np.nan if base is None else np.nanmean(base))
     yield note("largest climb of a head", gain.max())
     yield from _by_head(found, "ascent_gain")
-    yield Picture("Change of a head's G after its own write", HEADS, "nats")
+    yield axes("Change of a head's G after its own write", HEADS, "nats")
 
 
 @asked(
@@ -289,4 +289,4 @@ def expansion(found: Study) -> Findings:
     yield most("norms: factor, geometric mean of layers", norms, 1.0, "measured")
     yield note("MLP: factor, geometric mean of layers", mlp)
     yield from (dots(label, range(len(v)), v) for label, v in filled.items())
-    yield Picture("Factor of the length of a hidden state", "layer", "factor", log_y=True)
+    yield axes("Factor of the length of a hidden state", "layer", "factor", log_y=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, layer_norm, scaled_dot_product_attention
 
-from exptilt.claims.evidence import Findings, Picture, bars, curve, dots, least, most, note
+from exptilt.claims.evidence import Findings, axes, bars, curve, dots, least, most, note
 from exptilt.claims.ledger import APPENDIX, Between, claim
 from exptilt.lens import models
 
@@ -154,7 +154,7 @@ def ablation(seed: int, *, steps: Steps = 600) -> Findings:
     )
     yield note("full model: held-out loss", best["full"])
     yield from (curve(variant, run.steps, run.losses) for variant, run in runs.items())
-    yield Picture("Held-out loss as the variants learn", "training step", "nats a character")
+    yield axes("Held-out loss as the variants learn", "training step", "nats a character")
 
 
 @claim(
@@ -205,4 +205,4 @@ def sensitivity(
     yield from (note(f"{kind}: rise of the loss set back", value) for kind, value in reset.items())
     yield bars("noise of half its norm", list(disturbed), list(disturbed.values()))
     yield dots("set back to its start", list(reset), list(reset.values()))
-    yield Picture("Rise of the held-out loss by kind of matrix", "matrix", "nats a character")
+    yield axes("Rise of the held-out loss by kind of matrix", "matrix", "nats a character")
