@@ -1,6 +1,8 @@
 """Draws against SciPy's distribution functions; what a seed decides and what it does not."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +49,16 @@ def test_a_seed_decides_and_threads_do_not() -> None:
 def test_blocks_are_different_streams() -> None:
     x = standard_normal(torch.empty(0, dtype=F64), (4, 8192), generator())
     assert float((x @ x.mT / 8192 - torch.eye(4, dtype=F64)).abs().max()) < 5 / math.sqrt(8192) * math.sqrt(2)
+
+
+def test_the_page_names_the_families_whose_draws_carry_derivatives() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    found = re.search(r"Draws of ([\w, \n]+?) carry their\s+derivatives in the parameters", page)
+    assert found is not None
+    named = set(re.findall(r"\w+", found[1])) - {"and"}
+    public = [getattr(f, name) for name in f.__all__]
+    members = [x for x in public if isinstance(x, type) and issubclass(x, f.ExponentialFamily)]
+    assert named == {member.__name__ for member in members if member._differentiable_draws}
 
 
 def test_normal_law() -> None:

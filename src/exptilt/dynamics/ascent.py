@@ -23,7 +23,7 @@ from exptilt.tilting.attend import run
 
 
 class Slope(NamedTuple):
-    """What the measure says at every point.
+    """The log-normalizer of the measure and its gradient, at every point.
 
     Attributes:
         log_normalizer: ``(..., N)``, G(βη); −inf where a point sees nothing.

@@ -48,7 +48,7 @@ class FlowState(NamedTuple):
 
 
 class FlowInfo(NamedTuple):
-    """What a step saw.
+    """What a step computed on its way.
 
     Attributes:
         log_normalizer: ``(..., N)``, G(βη) at the points before the step; −inf where a point sees nothing.
@@ -60,7 +60,7 @@ class FlowInfo(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A recursion: `init` makes a state, `step` is pure and returns the next one with what it saw."""
+    """A recursion: `init` makes a state, `step` is pure and returns the next one with its `FlowInfo`."""
 
     init: Callable[[Tensor], FlowState]
     step: Callable[[FlowState], tuple[FlowState, FlowInfo]]

@@ -56,7 +56,17 @@ def _scaled(name: str, x: Tensor, dim: int, epsilon: float, size: Tensor | float
 
 
 @dataclass(frozen=True)
-class Layer:
+class _Softened:
+    """What divides by √(variance + ε)."""
+
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(type(self).__name__, "epsilon", self.epsilon, least=0)
+
+
+@dataclass(frozen=True)
+class Layer(_Softened):
     """Layer norm without gain: the coordinates of each point get mean 0 and variance 1, so its length is √D.
 
     Args:
@@ -66,11 +76,6 @@ class Layer:
         >>> Layer()(torch.tensor([[1.0, 2.0, 3.0, 2.0]]))
         tensor([[-1.4142,  0.0000,  1.4142,  0.0000]])
     """
-
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        number("Layer", "epsilon", self.epsilon, least=0)
 
     def __call__(self, points: Tensor) -> Tensor:
         """The points ``(..., N, D)``, renormalised."""
@@ -85,17 +90,12 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class RMS:
+class RMS(_Softened):
     """RMS norm without gain: each point is scaled to length √D.
 
     Args:
         epsilon: added to the mean square.
     """
-
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        number("RMS", "epsilon", self.epsilon, least=0)
 
     def __call__(self, points: Tensor) -> Tensor:
         """The points ``(..., N, D)``, renormalised."""
@@ -126,17 +126,12 @@ class Sphere:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(_Softened):
     """Batch norm without gain: over the points, every coordinate gets mean 0 and variance 1.
 
     Args:
         epsilon: added to the variance.
     """
-
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        number("Batch", "epsilon", self.epsilon, least=0)
 
     def __call__(self, points: Tensor) -> Tensor:
         """The points ``(..., N, D)``, renormalised."""

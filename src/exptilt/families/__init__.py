@@ -35,9 +35,8 @@ from exptilt.families.members.normal_inverse_wishart import MeanCovariance, Norm
 from exptilt.families.members.poisson import Poisson
 from exptilt.families.members.von_mises_fisher import VonMisesFisher
 from exptilt.families.members.wishart import Wishart
-from exptilt.families.predictive import Predictive, log_marginal_likelihood, predictive
 from exptilt.families.projection import expected_statistic, project
-from exptilt.families.relations import posterior
+from exptilt.families.relations import Predictive, log_marginal_likelihood, posterior, predictive
 from exptilt.families.theory.link import LinearLink, fit_linear_link, link
 from exptilt.families.theory.measure_of_members import measure_of_members
 from exptilt.families.theory.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl

@@ -1,4 +1,4 @@
-"""What measures have of tensors and of random variables: batch axes, and E[x] and Var[x] of a draw.
+"""Batch axes of measures, which are indexed and reshaped like those of tensors; E[x] and Var[x] of a draw.
 
 A measure is a dataclass of tensors ``batch + event`` whose batch axes broadcast together. Each operation is
 done to every tensor alike and leaves the event axes alone. A tensor without batch axes is shared by the

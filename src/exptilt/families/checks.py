@@ -1,6 +1,6 @@
-"""What a measure asks of its tensors, and how it says what is wrong."""
+"""Checks of the tensors that make up a measure or an event, with messages that say what is wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,3 +36,12 @@ def check_log_weight(caller: str, log_weight: Tensor) -> None:
         where = f"log_weight[{', '.join(map(str, index))}]" if index else "log_weight"
         wanted = "Give at least one entry a finite log-weight."
         raise ArgumentError(f"{caller}: {where} is all −inf, a measure of mass 0. {wanted}")
+
+
+def unlike_an_event(
+    caller: str, wanted: Sequence[Sequence[object]], leaves: Sequence[object]
+) -> ArgumentError:
+    """The error that x is not of the shapes that an event has."""
+    shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
+    got = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in leaves)
+    return ArgumentError(f"{caller}: x must be {shapes}; got {got}.")

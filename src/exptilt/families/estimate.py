@@ -1,4 +1,4 @@
-"""A number with its pedigree: computed, estimated by sampling, or only bracketed.
+"""A number that says how it was obtained: computed, estimated by sampling, or only bracketed.
 
 Divergences and entropies of mixtures have no closed form. Rather than one tensor that hides how it came
 about, they come as an `Estimate`: its `kind` says what `value` is, `standard_error` how far sampling may have
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its pedigree; `float` gives the value, and +, −, ×, ÷ take numbers and other estimates.
+    """A value and how it was obtained; `float` gives it, and +, −, ×, ÷ take numbers and other estimates.
 
     Standard errors propagate to first order as those of *independent* estimates, so an estimate should not
     meet itself (``e - e`` has a standard error). The bracket is interval arithmetic and holds either way. A

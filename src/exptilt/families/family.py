@@ -13,7 +13,7 @@ the mean parameter and its inverse where there are any.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -26,7 +26,7 @@ from exptilt._support.linalg import check_covariance, common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.checks import check_tensors
+from exptilt.families.checks import check_tensors, unlike_an_event
 from exptilt.families.measure import Measure, make
 
 Value = TypeVar("Value")
@@ -245,18 +245,26 @@ class ExponentialFamily(Measure):
 
         Each problem of the batch has its own status. Where the mean is on or outside the boundary of the
         attainable set there is no member: the status says BOUNDARY or OUTSIDE, the distance how far outside,
-        and some other member of the family stands in its place. Where the mean is so near to the boundary
-        that it determines no member in this precision, the status says STALLED.
+        and some other member of the family stands in its place. STALLED says that the mean which was reached
+        is not the wanted one. The member is that of the mean as given: close to the boundary its rounding may
+        hide most of a parameter (the variance of a Gaussian 1e8 deviations from 0); of Beta and Dirichlet, a
+        mean that does not determine the parameters to a hundredth is STALLED.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
-        excess = cls._mean_excess(mean)
+        return cls._solved(mean, cls._mean_excess(mean), cls._from_mean, lambda: cls._typical(mean))
+
+    @classmethod
+    def _solved(
+        cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
+    ) -> "Solution[Self]":
+        """`from_mean`, by a function from means; where there is no member, the `typical` one's stands in."""
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
-        typical = None if all_inside else cls._typical(mean).mean_parameter
-        member = cls._from_mean(mean if typical is None else torch.where(inside[..., None], mean, typical))
+        usual = mean if all_inside else typical().mean_parameter
+        member = made(mean if all_inside else torch.where(inside[..., None], mean, usual))
         reached = member.mean_parameter
         if all_inside and reached is mean:  # the parameter itself: nothing can be off
             nothing = torch.zeros_like(excess)
@@ -264,8 +272,7 @@ class ExponentialFamily(Measure):
             return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
         sound = member._sound()
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
-            good = (inside & sound)[..., None]
-            member = cls._from_mean(torch.where(good, mean, cls._typical(mean).mean_parameter))
+            member = made(torch.where((inside & sound)[..., None], mean, typical().mean_parameter))
             reached = member.mean_parameter
         residual = (reached - mean).abs().amax(-1)
         close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
@@ -336,12 +343,7 @@ class ExponentialFamily(Measure):
         pairs = list(zip(leaves, ranks, strict=True)) if good else []
         sizes = {size for leaf, rank in pairs for size in leaf.shape[max(0, leaf.ndim - rank) :]}
         if len(sizes) != 1 or any(leaf.ndim < rank for leaf, rank in pairs):
-            shapes = (
-                tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
-            )
-            wanted = " and ".join(f"(..., {', '.join(['D'] * rank)})" for rank in ranks)
-            got = ", ".join(map(str, shapes))
-            raise ArgumentError(f"{cls.__name__}.statistic: x must be {wanted}; got {got}.")
+            raise unlike_an_event(f"{cls.__name__}.statistic", ["D" * rank for rank in ranks], leaves)
         return cls._statistic(x)
 
     def entropy(self) -> Tensor:

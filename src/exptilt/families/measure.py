@@ -30,6 +30,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.batch import Batched, EventMoments
+from exptilt.families.checks import unlike_an_event
 from exptilt.families.estimate import Estimate
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
@@ -49,7 +50,7 @@ STATIC = {"static": True}
 
 
 def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
-    """An instance whose fields are known to be right: the checks of the constructor are for people."""
+    """An instance made without the constructor's checks, from fields that are known to be valid."""
     instance = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(instance, name, value)
@@ -115,6 +116,11 @@ class Measure(Batched, EventMoments):
         return x, self._log_prob(x)
 
     @property
+    def _knows_hull(self) -> bool:
+        """Whether `_excess` is exactly 0 on the boundary, where the search for η has no end."""
+        return False
+
+    @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each tensor that makes up one x."""
         return ((self.dimension,),)
@@ -150,7 +156,13 @@ class Measure(Batched, EventMoments):
         return product
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        return inverse_mean.natural(self, mean, tolerance, max_steps)
+        solution = inverse_mean.natural(self, mean, tolerance, max_steps)
+        every = torch.ones_like(solution.code, dtype=torch.bool)
+        excess = self._excess(mean, every) if self._knows_hull else None
+        if excess is None:
+            return solution
+        code = torch.where(excess == 0, Status.BOUNDARY.code, solution.code)
+        return dataclasses.replace(solution, code=code.to(torch.int8))
 
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         return self._log_normalizer(eta), self._mean(eta)
@@ -450,12 +462,7 @@ class Measure(Batched, EventMoments):
         if not good or any(
             leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
         ):
-            shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
-            given = (
-                tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
-            )
-            got = ", ".join(map(str, given))
-            raise ArgumentError(f"{type(self).__name__}: x must be {shapes}; got {got}.")
+            raise unlike_an_event(type(self).__name__, wanted, leaves)
         return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
@@ -480,9 +487,8 @@ def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
     def unflatten(children: Any, context: tuple[Any, ...]) -> Measure:
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         tensors, others = iter(children), iter(context)
-        return make(
-            cls, **{field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
-        )
+        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
+        return make(cls, **made)
 
     return unflatten
 

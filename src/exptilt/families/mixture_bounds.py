@@ -92,5 +92,5 @@ def _weighted(log_weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _expect(weight: Tensor, value: Tensor) -> Tensor:
-    """Σ weight · value, where nothing times infinity is nothing."""
+    """Σ weight · value, where a weight of 0 counts as 0 even if the value is infinite."""
     return (weight * torch.where(weight > 0, value, 0.0)).sum(-1)

@@ -1,26 +1,33 @@
-r"""How families go together: conjugate updating, and families that contain others.
+r"""How families go together: conjugate updating, predictive laws, and families that contain others.
 
-If the likelihood of an observation x is e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient statistic
-of ξ's prior, then the posterior has natural parameter θ + Σ_n e(x_n). `posterior` knows e for the pairs
-below; `ExponentialFamily.update` takes any such sum.
+If the likelihood of an observation x is c(x) e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient
+statistic of ξ's prior, then the posterior has natural parameter θ + Σ_n e(x_n). `posterior` knows e for the
+pairs below; `ExponentialFamily.update` takes any such sum.
 
     Beta — BernoulliProduct,  Dirichlet — Categorical,  Gamma — Poisson,  Gamma — Exponential,
     Dirichlet — Multinomial,  NormalGamma — DiagonalGaussian,  NormalInverseWishart — Gaussian,
     Wishart (of the precision) — Gaussian with mean zero,
     Gaussian — a Gaussian with known covariance,  Beta — a NegativeBinomial with known failures
+
+With the parameter integrated out, observations have the log-probability
+
+    log p(x) = A(θ + e(x)) − A(θ) + log c(x) = E_post[log p(x|ξ)] − KL(posterior ‖ prior).
+
+The difference of log-partitions loses its digits where the prior is worth many observations; the form on
+the right does not, so it is the one that is computed. Of one observation it is the predictive log-density.
 """
 
-from collections.abc import Callable
-from dataclasses import fields
-from functools import partial
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from exptilt._support.checks import entries, finite
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import inverse_from_cholesky, pack, solve_cholesky
+from exptilt._support.linalg import dot, factorize, inverse_from_cholesky, pack, solve_cholesky
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import Measure, make
 from exptilt.families.members.bernoulli import BernoulliProduct
@@ -42,6 +49,20 @@ Prior = TypeVar("Prior", bound=ExponentialFamily)
 Likelihood = type[ExponentialFamily] | ExponentialFamily
 
 
+class Pair(NamedTuple):
+    """What is known of a prior and a likelihood; `law` is a likelihood that holds what else is known.
+
+    Args:
+        evidence: the parts of e(x), from law and x.
+        given: the likelihood at a parameter, from law and the parameter.
+        closed: the predictive law, from prior and law, where it is a family's member.
+    """
+
+    evidence: Callable[[Any, Tensor], list[Tensor]]
+    given: Callable[[Any, Any], ExponentialFamily]
+    closed: Callable[[Any, Any], ExponentialFamily] | None = None
+
+
 def _outer(x: Tensor) -> Tensor:
     return pack(x.unsqueeze(-1) * x.unsqueeze(-2)) / -2
 
@@ -50,26 +71,57 @@ def _half(x: Tensor) -> Tensor:
     return torch.full_like(x[..., :1], 0.5)
 
 
-_EVIDENCE: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Callable[[Tensor], list[Tensor]]] = {
-    (Beta, BernoulliProduct): lambda x: [x, 1 - x],
-    (Dirichlet, Categorical): lambda x: [x],
-    (Dirichlet, Multinomial): lambda x: [x],
-    (Gamma, Poisson): lambda x: [-torch.ones_like(x), x],
-    (Gamma, Exponential): lambda x: [-x, torch.ones_like(x)],
-    (NormalGamma, DiagonalGaussian): lambda x: [
-        x,
-        -(x**2) / 2,
-        *(torch.full_like(x, h) for h in (-0.5, 0.5)),
-    ],
-    (NormalInverseWishart, Gaussian): lambda x: [x, _outer(x), -_half(x), -_half(x)],
-    (Wishart, Gaussian): lambda x: [_outer(x), _half(x)],
+def _counts(law: Any, p: Tensor) -> Multinomial:
+    return make(Multinomial, logit=p.log(), total=law.total)
+
+
+def _gaussian(mean: Tensor, covariance: Tensor) -> Gaussian:
+    return make(Gaussian, mean_vector=mean, covariance_matrix=covariance)
+
+
+_PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
+    (Beta, BernoulliProduct): Pair(
+        lambda _, x: [x, 1 - x],
+        lambda _, p: make(BernoulliProduct, logit=torch.logit(p)),
+        lambda prior, _: make(BernoulliProduct, logit=prior.alpha.log() - prior.beta.log()),
+    ),
+    (Dirichlet, Categorical): Pair(
+        lambda _, x: [x],
+        lambda _, p: make(Categorical, logit=p.log()),
+        lambda prior, _: make(Categorical, logit=prior.concentration.log()),
+    ),
+    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts),
+    (Gamma, Poisson): Pair(
+        lambda _, x: [-torch.ones_like(x), x],
+        lambda _, rate: make(Poisson, rate=rate),
+        lambda prior, _: make(NegativeBinomial, failures=prior.shape, logit=-prior.rate.log()),
+    ),
+    (Gamma, Exponential): Pair(
+        lambda _, x: [-x, torch.ones_like(x)], lambda _, rate: make(Exponential, rate=rate)
+    ),
+    (NormalGamma, DiagonalGaussian): Pair(
+        lambda _, x: [x, -(x**2) / 2, torch.full_like(x, -0.5), torch.full_like(x, 0.5)],
+        lambda _, xi: make(DiagonalGaussian, mean_vector=xi.mean, variance=1 / xi.precision),
+    ),
+    (NormalInverseWishart, Gaussian): Pair(
+        lambda _, x: [x, _outer(x), -_half(x), -_half(x)], lambda _, xi: _gaussian(xi.mean, xi.covariance)
+    ),
+    (Wishart, Gaussian): Pair(
+        lambda _, x: [_outer(x), _half(x)],
+        lambda _, x: _gaussian(torch.zeros_like(x[..., 0]), inverse_from_cholesky(factorize(x))),
+    ),
 }
 
-_EVIDENCE_OF_MEMBER: dict[tuple[type, type], Callable[[Any, Tensor], Tensor]] = {
-    (Beta, NegativeBinomial): lambda law, x: torch.cat(torch.broadcast_tensors(x, law.failures), -1),
-    (Dirichlet, Multinomial): lambda law, x: x,
-    (Gaussian, Gaussian): lambda law, x: joined(
-        solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2
+_PAIRS_OF_MEMBERS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
+    (Beta, NegativeBinomial): Pair(
+        lambda law, x: [*torch.broadcast_tensors(x, law.failures)],
+        lambda law, p: make(NegativeBinomial, failures=law.failures, logit=torch.logit(p)),
+    ),
+    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts),
+    (Gaussian, Gaussian): Pair(
+        lambda law, x: [solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2],
+        lambda law, mean: _gaussian(mean, law.covariance_matrix),
+        lambda prior, law: _gaussian(prior.mean_vector, prior.covariance_matrix + law.covariance_matrix),
     ),
 }
 """The same where a part of the likelihood is known: failures, the total, the covariance."""
@@ -78,30 +130,34 @@ _LOCATION = {NormalGamma: "location", NormalInverseWishart: "location", Gaussian
 """Priors of a location, by the name of theirs: a shift of data and prior together changes nothing."""
 
 
-def evidence_of(
-    prior: ExponentialFamily, likelihood: Likelihood, name: str = "posterior"
-) -> Callable[[Tensor], Tensor]:
-    """What an observation ``(..., n, D)`` adds to the prior's natural parameter, or an error in this name."""
-    if isinstance(likelihood, type):
-        found = _EVIDENCE.get((type(prior), likelihood))
-        if found is not None:
-            return lambda x: torch.cat(found(x), -1)
-    else:
-        of_member = _EVIDENCE_OF_MEMBER.get((type(prior), type(likelihood)))
-        if of_member is not None:
-            return partial(of_member, likelihood[..., None])
-        if (type(prior), type(likelihood)) in _EVIDENCE:
-            kind = type(likelihood).__name__
-            raise ArgumentError(
-                f"{name}: likelihood must be a family, such as {kind}; got an instance of {kind}."
-            )
-    kind = likelihood.__name__ if isinstance(likelihood, type) else type(likelihood).__name__
-    known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _EVIDENCE)
-    members = ", ".join(f"{a.__name__} with a {b.__name__}" for a, b in _EVIDENCE_OF_MEMBER)
+def _family(likelihood: Likelihood) -> type[ExponentialFamily]:
+    return likelihood if isinstance(likelihood, type) else type(likelihood)
+
+
+def pair_of(prior: ExponentialFamily, likelihood: Likelihood, name: str = "posterior") -> Pair:
+    """What is known of a prior and a likelihood, or an error in this name."""
+    key, given = (type(prior), _family(likelihood)), isinstance(likelihood, type)
+    found = (_PAIRS if given else _PAIRS_OF_MEMBERS).get(key)
+    if found is not None:
+        return found
+    kind = key[1].__name__
+    if not given and key in _PAIRS:
+        raise ArgumentError(
+            f"{name}: likelihood must be a family, such as {kind}; got an instance of {kind}."
+        )
+    known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _PAIRS)
+    members = ", ".join(f"{a.__name__} with a {b.__name__}" for a, b in _PAIRS_OF_MEMBERS)
     raise ArgumentError(
-        f"{name}: {type(prior).__name__} is not conjugate to {kind} here. Known: {known}; "
+        f"{name}: {key[0].__name__} is not conjugate to {kind} here. Known: {known}; "
         f"with a member that holds what is known: {members}."
     )
+
+
+def evidence_of(prior: ExponentialFamily, likelihood: Likelihood) -> Callable[[Tensor], Tensor]:
+    """What an observation ``(..., n, D)`` adds to the prior's natural parameter."""
+    pair = pair_of(prior, likelihood)
+    law = None if isinstance(likelihood, type) else likelihood[..., None]
+    return lambda x: joined(*pair.evidence(law, x))
 
 
 def supports(likelihood: Likelihood, x: Tensor) -> Tensor | None:
@@ -185,11 +241,129 @@ def posterior(prior: Prior, likelihood: Likelihood, x: Tensor, *, weight: Tensor
         raise ArgumentError(f"posterior: x is {tuple(x.shape)}; {wanted}.")
     inside = supports(likelihood, x)
     if inside is not None:
-        kind = likelihood if isinstance(likelihood, type) else type(likelihood)
         valid = inside if weight is None else inside | (weight == 0)
         wide = x.expand(*valid.shape, x.shape[-1])
-        entries("posterior", "x", wide, valid, f"in the support of {kind.__name__}")
+        entries("posterior", "x", wide, valid, f"in the support of {_family(likelihood).__name__}")
     prior, x, middle = about_the_data(prior, x)
     each = each if middle is None else evidence(x)
     updated = prior.update((each if weight is None else each * weight.unsqueeze(-1)).sum(-2))
     return updated if middle is None else moved(updated, middle)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """The law of an observation whose parameter is drawn from a prior.
+
+    A Student t (of NormalGamma, NormalInverseWishart, Wishart), a Lomax (of Gamma with Exponential), a
+    Dirichlet-multinomial or a beta negative binomial.
+
+    Args:
+        prior: of the parameter, batch ``(...)``.
+        likelihood: the family of the observation given the parameter, or a member that holds what is known.
+    """
+
+    prior: ExponentialFamily
+    likelihood: Likelihood
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density (or log-probability) of an observation, the parameter integrated out.
+
+        Args:
+            x: ``(..., D)``; leading axes broadcast with the batch of the prior.
+
+        Returns:
+            ``(...)``, −inf off the support.
+        """
+        x = x.unsqueeze(-2)
+        inside = supports(self.likelihood, x)
+        if inside is None:
+            return _log_marginal(self.prior, self.likelihood, x)
+        value = _log_marginal(self.prior, self.likelihood, torch.where(inside.unsqueeze(-1), x, 0.0))
+        return torch.where(inside.squeeze(-1), value, -torch.inf)
+
+    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws: a parameter of the prior, then an observation given it.
+
+        Args:
+            shape: how many, as a shape.
+            generator: the source of randomness; torch's own if not given.
+
+        Returns:
+            ``(..., D)``, the leading axes ``shape + batch``.
+        """
+        parameter = self.prior.sample(shape, generator=generator)
+        law = pair_of(self.prior, self.likelihood, "predictive").given(self.likelihood, parameter)
+        drawn: Tensor = law.sample(generator=generator)
+        return drawn
+
+
+def predictive(
+    prior: ExponentialFamily, likelihood: Likelihood, x: Tensor | None = None
+) -> ExponentialFamily | Predictive:
+    """The law of the next observation.
+
+    Args:
+        prior: over the parameter of the likelihood, batch ``(...)``.
+        likelihood: as for `posterior`. A Multinomial has to be a member, whose total is the next one's.
+        x: ``(..., n, D)``, what was observed before; default nothing.
+
+    Returns:
+        A family's member where there is one: BernoulliProduct, Categorical, NegativeBinomial (of Gamma with
+        Poisson), Gaussian. Else a `Predictive` with its `log_prob` and `sample`.
+
+    Example:
+        >>> predictive(Gamma(torch.tensor([2.0]), torch.tensor([1.0])), Poisson).mean()
+        tensor([2.])
+    """
+    closed = pair_of(prior, likelihood, "predictive").closed
+    if likelihood is Multinomial:
+        raise ArgumentError(
+            "predictive: Multinomial needs its total; pass a member such as Multinomial(logit, total)."
+        )
+    updated = prior if x is None else posterior(prior, likelihood, x)
+    return Predictive(updated, likelihood) if closed is None else closed(updated, likelihood)
+
+
+def log_marginal_likelihood(prior: ExponentialFamily, likelihood: Likelihood, x: Tensor) -> Tensor:
+    """Log-probability of all observations together, the parameter integrated out.
+
+    Args:
+        prior: over the parameter of the likelihood, batch ``(...)``.
+        likelihood: as for `posterior`.
+        x: ``(..., n, D)``, n observations.
+
+    Returns:
+        ``(...)``, the sum of the log predictive densities of one observation after the other.
+
+    Example:
+        >>> ones = torch.ones(3, 1)  # under a uniform prior: ½ · ⅔ · ¾
+        >>> log_marginal_likelihood(Beta(torch.ones(1), torch.ones(1)), BernoulliProduct, ones).exp()
+        tensor(0.2500)
+    """
+    pair_of(prior, likelihood, "log_marginal_likelihood")
+    posterior(prior, likelihood, x)  # for its checks of x
+    return _log_marginal(prior, likelihood, x)
+
+
+def _log_marginal(prior: ExponentialFamily, likelihood: Likelihood, x: Tensor) -> Tensor:
+    """E_post[log p(x|ξ)] − KL(posterior ‖ prior) of observations ``(..., n, D)`` in the support."""
+    prior, x, _ = about_the_data(prior, x)
+    total = evidence_of(prior, likelihood)(x).sum(-2)
+    after = prior._from_natural(prior.natural_parameter + total)
+    return dot(after.mean_parameter, total) + _log_base(likelihood, x).sum(-1) - after._kl(prior)
+
+
+def _log_base(likelihood: Likelihood, x: Tensor) -> Tensor:
+    """Log c(x), ``(..., n)``."""
+    family = _family(likelihood)
+    if family is Poisson:
+        return -torch.lgamma(x + 1).sum(-1)
+    if family is Multinomial:
+        return torch.lgamma(x.sum(-1) + 1) - torch.lgamma(x + 1).sum(-1)
+    if isinstance(likelihood, NegativeBinomial):
+        return likelihood[..., None]._log_base(x)
+    if isinstance(likelihood, Gaussian):
+        covariance = likelihood[..., None].covariance_matrix
+        return make(Gaussian, mean_vector=torch.zeros_like(x), covariance_matrix=covariance)._log_prob(x)
+    constant = x.shape[-1] * math.log(2 * math.pi) / 2 if family in (Gaussian, DiagonalGaussian) else 0.0
+    return torch.full_like(x[..., 0], -constant)

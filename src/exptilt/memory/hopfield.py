@@ -193,7 +193,7 @@ class Hopfield:
 
     @property
     def reading(self) -> Keys:
-        """The same, where what is averaged are the values, if there are any."""
+        """As `keys`, but the values are averaged if the memory holds any."""
         return replace(self.keys, values=self.blocks[0].values is not None)
 
     @property

@@ -104,7 +104,7 @@ def _unit(memory: "Hopfield") -> Tensor:
 def settle(
     memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, show: bool | None = None
 ) -> Solution[Tensor]:
-    """Steps in place; only states that still move in some memory are swept again. A bar counts the others.
+    """Steps in place; only states that still move in some memory are swept again. A bar counts the settled.
 
     A state whose step is NaN or infinite (β times a score overflows) ends where it stands.
     """

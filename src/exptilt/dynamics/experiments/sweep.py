@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """A few words."""
+        """The setting in a few words."""
         return f"{self.renormalizer}, {self.start}, N={self.count}, D={self.dimension}, β={self.beta:g}"
 
 

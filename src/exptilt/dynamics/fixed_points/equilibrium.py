@@ -83,18 +83,8 @@ class Equilibrium(nn.Module):
         super().__init__()
         self.module = module
         self.options = Options(
-            *(
-                "Equilibrium",
-                solver,
-                tolerance,
-                max_steps,
-                event_dims,
-                damping,
-                window,
-                regularization,
-                order,
-            ),
-            *(scale, throw, strict, phantom_steps, phantom_damping),
+            *("Equilibrium", solver, tolerance, max_steps, event_dims, damping, window, regularization),
+            *(order, scale, throw, strict, phantom_steps, phantom_damping),
         )
         self._solution: Solution[Tensor] | None = None
         self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What may be asked of `fixed_point`, checked as soon as it is said."""
+"""The options of `fixed_point` and `Equilibrium`, checked when they are passed."""
 
 from dataclasses import dataclass
 from typing import Any

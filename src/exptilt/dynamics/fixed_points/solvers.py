@@ -38,7 +38,7 @@ _IDLE = 12  # steps of Broyden without a better residual, after which it forgets
 
 
 class Solver(Protocol):
-    """Says where to go next. `damping` is ω of the Picard step that is taken where that is not finite."""
+    """A rule for the next point; `damping` is ω of the Picard step that replaces one that is not finite."""
 
     damping: float
 

@@ -1,4 +1,4 @@
-"""What every part of the folder asks of clouds of points ``(..., N, D)``."""
+"""The check and the scale of clouds of points ``(..., N, D)``, which the whole folder uses."""
 
 import torch
 from torch import Tensor

@@ -128,7 +128,7 @@ class Points(Measure):
         return total
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """For the direction of Newton's steps some points, drawn evenly from the tilted measure, will do."""
+        """That of some points drawn evenly from the tilted measure: enough for a step of Newton's method."""
         count = self.points.shape[-2]
         part = (
             max(4096, 256 * self.dimension) * 4**level

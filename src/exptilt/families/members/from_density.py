@@ -29,12 +29,11 @@ from torch.nn.functional import logsigmoid
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
-from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete
 from exptilt.families.estimate import Estimate, Kind
 from exptilt.families.measure import STATIC, Base, Measure, make
 from exptilt.families.members.empirical import Empirical, Points
-from exptilt.families.numerics.hull import box_excess, ended_on_boundary
+from exptilt.families.numerics.hull import box_excess
 
 LogDensity = Callable[[Tensor], Tensor]
 _FINER = {1: 64, 2: 4}  # nodes of the check for each node of an axis, by dimension
@@ -325,11 +324,9 @@ class FromDensity(Points):
     def _least_log_mass(self) -> Tensor | None:
         return None
 
-    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        """A box is known exactly: on its boundary the search has no end, however far it came."""
-        solution = super()._natural(mean, tolerance, max_steps)
-        every = torch.ones_like(mean[..., 0], dtype=torch.bool)
-        return ended_on_boundary(solution, self._excess(mean, every) if self.axes else None)
+    @property
+    def _knows_hull(self) -> bool:
+        return bool(self.axes)  # the box
 
     def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
         return (

@@ -8,12 +8,11 @@ on it. So a class alone cannot make a member of θ or of a mean; `from_natural`,
 from abc import abstractmethod
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from exptilt._support.checks import finite
 from exptilt._support.solution import Solution
-from exptilt.families.family import ExponentialFamily, judged
+from exptilt.families.family import ExponentialFamily
 
 
 class KnownParameter(ExponentialFamily):
@@ -75,14 +74,7 @@ class KnownParameter(ExponentialFamily):
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         some = cls._some(known, mean, "from_mean")
-        excess = some._outside(mean)
-        inside, usual = excess < 0, some.mean_parameter
-        member = some._with_mean(torch.where(inside[..., None], mean, usual))
-        sound = member._sound()
-        member = some._with_mean(torch.where((inside & sound)[..., None], mean, usual))
-        reached = member.mean_parameter
-        close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
-        return judged(member, close, excess, (reached - mean).abs().amax(-1))
+        return cls._solved(mean, some._outside(mean), some._with_mean, lambda: some)
 
     @classmethod
     def log_partition(cls, theta: Tensor, *, known: Tensor | None = None) -> Tensor:

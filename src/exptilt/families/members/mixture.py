@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.solution import Solution
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import mixture_bounds
 from exptilt.families.checks import check_log_weight, check_tensors
@@ -24,13 +23,13 @@ from exptilt.families.estimate import Estimate, samples_wanted
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, Measure, make
 from exptilt.families.numerics.draws import categories
-from exptilt.families.numerics.hull import ended_on_boundary
 
 
 class AnyMixture(Measure):
     """What follows from log-weights ``(..., K)`` and components with batch ``(..., K)``."""
 
     log_weight: Tensor
+    _knows_hull = True  # as the components do
 
     @property
     @abstractmethod
@@ -176,12 +175,6 @@ class AnyMixture(Measure):
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self.components._step_for(reached, wanted)
-
-    def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-        """The components know their hull exactly, and so its boundary."""
-        solution = super()._natural(mean, tolerance, max_steps)
-        every = torch.ones_like(mean[..., 0], dtype=torch.bool)
-        return ended_on_boundary(solution, self._excess(mean, every))
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         every = torch.ones_like(reached, dtype=torch.bool)

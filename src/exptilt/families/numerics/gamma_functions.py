@@ -20,6 +20,7 @@ be looked at, and derivatives flow through the last Newton steps, where they are
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -96,35 +97,12 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
     """
     if kernels.suits(a, b):
         return kernels.entrywise(kernels.digamma_rise, a, b)
-    c = a + b
-    rise = 1 / (a * c)
-    for i in range(1, 8):
-        rise = rise + 1 / ((a + i) * (c + i))
-    u, v = 1 / (a + 8), 1 / (c + 8)
-    q, p = u * u, v * v
-    shared, power, series = torch.ones_like(q), p, torch.full_like(q, SLOPE[0])
-    for slope in SLOPE[1:]:  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
-        shared = shared * q + power
-        power = power * p
-        series = series + slope * shared
-    return b * (rise + u * v * (0.5 + (u + v) * series)) + torch.log1p(b * u)
+    value, x = kernels.rise.py_func(a, b)
+    return value + torch.log1p(x)
 
 
-def trigamma_fall(a: Tensor, b: Tensor) -> Tensor:
-    """ψ'(a) − ψ'(a + b) of positive a and b, as `digamma_rise`."""
-    c = a + b
-    fall = torch.zeros_like(c)
-    for i in range(8):
-        product = (a + i) * (c + i)
-        fall = fall + (a + c + 2 * i) / product / product
-    u, v = 1 / (a + 8), 1 / (c + 8)
-    q, p = u * u, v * v
-    shared, power, series = torch.zeros_like(q), torch.ones_like(q), 1 + (u + v) / 2
-    for bernoulli in BERNOULLI:
-        shared = shared * q + power
-        power = power * p
-        series = series + bernoulli * ((u + v) * u * shared + power)
-    return b * (fall + u * v * series)
+trigamma_fall: Callable[[Tensor, Tensor], Tensor] = kernels.fall.py_func
+"""ψ'(a) − ψ'(a + b) of positive a and b, to all digits however small b is."""
 
 
 def invert_digamma_gap(s: Tensor) -> Tensor:

@@ -8,14 +8,11 @@ whose v are the weights of the point z of the hull nearest to the origin. Then z
 that separates the origin from every point: the certificate that no tilt has this mean.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -30,15 +27,6 @@ def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Te
         return worst
     outside = (below.clamp_min(0) ** 2 + above.clamp_min(0) ** 2).sum(-1).sqrt()
     return torch.where(outside > 0, outside, worst.clamp_max(0))
-
-
-def ended_on_boundary(solution: Solution[Tensor], excess: Tensor | None) -> Solution[Tensor]:
-    """The solution, said to be on the boundary where ``excess (...)`` is exactly 0."""
-    if excess is None:
-        return solution
-    return replace(
-        solution, code=torch.where(excess == 0, Status.BOUNDARY.code, solution.code).to(torch.int8)
-    )
 
 
 def nearest_in_hull(points: Tensor, target: Tensor) -> Tensor:

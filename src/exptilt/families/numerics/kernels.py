@@ -231,21 +231,28 @@ def gamma_kl(a: Array, b: Array, change: Array, log_rate: Array, result: Array) 
 
 
 @njit(inline="always", fastmath=STRICT, error_model="numpy")  # a call would not become vector code
-def _rise(a: float, b: float) -> float:
+def rise(a: Any, b: Any) -> Any:
+    """`gamma_functions.digamma_rise` less log(1 + x), and x; its `py_func` takes tensors."""
     c = a + b
-    rise = 0.0
-    for i in range(8):
-        rise += 1.0 / ((a + i) * (c + i))
+    total = 1.0 / ((a + 1.0) * (c + 1.0))
+    for i in range(2, 8):
+        total = total + 1.0 / ((a + i) * (c + i))
     u, v = 1.0 / (a + 8.0), 1.0 / (c + 8.0)
     q, p = u * u, v * v
     shared, power, series = 1.0, p, SLOPE[0]
-    for k in range(1, 10):
+    for k in range(1, 10):  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
         shared = shared * q + power
-        power *= p
-        series += SLOPE[k] * shared
-    x = b * u
+        power = power * p
+        series = series + SLOPE[k] * shared
+    first = b / c / a  # the product ac of tiny shapes is 0
+    return first + b * (total + u * v * (0.5 + (u + v) * series)), b * u
+
+
+@njit(inline="always", fastmath=STRICT, error_model="numpy")
+def _rise(a: float, b: float) -> float:
+    value, x = rise(a, b)
     y = 1.0 + x
-    return b * (rise + u * v * (0.5 + (u + v) * series)) + (_log(y) + (x - (y - 1.0)) / y)
+    return value + (_log(y) + (x - (y - 1.0)) / y)
 
 
 @kernel("the kernel of digamma", fastmath=STRICT)
@@ -283,20 +290,21 @@ def _trigamma(a: float) -> float:
 
 
 @njit(fastmath=STRICT, error_model="numpy")
-def _fall(a: float, b: float) -> float:
+def fall(a: Any, b: Any) -> Any:
+    """ψ'(a) − ψ'(a + b) of positive a and b, as `rise`."""
     c = a + b
-    fall = 0.0
+    total = 0.0
     for i in range(8):
         product = (a + i) * (c + i)
-        fall += (a + c + 2.0 * i) / product / product
+        total = total + (a + c + 2.0 * i) / product / product
     u, v = 1.0 / (a + 8.0), 1.0 / (c + 8.0)
     q, p = u * u, v * v
     shared, power, series = 0.0, 1.0, 1.0 + 0.5 * (u + v)
     for k in range(10):
         shared = shared * q + power
-        power *= p
-        series += BERNOULLI[k] * ((u + v) * u * shared + power)
-    return b * (fall + u * v * series)
+        power = power * p
+        series = series + BERNOULLI[k] * ((u + v) * u * shared + power)
+    return b * (total + u * v * series)
 
 
 @njit(fastmath=STRICT, error_model="numpy")
@@ -343,7 +351,7 @@ def _start(mean: Array, top: int, alpha: Array) -> None:
             low = total / 2.0
         else:
             high = 2.0 * total
-        steep = _trigamma(total) * slopes / rest - _fall(alpha[top], wanted) / _trigamma(alpha[top]) / wanted
+        steep = _trigamma(total) * slopes / rest - fall(alpha[top], wanted) / _trigamma(alpha[top]) / wanted
         change = (target - np.log(ratio - limit)) * (ratio - limit) / (total * ratio * steep)
         new = total * np.exp(min(max(change, -16.0), 16.0))
         if not (low <= new <= high):  # also where it is NaN
@@ -379,7 +387,7 @@ def invert_dirichlet(means: Array, alphas: Array) -> None:
             for k in range(size):
                 error[k] = -_rise(alpha[k], rest[k]) - mean[k]
                 slope[k] = _trigamma(alpha[k])
-                spare += -_fall(alpha[k], rest[k]) / (slope[k] * whole) if k == top else 1.0 / slope[k]
+                spare += -fall(alpha[k], rest[k]) / (slope[k] * whole) if k == top else 1.0 / slope[k]
                 shared += error[k] / slope[k]
             for k in range(size):
                 new = max(alpha[k] - (error[k] - shared / spare) / slope[k], alpha[k] / 4.0)

@@ -39,7 +39,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Learnt:
-    """A machine and how it came about."""
+    """A machine that was learnt, and the trace of its learning."""
 
     machine: RestrictedBoltzmann
     trace: Trace

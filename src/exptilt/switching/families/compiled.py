@@ -9,8 +9,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.kernels import run_chunks
 from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
-from exptilt.families.predictive import _log_base
-from exptilt.families.relations import moved
+from exptilt.families.relations import _log_base, moved
 
 from .dynamics import Discounted
 from .kernel import DIRICHLET, GAMMA, NORMAL_GAMMA, NORMAL_WISHART, filter_family
