@@ -98,7 +98,8 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
     if kernels.suits(a, b):
         return kernels.entrywise(kernels.digamma_rise, a, b)
     value, x = kernels.rise.py_func(a, b)
-    return value + torch.log1p(x)
+    rise: Tensor = value + torch.log1p(x)
+    return rise
 
 
 trigamma_fall: Callable[[Tensor, Tensor], Tensor] = kernels.fall.py_func

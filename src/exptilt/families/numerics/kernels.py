@@ -234,8 +234,8 @@ def gamma_kl(a: Array, b: Array, change: Array, log_rate: Array, result: Array) 
 def rise(a: Any, b: Any) -> Any:
     """`gamma_functions.digamma_rise` less log(1 + x), and x; its `py_func` takes tensors."""
     c = a + b
-    total = 1.0 / ((a + 1.0) * (c + 1.0))
-    for i in range(2, 8):
+    total = 1.0 / (a * c)
+    for i in range(1, 8):
         total = total + 1.0 / ((a + i) * (c + i))
     u, v = 1.0 / (a + 8.0), 1.0 / (c + 8.0)
     q, p = u * u, v * v
@@ -244,15 +244,15 @@ def rise(a: Any, b: Any) -> Any:
         shared = shared * q + power
         power = power * p
         series = series + SLOPE[k] * shared
-    first = b / c / a  # the product ac of tiny shapes is 0
-    return first + b * (total + u * v * (0.5 + (u + v) * series)), b * u
+    return b * (total + u * v * (0.5 + (u + v) * series)), b * u
 
 
 @njit(inline="always", fastmath=STRICT, error_model="numpy")
 def _rise(a: float, b: float) -> float:
     value, x = rise(a, b)
     y = 1.0 + x
-    return value + (_log(y) + (x - (y - 1.0)) / y)
+    whole: float = value + (_log(y) + (x - (y - 1.0)) / y)
+    return whole
 
 
 @kernel("the kernel of digamma", fastmath=STRICT)
