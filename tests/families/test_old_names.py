@@ -25,6 +25,12 @@ def test_old_module_names(measure: f.Measure) -> None:
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(read._leaves(), measure._leaves(), strict=True))
 
 
+def test_predictive_laws_had_a_module_of_their_own() -> None:
+    law = f.Predictive(f.Gamma(torch.ones(1), torch.ones(1)), f.Exponential)
+    old = pickle.dumps(law, protocol=0).replace(b"families.relations", b"families.predictive")
+    assert torch.equal(pickle.loads(old).log_prob(torch.ones(1)), law.log_prob(torch.ones(1)))
+
+
 def test_names_in_exported_programs() -> None:
     _, spec = pytree.tree_flatten(MEASURES[0])
     assert "exptilt.families.gamma.Gamma" in pytree.treespec_dumps(spec)

@@ -44,6 +44,7 @@ from exptilt.families.theory.unnormalized import exponential_bregman, exponentia
 # Pickles of earlier releases name a class by the module it was in, such as exptilt.families.gamma.
 for _name in [name for name in sys.modules if name.startswith(f"{__name__}.members.")]:
     sys.modules[_name.replace(".members.", ".")] = sys.modules[_name]
+sys.modules[f"{__name__}.predictive"] = sys.modules[f"{__name__}.relations"]
 
 __all__ = [
     "BernoulliProduct",

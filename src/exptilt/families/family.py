@@ -62,6 +62,9 @@ class ExponentialFamily(Measure):
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
     """The class in `torch.distributions` and its names of our fields."""
 
+    _squares: ClassVar[tuple[str, ...]] = ()
+    """Fields of which `torch.distributions` has the square root."""
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         fields = {self._labels.get(field, field): (x, event) for field, x, event in self._fields()}
@@ -210,7 +213,8 @@ class ExponentialFamily(Measure):
         if self._twin is None:
             return super()._to_torch()
         kind, names = self._twin
-        made = kind(**{theirs: getattr(self, ours) for ours, theirs in names.items()})
+        fields = {theirs: getattr(self, ours) for ours, theirs in names.items()}
+        made = kind(**fields | {names[ours]: fields[names[ours]].sqrt() for ours in self._squares})
         return made if made.event_shape else distributions.Independent(made, 1)
 
     @classmethod
@@ -218,7 +222,8 @@ class ExponentialFamily(Measure):
         if cls._twin is None:
             return super()._from_torch(other)
         inner = getattr(other, "base_dist", other)
-        return cls(**{ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()})
+        fields = {ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()}
+        return cls(**fields | {ours: fields[ours] ** 2 for ours in cls._squares})
 
     # What everyone gets.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
 
 
 class ChangeOfVariable(ExponentialFamily):
@@ -30,15 +31,6 @@ class ChangeOfVariable(ExponentialFamily):
     _differentiable_draws = True
     identity_coordinate = False
 
-    @abstractmethod
-    def _image(self) -> ExponentialFamily:
-        """The law of y."""
-
-    @classmethod
-    @abstractmethod
-    def _from_image(cls, image: ExponentialFamily) -> Self:
-        """The law of x where that of y is this."""
-
     @staticmethod
     @abstractmethod
     def _forward(x: Tensor) -> Tensor:
@@ -48,6 +40,17 @@ class ChangeOfVariable(ExponentialFamily):
     @abstractmethod
     def _backward(y: Tensor) -> Tensor:
         """x where f(x) = y."""
+
+    def _image(self) -> ExponentialFamily:
+        """The law of y, whose fields are those of x in the same order."""
+        pairs = zip(self.of.event_dims, self.event_dims, strict=True)
+        return make(self.of, **{theirs: getattr(self, ours) for theirs, ours in pairs})
+
+    @classmethod
+    def _from_image(cls, image: ExponentialFamily) -> Self:
+        """The law of x where that of y is this."""
+        pairs = zip(cls.of.event_dims, cls.event_dims, strict=True)
+        return make(cls, **{ours: getattr(image, theirs) for theirs, ours in pairs})
 
     @classmethod
     def _constant(cls, like: Tensor) -> Tensor:

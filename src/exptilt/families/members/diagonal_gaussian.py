@@ -7,7 +7,7 @@ Sufficient statistic u(x) = (x, x²), natural parameter θ = (μ/σ², −1/(2σ
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -38,6 +38,8 @@ class DiagonalGaussian(ExponentialFamily):
     _differentiable_draws = True
     _tilts_everywhere = True
     _positive = ("variance",)
+    _twin = (distributions.Normal, {"mean_vector": "loc", "variance": "scale"})
+    _squares = ("variance",)
     _labels: ClassVar = {"mean_vector": "mean"}
     _statistic_size = staticmethod(lambda d: 2 * d)
 
@@ -84,13 +86,6 @@ class DiagonalGaussian(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         noise = standard_normal(self.mean_vector, (*shape, *self.batch_shape, self.dimension), generator)
         return self.mean_vector + self.variance.sqrt() * noise
-
-    def _to_torch(self) -> distributions.Distribution:
-        return distributions.Independent(distributions.Normal(self.mean_vector, self.variance.sqrt()), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        return cls(other.base_dist.loc, other.base_dist.variance)
 
     def _kl(self, other: Self) -> Tensor:
         """½ Σ (r − 1 − log r + δ²/σ'²) with r = σ²/σ'²."""

@@ -7,12 +7,11 @@ Sufficient statistic u(x) = (1/x, −log x), natural parameter θ = (−b, a + 1
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.measure import make
 from exptilt.families.members.change_of_variable import ChangeOfVariable
 from exptilt.families.members.gamma import Gamma
 
@@ -37,13 +36,6 @@ class InverseGamma(ChangeOfVariable):
     _twin = (distributions.InverseGamma, {"shape": "concentration", "scale": "rate"})
     of = Gamma
     jacobian = (0.0, 2.0)
-
-    def _image(self) -> Gamma:
-        return make(Gamma, shape=self.shape, rate=self.scale)
-
-    @classmethod
-    def _from_image(cls, image: Any) -> Self:
-        return make(cls, shape=image.shape, scale=image.rate)
 
     @staticmethod
     def _forward(x: Tensor) -> Tensor:

@@ -6,12 +6,11 @@ Sufficient statistic u(x) = (log x, log² x), natural parameter θ = (μ/σ² �
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.measure import make
 from exptilt.families.members.change_of_variable import ChangeOfVariable
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 
@@ -33,15 +32,10 @@ class LogNormal(ChangeOfVariable):
     log_variance: Tensor
     event_dims: ClassVar = {"log_mean": 1, "log_variance": 1}
     _positive = ("log_variance",)
+    _twin = (distributions.LogNormal, {"log_mean": "loc", "log_variance": "scale"})
+    _squares = ("log_variance",)
     of = DiagonalGaussian
     jacobian = (-1.0, 0.0)
-
-    def _image(self) -> DiagonalGaussian:
-        return make(DiagonalGaussian, mean_vector=self.log_mean, variance=self.log_variance)
-
-    @classmethod
-    def _from_image(cls, image: Any) -> Self:
-        return make(cls, log_mean=image.mean_vector, log_variance=image.variance)
 
     @staticmethod
     def _forward(x: Tensor) -> Tensor:
@@ -55,12 +49,3 @@ class LogNormal(ChangeOfVariable):
         """e^{μ + σ²/2} and (e^{σ²} − 1) e^{2μ + σ²}."""
         mean = (self.log_mean + self.log_variance / 2).exp()
         return mean, torch.expm1(self.log_variance) * mean**2
-
-    def _to_torch(self) -> distributions.Distribution:
-        """The same as ``Independent(LogNormal, 1)``."""
-        return distributions.Independent(distributions.LogNormal(self.log_mean, self.log_variance.sqrt()), 1)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """From ``Independent(LogNormal, 1)``."""
-        return cls(other.base_dist.loc, other.base_dist.scale**2)
