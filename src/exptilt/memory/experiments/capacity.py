@@ -15,7 +15,7 @@ mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
+from exptilt._support.plotting import COLOURS, caption, measured, new_figure, whole_log
 from exptilt._support.progress import track
 from exptilt.memory.hopfield import Hopfield
 from exptilt.memory.landscape.recall import recall
@@ -72,9 +73,33 @@ class Capacity:
 
     def plot(self) -> "Figure":
         """Patterns recalled against dimension, with intervals, beside what theory promises."""
-        from exptilt.memory.experiments import pictures
-
-        return pictures.capacity(self)
+        d = torch.tensor(self.dimensions, dtype=torch.float64)
+        order = d.argsort()
+        d, mean, count = d[order], self.mean[order], self.count[order]
+        bounds = [self.bounds[i] for i in order.tolist()]
+        stopped = self.limited[order].any(-1)
+        with new_figure(5.6, 3.8) as figure:
+            axes: Any = figure.subplots()
+            label = f"recalled: mean of {count.shape[1]} draws, 95 % interval"
+            measured(axes, d, count, mean, self.interval[order], label)
+            fitted = (mean.log().mean() + self.rate * (d - d.mean())).exp()
+            axes.plot(d, fitted, color="0.4", lw=1.0, ls="--", label=f"$e^{{{self.rate:.2f}\\,d}}$")
+            promised = [bound.count for bound in bounds]
+            label = r"theory's $\sqrt{p}\,c^{(d-1)/4}$ (filled: it holds)"
+            axes.plot(d, promised, color=COLOURS[1], label=label, linewidth=1.2)
+            for x, bound in zip(d.tolist(), bounds, strict=True):
+                face = COLOURS[1] if bound.holds else "white"
+                axes.plot(x, bound.count, "s", color=COLOURS[1], markersize=5, markerfacecolor=face)
+            if bool(stopped.any()):
+                label = "the search ended here: more"
+                axes.plot(d[stopped], mean[stopped] * 1.3, "^", color=COLOURS[0], markersize=6, label=label)
+            whole_log(axes)
+            axes.set_xticks(d.tolist() if len(d) <= 12 else d[:: len(d) // 8].tolist())
+            caption(axes, "Random patterns that are all recalled", "dimension d", "patterns")
+            axes.legend(loc="upper left")
+            low, high = axes.get_ylim()
+            axes.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
+        return figure
 
 
 def sphere(count: int, dimension: int, radius: float, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ network the jump is smeared out: some patterns stay above α_c, some go below it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,18 @@ from torch import Tensor
 from exptilt._support.checks import choice, number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
+from exptilt._support.plotting import COLOURS, caption, measured, new_figure
 from exptilt._support.progress import track
 from exptilt.memory.binary.classical import ClassicalHopfield
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_RULES = {  # the rule's name, the load theory speaks of, and what it says
+    "hebbian": ("Hebbian", 0.138, "theory, N → ∞: forgotten beyond 0.138"),
+    "pseudo_inverse": ("pseudo-inverse", 1.0, "theory: no weights left from 1 on, every state stays"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,24 @@ class Cliff:
 
     def plot(self) -> "Figure":
         """Share recalled and overlap against the load, beside that at which an infinite network forgets."""
-        from exptilt.memory.experiments import pictures
-
-        return pictures.cliff(self)
+        loads = torch.tensor(self.loads, dtype=torch.float64)
+        order = loads.argsort()
+        loads, fraction = loads[order], self.fraction[order]
+        name, at, words = _RULES[self.rule]
+        with new_figure(5.6, 3.4) as figure:
+            axes: Any = figure.subplots()
+            many = f"mean of {fraction.shape[1]} networks, 95 % interval"
+            label = f"recalled (overlap > {self.threshold:g}): {many}"
+            measured(axes, loads, fraction, self.mean[order], self.interval[order].clamp(0, 1), label)
+            overlap = self.overlap.mean(-1)[order]
+            axes.plot(
+                loads, overlap, color=COLOURS[2], ls=":", marker="^", label="mean overlap", linewidth=1.2
+            )
+            axes.axvline(at, color=COLOURS[1], ls="--", label=words, linewidth=1.2)
+            axes.set_ylim(-0.03, 1.03)
+            caption(axes, f"Recall of random patterns, {name}, {self.units} units", "load P/N", "share")
+            axes.legend(loc="lower left", frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
+        return figure
 
 
 def classical_cliff(
