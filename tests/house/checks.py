@@ -206,6 +206,20 @@ def too_wide(source: str, path: str) -> list[str]:
     return complaints
 
 
+def without_device(source: str, path: str) -> list[str]:
+    """Tensors that are made where torch's default device is, and not where the caller's tensors are."""
+    if Path(path).parts[0] not in {"attention", "distributed", "losses"}:
+        return []
+    makers = {f"torch.{name}" for name in ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")}
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node.func)} without device="
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in makers
+        and not any(keyword.arg == "device" for keyword in node.keywords)
+    ]
+
+
 def moved_files(source: str, path: str) -> list[str]:
     """Calls by which `source` would put a file in its place by itself."""
     if path == "_support/files.py":

@@ -107,6 +107,15 @@ def test_other_names_pass(source):
     assert checks.private_torch_names(source, "lens/watch.py") == []
 
 
+def test_device():
+    made = "x = torch.zeros(3, device=y.device), torch.zeros_like(y), y.new_full((2,), 1.0)"
+    assert checks.without_device(made, "losses/a.py") == []
+    assert checks.without_device("torch.full((2,), 1.0)", "losses/a.py") == [
+        "losses/a.py:1: torch.full without device="
+    ]
+    assert checks.without_device("torch.full((2,), 1.0)", "families/a.py") == []
+
+
 def test_untyped_results():
     class Bad:
         def some(self): ...

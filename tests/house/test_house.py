@@ -39,7 +39,13 @@ def test_there_is_something_to_check():
 
 @pytest.mark.parametrize(
     "check",
-    [checks.upward_imports, checks.eager_optional_imports, checks.private_torch_names, checks.too_long],
+    [
+        checks.upward_imports,
+        checks.eager_optional_imports,
+        checks.private_torch_names,
+        checks.without_device,
+        checks.too_long,
+    ],
 )
 def test_sources(check):
     assert complaints(check) == []

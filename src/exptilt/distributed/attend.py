@@ -7,7 +7,7 @@ keys. ``replicated.py`` joins them by sums over the processes, for queries that 
 ``ring.py`` lets the keys go around, for queries that are spread out with them.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,10 +22,10 @@ from exptilt.distributed.order import ORDERS
 from exptilt.distributed.ring import Ring
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.attend import run
-from exptilt.tilting.score_rule import ScoreRule
 from exptilt.tilting.tilted import Tilted
 
 QUERIES = ("replicated", "sharded")
+_Three = tuple[Tensor, Tensor, Tensor]  # query, key and value
 
 
 @explain_keywords
@@ -93,19 +93,18 @@ def attend(
         `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` of this
         process's keys, or None.
     """
-    members = Members("attend", group)
-    problem: Exception | None = None
-    call: Call | None = None
-    options = {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask, "softcap": softcap}
-    options |= {"sink": sink}
+    work = _Work(Members("attend", group), queries, order, key_mass, check)
+    options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask}
+    options |= {"softcap": softcap, "sink": sink, "backend": backend}
     try:
-        call = _prepared(query, key_shard, value_shard, options, causal, window, queries, order, backend)
-    except (ArgumentError, BackendError) as error:
-        problem = error
-    sizes = _agreed(members, call, problem, queries, order, key_mass, check)
-    assert call is not None
+        call = work.prepared((query, key_shard, value_shard), causal, window, options)
+    except (ArgumentError, BackendError) as problem:
+        if check:
+            agree(work.members, "attend", {}, problem=problem)
+        raise
+    sizes = work.agreed(call)
     with full_precision(call.inputs.query.device):  # inputs have been cast as autocast would
-        return _run(call, members, sizes, queries, order, key_mass, check)
+        return work.run(call, sizes)
 
 
 def log_normalizer(
@@ -145,126 +144,102 @@ def log_normalizer(
     return found.log_normalizer
 
 
-def _prepared(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: dict[str, Any],
-    causal: bool,
-    window: int | None,
-    queries: str,
-    order: str,
-    backend: str | None,
-) -> Call:
-    """The checked call of this process's keys; its rule is that of all keys."""
-    choice("attend", "queries", queries, QUERIES)
-    choice("attend", "order", order, ORDERS)
-    if torch.compiler.is_compiling():
-        raise BackendError(
-            "attend: a call that waits for other processes cannot be compiled. "
-            "Wrap it in torch.compiler.disable."
-        )
-    if backend == "reference":
-        raise ArgumentError(
-            "attend: backend is 'reference', which holds all keys. Pass tiled, cpu, gpu or None."
-        )
-    call = prepare("attend", query, key, value, **options, window=window, backend=backend, autocast=True)
-    rule = call.settings.rule
-    Q, K = query.shape[-2], key.shape[-2]
-    if queries == "sharded":
-        for label in ("bias", "mask"):
-            if options[label] is not None:
-                hint = "Pass log_weight, −inf for keys to hide, which goes around with the keys."
-                raise ArgumentError(
-                    f"attend: {label} with sharded queries would have a column for every key. {hint}"
-                )
-        if (causal or window is not None) and Q != K:
-            hint = (
-                "With causal or window, the queries and keys of a process are the same part of the sequence."
+@dataclass(frozen=True)
+class _Work:
+    """How the processes share a call; the fields are those of `attend`."""
+
+    members: Members
+    queries: str
+    order: str
+    key_mass: bool
+    check: bool
+
+    def prepared(self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]) -> Call:
+        """The checked call of this process's keys; its rule is that of all keys."""
+        choice("attend", "queries", self.queries, QUERIES)
+        choice("attend", "order", self.order, ORDERS)
+        if torch.compiler.is_compiling():
+            raise BackendError(
+                "attend: a call that waits for other processes cannot be compiled. "
+                "Wrap it in torch.compiler.disable."
             )
-            raise ArgumentError(f"attend: this process has {Q} queries and {K} keys. {hint}")
-    elif order != "contiguous":
-        raise ArgumentError(
-            f"attend: order is {order!r}, but queries are replicated. Pass queries='sharded' with it."
-        )
-    if order == "zigzag" and K % 2:
-        raise ArgumentError(
-            f"attend: this process has {K} keys, and order 'zigzag' has two equal parts. Use shard."
-        )
-    return replace(
-        call, settings=replace(call.settings, rule=ScoreRule(rule.scale, bool(causal), window, rule.softcap))
-    )
+        if options["backend"] == "reference":
+            raise ArgumentError(
+                "attend: backend is 'reference', which holds all keys. Pass tiled, cpu, gpu or None."
+            )
+        call = prepare("attend", *tensors, **options, window=window, autocast=True)
+        Q, K = (x.shape[-2] for x in tensors[:2])
+        if self.queries == "sharded":
+            for label in ("bias", "mask"):
+                if options[label] is not None:
+                    hint = "Pass log_weight, −inf for keys to hide, which goes around with the keys."
+                    raise ArgumentError(
+                        f"attend: {label} with sharded queries would have a column for every key. {hint}"
+                    )
+            if (causal or window is not None) and Q != K:
+                raise ArgumentError(
+                    f"attend: this process has {Q} queries and {K} keys. With causal or window, the queries "
+                    "and keys of a process are the same part of the sequence."
+                )
+        elif self.order != "contiguous":
+            raise ArgumentError(
+                f"attend: order is {self.order!r}, but queries are replicated. "
+                "Pass queries='sharded' with it."
+            )
+        if self.order == "zigzag" and K % 2:
+            raise ArgumentError(
+                f"attend: this process has {K} keys, and order 'zigzag' has two equal parts. Use shard."
+            )
+        rule = replace(call.settings.rule, causal=bool(causal), window=window)
+        return replace(call, settings=replace(call.settings, rule=rule))
+
+    def agreed(self, call: Call) -> tuple[int, ...]:
+        """How many keys each process has; raises on all of them unless they agree."""
+        t = call.inputs
+        if not self.check:
+            return (t.key.shape[-2],) * self.members.count
+        keys = {"key": (t.key, -2), "value": (t.value, -2), "log_weight": (t.log_weight, -1)}
+        facts: dict[str, Any] = {
+            f"the shape of {name} but for its keys": _without(x, axis) for name, (x, axis) in keys.items()
+        }
+        tracked, spread = (t.query, *(x for x, _ in keys.values())), self.queries == "sharded"
+        facts |= {
+            "the shape of query": _without(t.query, -2) if spread else tuple(t.query.shape),
+            "the shape of sink": None if t.sink is None else tuple(t.sink.shape),
+            "the dtype": call.dtype,
+            "the device": t.query.device.type,
+            "scale, causal, window, softcap": call.settings.rule.numbers,
+            "queries, order, key_mass": (self.queries, self.order, self.key_mass),
+            "whether derivatives are wanted": call.tracked,
+            "whether query, key, value, log_weight need gradients": tuple(
+                x is not None and is_concrete(x) and x.requires_grad for x in tracked
+            ),
+        }
+        sizes = agree(self.members, "attend", facts, count=t.key.shape[-2])
+        if self.order == "zigzag" and len(set(sizes)) > 1:
+            raise GroupError(
+                f"attend: the ranks have {sizes} keys, and order 'zigzag' has equal parts. Use shard."
+            )
+        return sizes
+
+    def run(self, call: Call, sizes: tuple[int, ...]) -> Tilted:
+        """The result, given how many keys each process has."""
+        if self.queries == "replicated":
+            return replicated.attend(call, self.members, sizes, self.key_mass, self.check)
+        t = call.inputs
+        ring = Ring(self.members, self.order, sizes, call.settings.backend)
+        settings = replace(call.settings, backend=ring.name, check=False)
+        found = run(replace(call, settings=settings), key_mass=self.key_mass)
+        if self.check and is_concrete(t.query, t.key):
+            bad = bool(found.log_normalizer.isnan().any()) or not bool(torch.isfinite(t.query).all())
+            error = ArgumentError(
+                "attend: a log-normalizer is NaN or a query is not finite: query, key or log_weight of some "
+                "rank holds NaN or an infinity, or the scores overflow. check=False skips this test."
+            )
+            agree(self.members, "attend", {}, problem=error if bad else None)
+        return found
 
 
-def _agreed(
-    members: Members,
-    call: Call | None,
-    problem: Exception | None,
-    queries: str,
-    order: str,
-    mass: bool,
-    check: bool,
-) -> tuple[int, ...]:
-    """How many keys each process has; raises on all of them unless they agree."""
-    if not check:
-        if problem is not None:
-            raise problem
-        assert call is not None
-        return (call.inputs.key.shape[-2],) * members.count
-    if call is None:
-        return agree(members, "attend", {}, problem=problem)
-    t = call.inputs
-    spread = queries == "sharded"
-    alike = {"key": t.key, "value": t.value, "log_weight": t.log_weight}
-    facts: dict[str, Any] = {
-        f"the shape of {name} but for its keys": None
-        if x is None
-        else (*x.shape[:-2], *x.shape[-1:])
-        if name != "log_weight"
-        else x.shape[:-1]
-        for name, x in alike.items()
-    }
-    Q = t.query.shape
-    facts |= {
-        "the shape of query": (*Q[:-2], *Q[-1:]) if spread else tuple(Q),
-        "the shape of sink": None if t.sink is None else tuple(t.sink.shape),
-        "the dtype": call.dtype,
-        "the device": t.query.device.type,
-        "scale, causal, window, softcap": call.settings.rule.numbers,
-        "queries, order, key_mass": (queries, order, mass),
-        "whether derivatives are wanted": call.tracked,
-        "whether query, key, value, log_weight need gradients": tuple(
-            x is not None and is_concrete(x) and x.requires_grad for x in (t.query, *alike.values())
-        ),
-    }
-    sizes = agree(members, "attend", facts, count=t.key.shape[-2])
-    if order == "zigzag" and len(set(sizes)) > 1:
-        raise GroupError(
-            f"attend: the ranks have {sizes} keys, and order 'zigzag' has equal parts. Use shard."
-        )
-    return sizes
-
-
-def _run(
-    call: Call,
-    members: Members,
-    sizes: tuple[int, ...],
-    queries: str,
-    order: str,
-    key_mass: bool,
-    check: bool,
-) -> Tilted:
-    if queries == "replicated":
-        return replicated.attend(call, members, sizes, key_mass, check)
-    t = call.inputs
-    ring = Ring(members, order, sizes, call.settings.backend)
-    settings = replace(call.settings, backend=ring.name, check=False)
-    found = run(replace(call, settings=settings), key_mass=key_mass)
-    if check and is_concrete(t.query, t.key):
-        bad = bool(found.log_normalizer.isnan().any()) or not bool(torch.isfinite(t.query).all())
-        error = ArgumentError(
-            "attend: a log-normalizer is NaN or a query is not finite: query, key or log_weight of some rank "
-            "holds NaN or an infinity, or the scores overflow. check=False skips this test."
-        )
-        agree(members, "attend", {}, problem=error if bad else None)
-    return found
+def _without(x: Tensor | None, axis: int) -> tuple[int, ...] | None:
+    """The shape of a tensor without one of its axes."""
+    return None if x is None else (*x.shape[:axis], *x.shape[x.dim() + axis + 1 :])

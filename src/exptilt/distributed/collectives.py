@@ -11,6 +11,7 @@ processes compute from common tensors is common again, derivatives included: a l
 computes from common results counts once, and its gradients are those of one process that holds everything.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,74 +19,54 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply
-from exptilt.distributed.group import Members
+from exptilt.distributed.group import GroupError, Members
 
 
 def total(x: Tensor, members: Members) -> Tensor:
     """The sum over all processes of what each of them has; the result is common."""
-    return _mapped(x, members, True) if members.count > 1 else x
+    return _mapped(x, members, "sum") if members.count > 1 else x
 
 
 def share(x: Tensor, members: Members) -> Tensor:
     """A common tensor, for use with what differs from process to process: its gradients are added up."""
-    return _mapped(x, members, False) if members.count > 1 else x
-
-
-def _mapped(x: Tensor, members: Members, adds: bool) -> Tensor:
-    found: Tensor = apply(_Map, x, members, adds)
-    return found
-
-
-class _Map(Function):
-    """`total` if it adds, else `share`."""
-
-    @staticmethod
-    def forward(x: Tensor, members: Members, adds: bool) -> Tensor:
-        return members.reduce(x, "sum", "attend") if adds else x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.members, ctx.adds = inputs
-
-    @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> Any:
-        return _mapped(bar, ctx.members, not ctx.adds), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Tensor:
-        return _mapped(dot, ctx.members, ctx.adds)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members, adds: bool) -> Any:
-        return _mapped(x, members, adds), in_dims[0]
+    return _mapped(x, members, "share") if members.count > 1 else x
 
 
 def largest(x: Tensor, members: Members) -> Tensor:
     """The maximum over all processes, without a derivative; also under torch.func."""
-    found: Tensor = apply(_Largest, x, members)
+    return _mapped(x, members, "max")
+
+
+def _mapped(x: Tensor, members: Members, how: str) -> Tensor:
+    found: Tensor = apply(_Map, x, members, how)
     return found
 
 
-class _Largest(Function):
-    @staticmethod
-    def forward(x: Tensor, members: Members) -> Tensor:
-        return members.reduce(x, "max", "attend")
+class _Map(Function):
+    """`total` ("sum"), `share` or `largest` ("max")."""
 
     @staticmethod
-    def setup_context(ctx: object, inputs: object, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)  # type: ignore[attr-defined]
+    def forward(x: Tensor, members: Members, how: str) -> Tensor:
+        return x.clone() if how == "share" else members.reduce(x, how, "attend")
 
     @staticmethod
-    def backward(ctx: object, bar: Tensor) -> tuple[None, None]:
-        return None, None
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.members, ctx.how = inputs
+        if ctx.how == "max":
+            ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def jvp(ctx: object, *dots: object) -> None:
-        return None
+    def backward(ctx: Any, bar: Tensor) -> Any:
+        transpose = {"sum": "share", "share": "sum"}.get(ctx.how)
+        return None if transpose is None else _mapped(bar, ctx.members, transpose), None, None
 
     @staticmethod
-    def vmap(info: object, in_dims: tuple[int, None], x: Tensor, members: Members) -> tuple[Tensor, int]:
-        return largest(x, members), in_dims[0]
+    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Tensor | None:
+        return None if ctx.how == "max" else _mapped(dot, ctx.members, ctx.how)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members, how: str) -> Any:
+        return _mapped(x, members, how), in_dims[0]
 
 
 def highest(x: Tensor, members: Members) -> Tensor:
@@ -95,3 +76,24 @@ def highest(x: Tensor, members: Members) -> Tensor:
     ties = total(own.to(x.dtype), members)
     moved = total(torch.where(own, x, 0.0) / ties, members)
     return top + (moved - moved.detach())
+
+
+class Final(Function):
+    """What a function of tensors returns; asking for its derivatives is a `GroupError` that says `why`."""
+
+    @staticmethod
+    def forward(run: Callable[..., tuple[Tensor, ...]], why: str, *given: Tensor) -> tuple[Tensor, ...]:
+        """Call it."""
+        return run(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep what is said."""
+        ctx.why = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Any) -> Any:
+        """Raise."""
+        raise GroupError(ctx.why)
+
+    jvp = backward

@@ -67,7 +67,7 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
 
 
 def parts(length: int, count: int, order: str, caller: str) -> tuple[int, ...]:
-    """How many of so many entries each process gets."""
+    """How many of `length` entries each of `count` processes gets."""
     if order == "zigzag":
         if length % (2 * count):
             hint = f"Pad it to {-(-length // (2 * count)) * 2 * count}, or pass order='contiguous'."

@@ -7,6 +7,7 @@ process holds more than two processes' rows.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply, push
-from exptilt.distributed.group import GroupError, Members
+from exptilt.distributed.collectives import Final
+from exptilt.distributed.group import Members
 from exptilt.distributed.travel import Homewards, Shape, tour
 
 Block = Callable[..., Tensor]  # (rows that travel, whether they are the own ones, *own tensors) → (rows,)
+_TWICE = (
+    "second derivatives of a sum over all pairs are not known where rows lie on several processes. "
+    "Compute the loss without group= for them."
+)
 
 
 def pair_sum(
@@ -55,8 +61,8 @@ class _PairSum(Function):
 
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Any:
-        gradients = apply(_Gradient, ctx.function, ctx.members, ctx.sizes, bar, *ctx.saved_tensors)
-        return None, None, None, *gradients
+        run = partial(_gradient, ctx.function, ctx.members, ctx.sizes)
+        return None, None, None, *apply(Final, run, _TWICE, bar, *ctx.saved_tensors)
 
     @staticmethod
     def jvp(ctx: Any, *dots: Any) -> Tensor:
@@ -76,38 +82,22 @@ class _PairSum(Function):
         return result
 
 
-class _Gradient(Function):
-    """Gradients by the rows and by the own tensors; to differentiate them again is an error."""
-
-    @staticmethod
-    def forward(
-        function: Block, members: Members, sizes: tuple[int, ...], bar: Tensor, rows: Tensor, *own: Tensor
-    ) -> tuple[Tensor, ...]:
-        mine = [x.detach().requires_grad_() for x in own]
-        sums = [torch.zeros_like(x) for x in mine]
-        shapes = _shapes(sizes, rows)
-        behind = Homewards(members, lambda source: shapes[source], "pair_sum")
-        for source, (block,) in tour(members, [rows], shapes, "pair_sum"):
-            assert block is not None
-            with torch.enable_grad():
-                here = block.detach().requires_grad_()
-                found = function(here, source == members.rank, *mine)
-            by_rows, *by_own = torch.autograd.grad(found, [here, *mine], bar)
-            sums = [a + b for a, b in zip(sums, by_own, strict=True)]
-            behind.add(source, [by_rows.contiguous()], rows.device)
-        (home,) = behind.arrive()
-        assert home is not None
-        return home, *sums
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *bars: Any) -> Any:
-        raise GroupError(
-            "second derivatives of a sum over all pairs are not known where rows lie on several processes. "
-            "Compute the loss without group= for them."
-        )
-
-    jvp = backward
+def _gradient(
+    function: Block, members: Members, sizes: tuple[int, ...], bar: Tensor, rows: Tensor, *own: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients by the rows and by the own tensors."""
+    mine = [x.detach().requires_grad_() for x in own]
+    sums = [torch.zeros_like(x) for x in mine]
+    shapes = _shapes(sizes, rows)
+    behind = Homewards(members, lambda source: shapes[source], "pair_sum")
+    for source, (block,) in tour(members, [rows], shapes, "pair_sum"):
+        assert block is not None
+        with torch.enable_grad():
+            here = block.detach().requires_grad_()
+            found = function(here, source == members.rank, *mine)
+        by_rows, *by_own = torch.autograd.grad(found, [here, *mine], bar)
+        sums = [a + b for a, b in zip(sums, by_own, strict=True)]
+        behind.add(source, [by_rows.contiguous()], rows.device)
+    (home,) = behind.arrive()
+    assert home is not None
+    return home, *sums

@@ -12,22 +12,22 @@ In bytes a query: 2 + (Dv + 3) + 3 numbers, whatever the number of processes. Th
 ``collectives.py``, which torch differentiates, so derivatives of all orders and both modes are exact.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import is_concrete, pytree
+from exptilt._support.transforms import is_concrete
 from exptilt.distributed.collectives import largest, share, total
 from exptilt.distributed.group import GroupError, Members
+from exptilt.distributed.pieces import Piece, by_tensor
 from exptilt.tilting.arguments import Call
 from exptilt.tilting.attend import run
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.derivatives.rules import Settings, gradient
 from exptilt.tilting.problem import Inputs, wide_dtype
-from exptilt.tilting.score_rule import ScoreRule, columns
+from exptilt.tilting.score_rule import ScoreRule
 from exptilt.tilting.tilted import Tilted, merge, valued
 
 _LOG_WEIGHT = (False, False, False, False, True, False)
@@ -45,8 +45,8 @@ def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool,
     wide = wide_dtype(call.dtype)
     quiet = replace(call.settings, check=False)
     found = []
-    for piece, rule in _pieces(t, call.settings.rule, sizes, members.rank):
-        part = replace(call, inputs=piece, settings=replace(quiet, rule=rule), dtype=wide)
+    for piece in _pieces(t, call.settings.rule, sizes, members.rank):
+        part = replace(call, inputs=piece.cut(t), settings=replace(quiet, rule=piece.rule), dtype=wide)
         found.append((part, run(part)))
     local = found[0][1] if len(found) == 1 else by_tensor(torch.cat, *(tilted for _, tilted in found))
     joined = join(local, members, check and is_concrete(*(x for x in t if x is not None)), t.query)
@@ -63,8 +63,8 @@ def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool,
     return replace(joined, output=joined.output.to(call.dtype), key_mass=mass)
 
 
-def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> list[tuple[Inputs, ScoreRule]]:
-    """The own keys' part of the problem, as problems of consecutive rows, with the rule of each.
+def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> list[Piece]:
+    """The own keys' part of the problem, as pieces of consecutive rows.
 
     Own keys stand at start, …, start + K − 1 of all, query i at i' = i + (all keys) − Q. By causality the
     rows before start see none of them, those after the last key all; the rows between end with it, as the
@@ -73,48 +73,17 @@ def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> li
     start, Q, K = sum(sizes[:rank]), t.query.shape[-2], t.key.shape[-2]
     first = sum(sizes) - Q  # the key at which query 0 stands
     plain = ScoreRule(rule.scale, softcap=rule.softcap)
-    t = t._replace(sink=None)
     if rule.window is not None:
         device = t.query.device
         own = torch.arange(Q, device=device) + first
         seen = rule.sees(own[:, None], torch.arange(start, start + K, device=device)[None, :])
-        assert seen is not None
-        seen = seen[(None,) * (t.query.dim() - 2)]
-        return [(t._replace(mask=seen if t.mask is None else seen & t.mask), plain)]
+        return [Piece(slice(None), slice(None), plain, seen)]
     if not rule.causal:
-        return [(t, plain)]
+        return [Piece(slice(None), slice(None), plain)]
     none, some = (min(max(x, 0), Q) for x in (start - first, start + K - first))
     cuts = [(0, none, slice(0, 0), plain), (none, some, slice(0, K), replace(plain, causal=True))]
     cuts.append((some, Q, slice(0, K), plain))
-    return [
-        (_cut(t, slice(a, b), keys), own) for a, b, keys, own in cuts if b > a or (Q == 0 and a == b == 0)
-    ]
-
-
-def _cut(t: Inputs, rows: slice, keys: slice) -> Inputs:
-    """Some queries and keys of a problem."""
-
-    def plane(x: Tensor | None) -> Tensor | None:
-        return None if x is None else columns(x, keys.start, keys.stop, rows)
-
-    return Inputs(
-        t.query[..., rows, :],
-        t.key[..., keys, :],
-        t.value[..., keys, :],
-        plane(t.bias),
-        None if t.log_weight is None else t.log_weight[..., keys],
-        None,
-        plane(t.mask),
-    )
-
-
-def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: Tilted) -> Tilted:
-    """A result of what the function makes of each tensor of the results and the axis of its queries."""
-    flat = [pytree.tree_flatten(result) for result in results]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
-    found: Tilted = pytree.tree_unflatten(made, flat[0][1])  # output comes first
-    return found
+    return [Piece(slice(a, b), keys, own) for a, b, keys, own in cuts if b > a or (Q == 0 and a == b == 0)]
 
 
 def join(local: Tilted, members: Members, check: bool = False, query: Tensor | None = None) -> Tilted:
@@ -127,7 +96,8 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
     some = weight != 0
     tops = torch.stack([torch.where(some, shift, -torch.inf), local.score_max.detach()])
     flag = local.log_normalizer.new_zeros(1)
-    if check and (bool(local.log_normalizer.isnan().any()) or not bool(torch.isfinite(query).all())):  # type: ignore[arg-type]
+    seen = local.log_normalizer if query is None else query
+    if check and (bool(local.log_normalizer.isnan().any()) or not bool(torch.isfinite(seen).all())):
         flag, tops = flag + 1 + members.rank, torch.zeros_like(tops)
     tops = tops.detach()
     reduced = largest(torch.cat([tops.flatten(), flag]), members)

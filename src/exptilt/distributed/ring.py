@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from exptilt._support.transforms import apply
-from exptilt.distributed.group import GroupError, Members, agree
+from exptilt.distributed.collectives import Final
+from exptilt.distributed.group import Members, agree
 from exptilt.distributed.order import positions
-from exptilt.distributed.replicated import by_tensor
+from exptilt.distributed.pieces import Piece, by_tensor
 from exptilt.distributed.travel import Homewards, Shape, tour
 from exptilt.tilting.backends import dispatch
 from exptilt.tilting.derivatives import identities
@@ -43,33 +43,6 @@ from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 from exptilt.tilting.tilted import Tilted, merge
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What the own queries see of the keys that are here: which rows, which keys, by which rule."""
-
-    rows: slice
-    keys: slice
-    rule: ScoreRule
-    mask: Tensor | None = None
-
-    def cut(self, t: Inputs, key: Any, value: Any, log_weight: Any) -> Inputs:
-        """The problem of these rows and keys."""
-        weight = None if log_weight is None else log_weight[..., self.keys]
-        mask = None if self.mask is None else self.mask[(None,) * (t.query.dim() - 2)]
-        query = t.query[..., self.rows, :]
-        return Inputs(query, key[..., self.keys, :], value[..., self.keys, :], None, weight, None, mask)
-
-    def cut_dots(self, dots: Dots, key: Any, value: Any, log_weight: Any) -> Dots:
-        """Their tangents."""
-        return Dots(
-            None if dots.query is None else dots.query[..., self.rows, :],
-            None if key is None else key[..., self.keys, :],
-            None if value is None else value[..., self.keys, :],
-            None,
-            None if log_weight is None else log_weight[..., self.keys],
-        )
 
 
 @dataclass(frozen=True)
@@ -143,11 +116,11 @@ class Ring:
         none = torch.full_like(zero, -torch.inf)
         output = zero.new_zeros(*shape, t.value.shape[-1])
         found = Tilted(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
-        best = torch.zeros(shape, dtype=torch.int64)
+        best = zero.to(torch.int64)
         for source, piece, (key, value, weight) in self._visits(t, rule):
             if piece is None:
                 continue
-            problem = piece.cut(t, key, value, weight)
+            problem = piece.cut(_with_keys(t, (key, value, weight)))
             output, lines, at = _sweep(self.backend, "forward")(problem, piece.rule)[:3]
             part = _as_tilted(output, Lines(*lines.unbind()))
             first = sum(self.sizes[:source]) + (piece.keys.start or 0)
@@ -180,7 +153,7 @@ class Ring:
         for _, piece, (key, value, weight, *moved) in self._visits(t, rule, moving):
             if piece is None:
                 continue
-            problem, at = piece.cut(t, key, value, weight), piece.rows
+            problem, at = piece.cut(_with_keys(t, (key, value, weight))), piece.rows
             output, stacked = _sweep(self.backend, "forward")(problem, piece.rule)[:2]
             lines = Lines(*stacked.unbind())
             stats = Statistics(output, identities.shift_of(lines), lines.weight, lines.gap, lines.variance)
@@ -208,7 +181,7 @@ class Ring:
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
             at = piece.rows
             given = cotangent[..., at, :], output[..., at, :], rows[..., at]
-            problem = piece.cut(t, *tensors)
+            problem = piece.cut(_with_keys(t, tensors))
             found: Gradients = _sweep(self.backend, "gradient")(problem, *given, piece.rule, needs)
             return found
 
@@ -229,7 +202,7 @@ class Ring:
         self._same("second", t, dots, needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
-            at, problem = piece.rows, piece.cut(t, *tensors[:3])
+            at, problem = piece.rows, piece.cut(_with_keys(t, tensors))
             given = cotangent[..., at, :], output[..., at, :], output_dot[..., at, :]
             moved = piece.cut_dots(dots, *tensors[3:])
             found: Gradients = _sweep(self.backend, "second")(
@@ -262,7 +235,7 @@ class Ring:
         `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
         """
         wide, axes = wide_dtype(t.query.dtype), (-2, -2, -1)
-        query = torch.zeros(t.query.shape, dtype=wide)
+        query = t.query.new_zeros(t.query.shape, dtype=wide)
         like = [None if shape is None else query.new_empty(()).expand(shape) for shape in kept]
 
         def shapes(source: int) -> list[Shape]:
@@ -290,19 +263,19 @@ class Ring:
         """How the largest score moves: as the score of the key it stands on, wherever that is."""
         moving = (dots.key, dots.value, dots.log_weight)
 
-        def run() -> tuple[Tensor]:
+        def run(*given: Tensor) -> tuple[Tensor]:
             self._same("maximum_tangent", t, dots)
             found = torch.zeros_like(maximum)
             for source, _, (key, value, weight, *moved) in self._visits(t, rule, moving):
                 here, at = self._at(source, best)
-                problem = t._replace(key=key, value=value, log_weight=weight)
+                problem = _with_keys(t, (key, value, weight))
                 moved_by = Dots(dots.query, moved[0], moved[1], None, moved[2])
                 moves = identities.maximum_tangent(problem, moved_by, at, maximum, rule)
                 found = torch.where(here, moves, found)
             return (found,)
 
         given = [x for x in (*t[:6], *dots, maximum) if x is not None]
-        result: Tensor = apply(_Once, run, *given)[0]
+        result: Tensor = apply(Final, run, _TWICE, *given)[0]
         return result
 
     def maximum_gradient(
@@ -313,23 +286,22 @@ class Ring:
         empty = bar.new_empty(0)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
-            key, value, weight = tensors
             here, at = self._at(source, best)
-            problem = t._replace(key=key, value=value, log_weight=weight)
+            problem = _with_keys(t, tensors)
             found = identities.maximum_gradient(problem, torch.where(here, bar, 0.0), at, maximum, rule)
             query, key, weight = (
                 empty if x is None else x for x in (found.query, found.key, found.log_weight)
             )
             return Gradients(query, key, empty, weight, empty, empty)
 
-        def run() -> tuple[Tensor, ...]:
+        def run(*_: Tensor) -> tuple[Tensor, ...]:
             self._same("maximum_gradient", t, Dots())
             everything = ScoreRule(rule.scale, softcap=rule.softcap)
             query, sums = self._carry(t, self._visits(t, everything), kept, sweep)
             return query, *(x for x in sums if x is not None)
 
         given = [x for x in (*t[:6], bar, maximum) if x is not None]
-        query, key, *weight = apply(_Once, run, *given)
+        query, key, *weight = apply(Final, run, _TWICE, *given)
         return Dots(query, key, log_weight=weight[0] if weight else None)
 
     def _at(self, source: int, best: Tensor) -> tuple[Tensor, Tensor]:
@@ -352,27 +324,16 @@ class Ring:
 
 _Sweep = Callable[[int, Piece, list[Any]], Gradients]
 _Visits = Iterator[tuple[int, Piece | None, list[Any]]]
+_TWICE = (
+    "attend: second derivatives of score_max are not known where queries are sharded. Leave it out of what "
+    "is differentiated twice, or use queries='replicated'."
+)
 
 
-class _Once(Function):
-    """What a function of tensors returns, which has no derivatives: asking for one is an error."""
-
-    @staticmethod
-    def forward(run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-        return run()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *bars: Any) -> Any:
-        raise GroupError(
-            "attend: second derivatives of score_max are not known where queries are sharded. Leave it "
-            "out of what is differentiated twice, or use queries='replicated'."
-        )
-
-    jvp = backward
+def _with_keys(t: Inputs, tensors: Sequence[Any]) -> Inputs:
+    """The own queries and another process's key, value and log_weight."""
+    key, value, log_weight = tensors[:3]
+    return t._replace(key=key, value=value, log_weight=log_weight)
 
 
 def _resized(x: Tensor | None, axis: int, size: int) -> Shape:

@@ -22,7 +22,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import apply, in_forward_mode, in_transform, is_concrete
 from exptilt.distributed.collectives import share, total
 from exptilt.distributed.group import Group, Members, agree, refused_together
-from exptilt.losses.embeddings import REDUCTIONS, surprise, unbatched
+from exptilt.losses.embeddings import REDUCTIONS, linear_head, surprise, unbatched
 from exptilt.tilting import Tilted, attend, log_normalizer
 from exptilt.tilting.problem import wide_dtype
 
@@ -124,7 +124,7 @@ def linear_cross_entropy(
         label_smoothing: ε from 0 to 1, the share of the uniform distribution in what is right.
         ignore_index: targets that do not count.
         reduction: ``mean`` over the tokens that count, ``sum``, or ``none`` (0 for the others).
-        statistics: also return what the head says of each token, at no price.
+        statistics: also return what the head says of each token, which takes no further sweep.
         rank: also count the outcomes that come before the target (one more pass over the weight); implies
             statistics.
         group: processes that share the vocabulary (`torch.distributed.group.WORLD` for all): hidden and
@@ -161,7 +161,7 @@ def linear_cross_entropy(
         def spread(x: Tensor, empty: float) -> Tensor:
             if kept is None:
                 return torch.where(counted, x.reshape(shape), empty)
-            filled = torch.full((counted.numel(),), empty, dtype=x.dtype)
+            filled = x.new_full((counted.numel(),), empty)
             return filled.index_copy(0, kept, x).reshape(shape)
 
         losses = spread(losses, 0.0)
@@ -189,15 +189,7 @@ def _check(
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
     checks.number(caller, "z_loss", z_loss, least=0)
     checks.number(caller, "label_smoothing", label_smoothing, least=0, most=1)
-    checks.floating(caller, "hidden", hidden, axes=1, shape="(..., dimension)")
-    checks.floating(caller, "weight", weight, axes=2, shape="(outcomes, dimension)")
-    if not torch.is_autocast_enabled(hidden.device.type):
-        checks.alike(caller, hidden=hidden, weight=weight)
-    if weight.ndim != 2 or weight.shape[-1] != hidden.shape[-1]:
-        raise ArgumentError(
-            f"{caller}: hidden is {tuple(hidden.shape)}, weight is {tuple(weight.shape)}. "
-            "Pass (..., dimension) and (outcomes, dimension) with the same dimension."
-        )
+    linear_head(caller, hidden, weight, "...", bias=bias)
     if not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
         got = target.dtype if isinstance(target, Tensor) else type(target).__name__
         hint = "Pass whole numbers; for class probabilities use F.cross_entropy, they are a matrix anyway."
@@ -206,11 +198,6 @@ def _check(
         raise ArgumentError(
             f"{caller}: hidden is {tuple(hidden.shape)}, target is {tuple(target.shape)}. "
             "Pass one target for each row of hidden."
-        )
-    if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
-        shown = str(tuple(bias.shape)) if isinstance(bias, Tensor) else type(bias).__name__
-        raise ArgumentError(
-            f"{caller}: bias is {shown}. Pass one number for each of {weight.shape[0]} outcomes."
         )
 
 
@@ -408,7 +395,7 @@ def fisher_vector_product(
         tensor([[1., 0.]])
     """
     caller = "losses.fisher_vector_product"
-    target = torch.zeros(hidden.shape[:-1], dtype=torch.long)
+    target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
     primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)

@@ -82,6 +82,28 @@ def _lengthened(caller: str, similarity: str, name: str, x: Tensor) -> Tensor:
     return found
 
 
+def linear_head(caller: str, hidden: Tensor, weight: Tensor, rows: str, **vectors: Tensor | None) -> None:
+    """Raise unless hidden ``(rows, d)`` and weight ``(V, d)`` fit, and each vector is ``(V,)`` or None.
+
+    `rows` names the axes of hidden before the last: "..." for any number of them, else one.
+    """
+    checks.floating(caller, "hidden", hidden, axes=1 if rows == "..." else 2, shape=f"({rows}, dimension)")
+    checks.floating(caller, "weight", weight, axes=2, shape="(outcomes, dimension)")
+    if not torch.is_autocast_enabled(hidden.device.type):
+        checks.alike(caller, hidden=hidden, weight=weight)
+    one_axis = rows == "..." or hidden.ndim == 2
+    if not one_axis or weight.ndim != 2 or weight.shape[-1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{caller}: hidden is {tuple(hidden.shape)}, weight is {tuple(weight.shape)}. "
+            f"Pass ({rows}, dimension) and (outcomes, dimension) with the same dimension."
+        )
+    for name, x in vectors.items():
+        if x is not None and (not isinstance(x, Tensor) or x.shape != weight.shape[:1]):
+            got = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+            wanted = f"one number for each of {weight.shape[0]} outcomes"
+            raise ArgumentError(f"{caller}: {name} is {got}. Pass {wanted}.")
+
+
 def paired(caller: str, **tensors: Tensor) -> None:
     """Raise unless both are ``(batch, d)`` with as many rows."""
     (first, x), (second, y) = tensors.items()

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt.losses.embeddings import REDUCTIONS, reduced, without_autocast
+from exptilt.losses.embeddings import REDUCTIONS, linear_head, reduced, without_autocast
 from exptilt.tilting import log_normalizer
 from exptilt.tilting.problem import wide_dtype
 
@@ -125,15 +125,8 @@ def _prepared(
 ) -> tuple[Tensor, Tensor, bool]:
     """Hidden states and weight, widened, and whether each token has a sample of its own."""
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
-    checks.floating(caller, "hidden", hidden, axes=2, shape="(tokens, dimension)")
-    checks.floating(caller, "weight", weight, axes=2, shape="(outcomes, dimension)")
-    checks.alike(caller, hidden=hidden, weight=weight)
-    (N, D), V = hidden.shape[-2:], weight.shape[0]
-    if hidden.ndim != 2 or weight.ndim != 2 or weight.shape[1] != D:
-        raise ArgumentError(
-            f"{caller}: hidden is {tuple(hidden.shape)}, weight is {tuple(weight.shape)}. "
-            "Pass (tokens, dimension) and (outcomes, dimension) with the same dimension."
-        )
+    linear_head(caller, hidden, weight, "tokens", log_noise=log_noise, bias=bias)
+    N, V = hidden.shape[0], weight.shape[0]
     for name, x, shapes in (("target", target, [(N,)]), ("sampled", sampled, [(), (N,)])):
         lead = tuple(x.shape[:-1]) if isinstance(x, Tensor) and name == "sampled" else None
         right = isinstance(x, Tensor) and not x.is_floating_point() and x.dtype != torch.bool and x.ndim > 0
@@ -142,10 +135,6 @@ def _prepared(
             wanted = "(tokens,)" if name == "target" else "(samples,) or (tokens, samples)"
             raise ArgumentError(f"{caller}: {name} is {got}. Pass whole numbers {wanted}; tokens is {N}.")
         checks.entries(caller, name, x, (x >= 0) & (x < V), f"from 0 to {V - 1}")
-    for name, y in (("log_noise", log_noise), ("bias", bias)):
-        if y is not None and (not isinstance(y, Tensor) or y.shape != (V,)):
-            got = str(tuple(y.shape)) if isinstance(y, Tensor) else type(y).__name__
-            raise ArgumentError(f"{caller}: {name} is {got}. Pass one number for each of {V} outcomes.")
     wide = wide_dtype(hidden.dtype)
     return hidden.to(wide), weight.to(wide), sampled.ndim == 2
 

@@ -1,0 +1,55 @@
+"""Parts of a problem: some queries and some keys, and the rule by which the ones see the others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from exptilt._support.transforms import pytree
+from exptilt.tilting.problem import Dots, Inputs
+from exptilt.tilting.score_rule import ScoreRule, columns
+from exptilt.tilting.tilted import Tilted
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the own queries see of the keys that are here: which rows, which keys, by which rule."""
+
+    rows: slice
+    keys: slice
+    rule: ScoreRule
+    mask: Tensor | None = None  # (rows, keys) booleans
+
+    def cut(self, t: Inputs) -> Inputs:
+        """The problem of these rows and keys; a sink is left out."""
+
+        def plane(x: Tensor | None) -> Any:
+            return None if x is None else columns(x, self.keys.start, self.keys.stop, self.rows)
+
+        mask = plane(t.mask)
+        if self.mask is not None:
+            own = self.mask[(None,) * (t.query.dim() - 2)]
+            mask = own if mask is None else own & mask
+        query, key, value = t.query[..., self.rows, :], t.key[..., self.keys, :], t.value[..., self.keys, :]
+        weight = None if t.log_weight is None else t.log_weight[..., self.keys]
+        return Inputs(query, key, value, plane(t.bias), weight, None, mask)
+
+    def cut_dots(self, dots: Dots, key: Any, value: Any, log_weight: Any) -> Dots:
+        """Their tangents."""
+        return Dots(
+            None if dots.query is None else dots.query[..., self.rows, :],
+            None if key is None else key[..., self.keys, :],
+            None if value is None else value[..., self.keys, :],
+            None,
+            None if log_weight is None else log_weight[..., self.keys],
+        )
+
+
+def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: Tilted) -> Tilted:
+    """The result whose tensors are ``function(those of one name in the results, axis of the queries)``."""
+    flat = [pytree.tree_flatten(result) for result in results]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
+    found: Tilted = pytree.tree_unflatten(made, flat[0][1])  # output comes first
+    return found
