@@ -126,6 +126,22 @@ def test_what_is_never_seen_costs_nothing(method):
     assert np.isfinite(trend().filter(walks(0, 5)).forecast(2).upper).all()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_diffuse_is_infinite_on_any_scale(method):
+    one = np.ones((1, 1))
+    model = SwitchingLinearGaussian(
+        transition=one,
+        dynamics=1e-11 * one,
+        process_noise=one,
+        observation=one,
+        observation_noise=one,
+        initial_mean=[0.0],
+        initial_covariance=[[np.inf]],
+        initial_probability=[1.0],
+    )
+    assert np.isposinf(model.filter([np.nan, np.nan], method=method).mode_covariance).all()
+
+
 def test_a_series_does_not_feel_the_others():
     y = np.stack([walks(3, 20), 1e6 * walks(4, 20)])[..., None]
     model = trend()

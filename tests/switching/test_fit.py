@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from exptilt.switching import FitStatus, SwitchingLinearGaussian, fit_ready
+from exptilt.switching.learning.maximum_likelihood import climb
 from oracles.switching_models import random_model
 
 
@@ -423,6 +424,14 @@ def test_standard_errors_beside_a_transition_that_has_gone_to_zero():
     assert np.isnan(errors["transition"][never]).all()
     stay = np.diagonal(fit.model.transition)
     np.testing.assert_allclose(np.diagonal(errors["transition"]), np.sqrt(stay * (1 - stay) / 120), rtol=0.1)
+
+
+def test_a_climb_that_finds_no_better_point_is_not_called_converged():
+    def evaluate(x):  # a slope that is small beside the value, and points the wrong way
+        return 1e6 + float((x - 1.0) @ (x - 1.0)), -2.0 * (x - 1.0)
+
+    _, status, trace = climb(evaluate, np.zeros(1), 50, 1e-6, False)
+    assert (status, trace) == (FitStatus.STALLED, [-1e6 - 1.0])
 
 
 def test_names_may_be_given_alone():

@@ -206,6 +206,10 @@ def test_singular_innovations_are_refused():
     for method in [*METHODS, "exact", "rbpf"]:
         with pytest.raises(ValueError, match="mode 0 is not positive definite"):
             model.filter(rng.normal(size=(4, 1)), method=method)
+    with pytest.raises(ValueError, match="mode 0 is not positive definite"):
+        model.most_likely_path(rng.normal(size=(4, 1)))
+    with pytest.raises(ValueError, match="step 1 of series 0 the observation has zero density in every mode"):
+        random_model(rng, 2, 1, 1).most_likely_path([0.0, 1e200])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ Angles: differences of components that are named as angles are taken around the 
 circular, in collapse, sigma points and innovations alike.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,12 @@ import torch
 from numpy.typing import ArrayLike
 
 from .._support.errors import ArgumentError
-from .._support.kernels import run_chunks
 from .checks import Array, Checker, plain
-from .inference.forecast import Forecast, ahead_of, mixture_quantile
+from .inference.forecast import Forecast, arranged, check_forecast
 from .inference.online import OnlineState, Plan
 from .inference.online.state import _state
-from .inference.run import METHODS, stopped
+from .inference.problem import input_rows, inputs_of
+from .inference.run import METHODS, check_failures, over_series
 from .inference.simulate import root
 from .kernels.kalman import LOG_TWO_PI
 from .kernels.nonlinear import Followed, Modes, follow, follow_rows, sight
@@ -292,21 +292,8 @@ class SwitchingNonlinear:
         return data, self._inputs(data, inputs, what)
 
     def _inputs(self, data: Data, inputs: SeriesLike | None, what: str) -> np.ndarray:
-        if not self.inputs:
-            if inputs is not None:
-                raise ArgumentError(f"{what}: the functions take no inputs. Make the model with inputs=r.")
-            return np.zeros((len(data.rows), 0))
-        if inputs is None:
-            raise ArgumentError(f"{what}: the functions take inputs. Pass inputs=(T, {self.inputs}).")
-        given = read(inputs, self.inputs, what=f"{what}: inputs", missing=False)
-        shared = given.series == 1 and data.series > 1
-        if (given.series != data.series and not shared) or (given.lengths < data.lengths).any():
-            raise ArgumentError(
-                f"{what}: inputs have {given.series} series of lengths {given.lengths[:5].tolist()}, the "
-                f"data {data.series} of {data.lengths[:5].tolist()}. Pass one row of inputs for every step."
-            )
-        pieces = [given.rows[given.cuts[0 if shared else b]][:k] for b, k in enumerate(data.lengths)]
-        return np.ascontiguousarray(np.concatenate(pieces))
+        words = "the functions take none: inputs of the model is 0", "the functions take inputs"
+        return input_rows(inputs_of(self.inputs, data, inputs, what, words), data)
 
     def _run(self, data: Data, u: np.ndarray, method: str, linearize: str, law: Any = None) -> Followed:
         """What is known after each row, from the initial law or from `law`, as it follows a filter."""
@@ -318,10 +305,9 @@ class SwitchingNonlinear:
         sizes = ((rows,), (rows, M), (rows, M * n), (rows, M * n * n))
         out = Followed._make([*(np.empty(size) for size in sizes), np.full((data.series, 2), -1)])
         y = np.ascontiguousarray(data.rows)
-        _threads(data, lambda begin, end: follow(modes, y, u, data.starts, out, begin, end, METHODS[method]))
-        for series in np.flatnonzero(out.failure[:, 0] >= 0)[:1]:
-            t, mode = out.failure[series].tolist()
-            raise stopped(f"filter: at step {t} of series {series}", mode, M)
+        how = METHODS[method]
+        over_series(data.starts, lambda a, b: follow(modes, y, u, data.starts, out, a, b, how), 200)
+        check_failures(out.failure, "filter", M)
         return out
 
     def _linearized(self, linearize: str) -> Modes:
@@ -346,7 +332,7 @@ class SwitchingNonlinear:
         """
         data, u = self._read(y, inputs, method, linearize, "smooth")
         modes, out = self._linearized(linearize), self._run(data, u, method, linearize)
-        _threads(data, lambda begin, end: follow_back(modes, u, data.starts, out, begin, end))
+        over_series(data.starts, lambda a, b: follow_back(modes, u, data.starts, out, a, b), 200)
         total = arrange_total(data.totals(out.terms), data)
         return NonlinearSmoothed(total, *self._arranged(data, out))
 
@@ -380,26 +366,17 @@ class SwitchingNonlinear:
         level: float,
         linearize: str,
     ) -> Forecast:
-        if steps < 1:
-            raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
-        if not 0 < level < 1:
-            raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
+        check_forecast(steps, level)
         B, (M, n), m = data.series, self.initial_mean.shape, self.observation_noise.shape[-1]
-        shown = ahead_of(data, steps)
         empty = read(np.full((B, steps, m), np.nan), m)
         u = self._inputs(empty, inputs, "forecast")
         out = self._run(empty, u, "imm", linearize, law)
         weight, means = np.exp(out.log_mode), out.mean.reshape(-1, M, n)
         L = out.factor.reshape(-1, M, n, n)
         center, spread = self._sight(out.mean, out.factor, u, linearize)
-        total, total_cov = collapse(weight, center, spread, self.observation_angles)
-        deviation = np.sqrt(np.diagonal(spread, axis1=-2, axis2=-1))
-        edges = [mixture_quantile(q, weight, center, deviation) for q in ((1 - level) / 2, (1 + level) / 2)]
-        state, state_cov = collapse(weight, means, L @ L.mT, self.angles)
-        values = (total, total_cov, *edges, weight, state, state_cov)
-        names = ("output", None, "output", "output", "mode", "state", None)
-        parts: Any = [arrange(value, shown, name) for value, name in zip(values, names, strict=True)]
-        return Forecast(*(*parts, level))
+        total = collapse(weight, center, spread, self.observation_angles)
+        state = collapse(weight, means, L @ L.mT, self.angles)
+        return arranged(data, steps, level, weight, center, spread, *total, *state)
 
     def _sight(
         self, mean: np.ndarray, factor: np.ndarray, u: np.ndarray, linearize: str
@@ -428,7 +405,7 @@ class NonlinearPlan(Plan):
         self._size(method, batch, M, n, m)
         self.model, self.linearize, self.torch = model, linearize, False
         self.first, self.modes = model.start == "first", model._linearized(linearize)
-        self.constant = None if model.inputs else np.zeros((1, 0))
+        self.r, self.constant = model.inputs, None if model.inputs else np.zeros((1, 0))
 
     def state(self, law: Sequence[np.ndarray], total: np.ndarray, t: int) -> OnlineState:
         """The state after `t` steps, from log probabilities, means and factors by mode."""
@@ -439,14 +416,9 @@ class NonlinearPlan(Plan):
 
     def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
         """The inputs of a step, ``(members or 1, r)``."""
-        r = self.model.inputs
-        u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
-        if not r:
+        if not self.r:
             raise ArgumentError("online: the functions take no inputs. Make the model with inputs=r.")
-        if u is None or u.shape not in ((r,), (self.members, r)) or not np.isfinite(u).all():
-            got = "none" if u is None else f"{u.shape}"
-            raise ArgumentError(f"online: inputs are {got}. Pass ({r},) finite numbers at each step.")
-        return np.ascontiguousarray(u.reshape(-1, r))
+        return np.ascontiguousarray(self.inputs(inputs))
 
     def run(self, matrices: Any, before: Any, y: Any, after: Any, begin: int, end: int, how: Any) -> int:
         """Take members a step on; see `follow_rows`."""
@@ -491,10 +463,3 @@ def check_linearize(linearize: str, what: str) -> None:
     """Refuse what is no linearisation."""
     if linearize not in ("extended", "unscented"):
         raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
-
-
-def _threads(data: Data, work: Callable[[int, int], None]) -> None:
-    """Do series in chunks, on threads where there are enough rows."""
-    work(0, 0)  # compiled before threads ask for it
-    threads = min(data.series, torch.get_num_threads(), max(1, len(data.rows) // 200))
-    run_chunks(work, data.series, threads=threads)

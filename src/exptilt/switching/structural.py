@@ -21,7 +21,7 @@ from .._support.errors import ArgumentError
 from .checks import plain
 from .learning.chain import Named, stationary, stationary_states
 from .learning.maximum_likelihood import checked_data, objective
-from .learning.named import Fixed, check_switching, climb_named, even_transition, name_parameters
+from .learning.named import Fixed, Options, check_switching, climb_named, even_transition, name_parameters
 from .markov import MarkovFit
 from .model import SwitchingLinearGaussian
 from .series import SeriesLike
@@ -52,7 +52,7 @@ def local_level(
         fixed: values of parts that are not learned, by name.
         constraints: texts such as "level[1] = 4 * level[0]"; the left side is computed, not learned.
     """
-    return _trend("local_level", y, regimes, switching, starts, seed, fixed, constraints)
+    return _trend("local_level", y, regimes, switching, (starts, seed, fixed, constraints))
 
 
 def local_linear_trend(
@@ -76,7 +76,7 @@ def local_linear_trend(
         fixed: values of parts that are not learned, by name.
         constraints: texts such as "level[1] = 4 * level[0]"; the left side is computed, not learned.
     """
-    return _trend("local_linear_trend", y, regimes, switching, starts, seed, fixed, constraints)
+    return _trend("local_linear_trend", y, regimes, switching, (starts, seed, fixed, constraints))
 
 
 def unobserved_cycle(
@@ -112,8 +112,8 @@ def unobserved_cycle(
         raise ArgumentError(f"unobserved_cycle: order is {order}. Pass at least 1, or None for a wave.")
     if not 2 <= periods[0] < periods[1]:
         raise ArgumentError(f"unobserved_cycle: periods is {periods}. Pass two numbers from 2, rising.")
-    options = regimes, switching, starts, seed, fixed, constraints
-    return _trend("unobserved_cycle", y, *options, order=order, periods=periods)
+    options = starts, seed, fixed, constraints
+    return _trend("unobserved_cycle", y, regimes, switching, options, order, periods)
 
 
 def dynamic_factor(
@@ -171,7 +171,6 @@ def dynamic_factor(
     }
     if q:
         parts["error_autoregression"] = (_alike(regimes, np.zeros((m, q))), (-np.inf, np.inf))
-    known = [name for name in parts if q or name != "error_autoregression"]
     if "factor" in names:
         parts["factor"] = (np.geomspace(1.0, 4.0, regimes), POSITIVE)
     held = {"factor": np.full(regimes, "factor" not in names), "mean": np.full(regimes, "mean" not in names)}
@@ -200,10 +199,9 @@ def dynamic_factor(
             "dynamics_offset": c,
         }
 
-    diffuse = np.zeros(n, dtype=bool)
-    options = starts, seed, fixed, constraints
+    diffuse, options = np.zeros(n, dtype=bool), (starts, seed, fixed, constraints)
     scales = {"loading": np.sqrt(np.where(spread > 0, spread, 1.0))}
-    return _fit(what, y, m, parts, build, diffuse, regimes, names, known, held, scales, *options)
+    return _fit(what, y, m, parts, build, diffuse, regimes, names, held, scales, options)
 
 
 def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]:
@@ -223,10 +221,7 @@ def _trend(
     y: SeriesLike,
     regimes: int,
     switching: str | Sequence[str],
-    starts: int,
-    seed: int,
-    fixed: Fixed | None,
-    constraints: str | Sequence[str],
+    options: Options,
     order: int | None = None,
     periods: tuple[float, float] = (2.5, 50.0),
 ) -> MarkovFit:
@@ -284,10 +279,8 @@ def _trend(
                 W[:, range(2, n), range(1, n - 1)] = 1.0
         return out | {"dynamics": W, "process_noise": Q, "observation": H}
 
-    diffuse = np.arange(n) < 1 + slope
-    options = starts, seed, fixed, constraints
-    scales = {"drift": np.sqrt(variance)}
-    return _fit(what, y, 1, parts, build, diffuse, regimes, names, list(parts), {}, scales, *options)
+    diffuse, scales = np.arange(n) < 1 + slope, {"drift": np.sqrt(variance)}
+    return _fit(what, y, 1, parts, build, diffuse, regimes, names, {}, scales, options)
 
 
 def _fit(
@@ -299,16 +292,13 @@ def _fit(
     diffuse: np.ndarray,
     regimes: int,
     switching: Sequence[str],
-    known: Sequence[str],
     held: dict[str, np.ndarray],
     scales: dict[str, np.ndarray],
-    starts: int,
-    seed: int,
-    fixed: Fixed | None,
-    constraints: str | Sequence[str],
+    options: Options,
 ) -> MarkovFit:
     """Maximum likelihood of the model that `build` makes of the named parts."""
-    names = check_switching(what, switching, known, regimes, starts)
+    starts, seed, fixed, constraints = options
+    names = check_switching(what, switching, list(parts), regimes, starts)
     values = {"transition": even_transition(regimes), **{name: value for name, (value, _) in parts.items()}}
     bounds = {name: limits for name, (_, limits) in parts.items() if limits != (-np.inf, np.inf)}
     named = name_parameters(what, values, names, bounds, fixed, constraints, held, scales)

@@ -17,13 +17,15 @@ from torch import Tensor
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
-from exptilt.families import ExponentialFamily
 
-from ..learning.maximum_likelihood import FitStatus, Objective, climb, curvature, delta_method, starts_around
+from ..learning.differences import by_differences
+from ..learning.free_parameters import Free
+from ..learning.maximum_likelihood import FitStatus, climb_all, curvature, delta_method, starts_around
+from ..learning.summary import Criteria
+from .compiled import Compiled, flat
 from .dynamics import Discounted
 
 if TYPE_CHECKING:
-    from .compiled import Compiled
     from .model import SwitchingFamily
 
 PARTS = ("transition", "discount", "rest")
@@ -31,7 +33,7 @@ LEAST = 1e-6  # discount: below it nothing is left of what was known
 
 
 @dataclass(frozen=True)
-class FamilyFit:
+class FamilyFit(Criteria):
     """What maximum likelihood found.
 
     Attributes:
@@ -44,6 +46,7 @@ class FamilyFit:
         free_parameters: how many were learned.
         observations: how many numbers were observed.
         restarts: the log-likelihood at the end of each start.
+        aic, bic: Akaike's and Schwarz's criterion.
     """
 
     model: "SwitchingFamily"
@@ -54,73 +57,48 @@ class FamilyFit:
     observations: int
     restarts: tuple[float, ...] = field(default=())
 
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion."""
-        return 2 * self.free_parameters - 2 * self.log_likelihood
 
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion."""
-        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
-
-
-class Free:
-    """The free numbers of a model, and what they stand for."""
+class Chosen:
+    """What is learned of a model, and the numbers that stand for it."""
 
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
         self.moves = [move for move in model.dynamics if isinstance(move, Discounted)]
-        self.M, self.kind = len(self.moves), type(model.prior)
-        self.transition = model.transition.detach().double()
-        names = [name for name, rank in self.kind.event_dims.items() if rank == 1]
-        self.parts = {
-            name: torch.stack([getattr(move.rest, name).detach().double() for move in self.moves])
-            for name in names
+        self.kind: Any = type(model.prior)
+        self.parts = [name for name, rank in self.kind.event_dims.items() if rank == 1]
+        rests = {
+            name: torch.stack([getattr(move.rest, name).detach().double() for move in self.moves]).numpy()
+            for name in self.parts
         }
-        self.learned = [name for name in PARTS if name not in fixed and (name != "transition" or self.M > 1)]
-
-    def start(self) -> np.ndarray:
-        """The numbers of the model itself."""
-        found = []
-        if "transition" in self.learned:
-            logs = self.transition.clamp_min(1e-6).log()
-            found.append((logs - logs.diagonal().unsqueeze(-1))[~torch.eye(self.M, dtype=torch.bool)])
-        if "discount" in self.learned:
-            discount = torch.tensor([float(move.discount) for move in self.moves], dtype=torch.float64)
-            found.append(torch.logit(discount.clamp(0.01, 0.99)))
-        if "rest" in self.learned:
-            found += [
-                (x.log() if name in self.kind._positive else x).reshape(-1) for name, x in self.parts.items()
-            ]
-        return torch.cat(found).numpy() if found else np.zeros(0)
+        discount = np.array([float(move.discount) for move in self.moves])
+        self.values = {"transition": flat(model.transition, *model.transition.shape), "discount": discount}
+        self.values |= rests
+        held = {*fixed, *(self.parts if "rest" in fixed else ())}
+        held |= {"transition"} if len(self.moves) == 1 else set()
+        masks = {name: np.ones(x.shape, bool) for name, x in self.values.items() if name not in held}
+        bounds = {"discount": (0.0, 1.0)} | dict.fromkeys(self.kind._positive, (0.0, np.inf))
+        self.begin = self.values | {"discount": discount.clip(0.01, 0.99)}
+        self.begin["transition"] = self.values["transition"].clip(1e-6)
+        self.free = Free(self.begin, masks, bounds=bounds) if masks else None
 
     def natural(self, theta: Tensor) -> dict[str, Tensor]:
         """What the numbers stand for, by name."""
-        out = dict[str, Tensor]()
-        M, off = self.M, ~torch.eye(self.M, dtype=torch.bool)
-        if "transition" in self.learned:
-            logits = theta.new_zeros(M, M).masked_scatter(off, theta[: M * (M - 1)])
-            out["transition"], theta = torch.softmax(logits, -1), theta[M * (M - 1) :]
-        if "discount" in self.learned:
-            out["discount"], theta = torch.sigmoid(theta[:M]).clamp_min(LEAST), theta[M:]
-        if "rest" in self.learned:
-            for name, x in self.parts.items():
-                value, theta = theta[: x.numel()].reshape(x.shape), theta[x.numel() :]
-                out[name] = value.exp() if name in self.kind._positive else value
-            member = self.kind(**{name: out[name] for name in self.parts})
-            if self.kind.identity_coordinate:
-                out["mean"] = member.event_mean
+        assert self.free is not None
+        out = self.free.natural(theta)
+        if "discount" in out:
+            out["discount"] = out["discount"].clamp_min(LEAST)
+        if self.parts[0] in out and self.kind.identity_coordinate:
+            out["mean"] = self.kind(**{name: out[name] for name in self.parts}).event_mean
         return out
 
-    def rest(self, natural: dict[str, Tensor]) -> ExponentialFamily:
-        """The laws of rest, batch ``(M,)``."""
-        fields: Any = {name: natural.get(name, x) for name, x in self.parts.items()}
-        return self.kind(**fields)
+    def every(self, natural: dict[str, Tensor]) -> dict[str, Any]:
+        """Transition, discounts and laws of rest (batch ``(M,)``), learned or as they were."""
+        all_of = {name: torch.from_numpy(x) for name, x in self.values.items()} | natural
+        return all_of | {"rest": self.kind(**{name: all_of[name] for name in self.parts})}
 
 
 def fit_family(
     model: "SwitchingFamily",
-    compiled: "Compiled",
+    compiled: Compiled,
     method: str,
     fixed: Sequence[str],
     restarts: int,
@@ -141,64 +119,38 @@ def fit_family(
         number(caller, name, x, above=0) for name, x in (("spread", spread), ("tolerance", tolerance))
     )
     check_generator(caller, generator)
-    free = Free(model, fixed)
-    origin = free.start()
-    if not len(origin):
+    learned = Chosen(model, fixed)
+    if learned.free is None:
         raise ArgumentError(f"{caller}: fixed is {list(fixed)}, so that nothing is left to learn.")
 
     def value(theta: np.ndarray) -> float:
         with torch.no_grad(), np.errstate(all="ignore"):
             try:
-                found = free.natural(torch.from_numpy(theta))
-                if "transition" in found:
-                    compiled.log_transition = np.log(found["transition"].numpy())
-                if "discount" in found:
-                    compiled.discount = found["discount"].numpy()
-                if "rest" in free.learned:
-                    compiled.rest = compiled.about(free.rest(found)).natural_parameter.numpy()
+                found = learned.every(learned.natural(torch.from_numpy(theta)))
+                compiled.log_transition = np.log(found["transition"].numpy())
+                compiled.discount = found["discount"].numpy()
+                compiled.rest = compiled.about(found["rest"]).natural_parameter.numpy()
             except ArgumentError:  # a parameter beyond float64
                 return np.inf
             terms, *_, failure = compiled.arrays(method)
         return -float(terms.sum()) if (failure[:, 0] < 0).all() else np.inf
 
-    evaluate = _with_slope(value)
-    ends: list[tuple[float, np.ndarray, FitStatus]] = []
-    for point in starts_around(origin, restarts, spread, generator):
-        try:
-            end, status, _ = climb(evaluate, point, max_steps, tolerance, progress)
-        except ArgumentError:
-            if not ends and point is origin:
-                raise ArgumentError(f"{caller}: this model cannot give the data at all.") from None
-            continue
-        ends.append((-value(end), end, status))
-    best, end, status = max(ends, key=lambda found: found[0])
-    errors = delta_method(free.natural, end, curvature(evaluate, end))
-    natural = free.natural(torch.from_numpy(end))
-    prior, rests = model.prior, free.rest(natural)
-    discount = natural.get("discount", torch.tensor([float(move.discount) for move in free.moves]))
+    evaluate, origin = by_differences(value), learned.free.vector(learned.begin)
+    try:
+        starts = starts_around(origin, restarts, spread, generator)
+        ends = climb_all(evaluate, starts, (max_steps, tolerance, progress))
+    except ArgumentError:
+        raise ArgumentError(f"{caller}: this model cannot give the data at all.") from None
+    best, end, status, _ = max(ends, key=lambda found: found[0])
+    errors = delta_method(learned.natural, end, curvature(evaluate, end))
+    every = learned.every(learned.natural(torch.from_numpy(end)))
+    moves = zip(every["discount"].tolist(), every["rest"], strict=True)
     found = type(model)(
-        natural.get("transition", free.transition).to(model.transition),
-        prior,
+        every["transition"].to(model.transition),
+        model.prior,
         model.likelihood,
-        [Discounted(float(discount[j]), rests[j].to(prior.dtype)) for j in range(free.M)],
+        [Discounted(discount, rest.to(model.prior.dtype)) for discount, rest in moves],
         model.initial_probability,
     )
     seen = int(compiled.there.sum()) * compiled.rows.shape[-1]
-    return FamilyFit(found, best, errors, status, len(origin), seen, tuple(value for value, _, _ in ends))
-
-
-def _with_slope(value: Any) -> Objective:
-    """A function and its gradient by central differences, +inf where it has no value."""
-
-    def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        here, slope = value(theta), np.zeros_like(theta)
-        if not np.isfinite(here):
-            return np.inf, slope
-        for k in range(len(theta)):
-            step = np.zeros_like(theta)
-            step[k] = 1e-5 * max(1.0, abs(theta[k]))
-            up, down = value(theta + step), value(theta - step)
-            slope[k] = (up - down) / (2 * step[k]) if np.isfinite(up + down) else 0.0
-        return here, slope
-
-    return evaluate
+    return FamilyFit(found, best, errors, status, len(origin), seen, tuple(end[0] for end in ends))

@@ -16,19 +16,20 @@ These steps are done here, in torch, one law at a time (they end as soon as noth
 compiled kernels go on from the law they leave. All is differentiable, where the rank does not change.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.linalg
 import torch
 
-from ..._support.errors import ArgumentError
 from ..checks import plain, safe_log
 from ..kernels.buffers import Run
 from ..kernels.kalman import LOG_TWO_PI
 from ..kernels.smoother import Smoothing
-from .moments import condition, joseph, maps_of, mixture, predict, rauch, terms
+from .moments import condition, joseph, mixture, predict, rauch, terms
+from .problem import Matrices, Problem, stopped
 
 SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
 
@@ -45,9 +46,14 @@ class Law:
     @property
     def shown(self) -> torch.Tensor:
         """The covariance, infinite where D is not zero."""
-        D = torch.from_numpy(self.A @ self.A.T)
-        there = D.abs() > SMALL * torch.from_numpy(np.abs(self.A) @ np.abs(self.A).T)
-        return torch.where(there, torch.copysign(torch.full_like(D, torch.inf), D), self.P)
+        return with_infinities(self.P, self.A)
+
+
+def with_infinities(P: torch.Tensor, A: np.ndarray) -> torch.Tensor:
+    """The limit of P + κ A A'."""
+    D = torch.from_numpy(A @ A.T)
+    there = D.abs() > SMALL * torch.from_numpy(np.abs(A) @ np.abs(A).T)
+    return torch.where(there, torch.copysign(torch.full_like(D, torch.inf), D), P)
 
 
 def initial_laws(mean: torch.Tensor, cov: torch.Tensor, diffuse: np.ndarray) -> list[Law]:
@@ -139,6 +145,19 @@ def least_rank(log_weight: torch.Tensor, rank: np.ndarray) -> torch.Tensor:
     return torch.where(torch.from_numpy(rank > least), -torch.inf, log_weight)
 
 
+def carried(
+    where: str, now: list[torch.Tensor], row: torch.Tensor, begun: bool, law: Law, j: int
+) -> tuple[Law, torch.Tensor, int]:
+    """A law moved by mode j (unless the series has only begun), given what of a row is seen, as by `see`."""
+    _, W, c, Q, H, d, R = (value[j] for value in now)
+    seen = ~torch.isnan(row)
+    law = law if begun else move(law, W, c, Q)
+    found = see(law, row[seen], H[seen], d[seen], R[seen][:, seen])
+    if found is None:
+        raise stopped(where, j, len(now[0]))
+    return found
+
+
 @dataclass(frozen=True)
 class Step:
     """What is known after a step: laws by mode, their log probabilities, the term, and mixing weights."""
@@ -149,50 +168,21 @@ class Step:
     mixing: torch.Tensor
 
 
-def first_steps(
-    at: Callable[[int], list[torch.Tensor]],
-    y: torch.Tensor,
-    laws: list[Law],
-    log_mode: torch.Tensor,
-    maps: tuple[torch.Tensor, torch.Tensor] | None,
-    first: int,
-    method: str,
-) -> list[Step]:
-    """Filter until nothing is diffuse; ``at(t)`` gives transition, W, c, Q, H, d and R of step t."""
-    M, out = len(laws), list[Step]()
+def first_steps(own: Matrices, y: torch.Tensor, problem: Problem, method: str) -> list[Step]:
+    """Filter a series until nothing is diffuse."""
+    laws, log_mode, out = initial_laws(own.mean, own.cov, problem.diffuse), own.log_probability, list[Step]()
+    M = len(laws)
     eye = torch.eye(M, dtype=torch.float64)
 
     def read_as(i: int, j: int) -> Law:
-        return laws[i] if maps is None else move(laws[i], maps[0][i, j], 0.0, maps[1][i, j])
+        return move(laws[i], own.maps[i, j], 0.0, own.spread[i, j]) if own.mapped else laws[i]
 
     for t, row in enumerate(y):
-        transition, W, c, Q, H, d, R = at(t)
-        seen = ~torch.isnan(row)
-        begun = t == 0 and first == 1
-
-        moves, sensors = (
-            list(zip(W, c, Q, strict=True)),
-            [(row[seen], H[j][seen], d[j][seen], R[j][seen][:, seen]) for j in range(M)],
-        )
-
-        def step(
-            law: Law,
-            j: int,
-            t: int = t,
-            moves: Sequence[tuple[torch.Tensor, ...]] | None = None if begun else moves,
-            sensors: Sequence[tuple[torch.Tensor, ...]] = sensors,
-        ) -> tuple[Law, torch.Tensor, int]:
-            found = see(law if moves is None else move(law, *moves[j]), *sensors[j])
-            if found is None:
-                raise ArgumentError(
-                    f"{method}: at step {t} the innovation covariance H P H' + R of mode {j} is not positive "
-                    "definite. Give observation_noise (or process_noise) a positive one."
-                )
-            return found
-
-        score = log_mode[:, None] + safe_log(transition)
+        now, begun = own.at(t), t == 0 and problem.first == 1
+        step = partial(carried, f"{method}: at step {t}", now, row, begun)
+        score = log_mode[:, None] + safe_log(now[0])
         mu = log_mode.exp()[:, None].expand(M, M)
-        if begun or method != "gpb2":
+        if begun or method in ("imm", "gpb1"):
             prior = log_mode if begun else torch.logsumexp(score, 0)
             weight = mu if method == "gpb1" else _columns(score, mu)
             weight = eye if begun else weight
@@ -210,13 +200,13 @@ def first_steps(
             rank = np.array([[found[2] for found in line] for line in pairs])
             scores = least_rank(score + density, rank)
             weight, log_weight = _columns(scores, mu), torch.logsumexp(scores, 0)
+            if method == "viterbi":
+                log_weight, best = scores.max(0)
+                weight = eye[best].mT
             laws = [collapse(weight[:, j], [pairs[i][j][0] for i in range(M)]) for j in range(M)]
         term = torch.logsumexp(log_weight, 0)
         if not torch.isfinite(term):
-            raise ArgumentError(
-                f"{method}: at step {t} the observation has zero density in every mode that can be reached. "
-                "Scale the data, or widen observation_noise."
-            )
+            raise stopped(f"{method}: at step {t}", M, M)
         log_mode = log_weight - term
         out.append(Step(laws, log_mode, term, weight))
         if not any(law.A.shape[1] for law in laws):
@@ -244,17 +234,12 @@ def back_gain(P: np.ndarray, A: np.ndarray, F: np.ndarray, Q: np.ndarray) -> np.
 
 
 def smooth_first(
-    run: Run, series: int, steps: list[Step], diffuse: np.ndarray, s: Smoothing, known: np.ndarray
+    run: Run, problem: Problem, series: int, steps: list[Step], s: Smoothing, known: np.ndarray
 ) -> None:
     """Kim's pass over the first steps of a series, in the limit; the law after them is in `s.initial_…`."""
-    p, n, start = run.p, len(diffuse), run.starts[series]
-    M = p.initial_log_probability.shape[-1]
-    own = [value[series if len(value) > 1 else 0] for value in p[:-3]]
-    transition, W, c, Q = (
-        value.reshape(len(value), M, *shape)
-        for value, shape in zip(own[:4], ((M,), (n, n), (n,), (n, n)), strict=True)
-    )
-    maps = maps_of(p, M)
+    p, own, start = run.p, Matrices(problem, series), run.starts[series]
+    M, n = own.mean.shape
+    maps, spread = plain(own.maps), plain(own.spread)
     probability = s.initial_probability[series].copy()
     mean, cov = s.initial_mean[series].reshape(M, n), s.initial_covariance[series].reshape(M, n, n)
     for t in range(len(steps) - 1, -1, -1):
@@ -263,27 +248,22 @@ def smooth_first(
         if t == 0 and p.first:
             s.pairs[row] = np.diag(probability).reshape(-1)
             break
-        if t:
-            log_mode = plain(steps[t - 1].log_mode)
-            first = [(plain(law.mean), plain(law.P), law.A) for law in steps[t - 1].laws]
-        else:
-            log_mode, A = own[-1], np.eye(n)[:, diffuse]
-            means, covs = own[-3].reshape(M, n), own[-2].reshape(M, n, n)
-            first = [(means[j], covs[j], A) for j in range(M)]
-        now = [value[t if len(value) > 1 else 0] for value in (transition, W, c, Q)]
-        joint = np.exp(log_mode)[:, None] * now[0]
+        log_mode = steps[t - 1].log_mode if t else own.log_probability
+        laws = steps[t - 1].laws if t else initial_laws(own.mean, own.cov, problem.diffuse)
+        now = [plain(value) for value in own.at(t)[:4]]
+        joint = np.exp(plain(log_mode))[:, None] * now[0]
         reach = joint.sum(0)
         pair = probability * np.where(reach > 0, joint / np.where(reach > 0, reach, 1.0), 0.0)
         s.pairs[row] = pair.reshape(-1)
         new_mean, new_cov = np.empty((M, n)), np.empty((M, n, n))
-        for j, (x, P, A) in enumerate(first):
+        for j, law in enumerate(laws):
+            x, P = plain(law.mean), plain(law.P)
             new_mean[j], new_cov[j] = x, P
             parts = []
             for k in np.flatnonzero(pair[j] > 0).tolist():
-                F, noise = now[1][k], now[3][k]
-                if maps is not None:
-                    F, noise = F @ maps[0][j, k], noise + F @ maps[1][j, k] @ F.T
-                J = back_gain(P, A, F, noise)
+                W, noise = now[1][k], now[3][k]
+                F, noise = W @ maps[j, k], noise + W @ spread[j, k] @ W.T
+                J = back_gain(P, law.A, F, noise)
                 gap = mean[k] - F @ x - now[2][k]
                 parts.append((pair[j, k], *rauch(x, P, J, F, noise, gap, cov[k])))
                 later = mean[k], cov[k], cov[k] @ J.T

@@ -7,15 +7,16 @@ in torch, all paths at once, and differentiable by autograd.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
 from ..checks import safe_log
-from .diffuse import back_gain, initial_laws, least_rank, move, see
+from .diffuse import back_gain, carried, initial_laws, least_rank, move, with_infinities
 from .moments import condition, joseph, mixture, predict, rauch, terms
-from .problem import Problem
+from .problem import Matrices, Problem, stopped
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
 
@@ -32,27 +33,6 @@ class Step:
     factors: list[np.ndarray]  # of what is diffuse of each path, as `diffuse.Law` has it; empty if nothing is
 
 
-class Matrices:
-    """One series' parameters, unflattened."""
-
-    def __init__(self, problem: Problem, series: int) -> None:
-        M, n, m = problem.sizes
-        maps, spread = problem.flat[-2:]
-        *values, mean, cov, self.log_probability = (
-            value[series if len(value) > 1 else 0] for value in problem.flat[:-2]
-        )
-        shapes = [(M, M), (M, n, n), (M, n), (M, n, n), (M, m, n), (M, m), (M, m, m)]
-        self.values = [value.reshape(len(value), *shape) for value, shape in zip(values, shapes, strict=True)]
-        self.mean, self.cov = mean.reshape(M, n), cov.reshape(M, n, n)
-        full = (M, M, n, n)
-        self.maps = maps.reshape(full) if len(maps) else torch.eye(n, dtype=mean.dtype).expand(full)
-        self.spread = spread.reshape(full) if len(maps) else torch.zeros(full, dtype=mean.dtype)
-
-    def at(self, t: int) -> list[torch.Tensor]:
-        """transition, W, c, Q, H, d, R of step t."""
-        return [value[t if len(value) > 1 else 0] for value in self.values]
-
-
 def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step]:
     """Every path's moments at every step."""
     first = problem.first
@@ -67,7 +47,8 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
     laws = initial_laws(mean, cov, problem.diffuse) if problem.diffuse.any() else []
     steps = []
     for t, row in enumerate(y):
-        transition, W, c, Q, H, d, R = p.at(t)
+        now = p.at(t)
+        transition, W, c, Q, H, d, R = now
         if t or not first:
             # paths that end in mode i go on to mode j: axes (shorter path, i, j, ...)
             noise = Q + W @ p.spread @ W.mT
@@ -83,17 +64,12 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
                 ]
         seen = ~torch.isnan(row)
         if laws:
-            found = [
-                see(law, row[seen], H[k % M][seen], d[k % M][seen], R[k % M][seen][:, seen])
-                for k, law in enumerate(laws)
-            ]
+            step = partial(carried, f"{what}: at step {t}", now, row, True)
+            found = [step(law, k % M) for k, law in enumerate(laws)]
             ahead = torch.stack([law.mean for law in laws]), torch.stack([law.P for law in laws])
-            if None in found:
-                raise ArgumentError(_singular(what, t, found.index(None) % M))
-            done = [one for one in found if one is not None]
-            density = torch.stack([one[1] for one in done])
-            log_weight = least_rank(log_weight + density, np.array([one[2] for one in done]))
-            laws = [one[0] for one in done]
+            density = torch.stack([one[1] for one in found])
+            log_weight = least_rank(log_weight + density, np.array([one[2] for one in found]))
+            laws = [one[0] for one in found]
             mean, cov = torch.stack([law.mean for law in laws]), torch.stack([law.P for law in laws])
             steps.append(Step(*ahead, mean, cov, log_weight, [law.A for law in laws]))
             laws = laws if any(law.A.shape[1] for law in laws) else []
@@ -107,17 +83,11 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
             e = row[seen] - center
             K, density, bad = condition(e, S, cov @ Ht.mT, terms(Ht, cov, Rt))
             if bad.any():
-                raise ArgumentError(_singular(what, t, int(torch.nonzero(bad)[0]) % M))
+                raise stopped(f"{what}: at step {t}", int(torch.nonzero(bad)[0]) % M, M)
             log_weight = log_weight + density
             mean, cov = mean + (K @ e[..., None])[..., 0], joseph(K, Ht, cov, Rt)
         steps.append(Step(*ahead, mean, cov, log_weight, []))
     return steps
-
-
-def _singular(what: str, t: int, mode: int) -> str:
-    return (
-        f"{what}: at step {t} the innovation covariance H P H' + R of mode {mode} is not positive definite."
-    )
 
 
 def by_mode(
@@ -144,10 +114,7 @@ def filter_exact(problem: Problem) -> list[torch.Tensor]:
             log_mode, mean, cov = by_mode(step.mean, shown(step), step.log_weight, M)
             total = torch.logsumexp(step.log_weight, 0)
             if not torch.isfinite(total):
-                raise ArgumentError(
-                    f"filter: at step {t} of series {series} the observation has zero density in every mode "
-                    "that can be reached. Scale the data, or widen observation_noise."
-                )
+                raise stopped(f"filter: at step {t} of series {series}", M, M)
             if t or not first:
                 pairs = torch.logsumexp(step.log_weight.reshape(-1, M, M), 0)
             else:
@@ -165,10 +132,7 @@ def shown(step: Step) -> torch.Tensor:
     """Covariances of all paths, infinite where something is diffuse."""
     if not any(A.shape[1] for A in step.factors):
         return step.cov
-    D = np.stack([A @ A.T for A in step.factors])
-    return torch.where(
-        torch.from_numpy(np.abs(D) > 1e-20), torch.from_numpy(np.copysign(np.inf, D)), step.cov
-    )
+    return torch.stack([with_infinities(P, A) for P, A in zip(step.cov, step.factors, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import ndtr, ndtri
 
 from ..._support.errors import ArgumentError
-from ..checks import plain
-from ..parameters import RANKS, ModelParameters
-from ..series import Data, SeriesLike, Values, arrange, read
-from .moments import Moments, mixture, observe, step_ahead
-from .problem import read_inputs
+from ..parameters import ModelParameters
+from ..series import Data, SeriesLike, Values, arrange
+from .moments import SENSOR, STEP, Moments, by_row, maps_of, mixture, observe, step_ahead
+from .problem import Problem, prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,20 +44,54 @@ class Forecast:
     level: float
 
 
-def mixture_quantile(level: float, weight: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """The `level` quantile of Gaussian mixtures: weight ``(..., M)``, mean and deviation ``(..., M, m)``."""
-    parts = mean + deviation * ndtri(level)  # the quantile of a mixture lies between those of its parts
-    low, high = parts.min(-2), parts.max(-2)
-    diffuse = np.isinf(low) | np.isinf(high)
-    low, high = np.where(diffuse, 0.0, low), np.where(diffuse, 0.0, high)
-    for _ in range(80):
-        middle = (low + high) / 2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z = (middle[..., None, :] - mean) / deviation
-        z = np.where(np.isnan(z), 0.0, z)
-        below = np.einsum("...j,...ja->...a", weight, ndtr(z)) < level
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.where(diffuse, np.copysign(np.inf, level - 0.5), (low + high) / 2)
+def interval(level: float, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> list[np.ndarray]:
+    """The ends of the central interval of each component of Gaussian mixtures.
+
+    Weights are ``(..., M)``, means ``(..., M, m)``, covariances ``(..., M, m, m)``, the ends ``(..., m)``.
+    """
+    deviation, ends = np.sqrt(np.maximum(np.diagonal(cov, axis1=-2, axis2=-1), 0.0)), []
+    for q in ((1 - level) / 2, (1 + level) / 2):
+        parts = mean + deviation * ndtri(q)  # the quantile of a mixture lies between those of its parts
+        low, high = parts.min(-2), parts.max(-2)
+        diffuse = np.isinf(low) | np.isinf(high)
+        low, high = np.where(diffuse, 0.0, low), np.where(diffuse, 0.0, high)
+        for _ in range(80):
+            middle = (low + high) / 2
+            with np.errstate(divide="ignore", invalid="ignore"):
+                z = (middle[..., None, :] - mean) / deviation
+            z = np.where(np.isnan(z), 0.0, z)
+            below = np.einsum("...j,...ja->...a", weight, ndtr(z)) < q
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        ends.append(np.where(diffuse, np.copysign(np.inf, q - 0.5), (low + high) / 2))
+    return ends
+
+
+def check_forecast(steps: int, level: float) -> None:
+    """Refuse what is no number of steps, or no level."""
+    if steps < 1:
+        raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
+    if not 0 < level < 1:
+        raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
+
+
+def steps_ahead(
+    models: Sequence[ModelParameters], data: Data, steps: int, inputs: SeriesLike | None
+) -> Problem:
+    """The models over the steps after each series' end, with nothing observed yet."""
+    known, most = min((one.steps for one in models if one.steps), default=None), data.lengths.max()
+    if known is not None:
+        if most + steps > known:
+            raise ArgumentError(
+                f"forecast: the model's parameters cover {known} steps, {most} of data and {steps} ahead are "
+                "needed. Give parameters for the steps ahead too."
+            )
+        own = models if len(models) > 1 else [models[0]] * data.series
+        models = [
+            one._replaced(**{name: getattr(one, name)[end : end + steps] for name in one._lengths()})
+            for one, end in zip(own, data.lengths, strict=True)
+        ]
+    with torch.no_grad():
+        return prepare(models, np.zeros((data.series, steps, models[0].outputs)), inputs, "forecast")
 
 
 def forecast(
@@ -69,72 +103,38 @@ def forecast(
     level: float,
 ) -> Forecast:
     """Carry the filtered law of each series on: log P(mode) ``(B, M)``, mode means and mode covariances."""
-    model = models[0]
-    if steps < 1:
-        raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
-    if not 0 < level < 1:
-        raise ArgumentError(f"forecast: level is {level}. Pass a number between 0 and 1, such as 0.9.")
-    known, most = (
-        min((one.steps for one in models if one.steps is not None), default=None),
-        data.lengths.max(),
-    )
-    if known is not None and most + steps > known:
-        raise ArgumentError(
-            f"forecast: the model's parameters cover {known} steps, {most} of data and {steps} ahead are "
-            "needed. Give parameters for the steps ahead too."
-        )
-    ahead = read(np.zeros((data.series, steps, model.outputs)), model.outputs)
-    u = plain(read_inputs(model, ahead, inputs, "forecast"))
-
-    def pick(name: str, k: int) -> np.ndarray:
-        """The parameter k steps after each series' end, ``(B or 1, M, ...)``."""
-        rows = []
-        for b, one in enumerate(models):
-            array, last = (
-                plain(getattr(one, name)),
-                data.lengths[b:] if len(models) == 1 else data.lengths[[b]],
-            )
-            rows.append(array[last + k] if array.ndim == RANKS[name] + 1 else array[None])
-        return np.concatenate(rows)
-
-    def offset(name: str, k: int, size: int) -> np.ndarray:
-        """The offset of an equation with the effect of the inputs added."""
-        base = np.zeros((1, model.modes, size))
-        if getattr(model, f"{name}_offset") is not None:
-            base = pick(f"{name}_offset", k)
-        if getattr(model, f"{name}_input") is None:
-            return base
-        return np.asarray(base + (pick(f"{name}_input", k) @ u[:, None, k, :, None])[..., 0])
-
-    maps = None
-    if model.maps is not None:
-        spread = np.zeros(model.maps.shape) if model.map_covariance is None else plain(model.map_covariance)
-        maps = plain(model.maps), spread
-    log_mode, mean, cov = law
-    rows: list[list[np.ndarray]] = []
+    check_forecast(steps, level)
+    problem, M = steps_ahead(models, data, steps, inputs), models[0].modes
+    p = problem.parameters
+    every = by_row(p, problem.data.starts, STEP + SENSOR, M)
+    (log_mode, mean, cov), rows = law, list[tuple[np.ndarray, ...]]()
     for k in range(steps):
-        now = [pick("transition", k), pick("dynamics", k), offset("dynamics", k, model.states)]
-        probability, mean, cov = step_ahead(log_mode, mean, cov, [*now, pick("process_noise", k)], maps)
+        now = [value[k::steps] if len(value) > 1 else value for value in every]
+        probability, mean, cov = step_ahead(log_mode, mean, cov, now[:4], maps_of(p, M))
         with np.errstate(divide="ignore"):
             log_mode = np.log(probability)
-        sensor = [
-            pick("observation", k),
-            offset("observation", k, model.outputs),
-            pick("observation_noise", k),
-        ]
-        means, covs, center, spread = observe(probability, mean, cov, sensor)
-        deviation = np.sqrt(np.maximum(np.diagonal(covs, axis1=-2, axis2=-1), 0.0))
-        edges = [
-            mixture_quantile(q, probability, means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)
-        ]
-        rows.append([center, spread, *edges, probability, *mixture(probability, mean, cov)])
-    shown = ahead_of(data, steps)
-    names = ("output", None, "output", "output", "mode", "state", None)
+        seen = observe(probability, mean, cov, now[4:])
+        rows.append((probability, *seen, *mixture(probability, mean, cov)))
     columns = [np.stack(column, 1) for column in zip(*rows, strict=True)]
-    flat = [column.reshape(data.series * steps, *column.shape[2:]) for column in columns]
-    parts = [arrange(value, shown, name) for value, name in zip(flat, names, strict=True)]
-    mean, covariance, lower, upper, probability, state_mean, state_covariance = parts
-    return Forecast(mean, covariance, lower, upper, probability, state_mean, state_covariance, level)
+    return arranged(data, steps, level, *(column.reshape(-1, *column.shape[2:]) for column in columns))
+
+
+def arranged(
+    data: Data,
+    steps: int,
+    level: float,
+    probability: np.ndarray,
+    means: np.ndarray,
+    covs: np.ndarray,
+    *moments: np.ndarray,
+) -> Forecast:
+    """The forecast, from rows: mode probabilities, moments of y by mode, those over modes, those of x."""
+    edges = interval(level, probability, means, covs)
+    values = (*moments[:2], *edges, probability, *moments[2:])
+    names = ("output", None, "output", "output", "mode", "state", None)
+    shown = ahead_of(data, steps)
+    parts = [arrange(value, shown, name) for value, name in zip(values, names, strict=True)]
+    return Forecast(*(*parts, level))
 
 
 def ahead_of(data: Data, steps: int) -> Data:

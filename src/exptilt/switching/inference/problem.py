@@ -48,6 +48,42 @@ class Problem:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+class Matrices:
+    """One series' parameters, unflattened."""
+
+    def __init__(self, problem: Problem, series: int) -> None:
+        M, n, m = problem.sizes
+        maps, spread = problem.flat[-2:]
+        self.mapped = len(maps) > 0
+        *values, mean, cov, self.log_probability = (
+            value[series if len(value) > 1 else 0] for value in problem.flat[:-2]
+        )
+        shapes = [(M, M), (M, n, n), (M, n), (M, n, n), (M, m, n), (M, m), (M, m, m)]
+        self.values = [value.reshape(len(value), *shape) for value, shape in zip(values, shapes, strict=True)]
+        self.mean, self.cov = mean.reshape(M, n), cov.reshape(M, n, n)
+        full = (M, M, n, n)
+        self.maps = maps.reshape(full) if self.mapped else torch.eye(n, dtype=mean.dtype).expand(full)
+        self.spread = spread.reshape(full) if self.mapped else torch.zeros(full, dtype=mean.dtype)
+
+    def at(self, t: int) -> list[torch.Tensor]:
+        """transition, W, c, Q, H, d, R of step t."""
+        return [value[t if len(value) > 1 else 0] for value in self.values]
+
+
+def stopped(where: str, mode: int, modes: int) -> ArgumentError:
+    """The error for a step that could not be done in a mode, or (`mode` = M) in any."""
+    if mode == modes:
+        return ArgumentError(
+            f"{where} the observation has zero density in every mode that can be reached. "
+            "Scale the data, or widen observation_noise."
+        )
+    return ArgumentError(
+        f"{where} the innovation covariance H P H' + R of mode {mode} is not positive definite. Some "
+        "combination of the observed components has no variance at all: give observation_noise "
+        "(or process_noise) a positive one."
+    )
+
+
 def as_arrays(flat: tuple[torch.Tensor, ...], first: int) -> Parameters:
     """The kernel's view of `Problem.flat`."""
     return Parameters._make([*(np.ascontiguousarray(value.detach().numpy()) for value in flat), first])
@@ -185,20 +221,25 @@ def as_double(value: Array) -> torch.Tensor:
 
 
 def read_inputs(model: ModelParameters, data: Data, inputs: SeriesLike | None, what: str) -> torch.Tensor:
-    """Inputs as (1 or B, T, r), padded with zeros where series are shorter."""
+    """Inputs of a model as `inputs_of` gives them."""
     wanted = [value for value in (model.dynamics_input, model.observation_input) if value is not None]
-    if not wanted:
+    words = "the model has neither dynamics_input nor observation_input", "the model has input matrices"
+    return inputs_of(int(wanted[0].shape[-1]) if wanted else 0, data, inputs, what, words)
+
+
+def inputs_of(
+    r: int, data: Data, inputs: SeriesLike | None, what: str, words: tuple[str, str]
+) -> torch.Tensor:
+    """Inputs as (1 or B, T, r), padded with zeros where series are shorter.
+
+    `words` say why there should be none, and why there should be some.
+    """
+    if not r:
         if inputs is not None:
-            raise ArgumentError(
-                f"{what}: inputs are given, but the model has neither dynamics_input nor observation_input. "
-                "Give it one, or no inputs."
-            )
+            raise ArgumentError(f"{what}: inputs are given, but {words[0]}. Give it one, or no inputs.")
         return torch.zeros(1, 1, 0, dtype=torch.float64)
-    r = int(wanted[0].shape[-1])
     if inputs is None:
-        raise ArgumentError(
-            f"{what}: the model has input matrices but no inputs were given. Pass inputs=(T, {r})."
-        )
+        raise ArgumentError(f"{what}: {words[1]} but no inputs were given. Pass inputs=(T, {r}).")
     given = read(inputs, r, what=f"{what}: inputs", missing=False)
     if given.series == 1 and data.lengths.max() <= given.lengths[0]:
         return given.tensor[None]
@@ -212,3 +253,11 @@ def read_inputs(model: ModelParameters, data: Data, inputs: SeriesLike | None, w
     for b, cut in enumerate(given.cuts):
         padded[b, : given.lengths[b]] = given.tensor[cut]
     return padded
+
+
+def input_rows(inputs: torch.Tensor, data: Data) -> np.ndarray:
+    """Inputs (1 or B, T, r) row by row as the data, ``(rows, r)``."""
+    u = plain(inputs)
+    if not u.shape[-1]:
+        return np.zeros((len(data.rows), 0))
+    return np.concatenate([u[b if len(u) > 1 else 0, :length] for b, length in enumerate(data.lengths)])

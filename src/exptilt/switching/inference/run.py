@@ -11,28 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._support.errors import ArgumentError
 from ..._support.kernels import run_chunks
 from ..checks import plain
 from ..kernels.adjoint import Bars, filter_adjoint
 from ..kernels.buffers import Parameters, Run, Sizes, Stored
-from ..kernels.filters import GPB1, GPB2, IMM, forward
+from ..kernels.filters import GPB1, GPB2, IMM, VITERBI, forward
 from ..kernels.particles import Cloud, swarm
 from ..kernels.smoother import Smoothing, smooth_back
-from .diffuse import Step, first_steps, initial_laws, smooth_first
-from .exact import Matrices
-from .problem import Problem, as_arrays
+from .diffuse import Step, first_steps, smooth_first
+from .problem import Matrices, Problem, as_arrays, stopped
 
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
+RECURSIONS = METHODS | {"viterbi": VITERBI}  # the last leaves a path, not a law
 LONG = 5000  # rows from which a build for exact sizes is worth its compilation, once per machine
 SMALL = (16, 8, 4)  # largest M, n, m of such a build; beyond, unrolled code grows too large
 
 
-def over_series(starts: np.ndarray, work: Callable[[int, int], None]) -> None:
-    """Do ``work(begin, end)`` over all series, in as many threads as torch would use, if there is work."""
+def over_series(starts: np.ndarray, work: Callable[[int, int], None], least: int = 500) -> None:
+    """Do ``work(begin, end)`` over all series, on torch's number of threads with `least` rows for each."""
     series, rows = len(starts) - 1, int(starts[-1])
     work(0, 0)  # compiled or loaded before several threads ask for it
-    run_chunks(work, series, threads=min(series, torch.get_num_threads(), max(1, rows // 500)))
+    run_chunks(work, series, threads=min(series, torch.get_num_threads(), max(1, rows // least)))
 
 
 def sizes_of(p: Parameters) -> Sizes:
@@ -65,14 +64,8 @@ def lead_in(problem: Problem, method: str) -> Lead:
     """The steps of each series in which something is diffuse."""
     if not problem.diffuse.any():
         return []
-    out = []
-    for series, cut in enumerate(problem.data.cuts):
-        own = Matrices(problem, series)
-        maps = (own.maps, own.spread) if len(problem.flat[-1]) else None
-        laws = initial_laws(own.mean, own.cov, problem.diffuse)
-        y = problem.data.tensor[cut]
-        out.append(first_steps(own.at, y, laws, own.log_probability, maps, problem.first, method))
-    return out
+    each = enumerate(problem.data.cuts)
+    return [first_steps(Matrices(problem, k), problem.data.tensor[cut], problem, method) for k, cut in each]
 
 
 def run_filter(
@@ -83,7 +76,7 @@ def run_filter(
     everything: bool = True,
     lead: Lead | None = None,
 ) -> Run:
-    """Filter all series by one of `METHODS`; keep each step, or only the last of each series.
+    """Filter all series by one of `RECURSIONS`; keep each step, or only the last of each series.
 
     With steps done before (`lead`) all steps are kept.
     """
@@ -99,35 +92,20 @@ def run_filter(
             run.out.mixing[row] = plain(step.mixing).reshape(-1)
 
     def work(begin: int, end: int) -> None:
-        forward(run, begin, end, METHODS[method], everything, sizes)
+        forward(run, begin, end, RECURSIONS[method], everything, sizes)
 
     over_series(starts, work)
-    check_failures(run, method)
+    check_failures(run.out.failure, method, sizes_of(p)[0])
     for series, steps in enumerate(lead):
         run.out.log_likelihood[series] += sum(float(step.term) for step in steps)
     return run
 
 
-def check_failures(run: Run, what: str) -> None:
+def check_failures(failure: np.ndarray, what: str, modes: int) -> None:
     """Turn a kernel's note of where it stopped into an error."""
-    failure = run.out.failure
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()
-        raise stopped(f"{what}: at step {t} of series {series}", mode, sizes_of(run.p)[0])
-
-
-def stopped(where: str, mode: int, modes: int) -> ArgumentError:
-    """The error for a step that could not be done in a mode, or (`mode` = M) in any."""
-    if mode == modes:
-        return ArgumentError(
-            f"{where} the observation has zero density in every mode that can be reached. "
-            "Scale the data, or widen observation_noise."
-        )
-    return ArgumentError(
-        f"{where} the innovation covariance H P H' + R of mode {mode} is not positive definite. Some "
-        "combination of the observed components has no variance at all: give observation_noise "
-        "(or process_noise) a positive one."
-    )
+        raise stopped(f"{what}: at step {t} of series {series}", mode, modes)
 
 
 class FilterTerms(torch.autograd.Function):
@@ -229,7 +207,7 @@ def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray 
     over_series(run.starts, work)
     s = Smoothing._make([*shared, *(np.sum(values, axis=0) for values in zip(*parts, strict=True))])
     for series, steps in enumerate(lead):
-        smooth_first(run, series, steps, problem.diffuse, s, known)
+        smooth_first(run, problem, series, steps, s, known)
     return s
 
 
@@ -255,5 +233,5 @@ def run_particles(
     rows = probability.expand(series, -1)
     chosen = torch.multinomial(rows, particles, replacement=True, generator=generator)
     swarm(run, uniform, chosen.numpy(), ess, cloud, sizes_of(p))
-    check_failures(run, "rbpf")
+    check_failures(run.out.failure, "rbpf", sizes_of(p)[0])
     return run, ess, cloud

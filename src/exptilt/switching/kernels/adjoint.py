@@ -30,12 +30,11 @@ from .buffers import (
     Place,
     Run,
     Sizes,
-    begin_series,
+    law_before,
     layout,
     load,
     look,
     now,
-    recall,
     sensor_size,
     step_of,
     work_buffer,
@@ -323,11 +322,8 @@ def filter_adjoint(
             load(p, series, t, back == 0, w, at, maps)
             seen = look(y, row, w, at, index)
             begun = t == 0 and p.first == 1
-            recall(out, row, w, at, new, log_new)
-            if t == 0:
-                begin_series(p, series, w, at, state, log_mode)
-            else:
-                recall(out, row - 1, w, at, state, log_mode)
+            law_before(run, series, t + 1, w, at, new, log_new)
+            law_before(run, series, t, w, at, state, log_mode)
             c_bar = now(g.dynamics_offset, series, t)
             W_bar, Q_bar = now(g.dynamics, series, t), now(g.process_noise, series, t)
             if bars.mean.shape[0] > 0:

@@ -80,6 +80,7 @@ class Place(NamedTuple):
     ahead: int  # a law predicted
     after: int  # a law updated
     scratch: int  # of `update`
+    density: int  # a number
     end: int
 
 
@@ -102,10 +103,10 @@ def layout(M: int, n: int, m: int, groups: int) -> Place:
     read = own + move + sensor
     ahead, after = read + law, read + 2 * law
     scratch = after + law
-    end = scratch + update_room(n, m)
+    density = scratch + update_room(n, m)
     sizes = (M, n, m, groups, law, move, sensor)
     matrices = (0, transition, moves, sensors, y, seen, own, own + move)
-    return Place(*sizes, *matrices, read, ahead, after, scratch, end)
+    return Place(*sizes, *matrices, read, ahead, after, scratch, density, density + 1)
 
 
 @inlined
@@ -234,13 +235,23 @@ def look(y: Buffer, row: int, w: Buffer, at: Place, index: Buffer) -> int:
 
 
 @inlined
-def begin_series(p: Parameters, series: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
-    """Put the initial law of a series in place: a law a mode and the logarithms of their probabilities."""
+def law_before(run: Run, series: int, t: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
+    """Put a series' law before step t in place: a law a mode, and the logarithms of their probabilities.
+
+    It is the initial law before step 0, and then what the filter left.
+    """
     rolled(0)
-    own = step_of(p.initial_mean.shape[0], series)
-    scatter(at.M, at.n, p.initial_mean, own, w, state, at.law)
-    scatter(at.M, at.n * at.n, p.initial_covariance, own, w, state + at.n, at.law)
-    scatter(at.M, 1, p.initial_log_probability, own, w, log_mode, 1)
+    M, n, law, p, out = at.M, at.n, at.law, run.p, run.out
+    if t == 0:
+        own = step_of(p.initial_mean.shape[0], series)
+        scatter(M, n, p.initial_mean, own, w, state, law)
+        scatter(M, n * n, p.initial_covariance, own, w, state + n, law)
+        scatter(M, 1, p.initial_log_probability, own, w, log_mode, 1)
+    else:
+        row = run.starts[series] + t - 1
+        scatter(M, n, out.mode_mean, row, w, state, law)
+        scatter(M, n * n, out.mode_covariance, row, w, state + n, law)
+        scatter(M, 1, out.log_mode, row, w, log_mode, 1)
 
 
 @inlined
@@ -249,15 +260,6 @@ def write_row(length: int, w: Buffer, at: int, out: Buffer, row: int, column: in
     rolled(0)
     for i in range(length):
         out[row, column + i] = w[at + i]
-
-
-@inlined
-def recall(out: Stored, row: int, w: Buffer, at: Place, state: int, log_mode: int) -> None:
-    """Put the filtered laws of a row in place."""
-    rolled(0)
-    scatter(at.M, at.n, out.mode_mean, row, w, state, at.law)
-    scatter(at.M, at.n * at.n, out.mode_covariance, row, w, state + at.n, at.law)
-    scatter(at.M, 1, out.log_mode, row, w, log_mode, 1)
 
 
 @inlined

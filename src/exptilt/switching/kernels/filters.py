@@ -1,4 +1,4 @@
-r"""The two forward recursions: mix before the update (IMM, GPB1), or after it (GPB2).
+r"""The two forward recursions: mix before the update (IMM, GPB1), or after it (GPB2, Viterbi).
 
 With μ_i the mode probabilities, π_ij the transition, λ = log μ and N_j(·) the Kalman step of mode j:
 
@@ -7,6 +7,7 @@ With μ_i the mode probabilities, π_ij the transition, λ = log μ and N_j(·) 
     GPB1   as IMM with w_{i|j} = μ_i: all modes start from one Gaussian
     GPB2   log weight_ij = λ_i + log π_ij + log p_ij(y),  law_j = collapse_i(w_{i|j}, N_j(law_i)),
            w_{i|j} ∝_i weight_ij
+    Viterbi   as GPB2 with w_{i|j} = 1 for the largest weight_ij, which is mode j's: it follows a path
 
 The log-likelihood term of a step is the log-sum of its weights. Weights stay logarithms throughout: modes 10⁵
 nats apart still rank, and a mode of probability 0 has λ = −inf and a finite Gaussian (collapsed with weights
@@ -22,33 +23,20 @@ from .buffers import (
     Place,
     Run,
     Stored,
-    begin_series,
     gather,
     keep,
+    law_before,
     layout,
     lift,
     load,
     look,
-    recall,
     sensor_size,
     work_buffer,
 )
-from .kalman import (
-    Buffer,
-    clear,
-    collapse,
-    copy,
-    count,
-    kernel,
-    predict,
-    predict_some,
-    update,
-    update_lanes,
-    update_some,
-)
+from .kalman import Buffer, clear, collapse, copy, count, kernel, predict, predict_some, update, update_some
 from .numbers import get, get_lane, groups_of, inlined, put, put_lane, rolled, width, zero
 
-IMM, GPB1, GPB2 = 0, 1, 2
+IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3
 
 
 @inlined
@@ -87,7 +75,7 @@ def carry(
         put(w, density, update(n, m, w, at.y, sensor, at.ahead, target, at.scratch))
     else:
         sensor = at.seen + g * sensor_size(n, seen)
-        update_lanes(n, seen, w, at.y, sensor, at.ahead, target, at.scratch, density)
+        update_some(n, seen, w, at.y, sensor, at.ahead, target, at.scratch, density)
 
 
 @kernel
@@ -97,21 +85,31 @@ def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int
         copy(at.law, w, source, w, at.ahead)
     else:
         predict_some(at.n, w, at.moves + j * at.move, source, at.ahead, at.scratch)
-    return float(update_some(at.n, seen, w, at.y, sensor_of(at, seen, j), at.ahead, target, at.scratch))
+    sensor = sensor_of(at, seen, j)
+    update_some(at.n, seen, w, at.y, sensor, at.ahead, target, at.scratch, at.density)
+    return float(w[at.density])
 
 
 @inlined
 def shares(
-    M: int, w: Buffer, lane: int, step: int, score: int, weight: int, at: Place, log_mode: int
+    M: int, w: Buffer, lane: int, step: int, score: int, weight: int, log_mode: int, choose: bool
 ) -> float:
     """Write the shares of M scores of a lane, and return their log-sum.
 
-    Where all are −inf (the mode cannot be reached) the shares are the mode probabilities.
+    Where all are −inf (the mode cannot be reached) the shares are the mode probabilities. To `choose`, the
+    first largest has it all, and its score is returned.
     """
     rolled(0)
     top = -np.inf
     for i in range(M):
         top = max(top, get_lane(w, score + i * step, lane))
+    if choose:
+        left = 1.0
+        for i in range(M):
+            part = left if get_lane(w, score + i * step, lane) == top else 0.0
+            put_lane(w, weight + i * step, lane, part)
+            left -= part
+        return top
     total = 0.0
     for i in range(M):
         if top > -np.inf:
@@ -152,7 +150,7 @@ def mixing_weights(
             put_lane(w, prior + j // L, j % L, np.log(linear))
         else:  # too small for plain numbers, or zero
             g = j // L
-            total = shares(M, w, j % L, G, score + g, weight + g, at, log_mode)
+            total = shares(M, w, j % L, G, score + g, weight + g, log_mode, False)
             put_lane(w, prior + g, j % L, total)
     if one:
         for i in range(M):
@@ -196,17 +194,14 @@ def forward(run: Run, begin: int, end: int, method: int, everything: bool, sizes
     L = width(w)
     for series in range(begin, end):
         done = lead[series]
-        if done > 0:
-            recall(out, starts[series] + done - 1, w, at, state, log_mode)
-        else:
-            begin_series(p, series, w, at, state, log_mode)
+        law_before(run, series, done, w, at, state, log_mode)
         total = 0.0
         for t in range(done, starts[series + 1] - starts[series]):
             row = starts[series] + t
             load(p, series, t, t == done, w, at, maps)
             seen = look(y, row, w, at, index)
             begun = t == 0 and p.first == 1
-            pairs = method == GPB2 and not begun
+            pairs = method >= GPB2 and not begun
             if begun:
                 copy(G, w, log_mode, w, prior)
                 clear(M * G, w, weight, 0, 0.0)
@@ -239,7 +234,7 @@ def forward(run: Run, begin: int, end: int, method: int, everything: bool, sizes
                         put(w, log_weight + g, get(w, log_weight + g) + get(w, prior + g))
                 if pairs:
                     for j in range(g * L, min(M, g * L + L)):
-                        value = shares(M, w, j % L, G, score + g, weight + g, at, log_mode)
+                        value = shares(M, w, j % L, G, score + g, weight + g, log_mode, method == VITERBI)
                         put_lane(w, log_weight + g, j % L, value)
                     collapse(n, M, w, weight + g, G, parts, law, new + g * law)
             term = -np.inf

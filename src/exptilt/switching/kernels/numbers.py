@@ -6,7 +6,9 @@ type of the buffer decides when it is compiled. Four consecutive numbers are rea
 (`get4`, `put4`) in either case: 4 or 16 places of memory.
 """
 
+import inspect
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from numba.extending import intrinsic, models, overload, register_model
 LANES = 4
 FAST = {"contract"}  # multiply-adds may be fused; sums keep their order, for vectors are asked for by name
 inlined = njit(forceinline=True, fastmath=FAST, error_model="numpy")
-compiled: Any = intrinsic  # numba's own type counts the typing context among the arguments of a call
 
 
 class Vector(types.Type):
@@ -51,32 +52,53 @@ def _place(context: Any, builder: Any, kind: Any, w: Any, at: Any, value: Any) -
     return builder.bitcast(place, context.get_value_type(value).as_pointer())
 
 
-def _reader(name: str, kind_of: Any) -> Any:
-    def make(typing_context, w, at):  # type: ignore[no-untyped-def]
-        found = kind_of(w)
+def written(result: Any) -> Callable[[Callable[..., Any]], Any]:
+    """An intrinsic, from what writes its code, given the arguments' types and values.
 
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            return builder.load(_place(context, builder, w, arguments[0], arguments[1], found), align=8)
+    `result` says its type, by the types of the arguments; places and lanes are whole numbers.
+    """
 
-        return found(w, types.int64), generate
+    def wrap(write: Any) -> Any:
+        def make(typing_context, *kinds):  # type: ignore[no-untyped-def]
+            def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+                value = write(context, builder, kinds, *arguments)
+                return context.get_dummy_value() if value is None else value
 
-    make.__name__ = name
-    return compiled(make)
+            exact = [types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds]
+            return result(*kinds)(*exact), generate
+
+        given = list(inspect.signature(write).parameters.values())
+        make.__name__ = write.__name__
+        make.__signature__ = inspect.Signature([given[0], *given[3:]])  # type: ignore[attr-defined]
+        return intrinsic(make)
+
+    return wrap
 
 
-def _writer(name: str, kind_of: Any) -> Any:
-    def make(typing_context, w, at, value):  # type: ignore[no-untyped-def]
-        found = kind_of(w)
+def _reader(kind_of: Any) -> Any:
+    @written(lambda w, at: kind_of(w))
+    def read(context: Any, builder: Any, kinds: Any, w: Any, at: Any) -> Any:
+        return builder.load(_place(context, builder, kinds[0], w, at, kind_of(kinds[0])), align=8)
 
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            given = _repeated(builder, arguments[2], context.get_value_type(found))
-            builder.store(given, _place(context, builder, w, arguments[0], arguments[1], found), align=8)
-            return context.get_dummy_value()
+    return read
 
-        return types.void(w, types.int64, value), generate
 
-    make.__name__ = name
-    return compiled(make)
+def _writer(kind_of: Any) -> Any:
+    @written(lambda w, at, value: types.void)
+    def write(context: Any, builder: Any, kinds: Any, w: Any, at: Any, value: Any) -> None:
+        kind = kind_of(kinds[0])
+        given = _repeated(builder, value, context.get_value_type(kind))
+        builder.store(given, _place(context, builder, kinds[0], w, at, kind), align=8)
+
+    return write
+
+
+def _nought(kind_of: Any) -> Any:
+    @written(kind_of)
+    def nought(context: Any, builder: Any, kinds: Any, w: Any) -> Any:
+        return ir.Constant(context.get_value_type(kind_of(kinds[0])), None)
+
+    return nought
 
 
 def _repeated(builder: Any, value: Any, kind: Any) -> Any:
@@ -91,36 +113,16 @@ def _repeated(builder: Any, value: Any, kind: Any) -> Any:
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), kind.count), order))
 
 
-get, get4 = _reader("get", _number), _reader("get4", _four)
-put, put4 = _writer("put", _number), _writer("put4", _four)
-
-
-def _nought(name: str, kind_of: Any) -> Any:
-    def make(typing_context, w):  # type: ignore[no-untyped-def]
-        found = kind_of(w)
-
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            return ir.Constant(context.get_value_type(found), None)
-
-        return found(w), generate
-
-    make.__name__ = name
-    return compiled(make)
-
-
-zero, zero4 = _nought("zero", _number), _nought("zero4", _four)
+get, get4 = _reader(_number), _reader(_four)
+put, put4 = _writer(_number), _writer(_four)
+zero, zero4 = _nought(_number), _nought(_four)
 
 
 def _arithmetic(operation: Any, name: str) -> None:
-    @compiled
-    def compute(typing_context, a, b):  # type: ignore[no-untyped-def]
-        kind = max((a, b), key=lambda x: getattr(x, "length", 0))
-
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            x, y = (_repeated(builder, value, context.get_value_type(kind)) for value in arguments)
-            return getattr(builder, name)(x, y, flags=tuple(FAST))
-
-        return kind(a, b), generate
+    @written(lambda a, b: max((a, b), key=lambda x: getattr(x, "length", 0)))
+    def compute(context: Any, builder: Any, kinds: Any, x: Any, y: Any) -> Any:
+        kind = max((x, y), key=lambda value: getattr(value.type, "count", 0)).type
+        return getattr(builder, name)(*(_repeated(builder, v, kind) for v in (x, y)), flags=tuple(FAST))
 
     @overload(operation)
     def _(a, b):  # type: ignore[no-untyped-def]
@@ -140,75 +142,58 @@ for _operation, _name in (
     _arithmetic(_operation, _name)
 
 
-@compiled
-def between(typing_context, x, least, other):  # type: ignore[no-untyped-def]
+def _inside(builder: Any, value: Any, low: Any, high: float) -> Any:
+    """Whether low < value < high, number by number."""
+    most = _repeated(builder, ir.Constant(ir.DoubleType(), high), value.type)
+    return builder.and_(builder.fcmp_ordered(">", value, low), builder.fcmp_ordered("<", value, most))
+
+
+@written(lambda x, least, other: x)
+def between(context: Any, builder: Any, kinds: Any, x: Any, least: Any, other: Any) -> Any:
     """x where least < x < ∞, else `other`, number by number."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        value, low, rest = arguments
-        kind = value.type
-        most = _repeated(builder, ir.Constant(ir.DoubleType(), float("inf")), kind)
-        inside = builder.and_(builder.fcmp_ordered(">", value, low), builder.fcmp_ordered("<", value, most))
-        return builder.select(inside, value, _repeated(builder, rest, kind))
-
-    return x(x, x, types.float64), generate
+    return builder.select(_inside(builder, x, least, float("inf")), x, _repeated(builder, other, x.type))
 
 
-@compiled
-def logarithm(typing_context, x):  # type: ignore[no-untyped-def]
+@written(lambda x: x)
+def logarithm(context: Any, builder: Any, kinds: Any, x: Any) -> Any:
     """log x, number by number."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        value = arguments[0]
-        call = builder.module.declare_intrinsic("llvm.log", [ir.DoubleType()])
-        if not isinstance(value.type, ir.VectorType):
-            return builder.call(call, [value])
-        for k in range(value.type.count):
-            place = ir.Constant(ir.IntType(32), k)
-            found = builder.call(call, [builder.extract_element(value, place)])
-            value = builder.insert_element(value, found, place)
-        return value
-
-    return x(x), generate
+    call = builder.module.declare_intrinsic("llvm.log", [ir.DoubleType()])
+    if not isinstance(x.type, ir.VectorType):
+        return builder.call(call, [x])
+    for k in range(x.type.count):
+        place = ir.Constant(ir.IntType(32), k)
+        found = builder.call(call, [builder.extract_element(x, place)])
+        x = builder.insert_element(x, found, place)
+    return x
 
 
-@compiled
-def moderate(typing_context, x):  # type: ignore[no-untyped-def]
+@written(lambda x: types.boolean)
+def moderate(context: Any, builder: Any, kinds: Any, x: Any) -> Any:
     """Whether all numbers of x lie between 1e-150 and 1e150."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        value = arguments[0]
-        low, high = (_repeated(builder, ir.Constant(ir.DoubleType(), b), value.type) for b in (1e-150, 1e150))
-        inside = builder.and_(builder.fcmp_ordered(">", value, low), builder.fcmp_ordered("<", value, high))
-        if not isinstance(value.type, ir.VectorType):
-            return inside
-        bits = builder.bitcast(inside, ir.IntType(value.type.count))
-        return builder.icmp_unsigned("==", bits, ir.Constant(bits.type, 2**value.type.count - 1))
-
-    return types.boolean(x), generate
+    low = _repeated(builder, ir.Constant(ir.DoubleType(), 1e-150), x.type)
+    inside = _inside(builder, x, low, 1e150)
+    if not isinstance(x.type, ir.VectorType):
+        return inside
+    bits = builder.bitcast(inside, ir.IntType(x.type.count))
+    return builder.icmp_unsigned("==", bits, ir.Constant(bits.type, 2**x.type.count - 1))
 
 
-@compiled
-def get_lane(typing_context, w, at, lane):  # type: ignore[no-untyped-def]
-    """Number `at` of one lane, as float64; a buffer without lanes has one."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        place = _place(context, builder, w, arguments[0], arguments[1], types.float64)
-        return builder.load(place if w.ndim == 1 else builder.gep(place, [arguments[2]]), align=8)
-
-    return types.float64(w, types.int64, types.int64), generate
+def _lane(context: Any, builder: Any, kind: Any, w: Any, at: Any, lane: Any) -> Any:
+    """The address of number `at` of one lane; a buffer without lanes has one."""
+    place = _place(context, builder, kind, w, at, types.float64)
+    return place if kind.ndim == 1 else builder.gep(place, [lane])
 
 
-@compiled
-def put_lane(typing_context, w, at, lane, value):  # type: ignore[no-untyped-def]
+@written(lambda w, at, lane: types.float64)
+def get_lane(context: Any, builder: Any, kinds: Any, w: Any, at: Any, lane: Any) -> Any:
+    """Number `at` of one lane, as float64."""
+    return builder.load(_lane(context, builder, kinds[0], w, at, lane), align=8)
+
+
+@written(lambda w, at, lane, value: types.void)
+def put_lane(context: Any, builder: Any, kinds: Any, w: Any, at: Any, lane: Any, value: Any) -> None:
     """Write number `at` of one lane."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        place = _place(context, builder, w, arguments[0], arguments[1], types.float64)
-        builder.store(arguments[3], place if w.ndim == 1 else builder.gep(place, [arguments[2]]), align=8)
-        return context.get_dummy_value()
-
-    return types.void(w, types.int64, types.int64, types.float64), generate
+    builder.store(value, _lane(context, builder, kinds[0], w, at, lane), align=8)
 
 
 def width(w: Any) -> int:
@@ -222,20 +207,15 @@ def _width(w):  # type: ignore[no-untyped-def]
     return lambda w: found
 
 
-@compiled
-def rolled(typing_context, size):  # type: ignore[no-untyped-def]
+@written(lambda size: types.void)
+def rolled(context: Any, builder: Any, kinds: Any, size: Any) -> None:
     """Keep the loops of the function this is called in as they are, unless `size` is a tuple.
 
     Loops whose ends are not known would be unrolled eight times, with code for what is left over: ten times
     the code, and slower for the few turns that they take.
     """
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        if not isinstance(size, types.BaseTuple):
-            builder.function.attributes.add("optsize")
-        return context.get_dummy_value()
-
-    return types.void(size), generate
+    if not isinstance(kinds[0], types.BaseTuple):
+        builder.function.attributes.add("optsize")
 
 
 def groups_of(M: int, size: Any) -> int:

@@ -144,14 +144,13 @@ def step_rows(
                 if seen == m:
                     copy(law, w, source, w, at.ahead)
                     copy(at.sensor, w, at.sensors + j * at.sensor, w, at.own_sensor)
-                    value = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
+                    w[density + k] = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
                     copy(law, w, at.after, w, target)
                 else:
                     sensor = sensor_of(at, seen, j)
-                    value = update_some(states, seen, w, at.y, sensor, source, target, at.scratch)
-                if np.isnan(value):
+                    update_some(states, seen, w, at.y, sensor, source, target, at.scratch, density + k)
+                if np.isnan(w[density + k]):
                     return member * (M + 1) + j
-                w[density + k] = value
             for j in range(M):
                 if pairs:
                     for i in range(M):
@@ -233,10 +232,10 @@ def appraise(
             seen = look(pick, 0, w, at, index)
             for j in range(M):
                 own = sensor_of(at, seen, j)
-                value = update_some(n, seen, w, at.y, own, laws + j * law, at.after, at.scratch)
-                if np.isnan(value):
+                update_some(n, seen, w, at.y, own, laws + j * law, at.after, at.scratch, at.density)
+                if np.isnan(w[at.density]):
                     return member * (M + 1) + j
-                log_density[member, candidate, j] = value
+                log_density[member, candidate, j] = w[at.density]
                 place = at.scratch + seen * seen + 2 * n * seen
                 square = 0.0
                 for a in range(m):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffers import Place, Run, begin_series, gather, keep, layout, lift, load, recall, work_buffer
+from .buffers import Place, Run, gather, keep, law_before, layout, lift, load, work_buffer
 from .filters import mixing_weights
 from .kalman import (
     ROUNDING,
@@ -187,7 +187,7 @@ def smooth_back(
     ends at the last of them, whose law is left as the initial one.
     """
     rolled(sizes[0])
-    p, _, starts, out, lead = run
+    p, _, starts, _, lead = run
     M = p.initial_log_probability.shape[1]
     G = groups_of(M, sizes[0])
     at = layout(M, count(sizes[0]), count(sizes[1]), G)
@@ -215,7 +215,7 @@ def smooth_back(
     L = width(w)
     for series in range(begin, end):
         length = starts[series + 1] - starts[series]
-        recall(out, starts[series + 1] - 1, w, at, hat, hat_mode)
+        law_before(run, series, length, w, at, hat, hat_mode)
         for j in range(M):
             put_lane(w, hat_mode + j // L, j % L, np.exp(get_lane(w, hat_mode + j // L, j % L)))
         for back in range(length - lead[series]):
@@ -228,10 +228,7 @@ def smooth_back(
                     s.pairs[row, i] = s.probability[row, i // M] if i % (M + 1) == 0 else 0.0
                 break
             load(p, series, t, back == 0, w, at, maps)
-            if t == 0:
-                begin_series(p, series, w, at, state, log_mode)
-            else:
-                recall(out, row - 1, w, at, state, log_mode)
+            law_before(run, series, t, w, at, state, log_mode)
             mixing_weights(w, at, log_mode, False, score, weight, prior)
             for j in range(M):
                 for k in range(M):

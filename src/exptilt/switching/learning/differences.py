@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..series import SeriesLike
-from .maximum_likelihood import ParametricFit, climb, curvature
+from .maximum_likelihood import Objective, ParametricFit, parametric_fit, remembered
 
 if TYPE_CHECKING:
     from ..nonlinear import SwitchingNonlinear
@@ -51,15 +51,21 @@ def fit_nonlinear(
             return np.inf
         return -float(np.sum(plain(post.log_likelihood)))
 
-    def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        slope = np.zeros_like(theta)
-        for i in range(len(theta)):
-            h = 1e-5 * max(1.0, abs(theta[i])) * np.eye(len(theta))[i]
-            slope[i] = (value(theta + h) - value(theta - h)) / (2 * h[i])
-        return value(theta), np.nan_to_num(slope, posinf=0.0, neginf=0.0)
+    return parametric_fit(build, by_differences(value), [origin], (max_steps, tolerance, progress))
 
-    end, status, trace = climb(evaluate, origin, max_steps, tolerance, progress)
-    best = -value(end)
-    errors = np.sqrt(curvature(evaluate, end).diagonal())
-    model = build(torch.from_numpy(end))
-    return ParametricFit(model, end, errors, best, status, len(trace) - 1, np.array(trace), (best,))
+
+def by_differences(value: Callable[[np.ndarray], float]) -> Objective:
+    """A function and its gradient by central differences; +inf, and no slope, where it has no value."""
+
+    def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        here, slope = value(theta), np.zeros_like(theta)
+        if not np.isfinite(here):
+            return np.inf, slope
+        for k in range(len(theta)):
+            step = np.zeros_like(theta)
+            step[k] = 1e-5 * max(1.0, abs(theta[k]))
+            up, down = value(theta + step), value(theta - step)
+            slope[k] = (up - down) / (2 * step[k]) if np.isfinite(up + down) else 0.0
+        return here, slope
+
+    return remembered(evaluate)

@@ -23,7 +23,7 @@ from ..._support.errors import ArgumentError
 from ..._support.progress import track
 from ..checks import plain
 from ..inference.moments import mixture
-from ..inference.problem import pose
+from ..inference.problem import input_rows, pose
 from ..inference.run import lead_in, run_filter, run_smoother
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data
@@ -94,9 +94,7 @@ def em_step(
     with torch.no_grad():
         problem = pose(model, data, inputs, "fit")
     (M, n, _), rows = problem.sizes, len(data.rows)
-    u = plain(inputs)
-    each = [u[b if len(u) > 1 else 0, :length] for b, length in enumerate(data.lengths)]
-    known = np.concatenate(each) if u.shape[-1] else np.zeros((rows, 0))
+    known = input_rows(inputs, data)
     with torch.no_grad():
         lead = lead_in(problem, method)
     filtered = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead)

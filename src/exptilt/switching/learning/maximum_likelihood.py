@@ -134,13 +134,32 @@ def climb(
     )
     bar.close()  # type: ignore[attr-defined]
     small = len(trace) > 1 and trace[-1] - trace[-2] < tolerance
+    left = 0.5 * float(result.jac @ result.hess_inv(result.jac))  # to rise, as the curvature met says
     if result.status == 1 and not small:
         status = FitStatus.MAX_STEPS
-    elif small or result.status == 0 or np.abs(result.jac).max() < 1e-4 * max(abs(result.fun), 1.0):
+    elif small or result.status == 0 or left < tolerance:
         status = FitStatus.CONVERGED
     else:
         status = FitStatus.STALLED
     return result.x, status, trace
+
+
+Limits = tuple[int, float, bool | None]  # most steps, tolerance, whether to show a bar
+End = tuple[float, np.ndarray, FitStatus, list[float]]  # log-likelihood, point, status, trace
+
+
+def climb_all(evaluate: Objective, starts: list[np.ndarray], limits: Limits) -> list[End]:
+    """The end of the climb from each start; one where the filter cannot run is left out, unless the first."""
+    ends = list[End]()
+    for start in starts:
+        try:
+            end, status, trace = climb(evaluate, start, *limits)
+        except ArgumentError:
+            if not ends:
+                raise
+            continue
+        ends.append((-evaluate(end)[0], end, status, trace))
+    return ends
 
 
 def curvature(evaluate: Objective, theta: np.ndarray) -> np.ndarray:
@@ -255,15 +274,15 @@ def fit_parameters(
     first = build(torch.from_numpy(origin))
     data = checked_data(first, y, skip)
     evaluate = objective(build, data, read_inputs(first, data, inputs, "fit_parameters"), filter, skip)
-    ends: list[tuple[float, np.ndarray, FitStatus, list[float]]] = []
-    for point in starts_around(origin, restarts, spread, generator):
-        try:
-            end, status, trace = climb(evaluate, point, max_steps, tolerance, progress)
-        except ArgumentError:
-            if not ends:
-                raise
-            continue
-        ends.append((-evaluate(end)[0], end, status, trace))
+    starts = starts_around(origin, restarts, spread, generator)
+    return parametric_fit(build, evaluate, starts, (max_steps, tolerance, progress))
+
+
+def parametric_fit(
+    build: Callable[[torch.Tensor], Any], evaluate: Objective, starts: list[np.ndarray], limits: Limits
+) -> ParametricFit[Any]:
+    """The best end of climbs from the starts, with its curvature and its model."""
+    ends = climb_all(evaluate, starts, limits)
     value, end, status, trace = max(ends, key=lambda found: found[0])
     errors = np.sqrt(curvature(evaluate, end).diagonal())
     with torch.no_grad():

@@ -13,10 +13,11 @@ from ..._support.errors import ArgumentError
 from .chain import AGE, INPUT
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
-from .maximum_likelihood import FitStatus, Objective, climb, curvature, delta_method, starts_around
+from .maximum_likelihood import FitStatus, Objective, climb_all, curvature, delta_method, starts_around
 
 Fixed = Mapping[str, ArrayLike]
 Arrays = dict[str, np.ndarray]
+Options = tuple[int, int, Fixed | None, str | Sequence[str]]  # starts, seed, fixed, constraints
 
 
 @dataclass(frozen=True)
@@ -115,20 +116,12 @@ def climb_named(
     what: str, named: Named, evaluate: Objective, rank_by: str, starts: int, seed: int, tolerance: float
 ) -> dict[str, Any]:
     """Climb from several starts; the fields of `MarkovFit` that follow, regimes in order of `rank_by`."""
-    ends = list[tuple[float, np.ndarray, FitStatus]]()
     origin = np.zeros(0) if named.free is None else named.free.vector(named.values)
-    generator = torch.Generator().manual_seed(seed)
-    for point in starts_around(origin, starts - 1 if len(origin) else 0, 0.3, generator):
-        try:
-            end, status = point, FitStatus.CONVERGED
-            if len(origin):
-                end, status, _ = climb(evaluate, point, 500, tolerance, False)
-        except ArgumentError:
-            if not ends:
-                raise
-            continue
-        ends.append((-evaluate(end)[0], end, status))
-    value, end, status = max(ends, key=lambda found: found[0])
+    ends = [(-evaluate(origin)[0], origin, FitStatus.CONVERGED, list[float]())]
+    if len(origin):
+        around = starts_around(origin, starts - 1, 0.3, torch.Generator().manual_seed(seed))
+        ends = climb_all(evaluate, around, (500, tolerance, False))
+    value, end, status, _ = max(ends, key=lambda found: found[0])
     if not np.isfinite(value):
         raise ArgumentError(f"{what}: the filter cannot run at the fixed values. Pass others.")
     estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end)).items()}

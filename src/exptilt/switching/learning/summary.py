@@ -115,16 +115,31 @@ def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, 
     }
 
 
-class Learned:
+class Criteria:
+    """Criteria to choose among models that were fitted to the same data."""
+
+    log_likelihood: float
+    free_parameters: int
+    observations: int
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2k − 2 log L."""
+        return 2 * self.free_parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, k log N − 2 log L, N the number of observed components."""
+        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
+
+
+class Learned(Criteria):
     """What every fit has: criteria, regimes, residuals and a summary."""
 
     model: Any
     estimates: dict[str, np.ndarray]
     standard_errors: dict[str, np.ndarray] | None
-    log_likelihood: float
     status: Any
-    free_parameters: int
-    observations: int
     regimes: int
     y: Any
     inputs: Any
@@ -140,16 +155,6 @@ class Learned:
         first = plain(found[0] if isinstance(found, list) else found)
         first = first[0] if first.ndim == 3 else first
         return said + html_curves(first, "probability of each regime, a colour each")
-
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion, 2k − 2 log L."""
-        return 2 * self.free_parameters - 2 * self.log_likelihood
-
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion, k log N − 2 log L, N the number of observed components."""
-        return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
 
     @property
     def duration(self) -> np.ndarray:

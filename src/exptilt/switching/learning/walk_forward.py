@@ -13,7 +13,7 @@ import torch
 
 from ..._support.errors import ArgumentError
 from ..inference.filter import filter_series
-from ..inference.forecast import mixture_quantile
+from ..inference.forecast import interval
 from ..inference.problem import read_inputs
 from ..parameters import Model
 from ..series import SeriesLike, Values, arrange, read
@@ -86,10 +86,7 @@ def walk_forward(
         with torch.no_grad():
             post = filter_series(model, present, method=method, inputs=u[1])
         means, covs, center, _ = post._output
-        deviation = np.sqrt(np.diagonal(covs, axis1=-2, axis2=-1))
-        edges = [
-            mixture_quantile(q, post._ahead[0], means, deviation) for q in ((1 - level) / 2, (1 + level) / 2)
-        ]
+        edges = interval(level, post._ahead[0], means, covs)
         terms = post._terms.numpy()[:, None]
         found = (post._weight, post._ahead[0], center, *edges, terms)
         for whole, part in zip(out, found, strict=True):

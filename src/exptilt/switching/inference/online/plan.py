@@ -32,6 +32,7 @@ class Plan:
     kind = "linear"
     constant: np.ndarray | None
     first: bool
+    r: int
 
     def _size(self, method: str, batch: int | None, M: int, n: int, m: int) -> None:
         """Set what sizes and method say."""
@@ -140,18 +141,12 @@ class Plan:
             )
         p = self.p
         if self.takes:
-            u = None if inputs is None else np.asarray(inputs, dtype=np.float64)
-            if u is None or u.shape not in ((self.r,), (self.members, self.r)) or not np.isfinite(u).all():
-                got = "none" if u is None else f"{u.shape}"
-                raise ArgumentError(
-                    f"online: inputs are {got}. Pass ({self.r},) finite numbers at each step."
-                )
-            changes = {}
+            u, changes = self.inputs(inputs), {}
             for name, weight in zip(self.takes, self.input_matrices, strict=True):
                 name = name.replace("input", "offset")
                 base = getattr(p, name)
                 now = weight[:, t if weight.shape[1] > 1 else 0]
-                effect = (now @ u.reshape(-1, self.r, 1))[..., 0]
+                effect = (now @ u[..., None])[..., 0]
                 changes[name] = (base[:, t if base.shape[1] > 1 else 0] + effect)[:, None]
             p = p._replace(**changes)
         elif inputs is not None:
@@ -159,6 +154,14 @@ class Plan:
         out = np.zeros((max(len(value) for value in p[:7]), self.width))
         pack(p, t, out, self.sizes)
         return out
+
+    def inputs(self, given: ArrayLike | None) -> np.ndarray:
+        """The inputs of a step, ``(members or 1, r)``."""
+        u = None if given is None else np.asarray(given, dtype=np.float64)
+        if u is None or u.shape not in ((self.r,), (self.members, self.r)) or not np.isfinite(u).all():
+            got = "none" if u is None else f"{u.shape}"
+            raise ArgumentError(f"online: inputs are {got}. Pass ({self.r},) finite numbers at each step.")
+        return u.reshape(-1, self.r)
 
     def read(self, y: ArrayLike | None) -> np.ndarray:
         """An observation of each member, ``(members, m)``."""

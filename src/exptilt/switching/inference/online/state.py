@@ -23,7 +23,8 @@ from ...checks import plain
 from ...parameters import ModelParameters
 from ...series import Values
 from ..filter import Filtered, filter_series
-from ..run import METHODS, stopped
+from ..problem import stopped
+from ..run import METHODS
 from .plan import MANY, Plan
 
 _FORMAT = "exptilt.switching.OnlineState 1"
