@@ -164,7 +164,7 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
         if full[start : start + len(some)] == some:
             return full[:start], bare, full[start + len(some) :]
     raise ArgumentError(
-        f"study: it is not to be seen which special tokens the tokenizer ({type(tokenizer).__name__}) puts "
+        f"study: cannot tell which special tokens the tokenizer ({type(tokenizer).__name__}) puts "
         f"around a text: it gives {full[:6]}... with them and {some[:6]}... without, and the second is no "
         "part of the first. Pass a tokenizer that adds them before and after only."
     )

@@ -18,7 +18,7 @@ so.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,7 +172,6 @@ class Tracer:
         self.model, self._finish = model, finish
         self._open: list[tuple[str, Passage]] = []
         self.stopping = False  # whether a part is only run again for its queries
-        self._handles: list[Any] = []
         self._watch: Watch | None = None
 
     @contextmanager
@@ -180,18 +179,18 @@ class Tracer:
         """Hooks in place around the attention modules; the watch is open, with `observe` as its observer."""
         self._watch = watch
         names = [watch.modules.name(module) for module in watch.modules.attending()]
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(self._open.clear)
             for block in {block for name in names if (block := block_of(self.model, name)) is not None}:
-                self._attach(block)
+                self._attach(block, hooks)
             yield
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            self._open.clear()
 
-    def _attach(self, name: str) -> None:
-        block, add = self.model.get_submodule(name), self._handles.append
+    def _attach(self, name: str, hooks: ExitStack) -> None:
+        block = self.model.get_submodule(name)
+
+        def add(handle: Any) -> None:
+            hooks.callback(handle.remove)
+
         add(block.register_forward_pre_hook(lambda _, a, k: self._enter(name, (a, k)), with_kwargs=True))
         add(block.register_forward_hook(lambda _, a, output: self._leave(name, output)))
         for module in block.modules():

@@ -23,6 +23,7 @@ q(0) is not 0, queries are not an affine function of x (they are normalised, say
 form, and there is no matrix to ask about.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from exptilt.lens.questions.blocks import Arguments, DoesNotRunAgainError, Tracer, stream
 from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.record import by_layer
 from exptilt.lens.watching.watch import watch
 
 NOT_AFFINE = 1e-3  # share by which superposition may fail: rounding of bfloat16 passes, a norm does not
@@ -119,7 +121,7 @@ def measure_weights(model: nn.Module, inputs: dict[str, Any]) -> dict[str, NDArr
 
     def observe(call: AttentionCall) -> None:
         tracer.observe(call)
-        rows.append(np.full((2, call.query.shape[1]), np.nan))
+        rows.append(np.full((call.query.shape[1], 2), np.nan))
         arguments = given.get(call.module) if call.module is not None else None
         hidden = None if arguments is None else stream(arguments)
         if call.kind != "self" or call.module is None or arguments is None or hidden is None:
@@ -130,21 +132,15 @@ def measure_weights(model: nn.Module, inputs: dict[str, Any]) -> dict[str, NDArr
             return
         maps = _affine_maps(*again)
         if maps is not None:
-            rows[-1] = torch.stack([symmetry(*maps), definiteness(*maps)]).cpu().numpy()
+            rows[-1] = torch.stack([symmetry(*maps), definiteness(*maps)], -1).cpu().numpy()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not tracer.stopping:
             given[module] = args, kwargs
 
-    with torch.no_grad(), watch(model, observe=observe) as seen, tracer.attached(seen):
-        attending = seen.modules.attending()
-        handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in attending]
-        try:
-            model(**inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-    table = np.full((2, len(rows), max(x.shape[1] for x in rows)), np.nan)
-    for index, values in enumerate(rows):
-        table[:, index, : values.shape[1]] = values
-    return {"head:link_symmetry": table[0], "head:link_definiteness": table[1]}
+    with torch.no_grad(), ExitStack() as hooks, watch(model, observe=observe) as seen, tracer.attached(seen):
+        for module in seen.modules.attending():
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        model(**inputs)
+    table = by_layer(rows)
+    return {"head:link_symmetry": table[..., 0], "head:link_definiteness": table[..., 1]}

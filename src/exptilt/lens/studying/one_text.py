@@ -26,6 +26,7 @@ from exptilt.lens.studying import histograms
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.store import Unit
 from exptilt.lens.watching.call import AttentionCall
+from exptilt.lens.watching.record import by_layer
 from exptilt.lens.watching.watch import watch
 from exptilt.tilting.problem import wide_dtype
 
@@ -87,16 +88,11 @@ def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
 
     with torch.no_grad(), watch(model, observe=observe):
         model(**inputs(model, sequences))
-    heads = max(row["duplicate_mass"].shape[1] for row in rows)
     found: Unit = {}
     for name in keys:
-        table = np.full((len(rows), heads), np.nan)
-        errors = table.copy()
-        for layer, row in enumerate(rows):
-            values = row[name]
-            table[layer, : values.shape[1]] = values.mean(0)
-            errors[layer, : values.shape[1]] = values.std(0, ddof=1) / len(values) ** 0.5
-        found |= {f"head:{name}": table, f"error:{name}": errors}
+        found[f"head:{name}"] = by_layer([row[name].mean(0) for row in rows])
+        errors = [row[name].std(0, ddof=1) / len(sequences) ** 0.5 for row in rows]
+        found[f"error:{name}"] = by_layer(errors)
     return found
 
 
@@ -205,17 +201,18 @@ class _Meter:
             name: np.array([layer[name] for layer in layers]) for name in ("name", "kind", "queries")
         }
         found["head_count"] = np.array([len(layer["heads"]["entropy"]) for layer in layers])
+        most = int(found["head_count"].max())
         for name in dict.fromkeys(name for layer in layers for name in layer["heads"]):
             none = np.full(0, np.nan)
-            found[f"head:{name}"] = _stack([layer["heads"].get(name, none) for layer in layers], found)
+            found[f"head:{name}"] = by_layer([layer["heads"].get(name, none) for layer in layers], most)
         if self.options.details:
             found["token_ids"], found["token_counts"], _ = self.chunk.distinct
             for name in TOKENS:
-                found[name] = _stack([layer[name] for layer in layers], found)
+                found[name] = by_layer([layer[name] for layer in layers], most)
             for name in HISTOGRAMS:
                 found |= _pack(name, [layer[name] for layer in layers], found)
         if self.options.strip:
-            found["strip"] = _stack([layer["strip"] for layer in layers], found)
+            found["strip"] = by_layer([layer["strip"] for layer in layers], most)
         return found | self.depth.result()
 
 
@@ -227,15 +224,6 @@ def _widened(call: AttentionCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
         for name, x in call.options.items()
     }
     return call.query.to(wide), call.key.to(wide), options
-
-
-def _stack(parts: list[NDArray[np.float64]], unit: Unit) -> NDArray[np.float64]:
-    """Arrays (head, ...) of all layers as one (layer, head, ...), NaN where a layer has fewer."""
-    shape = tuple(max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True))
-    found = np.full((len(parts), unit["head_count"].max(), *shape), np.nan)
-    for row, part in zip(found, parts, strict=True):
-        row[tuple(slice(0, size) for size in part.shape)] = part
-    return found
 
 
 def _pack(name: str, layers: list[list[histograms.Counts]], unit: Unit) -> Unit:

@@ -80,7 +80,8 @@ def _weights(reading: HeadReading, calls: list[CallRecord] | None, module: nn.Mo
         )
     if module is None:
         raise ArgumentError(
-            f"clip_qk_: the record is of a model with a module {reading.name!r}, which this one has not."
+            f"clip_qk_: the record has a module {reading.name!r}, which this model does not have. "
+            "Pass the model that was watched."
         )
     if any(call.biased for call in calls):
         raise ArgumentError(

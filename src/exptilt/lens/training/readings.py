@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from exptilt.distributed.group import Members
 from exptilt.lens.heads.statistics import FIELDS
 from exptilt.lens.watching.record import Record
 
@@ -59,19 +60,14 @@ def spans_processes() -> bool:
 
 def _gather(record: Record) -> tuple[Tensor, Tensor]:
     """Maxima (layer, head), and sums (3, layer, head) of queries, entropy and G, over all processes."""
-    # What travels must lie where the backend can reach it; without a GPU that is the CPU.
-    nccl = spans_processes() and record.calls and dist.get_backend() == "nccl"
-    device = record.calls[0].values.device if nccl else torch.device("cpu")
+    members = Members("read_heads") if spans_processes() else None
 
-    def over_processes(x: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
-        if spans_processes():
-            x = x.to(device)
-            dist.all_reduce(x, how)
-        return x.cpu()
+    def over_processes(x: Tensor, how: str) -> Tensor:
+        return x if members is None else members.reduce(x.to(members.device), how, "read_heads").cpu()
 
     values = torch.from_numpy(record.joined())
     layers, heads = values.shape[1:]
-    size = over_processes(torch.tensor([layers, heads]), dist.ReduceOp.MAX)
+    size = over_processes(torch.tensor([layers, heads]), "max")
     room = (0, int(size[1]) - heads, 0, int(size[0]) - layers)
     n = values[_QUERIES].nan_to_num()
     # The maximum of a head that diverged is not a number, and how that compares depends on the backend:
@@ -79,7 +75,7 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
     top = values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     top = F.pad(torch.where(n > 0, top, -torch.inf), room, value=-torch.inf)
     sums = F.pad(torch.cat([n[None], torch.where(n > 0, values[_MEANS] * n, 0.0)]), room)
-    return over_processes(top, dist.ReduceOp.MAX), over_processes(sums, dist.ReduceOp.SUM)
+    return over_processes(top, "max"), over_processes(sums, "sum")
 
 
 def read_heads(record: Record, names: Mapping[int, str]) -> list[HeadReading]:

@@ -12,6 +12,7 @@ model has been given back, and must save the same tensors then: the interception
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -75,37 +76,29 @@ class Interception:
         # A checkpointed layer must find the same attention when it runs again.
         intercepted.before_attention = partial(rerun_checkpoint_inside, self._again)
         self._names = {kind: f"exptilt-{id(self)}{_EAGER * kind}" for kind in (False, True)}
-        self._handles: list[Any] = []
-        self._mode: FunctionalMode | None = None
-        self._stance: Any = None
+        self._restore: ExitStack | None = None  # what leaves all as it was found, while this is open
 
     def __enter__(self) -> "Interception":
-        if self._mode is not None:
+        if self._restore is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
         seen = self.intercepted
         seen.outer = innermost()
-        try:
-            self._switch()
-            self._hook()
+        with ExitStack() as restore:
+            self._switch(restore)
+            self._hook(restore)
             if any(
                 hasattr(x, "_orig_mod") or x._compiled_call_impl is not None for x in seen.model.modules()
             ):
                 # A compiled graph has no room for a look at it.
-                self._stance = torch.compiler.set_stance("force_eager")
-            self._mode = FunctionalMode(seen)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._restore()
-            raise
+                restore.enter_context(torch.compiler.set_stance("force_eager"))
+            restore.enter_context(FunctionalMode(seen))
+            self._restore = restore.pop_all()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        mode, self._mode = self._mode, None
-        try:
-            if mode is not None:
-                mode.__exit__(*raised)  # type: ignore[no-untyped-call]
-        finally:
-            self._restore()
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore.__exit__(*raised)
 
     def _again(self) -> "Interception":
         """The same interception, to be entered another time; this one may be open or closed."""
@@ -113,27 +106,36 @@ class Interception:
         seen.configurations, seen.elsewhere = [], {}
         return Interception(seen)
 
-    def _hook(self) -> None:
+    def _hook(self, restore: ExitStack) -> None:
         """Hear when the model and when its attention modules run."""
         seen, modules = self.intercepted, self.intercepted.modules
         whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
         for module in whole:
-            self._handles.append(module.register_forward_pre_hook(_Hook(seen.enter)))
+            restore.callback(module.register_forward_pre_hook(_Hook(seen.enter)).remove)
         for module in [*modules.attending(), *modules.strangers]:
             hook = _Hook(self._module_runs)
-            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            restore.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
-    def _switch(self) -> None:
-        """Point all configurations here."""
+    def _switch(self, restore: ExitStack) -> None:
+        """Point all configurations here, and back to where they pointed when this ends."""
         seen = self.intercepted
         configs = _configurations(seen.model) if seen.modules.interface else []
         if not configs:
             return
         from transformers import AttentionInterface, AttentionMaskInterface
 
+        def give_back() -> None:
+            for config, before in seen.configurations:
+                self._give_back(config, before, AttentionInterface._global_mapping)
+            for name in self._names.values():
+                AttentionInterface._global_mapping.pop(name, None)
+                AttentionMaskInterface._global_mapping.pop(name, None)
+            seen.configurations.clear()
+
+        restore.callback(give_back)
         for eager, name in self._names.items():
             AttentionInterface.register(name, partial(attention_function, seen, eager))
             AttentionMaskInterface.register(name, partial(make_mask, eager=eager))
@@ -143,24 +145,6 @@ class Interception:
             name = _Name(self._names[before == "eager" or str(before).endswith(_EAGER)])
             name.before = before
             config._attn_implementation_internal = name
-
-    def _restore(self) -> None:
-        """Leave all as it was found."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
-        if self.intercepted.configurations:
-            from transformers import AttentionInterface, AttentionMaskInterface
-
-            for config, before in self.intercepted.configurations:
-                self._give_back(config, before, AttentionInterface._global_mapping)
-            for name in self._names.values():
-                AttentionInterface._global_mapping.pop(name, None)
-                AttentionMaskInterface._global_mapping.pop(name, None)
-        self.intercepted.configurations.clear()
 
     def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
         """Point a configuration to where it pointed before.

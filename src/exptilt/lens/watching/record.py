@@ -8,7 +8,7 @@ the maximum, and variances by the law of total variance:
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ class Record:
 
     Attributes:
         calls: one `CallRecord` each.
-        spent: whether `clip_qk_` has changed the weights that it is of, so that it says nothing of them now.
+        spent: whether `clip_qk_` has used it and changed the weights, which it no longer describes then.
     """
 
     calls: list[CallRecord] = field(default_factory=list)
@@ -155,12 +155,11 @@ class Record:
         for call in self.calls:
             values = call.values.detach().double().cpu().numpy()
             parts.setdefault(call.layer, []).extend(values[:, [item]] for item in range(values.shape[1]))
-        rows = {layer: _join(some)[:, 0] for layer, some in parts.items() if some}
-        widest = max((row.shape[1] for row in rows.values()), default=0)
-        table = np.full((len(FIELDS), max(rows, default=-1) + 1, widest), np.nan)
-        for layer, row in rows.items():
-            table[:, layer, : row.shape[1]] = row
-        return table
+        rows = {layer: _join(some)[:, 0].T for layer, some in parts.items() if some}
+        if not rows:
+            return np.empty((len(FIELDS), 0, 0))
+        nothing = np.empty((0, len(FIELDS)))
+        return np.moveaxis(by_layer([rows.get(layer, nothing) for layer in range(max(rows) + 1)]), -1, 0)
 
     def _groups(self, by_step: bool) -> dict[tuple[int, str, int], tuple[str, Array]]:
         """Name and values (fields, items, heads) by layer, kind and step (−1 if joined)."""
@@ -171,6 +170,18 @@ class Record:
             key: (calls[0].name, _join([c.values.double().cpu().numpy() for c in calls]))
             for key, calls in parts.items()
         }
+
+
+def by_layer(parts: Sequence[Array], heads: int = 0) -> Array:
+    """Arrays ``(head, ...)`` of all layers as one ``(layer, head, ...)``, NaN where a layer has fewer.
+
+    There are at least so many heads.
+    """
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    found = np.full((len(parts), max(heads, shape[0]), *shape[1:]), np.nan)
+    for row, part in zip(found, parts, strict=True):
+        row[tuple(slice(0, size) for size in part.shape)] = part
+    return found
 
 
 def _join(parts: list[Array]) -> Array:

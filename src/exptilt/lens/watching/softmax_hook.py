@@ -63,7 +63,7 @@ class Softmaxes:
                 self._attended(found)
 
     def _find(self, tensors: Any) -> _Pending | None:
-        """The softmax that one of the tensors is of, and still has on its last axis."""
+        """The softmax that gave one of the tensors, if its last axis is still the one that was normalised."""
         for x in tensors:
             for reference, pending in self._followed:
                 if isinstance(x, Tensor) and reference() is x and x.shape[-1] == pending.length:

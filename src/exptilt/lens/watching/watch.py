@@ -67,7 +67,7 @@ def uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 class Watch:
-    """An open eye on a model. `watch` makes it; enter it, run the model, read `record`."""
+    """A watch on the attention of a model, made by `watch`: enter it, run the model, read `record`."""
 
     def __init__(self, model: nn.Module, wanted: Wanted):
         self.record = Record()
