@@ -16,10 +16,17 @@ function stripNow(detail) {
 
 const SHOWN = DATA.picture?.kind ?? "text";
 
-function pictureCanvas({ width, height, pixels }) {
-  const canvas = make("canvas", { width, height, className: "pixels" }), context = canvas.getContext("2d"), image = context.createImageData(width, height), bytes = atob(pixels);
-  for (let index = 0; index < width * height; index += 1) image.data.set([0, 1, 2].map((part) => bytes.charCodeAt(3 * index + part)).concat(255), 4 * index);
+// Fill a canvas pixel by pixel, row by row: each is red, green, blue and opacity, 0 to 255.
+function fillCanvas(canvas, pixel) {
+  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
+  for (let index = 0; index < canvas.width * canvas.height; index += 1) image.data.set(pixel(index), 4 * index);
   context.putImageData(image, 0, 0);
+}
+const inkOf = (element) => getComputedStyle(element).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+
+function pictureCanvas({ width, height, pixels }) {
+  const canvas = make("canvas", { width, height, className: "pixels" }), bytes = atob(pixels);
+  fillCanvas(canvas, (index) => [0, 1, 2].map((part) => bytes.charCodeAt(3 * index + part)).concat(255));
   canvas.setAttribute("aria-hidden", "true");
   return canvas;
 }
@@ -52,10 +59,8 @@ function attentionView(detail, name) {
   const line = make("div", { className: "row-mark" });
 
   function paintMatrix() {
-    const [red, green, blue] = getComputedStyle(canvas).color.match(/[\d.]+/g).map(Number);
-    const context = canvas.getContext("2d"), image = context.createImageData(size, size);
-    for (let index = 0; index < size * size; index += 1) image.data.set([red, green, blue, Math.round(255 * Math.sqrt(weights[index]))], 4 * index);
-    context.putImageData(image, 0, 0);
+    const ink = inkOf(canvas);
+    fillCanvas(canvas, (index) => [...ink, Math.round(255 * Math.sqrt(weights[index]))]);
   }
 
   function select(query, focus = false) {

@@ -22,11 +22,10 @@ function buildThumbnails(place) {
   }
   place.append(grid);
   thumbnails.paint = () => {
-    const [red, green, blue] = getComputedStyle(grid).color.match(/[\d.]+/g).map(Number);
+    const ink = inkOf(grid);
     for (const [canvas, strip] of canvases) {
-      const bytes = atob(strip), context = canvas.getContext("2d"), image = context.createImageData(size, size);
-      for (let index = 0; index < size * size; index += 1) image.data.set([red, green, blue, bytes.charCodeAt(index)], 4 * index);
-      context.putImageData(image, 0, 0);
+      const bytes = atob(strip);
+      fillCanvas(canvas, (index) => [...ink, bytes.charCodeAt(index)]);
     }
   };
   const fold = place.closest("details");
