@@ -379,11 +379,7 @@ class ExponentialFamily(Measure):
 
     def _sound(self) -> Tensor:
         """``(...)``: whether an unchecked member is finite and in the domain."""
-        finite = [leaf.isfinite() for leaf, _ in self._leaves()]
-        good = [
-            x.flatten(x.ndim - n).all(-1) if n else x
-            for x, (_, n) in zip(finite, self._leaves(), strict=True)
-        ]
+        good = [x.isfinite().flatten(x.ndim - n).all(-1) if n else x.isfinite() for x, n in self._leaves()]
         return torch.stack(torch.broadcast_tensors(self._in_domain(), *good)).all(0)
 
     def _shifted(self, eta: Tensor) -> Tensor:

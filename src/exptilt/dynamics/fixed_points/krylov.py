@@ -26,7 +26,6 @@ is exhausted adds zero vectors.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,15 +38,8 @@ _MEMORY = 2**28
 _PATIENCE = 120
 
 
-class Arnoldi(NamedTuple):
-    """Basis ``(S, j+1, n)`` and Hessenberg matrix ``(S, j+1, j)``."""
-
-    basis: Tensor
-    hessenberg: Tensor
-
-
-def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
-    """The whole space of this dimension from ``start (S, n)``."""
+def arnoldi(operator: Operator, start: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """The space of this dimension from ``start (S, n)``: basis ``(S, j+1, n)``, matrix H̄ ``(S, j+1, j)``."""
     samples, n = start.shape
     basis = start.new_empty(samples, dimension + 1, n)
     hessenberg = start.new_zeros(samples, dimension + 1, dimension)
@@ -67,8 +59,8 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> Arnoldi:
         hessenberg[:, j + 1 : j + 2, j] = size
         torch.mul(image.squeeze(1), torch.where(exhausted, 0.0, 1 / size), out=basis[:, j + 1])
         if bool(exhausted.all()):
-            return Arnoldi(basis[:, : j + 2], hessenberg[:, : j + 2, : j + 1])
-    return Arnoldi(basis, hessenberg)
+            return basis[:, : j + 2], hessenberg[:, : j + 2, : j + 1]
+    return basis, hessenberg
 
 
 def gmres(

@@ -69,17 +69,10 @@ class Precision(NamedTuple):
         return lifted
 
 
-class Lifted(NamedTuple):
-    """A function, a state and its image as a solver sees them."""
-
-    function: Function
-    state: Tensor
-    image: Tensor
-    precision: Precision
-
-
-def lifted(caller: str, name: str, function: Function, state: Tensor, event_dims: int) -> Lifted:
-    """Evaluate f at a state for the first time, and refuse a state or an image that does not fit."""
+def lifted(
+    caller: str, name: str, function: Function, state: Tensor, event_dims: int
+) -> tuple[Function, Tensor, Tensor, Precision]:
+    """Function, state, image and precision as a solver sees them; an error if state or image do not fit."""
     if not isinstance(state, Tensor):
         kind = type(state).__name__
         raise ArgumentError(f"{caller}: {name} is a {kind}. Pass a tensor: torch.as_tensor({name}).")
@@ -106,4 +99,4 @@ def lifted(caller: str, name: str, function: Function, state: Tensor, event_dims
             f"{tuple(image.shape)}, {image.dtype}, {image.device}. "
             "It must return the shape, dtype and device that it was given."
         )
-    return Lifted(precision.lift(function), state.to(precision.own), image.to(precision.own), precision)
+    return precision.lift(function), state.to(precision.own), image.to(precision.own), precision
