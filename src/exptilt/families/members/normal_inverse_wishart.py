@@ -29,10 +29,10 @@ from exptilt._support.linalg import (
     symmetric,
     unpack,
 )
-from exptilt.families.family import ExponentialFamily, joined
+from exptilt.families.family import joined
 from exptilt.families.measure import make
 from exptilt.families.members.gaussian import whiten
-from exptilt.families.members.wishart import bartlett, check_degrees, wishart_entropy, wishart_kl
+from exptilt.families.members.wishart import WithDegrees, bartlett, wishart_entropy, wishart_kl
 from exptilt.families.numerics.deviance import log_excess
 from exptilt.families.numerics.draws import standard_normal
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
@@ -46,7 +46,7 @@ class MeanCovariance(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class NormalInverseWishart(ExponentialFamily):
+class NormalInverseWishart(WithDegrees):
     """Distribution of a Gaussian's mean and covariance.
 
     Args:
@@ -61,19 +61,9 @@ class NormalInverseWishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "count": 0, "degrees": 0, "scale": 2}
-    _differentiable_draws = True
-    identity_coordinate = False
     _positive = ("count",)
     _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     _event_ranks = (1, 2)
-
-    def _check(self) -> None:
-        check_degrees(type(self).__name__, self.degrees, self.scale.shape[-1])
-
-    @property
-    def size(self) -> int:
-        """D, the dimension of the mean."""
-        return self.location.shape[-1]
 
     @property
     def natural_parameter(self) -> Tensor:

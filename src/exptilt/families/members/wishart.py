@@ -79,14 +79,28 @@ def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
     return (size + 1) / 2 * log_determinant(factor) + each.sum(-1) + constant
 
 
-def check_degrees(family: str, degrees: Tensor, size: int) -> None:
-    """Raise unless every ν is finite and above D − 1."""
-    valid = (degrees > size - 1) & degrees.isfinite()
-    entries(family, "degrees", degrees, valid, f"finite and above D − 1 = {size - 1}")
+class WithDegrees(ExponentialFamily):
+    """Base of the families with ``degrees (...)`` of freedom and a ``scale (..., D, D)``."""
+
+    degrees: Tensor
+    scale: Tensor
+    _differentiable_draws = True
+    identity_coordinate = False
+
+    def _check(self) -> None:
+        """Raise unless every ν is finite and above D − 1."""
+        least = self.size - 1
+        valid = (self.degrees > least) & self.degrees.isfinite()
+        entries(type(self).__name__, "degrees", self.degrees, valid, f"finite and above D − 1 = {least}")
+
+    @property
+    def size(self) -> int:
+        """D, the size of the matrices."""
+        return self.scale.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)
-class Wishart(ExponentialFamily):
+class Wishart(WithDegrees):
     """Distribution of a positive definite D×D matrix.
 
     Args:
@@ -103,19 +117,9 @@ class Wishart(ExponentialFamily):
     degrees: Tensor
     scale: Tensor
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
-    _differentiable_draws = True
-    identity_coordinate = False
     _twin = (distributions.Wishart, {"degrees": "df", "scale": "covariance_matrix"})
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
-
-    def _check(self) -> None:
-        check_degrees(type(self).__name__, self.degrees, self.scale.shape[-1])
-
-    @property
-    def size(self) -> int:
-        """D, the size of the matrices."""
-        return self.scale.shape[-1]
 
     @property
     def dimension(self) -> int:
