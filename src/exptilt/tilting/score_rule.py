@@ -210,8 +210,12 @@ class AtKey:
         self.key = t.key[self.key_at].to(wide_dtype(t.query.dtype))
         self.slope: Tensor | float = rule.scale
         if rule.softcap is not None:
-            x = (2 * rule.scale / rule.softcap) * (t.query * self.key).sum(-1)
-            self.slope = (4 * rule.scale) * torch.sigmoid(x) * torch.sigmoid(-x)  # 1/cosh², never inf
+            q, k = t.query, self.key
+            if q.device.type == "cpu":  # an error of z is one of 2z/c times as many digits in the slope
+                q, k = q.double(), k.double()
+            x = (2 * rule.scale / rule.softcap) * (q * k).sum(-1)
+            slope = (4 * rule.scale) * torch.sigmoid(x) * torch.sigmoid(-x)  # 1/cosh², never inf
+            self.slope = slope.to(self.key.dtype)
 
     def _index(self, shape: torch.Size, heads: int, best: Tensor) -> tuple[Tensor, ...]:
         """Index of batch item, head and key in a tensor (..., heads or a divisor of them, K, ...)."""

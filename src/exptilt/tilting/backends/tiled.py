@@ -8,7 +8,16 @@ sweeps themselves: that is how derivatives of third and higher order are had.
 import torch
 from torch import Tensor
 
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, per_key_head, wide_dtype
+from exptilt.tilting.problem import (
+    Dots,
+    Gradients,
+    Inputs,
+    Needs,
+    has_full_bias,
+    per_key_head,
+    per_query_head,
+    wide_dtype,
+)
 from exptilt.tilting.score_rule import ScoreRule, columns, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
@@ -49,6 +58,14 @@ def _gather(p: Tensor, x: Tensor, heads: int) -> Tensor:
 def _finite(x: Tensor) -> Tensor:
     """x with 0 for NaN and infinities: a key that nobody sees must not spoil a sum."""
     return torch.where(torch.isfinite(x), x, 0.0)
+
+
+def _middle(t: Inputs) -> Tensor:
+    """(..., Hkv, 1, Dv): the mean value, a constant. Taken off values and outputs it cancels out of what is
+    carried back, and values far from 0 lose no digits.
+    """
+    v = _finite(t.value.detach().to(t.query.dtype))
+    return v.sum(-2, keepdim=True) / max(1, v.shape[-2])
 
 
 class _Tile:
@@ -170,14 +187,16 @@ def gradient(
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     zero = torch.zeros_like(lines[0])
     a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
-    sums, tiles = _Sums(t, needs), _tiles(t)
-    met = (cotangent * output).sum(-1, keepdim=True)
+    sums, tiles, middle = _Sums(t, needs), _tiles(t), _middle(t)
+    far = _against(cotangent, middle)
+    met = (cotangent * (output - per_query_head(middle, output.shape[-3], -3))).sum(-1, keepdim=True)
     for j0, j1 in tiles:
         tile = _Tile(t, rule, j0, j1)
         p, c, some = tile.weights(lines)
-        y = _against(cotangent, tile.v)
+        y = _against(cotangent, tile.v - middle)
         if whole and len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
+            met = met - far * (1 - p.sum(-1, keepdim=True))
         d = torch.where(some, p * (y - met + a0 + c * (a1 + a2 * c)), 0.0)
         z = d if tile.slope is None else d * tile.slope
         sums.add(d, tile, [(z, _finite(tile.k))], [(z, t.query)], p, cotangent)

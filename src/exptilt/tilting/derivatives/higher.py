@@ -40,7 +40,7 @@ def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Need
     found = tiled.second(
         t, bar.output, stats.output, dot.output, dots, identities.second_rows(stats, bar, dot), rule, needs
     )
-    made = identities.spread(found, t)
+    made = identities.spread(found, t, torch.zeros_like(bar.log_normalizer))
     if t.sink is not None:
         made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
     return tuple(bar.log_normalizer.new_zeros(()) if x is None else x for x in made)

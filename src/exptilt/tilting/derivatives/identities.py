@@ -148,6 +148,11 @@ def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
     return _stacked([*weight_rows(stats), *coefficients(stats, bar)])
 
 
+def shift_gradient(stats: Statistics, bar: Cotangents) -> Tensor:
+    """(..., Hq, Q): Σ p t over all outcomes, which is what a shift of all scores does to G and mean."""
+    return torch.where(stats.weight != 0, bar.log_normalizer + bar.mean, 0.0)
+
+
 def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
     """(..., Hq): Σ_i p t of the sink."""
     a0, a1, a2 = coefficients(stats, bar)
@@ -196,8 +201,12 @@ def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
     )
 
 
-def spread(found: Gradients, t: Inputs) -> Dots:
-    """Gradients by query, key, value, bias, log_weight, in their shapes, from a backward sweep's results."""
+def spread(found: Gradients, t: Inputs, shifted: Tensor) -> Dots:
+    """Gradients by query, key, value, bias, log_weight, in their shapes, from a backward sweep's results.
+
+    shifted (..., Hq, Q) is the derivative by a shift of all scores of a query: without a sink that is the row
+    sum, to the last digit.
+    """
 
     def there(x: Tensor, like: Tensor) -> Tensor | None:
         return None if x.dim() == 1 else x.sum_to_size(like.shape)
@@ -209,7 +218,8 @@ def spread(found: Gradients, t: Inputs) -> Dots:
         if found.bias.dim() > 1:
             bias = found.bias
         elif t.bias.shape[-1] == 1 and found.row_sum.dim() > 1:
-            bias = found.row_sum.unsqueeze(-1).sum_to_size(t.bias.shape)
+            row_sum = shifted if t.sink is None else found.row_sum
+            bias = row_sum.unsqueeze(-1).sum_to_size(t.bias.shape)
         elif t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1 and found.column_sum.dim() > 1:
             bias = found.column_sum.unsqueeze(-2).sum_to_size(t.bias.shape)
     return Dots(

@@ -237,7 +237,7 @@ class Gradient(Function):
         rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
         settled = settings.rule, settings.backend, settings.needs
         found = operators.gradient(t, bar.output, stats.output, rows, *settled)
-        dots = identities.spread(Gradients(*found), t)
+        dots = identities.spread(Gradients(*found), t, identities.shift_gradient(stats, bar))
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
         return _filled(dots, bar.log_normalizer)
@@ -289,7 +289,7 @@ class Second(Function):
         rows = identities.second_rows(stats, bar, dot)
         given = t, dots, bar.output, stats.output, dot.output, rows
         found = operators.second(*given, settings.rule, settings.backend, settings.needs)
-        made = identities.spread(Gradients(*found), t)
+        made = identities.spread(Gradients(*found), t, torch.zeros_like(bar.log_normalizer))
         if t.sink is not None:
             made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
         return _filled(made, bar.log_normalizer)
@@ -376,7 +376,8 @@ def _joint(
         return None, None
     output, lines, gradients = found
     tangents = (output, *(x.clone() for x in lines))
-    return tangents, _filled(identities.spread(gradients, t), bar.log_normalizer)
+    still = torch.zeros_like(bar.log_normalizer)
+    return tangents, _filled(identities.spread(gradients, t, still), bar.log_normalizer)
 
 
 def pull_gradient(

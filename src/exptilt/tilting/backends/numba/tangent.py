@@ -44,7 +44,7 @@ from exptilt.tilting.backends.numba.workspace import (
 )
 
 ROWS = ("shift", "inverse", "gap")
-_FEW = 8  # vectors
+_FEW = 32  # vectors
 _SOME = 256  # keys, if a tile has fewer
 # What is summed of each row: r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', Σ p, Σ p c, Σ p c², and how often o was taken
 # off Σ p ṡ' v.
