@@ -212,6 +212,8 @@ def test_differences_of_digamma_and_trigamma() -> None:
                 assert float(digamma_rise(first, second)) == pytest.approx(float(rise), rel=4e-15)
                 assert float(trigamma_fall(first, second)) == pytest.approx(float(fall), rel=4e-15)
             assert float(trigamma(first)) == pytest.approx(float(mpmath.polygamma(1, x)), rel=1e-15)
+    tiny = torch.tensor(1e-300, dtype=F64)
+    assert float(digamma_rise(tiny, tiny)) == math.inf  # said in its docstring; the true value is 5e299
 
 
 def test_gamma_divergence_to_all_digits() -> None:

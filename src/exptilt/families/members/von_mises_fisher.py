@@ -57,7 +57,7 @@ class VonMisesFisher(ExponentialFamily):
 
     @property
     def mean_parameter(self) -> Tensor:
-        """E x, ``(..., D)``, of length below 1."""
+        """E x, ``(..., D)``, of length below 1 but for rounding."""
         return (self._bessel().ratio.unsqueeze(-1) * self.vector).to(self.dtype)
 
     @classmethod

@@ -84,7 +84,7 @@ def trigamma_gap(a: Tensor) -> Tensor:
 
 
 def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
-    r"""ψ(a + b) − ψ(a) of positive a and b, to all digits however small b is.
+    r"""ψ(a + b) − ψ(a) of positive a and b, to all digits however small b is; infinite if a(a+b) underflows.
 
     With c = a + b, u = 1/(a + 8), v = 1/(c + 8), and Stirling's series from there on; each term has the
     factor b:
