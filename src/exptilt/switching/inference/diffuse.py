@@ -167,6 +167,12 @@ class Step:
     term: torch.Tensor
     mixing: torch.Tensor
 
+    @property
+    def row(self) -> list[torch.Tensor]:
+        """The step as a row of `Stored`, from `terms` to `mixing`."""
+        means, covs = [law.mean for law in self.laws], [law.shown.reshape(-1) for law in self.laws]
+        return [self.term, self.log_mode, torch.cat(means), torch.cat(covs), self.mixing.reshape(-1)]
+
 
 def first_steps(own: Matrices, y: torch.Tensor, problem: Problem, method: str) -> list[Step]:
     """Filter a series until nothing is diffuse."""

@@ -66,6 +66,12 @@ class Filtered(ByMode, Generic[Model]):
         return self.stored == "last"
 
     @property
+    def _end(self) -> Moments:
+        """Log mode probabilities and moments by mode after the last step of each series."""
+        last = np.arange(self.data.series) if self._last else self.data.starts[1:] - 1
+        return self._log_mode[last], self._mode_mean[last], self._mode_covariance[last]
+
+    @property
     def _graph(self) -> tuple[torch.Tensor, ...] | None:
         return self._tensors if torch.is_grad_enabled() else None
 
@@ -169,9 +175,7 @@ class Filtered(ByMode, Generic[Model]):
             level: of the intervals, between 0 and 1.
         """
         self._refuse_grad("forecast")
-        last = np.arange(self.data.series) if self._last else self.data.starts[1:] - 1
-        law = (self._log_mode[last], self._mode_mean[last], self._mode_covariance[last])
-        return forecast(self._models, self.data, law, steps, inputs, level)
+        return forecast(self._models, self.data, self._end, steps, inputs, level)
 
 
 def filter_series(

@@ -85,11 +85,8 @@ def run_filter(
     for series, steps in enumerate(lead):
         run.lead[series] = len(steps)
         for t, step in enumerate(steps):
-            row, laws = starts[series] + t, step.laws
-            run.out.terms[row], run.out.log_mode[row] = float(step.term), plain(step.log_mode)
-            run.out.mode_mean[row] = np.concatenate([plain(law.mean) for law in laws])
-            run.out.mode_covariance[row] = np.concatenate([plain(law.shown).reshape(-1) for law in laws])
-            run.out.mixing[row] = plain(step.mixing).reshape(-1)
+            for table, value in zip(run.out[1:6], step.row, strict=True):
+                table[starts[series] + t] = plain(value)
 
     def work(begin: int, end: int) -> None:
         forward(run, begin, end, RECURSIONS[method], everything, sizes)
@@ -157,14 +154,8 @@ def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
     if lead:
         pieces = zip(data.starts, lead, strict=False)
         rows = torch.from_numpy(np.concatenate([start + np.arange(len(steps)) for start, steps in pieces]))
-        done = [step for steps in lead for step in steps]
-        first = (
-            [step.term for step in done],
-            [step.log_mode for step in done],
-            [torch.cat([law.mean for law in step.laws]) for step in done],
-            [torch.cat([law.shown.reshape(-1) for law in step.laws]) for step in done],
-        )
-        for k, values in enumerate(first):
+        done = zip(*(step.row for steps in lead for step in steps), strict=True)
+        for k, values in enumerate(list(done)[:4]):
             results[k] = results[k].index_put((rows,), torch.stack(values))
     return tuple(results)
 

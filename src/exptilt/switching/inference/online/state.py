@@ -124,15 +124,11 @@ class OnlineState:
                 "online: the series end at different steps, and the model depends on the step. "
                 "Go on from each of them alone."
             )
-        last = np.arange(data.series) if post.stored == "last" else data.starts[1:] - 1
-        cov = post._mode_covariance[last]
-        if not np.isfinite(cov).all():
+        if not np.isfinite(post._end[2]).all():
             raise ArgumentError(
                 "online: the series ends while a state is diffuse. Begin with model.online()."
             )
-        total = plain(post._total)
-        rows = plan.rows(post._log_mode[last], post._mode_mean[last], cov, total)
-        return _state(plan, rows, int(data.lengths.max()))
+        return _state(plan, plan.rows(*post._end, plain(post._total)), int(data.lengths.max()))
 
     def __repr__(self) -> str:
         said = "predicted" if self._predicted else "updated"
@@ -208,11 +204,9 @@ class OnlineState:
             u = np.stack([np.broadcast_to(plain(one), (plan.members, plan.r)) for _, one in history], 1)
         model: Any = plan.models if len(plan.models) > 1 else plan.models[0]
         post = filter_series(model, data, method=plan.method, inputs=u)
-        last = post.data.starts[1:] - 1
-        cov = post._mode_covariance[last]
-        rows = plan.rows(post._log_mode[last], post._mode_mean[last], cov, plain(post._total))
-        left = None if np.isfinite(cov).all() else history
-        rows[:, plan.part["term"].start] = plain(post._terms)[last]
+        rows = plan.rows(*post._end, plain(post._total))
+        left = None if np.isfinite(post._end[2]).all() else history
+        rows[:, plan.part["term"].start] = plain(post._terms)[post.data.starts[1:] - 1]
         return _state(plan, rows, self.t + 1, history=left)
 
     def innovations(self, y: ArrayLike | None = None) -> Innovations:
