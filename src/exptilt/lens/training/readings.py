@@ -60,10 +60,10 @@ def spans_processes() -> bool:
 
 def _gather(record: Record) -> tuple[Tensor, Tensor]:
     """Maxima (layer, head), and sums (3, layer, head) of queries, entropy and G, over all processes."""
-    members = Members("read_heads") if spans_processes() else None
+    members = Members("reading heads") if spans_processes() else None
 
     def over_processes(x: Tensor, how: str) -> Tensor:
-        return x if members is None else members.reduce(x.to(members.device), how, "read_heads").cpu()
+        return x if members is None else members.reduce(x.to(members.device), how, "reading heads").cpu()
 
     values = torch.from_numpy(record.joined())
     layers, heads = values.shape[1:]
