@@ -248,3 +248,17 @@ def test_no_team_in_a_forked_child():
         kernels.run_chunks(lambda start, stop: done.extend(range(start, stop)), 9, threads=2)
         os._exit(0 if kernels.team() is None and sorted(done) == list(range(9)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_helper_has_no_way_in_from_python():
+    @kernels.helper()
+    def twice(x):
+        return 2.0 * x
+
+    @numba.njit
+    def four_times(x):
+        return twice(twice(x))
+
+    assert four_times(1.5) == 6.0
+    with pytest.raises(AttributeError, match="twice_is_for_kernels_alone"):
+        twice(1.5)

@@ -19,8 +19,10 @@ of log 2.
 import math
 
 import numpy as np
-from numba import float32, njit
+from numba import float32
 from numba.extending import overload
+
+from exptilt._support.kernels import helper
 
 STRICT = {"contract"}
 # Sums may be reordered (so that they vectorise) and products fused; infinities and NaN keep their meaning.
@@ -43,7 +45,7 @@ _LOWEST32, _LOWEST64 = _F(-127 * math.log(2.0)), -1023 * math.log(2.0)
 _ROUND32, _ROUND64 = _F(1.5 * 2**23), 1.5 * 2.0**52
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _exp32(x):
     y = _LOWEST32 if x < _LOWEST32 else x  # NaN stays NaN
     t = y * _F(_INVERSE_LOG2) + _ROUND32
@@ -61,7 +63,7 @@ def _exp32(x):
     return p * np.int32(exponent).view(np.float32)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _exp64(x):
     y = _LOWEST64 if x < _LOWEST64 else x
     t = y * _INVERSE_LOG2 + _ROUND64

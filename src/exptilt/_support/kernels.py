@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite.binding
 import torch
@@ -40,8 +40,12 @@ from numba import njit
 from numba.core import sigutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 from exptilt._support.process import FIRST_PROCESS
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _PACKAGE = __name__.split(".")[0]
 _ROOT = Path(__file__).parents[1]
@@ -212,10 +216,46 @@ def kernel(title: str, **flags: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def make(function: Callable[..., Any]) -> Any:
-        made: Any = njit(function, **{"nogil": True, "error_model": "numpy", **flags})
+        options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+        made: Any = njit(function, **{**options, **flags})
         made._cache = _Cache(made.py_func, title)
         return made
 
+    return make
+
+
+class _Part(JITCodeLibrary):
+    """Code that is linked into what calls it, and is no machine code by itself."""
+
+    def _finalize_final_module(self) -> None:
+        base: Any = super()  # numba says nothing of its types
+        base._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _PartCompiler(Compiler):
+    def compile_extra(self, function: Any) -> Any:
+        state: Any = self.state
+        base: Any = super()
+        library: Any = _Part
+        # numba knows a function by a builtin; if Python calls it, this one raises with its own words
+        entry = f"{{0.{function.__name__}_is_for_kernels_alone}}".format
+        state.library = library(state.targetctx.codegen(), function.__qualname__)
+        state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
+        made = base.compile_extra(function)
+        state.targetctx.insert_user_function(entry, made.fndesc, [made.library])
+        return made._replace(entry_point=entry)
+
+
+def helper(**flags: Any) -> Callable[[_Function], _Function]:
+    """Compile a function that kernels call and Python does not; the flags are those of `numba.njit`.
+
+    By itself numba would give it machine code of its own and a way in from Python as well, which nobody uses
+    and which take a third of the time to compile.
+    """
+    make: Callable[[_Function], _Function] = njit(
+        **{"error_model": "numpy", "pipeline_class": _PartCompiler, **flags}
+    )
     return make
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from exptilt._support.checks import entries, floating, whole
 from exptilt._support.checks import generator as check_generator
-from exptilt._support.kernels import kernel
+from exptilt._support.kernels import helper, kernel
 
 
-@njit(error_model="numpy")
+@helper()
 def point(weight: Any, start: float, ancestor: Any) -> None:
     """Write the ancestors of pointers (i + start)/N into weights of any sum; those of weight 0 have none."""
     total, last = 0.0, 0

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from exptilt._support.checks import number
-from exptilt._support.kernels import kernel
+from exptilt._support.kernels import helper, kernel
 from exptilt.dynamics.observe.points import check_points
 
 _LISTED = 16
@@ -103,8 +102,8 @@ def _labels(cloud: Any, tolerance: float) -> Any:
     return rank[found]
 
 
-@njit(error_model="numpy")
-def _unreached(after, i):  # type: ignore[no-untyped-def]
+@helper()
+def _unreached(after: Any, i: Any) -> Any:
     """The first point at or after i that has not been reached; the path is shortened on the way."""
     root = i
     while after[root] != root:

@@ -23,7 +23,7 @@ from numba import njit
 from torch import Tensor
 
 from exptilt._support.elementary import STRICT
-from exptilt._support.kernels import kernel, run_chunks
+from exptilt._support.kernels import helper, kernel, run_chunks
 from exptilt._support.transforms import derivatives_wanted, is_concrete
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ def _from_bits(bits: Any) -> Any:
     return np.int64(bits).view(np.float64)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _log(x: float) -> float:
     """log x of a positive normal number, within one unit in the last place, as fdlibm's e_log.c."""
     bits = np.float64(x).view(np.int64) + (_ONE - _ROOT_HALF)
@@ -114,7 +114,7 @@ def _log(x: float) -> float:
     return n * _LOG2_HIGH - ((half - (s * (half + (odd + even)) + n * _LOG2_LOW)) - f)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _log_of_ratio(x: float, y: float) -> float:
     """log x/y of positive normal numbers, exponents apart from fractions: no quotient is too large."""
     one, two = np.float64(x).view(np.int64), np.float64(y).view(np.int64)
@@ -128,7 +128,7 @@ def _log_of_ratio(x: float, y: float) -> float:
 # ---- divergences of gammas
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _near_deviance(x: float, gap: float) -> float:
     v = gap / (2.0 * x + gap)
     q = v * v
@@ -191,7 +191,7 @@ def _near_shapes(a: float, b: float, gap: float) -> float:
     return stirling + (below if small else 0.0)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _gamma_block(
     a: Array, b: Array, change: Array, log_rate: Array, result: Array, place: Array, near: Array
 ) -> None:
@@ -262,7 +262,7 @@ def digamma_rise(a: Array, b: Array, result: Array) -> None:
         result[i] = _rise(a[i], b[i])
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _digamma(a: float) -> float:
     below = 0.0
     while a < 8.0:
@@ -275,7 +275,7 @@ def _digamma(a: float) -> float:
     return math.log(a) - 0.5 / a - q * series - below
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _trigamma(a: float) -> float:
     below = 0.0
     while a < 8.0:
@@ -289,7 +289,7 @@ def _trigamma(a: float) -> float:
     return below + u * (1.0 + 0.5 * u + q * series)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@njit(fastmath=STRICT, error_model="numpy")  # its `py_func` takes tensors too
 def fall(a: Any, b: Any) -> Any:
     """ψ'(a) − ψ'(a + b) of positive a and b, as `rise`."""
     c = a + b
@@ -307,7 +307,7 @@ def fall(a: Any, b: Any) -> Any:
     return b * (total + u * v * series)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _inverse_digamma(y: float) -> float:
     a = np.exp(y) + 0.5 if y >= -2.22 else 1.0 / (-0.5772156649015329 - y)
     for _ in range(4):
@@ -318,7 +318,7 @@ def _inverse_digamma(y: float) -> float:
     return a
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _rest_for(total: float, s: float) -> tuple[float, float]:
     """The r with ψ(τ) − ψ(τ − r) = s, and τ − r."""
     r = min(-total * np.expm1(-s), total * (s * total / (1.0 + s * total)))
@@ -329,7 +329,7 @@ def _rest_for(total: float, s: float) -> tuple[float, float]:
     return r, x
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _start(mean: Array, top: int, alpha: Array) -> None:
     s, others = -mean[top], 0.0
     for k in range(mean.size):

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from exptilt._support.elementary import STRICT
-from exptilt._support.kernels import kernel
+from exptilt._support.kernels import helper, kernel
 from exptilt.families.numerics.kernels import BERNOULLI, SLOPE, invert_dirichlet
 
 from .wishart import wishart_from_mean, wishart_gain, wishart_mean
@@ -30,7 +30,7 @@ GPB2, IMM, GPB1 = range(3)
 Buffer = Any  # a float64 array; numba says more of it
 
 
-@njit(error_model="numpy")
+@helper()
 def _log_rise(a: float, e: float) -> float:
     """log Γ(a + e) − log Γ(a), of small counts e without a difference."""
     if e > 8.0 or e != np.floor(e) or e < 0.0:
@@ -42,7 +42,7 @@ def _log_rise(a: float, e: float) -> float:
     return log
 
 
-@njit(error_model="numpy")
+@helper()
 def _gain(kind: int, D: int, theta: Buffer, e: Buffer, work: Buffer) -> float:
     """A(θ + e) − A(θ)."""
     if kind == NORMAL_WISHART:
@@ -99,14 +99,14 @@ def _shifted(a: float) -> tuple[float, float, float, float]:
     return x, gap, along * rise, slope + along * along * (rise * rise - second * inverse) - 2.0 * rise
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _digamma(a: float) -> tuple[float, float]:
     """ψ(a) and ψ'(a)."""
     x, gap, rise, slope = _shifted(a)
     return np.log(x) - gap - rise, slope
 
 
-@njit(error_model="numpy")
+@helper()
 def _mean(kind: int, D: int, theta: Buffer, mean: Buffer, work: Buffer) -> None:
     """The expected statistics ∇A(θ)."""
     if kind == NORMAL_WISHART:
@@ -134,7 +134,7 @@ def _mean(kind: int, D: int, theta: Buffer, mean: Buffer, work: Buffer) -> None:
             mean[3 * D + g] = _digamma(a)[0] - np.log(rate)
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _invert_gap(s: float) -> float:
     """The a with log a − ψ(a) = s, by Newton's method in 1/a, in which the left side is almost linear."""
     a: float = (3.0 - s + np.sqrt((s - 3.0) ** 2 + 24.0 * s)) / (12.0 * s)
@@ -149,7 +149,7 @@ def _invert_gap(s: float) -> float:
     return a
 
 
-@njit(fastmath=STRICT, error_model="numpy")
+@helper(fastmath=STRICT)
 def _invert_dirichlet(g: int, D: int, mean: Buffer, share: Buffer, theta: Buffer, work: Buffer) -> bool:
     """The α = θ + 1 with ψ(α_k) − ψ(Σα) = mean_k, by Newton's method in 1/α; whether it got there.
 
@@ -186,7 +186,7 @@ def _invert_dirichlet(g: int, D: int, mean: Buffer, share: Buffer, theta: Buffer
     return settled
 
 
-@njit(error_model="numpy")
+@helper()
 def _merge(
     kind: int, D: int, parts: Buffer, means: Buffer, weight: Buffer, work: Buffer, target: Buffer
 ) -> None:
@@ -227,7 +227,7 @@ def _merge(
             target[D + g] = -a / precision - 0.5 * count * m * m
 
 
-@njit(error_model="numpy")
+@helper()
 def _normalise(score: Buffer, weight: Buffer) -> float:
     """log Σ e^score, with the shares in `weight`; equal shares where all scores are −∞."""
     top, total = -np.inf, 0.0

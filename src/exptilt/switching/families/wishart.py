@@ -11,15 +11,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from exptilt._support.kernels import helper
 from exptilt.families.numerics.kernels import _digamma, _trigamma
 
 Buffer = Any  # a float64 array; numba says more of it
 _ROOT = math.sqrt(2.0)
 
 
-@njit(error_model="numpy")
+@helper()
 def _scale(D: int, theta: Buffer, e: Buffer, seen: float, L: Buffer) -> float:
     """Write the Cholesky factor of the Ψ of θ + seen · e, packed without the √2, and return log |Ψ|."""
     size = D * (D + 1) // 2
@@ -34,7 +34,7 @@ def _scale(D: int, theta: Buffer, e: Buffer, seen: float, L: Buffer) -> float:
     return log_determinant
 
 
-@njit(error_model="numpy")
+@helper()
 def _row(i: int, L: Buffer) -> float:
     """Overwrite row i of a packed matrix with that of its Cholesky factor; return 2 log of the pivot."""
     at = i * (i + 1) // 2
@@ -47,7 +47,7 @@ def _row(i: int, L: Buffer) -> float:
     return log
 
 
-@njit(error_model="numpy")
+@helper()
 def _inverse(D: int, L: Buffer, R: Buffer) -> None:
     """Write L⁻¹, packed."""
     for j in range(D):
@@ -58,7 +58,7 @@ def _inverse(D: int, L: Buffer, R: Buffer) -> None:
             R[i * (i + 1) // 2 + j] = s / L[i * (i + 1) // 2 + i]
 
 
-@njit(error_model="numpy")
+@helper()
 def _product(D: int, R: Buffer, i: int, j: int) -> float:
     """Entry (i, j ≤ i) of R'R."""
     s = 0.0
@@ -67,7 +67,7 @@ def _product(D: int, R: Buffer, i: int, j: int) -> float:
     return s
 
 
-@njit(error_model="numpy")
+@helper()
 def wishart_gain(D: int, theta: Buffer, e: Buffer, work: Buffer) -> float:
     """A(θ + e) − A(θ)."""
     size = D * (D + 1) // 2
@@ -81,7 +81,7 @@ def wishart_gain(D: int, theta: Buffer, e: Buffer, work: Buffer) -> float:
     return total
 
 
-@njit(error_model="numpy")
+@helper()
 def wishart_mean(D: int, theta: Buffer, mean: Buffer, work: Buffer) -> None:
     """The expected statistics ∇A(θ)."""
     size = D * (D + 1) // 2
@@ -103,7 +103,7 @@ def wishart_mean(D: int, theta: Buffer, mean: Buffer, work: Buffer) -> None:
         mean[D + size] += mean[i] * theta[i] / count
 
 
-@njit(error_model="numpy")
+@helper()
 def _degrees(D: int, s: float) -> float:
     """The ν > D − 1 with D log(ν/2) − Σ_{i<D} ψ((ν − i)/2) = s, by Newton's method in 1/(ν − D + 1)."""
     free = (D * (D + 1) / 4.0 + 1.0) / s  # half of ν − D + 1: large, D(D + 1)/(4s); small, 1/s
@@ -120,7 +120,7 @@ def _degrees(D: int, s: float) -> float:
     return 2.0 * free + D - 1.0
 
 
-@njit(error_model="numpy")
+@helper()
 def wishart_from_mean(D: int, mean: Buffer, target: Buffer, work: Buffer) -> None:
     """The θ whose expected statistics are `mean`; `work` holds two rows."""
     size = D * (D + 1) // 2

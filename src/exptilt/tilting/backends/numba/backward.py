@@ -37,9 +37,10 @@ swept in turns (``launch.py``), so that copies stay small.
 from collections import namedtuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.frame import take, whole_at
 from exptilt.tilting.backends.numba.operands import (
     against,
@@ -113,7 +114,7 @@ def _through_softcap(u, t, slope, bend):
     return u * slope + t * bend, t * slope
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+@helper(fastmath={"contract"})
 def _chain(zero, a, b, dim):
     """<a, b>, by the same chains of multiply-adds as a product."""
     whole = zero
@@ -125,7 +126,7 @@ def _chain(zero, a, b, dim):
     return whole
 
 
-@njit(error_model="numpy")
+@helper()
 def _products(f, zero, outs, operand, where, count, line, found):
     """found[r] = <ō, x>, x a row's own vector of an operand; the same bits as <ō, v_j> if v_j is x."""
     size, one = size_of(zero), number(zero, 1.0)
@@ -141,7 +142,7 @@ def _products(f, zero, outs, operand, where, count, line, found):
             found[r] = _chain(zero, mine, line, f.Dv)
 
 
-@njit(error_model="numpy")
+@helper()
 def _seeing(where, h, first, last):
     """The first and last-plus-one of h rows that see some key first..last; all rows if of several heads."""
     if where[0, 0] != where[0, h - 1]:
@@ -153,7 +154,7 @@ def _seeing(where, h, first, last):
     return a, b
 
 
-@njit(error_model="numpy")
+@helper()
 def _to_keys(f, zero, alpha, target, M, packed, dim, where, h, tile):
     """target[j] += alpha Σ_r M[r, j] packed[r], for the keys j of a tile, by the rows that see them."""
     size, width = size_of(zero), 2 * lanes_in(zero)
@@ -179,7 +180,7 @@ _NAMES = (
 Desk = namedtuple("Desk", _NAMES)  # type: ignore[misc]
 
 
-@njit(error_model="numpy")
+@helper()
 def _bring_rows(f, zero, d, h):
     """The vectors of h rows: copied, packed where they go to keys, and <ō, o> of each row."""
     panel = f.tile_rows * 2 * lanes_in(zero)
@@ -206,7 +207,7 @@ def _bring_rows(f, zero, d, h):
         fill_row(zero, (d.summed.at,), h * d.summed.step // lanes_in(zero), (zero,))
 
 
-@njit(error_model="numpy")
+@helper()
 def _held(f, zero, d, place):
     """The desk with the scores of the tile that is held in that place, where tiles are held."""
     at = place * f.tile_rows * d.S.step * size_of(zero) if f.joint else 0
@@ -216,7 +217,7 @@ def _held(f, zero, d, place):
     return Desk(S, d.T, U, d.V, *vectors, *numbers)
 
 
-@njit(error_model="numpy")
+@helper()
 def _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot):
     """Products of a strip's rows s0 … with the keys: S = scale <q,k>, T = <ō,v>, U = Ṡ, V = <ō,v̇>."""
     size, scale, one = size_of(zero), number(zero, f.scale), number(zero, 1.0)
@@ -239,7 +240,7 @@ def _strip_products(f, zero, d, s0, strip, k, v, k_dot, v_dot):
         against(f, one, Rows(d.V.at + here, d.V.step), o, v_dot, strip, False)
 
 
-@njit(error_model="numpy")
+@helper()
 def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
     """From products to derivatives: S → p (or p ṡ'), T → ds (or M2), U → M1; adds up row and column sums."""
     size, lanes, second = size_of(zero), lanes_in(zero), f.second != 0
@@ -310,7 +311,7 @@ def _strip_rows(f, zero, d, h, s0, strip, key_part, row_part):
             clear_outside(zero, u, 0, left, vectors, w_tile)
 
 
-@njit(error_model="numpy")
+@helper()
 def _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_dot):
     """One tile of rows against one tile of keys."""
     size, width = size_of(zero), 2 * lanes_in(zero)
@@ -344,7 +345,7 @@ def _sweep_tile(f, zero, d, h, tile, block, key_part, row_part, k, v, k_dot, v_d
             _to_keys(f, zero, scale, place, d.T, d.packed_dot, f.D, d.where, h, tile)
 
 
-@njit(error_model="numpy")
+@helper()
 def _desk(f, zero, places):
     """The desk, with memory at these addresses."""
     size, lanes = size_of(zero), lanes_in(zero)
@@ -363,7 +364,7 @@ def _desk(f, zero, places):
     return Desk(S, T, U, V, *by_query, *packs, *pushes, *known)
 
 
-@njit(error_model="numpy")
+@helper()
 def backward_sweep(f, zero):
     """Take units until there are none.
 

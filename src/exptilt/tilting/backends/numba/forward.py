@@ -22,12 +22,12 @@ from collections import namedtuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from exptilt._support.kernels import kernel
+from exptilt._support.kernels import helper, kernel
 from exptilt.tilting.backends.numba.frame import set_whole_at, take
 from exptilt.tilting.backends.numba.operands import (
     against,
@@ -115,7 +115,7 @@ Found = namedtuple(
 )  # the numbers of each row, as above
 
 
-@njit(error_model="numpy")
+@helper()
 def _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, fresh, flushed):
     """Turn the scores S of rows s0 … into weights E, and join their summaries to those of the rows."""
     size, lanes = size_of(zero), lanes_in(zero)
@@ -161,7 +161,7 @@ def _weigh(f, zero, found, where, S, E, summed, strip, s0, plain, fresh, flushed
             z[r] = joined
 
 
-@njit(error_model="numpy")
+@helper()
 def _put_row(f, zero, found, r, sees, row, count, summed, flushed):
     """Write the results of a row; `row` of `count` is its place."""
     size, lanes, Dv = size_of(zero), lanes_in(zero), f.Dv
@@ -191,7 +191,7 @@ def _put_row(f, zero, found, r, sees, row, count, summed, flushed):
     set_whole_at(f.best, row, best[r])
 
 
-@njit(error_model="numpy")
+@helper()
 def forward_sweep(f, zero):
     """Take units until there are none; a unit is a tile of a block's rows against one part of its keys.
 

@@ -9,8 +9,8 @@ where it is.
 from collections import namedtuple
 
 import numpy as np
-from numba import njit
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.frame import whole_at
 from exptilt.tilting.backends.numba.packing import (
     NATIVE,
@@ -35,14 +35,14 @@ Shelf = namedtuple("Shelf", ("at", "slot", "tags"))
 Keys = namedtuple("Keys", ("step", "kind", "dim", "length", "wide", "now", "for_dots", "for_sums"))
 
 
-@njit(error_model="numpy")
+@helper()
 def panels(zero, columns):
     """Columns rounded up to whole panels."""
     width = 2 * lanes_in(zero)
     return (columns + width - 1) // width * width
 
 
-@njit(error_model="numpy")
+@helper()
 def _rooms(f, zero, operand, dim):
     """Numbers for a widened tile of an operand, and for its shelves for dot products and for sums."""
     wide = 0 if operand.kind == NATIVE else f.tile_keys * dim
@@ -50,14 +50,14 @@ def _rooms(f, zero, operand, dim):
     return wide, packed * dim, packed * panels(zero, dim)
 
 
-@njit(error_model="numpy")
+@helper()
 def keys_room(f, zero, operand, dim, dots, sums):
     """Numbers for what is widened and packed of an operand used for dot products, for sums, or both."""
     wide, for_dots, for_sums = _rooms(f, zero, operand, dim)
     return 0 if operand.address == 0 else wide + for_dots * dots + for_sums * sums
 
 
-@njit(error_model="numpy")
+@helper()
 def keys_of(f, zero, operand, dim, at, dots):
     """An operand of the keys, with `keys_room` numbers of memory at that address."""
     wide, for_dots, _ = _rooms(f, zero, operand, dim)
@@ -68,7 +68,7 @@ def keys_of(f, zero, operand, dim, at, dots):
     return Keys(operand.step, operand.kind, dim, f.K, at, np.full(2, -1), first, second)
 
 
-@njit(error_model="numpy")
+@helper()
 def strip_of(f, where, s0, s1, block, tile, width):
     """Rows s0..s1 against those keys of a tile that some of them sees, begun at a whole panel."""
     j0 = tile * f.tile_keys
@@ -81,7 +81,7 @@ def strip_of(f, where, s0, s1, block, tile, width):
     return Strip(s1 - s0, block, tile, min(first, last) // width * width, last)
 
 
-@njit(error_model="numpy")
+@helper()
 def enter(zero, x, operand, block):
     """Let x be the operand's vectors of a block."""
     if operand.address != 0:
@@ -89,7 +89,7 @@ def enter(zero, x, operand, block):
         x.now[1] = -1
 
 
-@njit(error_model="numpy")
+@helper()
 def _slot(shelf, strip):
     """Number of the slot where a tile belongs, and whether it is there."""
     slot = strip.tile % shelf.tags.size
@@ -99,7 +99,7 @@ def _slot(shelf, strip):
     return slot, there
 
 
-@njit(error_model="numpy")
+@helper()
 def _tile(f, zero, x, tile):
     """A tile's vectors, of the problem's own kind of number, and how many there are."""
     start = tile * f.tile_keys
@@ -114,7 +114,7 @@ def _tile(f, zero, x, tile):
     return Rows(x.wide, x.dim), count
 
 
-@njit(error_model="numpy")
+@helper()
 def against(f, alpha, C, A, x, strip, add):
     """C (+)= alpha A xᵀ: products of a strip's rows with its vectors of x."""
     zero = number(alpha, 0.0)
@@ -134,7 +134,7 @@ def against(f, alpha, C, A, x, strip, add):
     dot_products(alpha, target, C.step, A.at, A.step, place, panel, strip.rows, count, x.dim, add)
 
 
-@njit(error_model="numpy")
+@helper()
 def gather(f, zero, C, A, x, strip, clean):
     """C += A x: sums of a strip's vectors of x; where `clean`, NaN and infinities in x count as 0."""
     size, width, count = size_of(zero), 2 * lanes_in(zero), strip.last - strip.first

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.vector_math import (
     I16,
     I32,
@@ -213,7 +214,7 @@ def write(typing_context, target, index, x):
     return types.void(types.int64, types.int64, x), generate
 
 
-@njit(error_model="numpy")
+@helper()
 def read_any(zero, kind, source, index):
     """source[index] of that kind."""
     if kind == NATIVE:
@@ -221,13 +222,13 @@ def read_any(zero, kind, source, index):
     return _number1(zero, source, index) if kind == BFLOAT16 else _number2(zero, source, index)
 
 
-@njit(error_model="numpy")
+@helper()
 def bytes_of(zero, kind):
     """Bytes of a number of that kind in a problem of numbers like zero."""
     return size_of(zero) if kind == NATIVE else 2
 
 
-@njit(error_model="numpy")
+@helper()
 def copy_row(zero, kind, target, source, columns, padded, clean):
     """target[0..columns] = source, widened; 0 up to `padded`. Where `clean`, NaN and infinities become 0."""
     vectors = columns // lanes_in(zero)
@@ -244,7 +245,7 @@ def copy_row(zero, kind, target, source, columns, padded, clean):
         write(target, c, zero)
 
 
-@njit(error_model="numpy")
+@helper()
 def pack_rows(zero, target, panel, source, step, inner, columns, clean):
     """Pack B = source (inner, columns): a panel of `panel` numbers holds two vectors of columns, 0 beyond."""
     once()
@@ -260,7 +261,7 @@ def pack_rows(zero, target, panel, source, step, inner, columns, clean):
         target += panel * size
 
 
-@njit(error_model="numpy")
+@helper()
 def pack_columns(zero, target, source, step, columns, inner):
     """Pack B = sourceᵀ, source (columns, inner), panel after panel; what fills up repeats the last row."""
     once()

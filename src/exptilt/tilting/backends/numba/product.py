@@ -21,10 +21,11 @@ and values where they are.
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.machine import machine
 from exptilt.tilting.backends.numba.packing import lanes_in, once, read, size_of, transposed, write
 from exptilt.tilting.backends.numba.vector_math import (
@@ -125,7 +126,7 @@ def _block(rows):
 _block12, _block6, _block4, _block2, _block1 = (_block(rows) for rows in (12, 6, 4, 2, 1))
 
 
-@njit(error_model="numpy")
+@helper()
 def product(alpha, C, c_row, A, a_row, a_step, B, panel, rows, columns, inner, add):
     """C (+)= alpha A B: C rows × columns, A[r, l] at A + r a_row + l a_step, B packed with `panel` numbers to
     a panel.
@@ -155,7 +156,7 @@ def product(alpha, C, c_row, A, a_row, a_step, B, panel, rows, columns, inner, a
         B += panel * size
 
 
-@njit(error_model="numpy")
+@helper()
 def dot_products(alpha, C, c_row, A, a_row, B, panel, rows, columns, inner, add):
     """C (+)= alpha A B, in chains of `DOTS`: dot products of long vectors."""
     size, width = size_of(alpha), 2 * lanes_in(alpha)
@@ -165,7 +166,7 @@ def dot_products(alpha, C, c_row, A, a_row, B, panel, rows, columns, inner, add)
         product(alpha, C, c_row, a, a_row, 1, b, panel, rows, columns, n, add or start > 0)
 
 
-@njit(error_model="numpy")
+@helper()
 def long_product(alpha, C, c_row, A, a_row, a_step, B, panel, rows, columns, inner):
     """C += alpha A B, in chains of `CHAIN`."""
     size, width = size_of(alpha), 2 * lanes_in(alpha)
@@ -220,7 +221,7 @@ def _dots(typing_context, alpha, target, row, source, step, last, inner, add):
     return types.void(alpha, whole, whole, whole, whole, whole, whole, types.boolean), generate
 
 
-@njit(error_model="numpy")
+@helper()
 def thin_dots(alpha, C, c_row, A, a_row, rows, source, step, columns, inner, add):
     """C (+)= alpha A sourceᵀ for few rows of A and an unpacked source; C has room for whole vectors."""
     once()
@@ -286,7 +287,7 @@ def _sum_rows(vectors, unroll):
 _wide, _four, _one = _sum_rows(8, 1), _sum_rows(4, 2), _sum_rows(1, 4)
 
 
-@njit(error_model="numpy")
+@helper()
 def thin_sum(zero, C, c_row, A, a_row, rows, source, step, inner, columns, clean):
     """C += A source for few rows of A and an unpacked source (inner, columns); in chains of `CHAIN`."""
     once()

@@ -14,10 +14,11 @@ keys is −inf, and weighs nothing.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.frame import whole_at
 from exptilt.tilting.backends.numba.packing import lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.vector_math import (
@@ -33,7 +34,7 @@ from exptilt.tilting.backends.numba.vector_math import (
 )
 
 
-@njit(error_model="numpy")
+@helper()
 def visible(i, length_q, length_k, causal, window):
     """First and last-plus-one key that query i sees; query and key sequences end together (bottom-right)."""
     own = i + length_k - length_q
@@ -48,7 +49,7 @@ def visible(i, length_q, length_k, causal, window):
     return lo, max(hi, lo)
 
 
-@njit(error_model="numpy")
+@helper()
 def place_rows(f, block, r0, count, where):
     """Fill where (4, count): head, query, lo, hi of rows r0 …; returns the run of keys that some row sees."""
     first, last = f.K, 0
@@ -116,7 +117,7 @@ def _byte_at(typing_context, address, index):
     return types.uint8(types.int64, types.int64), generate
 
 
-@njit(error_model="numpy")
+@helper()
 def add_plane(zero, target, plane, column, count):
     """target[0..count] += plane[0, column, 2 column, …]."""
     if column == 0:
@@ -135,7 +136,7 @@ def add_plane(zero, target, plane, column, count):
             write(target, j, read(zero, target, j) + read(zero, plane, j * column))
 
 
-@njit(error_model="numpy")
+@helper()
 def add_from(zero, target, plane, head, i, j, count):
     """target[0..count] += a plane's numbers for a head, a query and the keys j …; nothing if it is absent."""
     if plane.address != 0:
@@ -143,7 +144,7 @@ def add_from(zero, target, plane, head, i, j, count):
         add_plane(zero, target, plane.address + at * size_of(zero), plane.column, count)
 
 
-@njit(error_model="numpy")
+@helper()
 def to_scores(f, zero, s, slope, bend, head, i, j0, lo, hi, bent):
     """Turn a row at address s from scale <q,k> into scores, in place; keys j0 + lo … j0 + hi are visible, lo
     < hi.

@@ -16,9 +16,10 @@ so that no difference of large numbers occurs, in particular none of values that
 """
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.forward import find, largest
 from exptilt.tilting.backends.numba.frame import take
 from exptilt.tilting.backends.numba.operands import (
@@ -74,7 +75,7 @@ def _sums(s, t, shift, inverse, gap, r):
     return p, x, x, xc, xc * c, p, pc, pc * c
 
 
-@njit(error_model="numpy")
+@helper()
 def push_scores(f, zero, t, slope, left, vectors, head, i, j0, lo, hi):
     """Turn a row at address t from ż, the tangent of scale <q,k>, into ṡ, in place."""
     size = size_of(zero)
@@ -84,7 +85,7 @@ def push_scores(f, zero, t, slope, left, vectors, head, i, j0, lo, hi):
     add_from(zero, t + lo * size, f.weight_dot, head, i, j0 + lo, hi - lo)
 
 
-@njit(error_model="numpy")
+@helper()
 def _sum_up(f, zero, settled, sums, where, S, T, P, X, slope, strip, s0, guess):
     """Make P = p and X = p ṡ' of scores S and tangents T of rows s0 …, and add to the sums of the rows.
 
@@ -129,7 +130,7 @@ def _sum_up(f, zero, settled, sums, where, S, T, P, X, slope, strip, s0, guess):
         clear_outside(zero, x, w0, left, n, w)
 
 
-@njit(error_model="numpy")
+@helper()
 def push_strip(f, zero, rows, known, keys, S, T, P, X, slope, strip, s0, guess):
     """Scores S and their tangents T of a strip's rows s0 …, and what they add to the sums of the rows.
 
@@ -159,7 +160,7 @@ def push_strip(f, zero, rows, known, keys, S, T, P, X, slope, strip, s0, guess):
                 _less(zero, places, summed.step // lanes_in(zero), (extra,))
 
 
-@njit(error_model="numpy")
+@helper()
 def _begin(f, zero, rows, known, keys, S, T, slope, h, block, tile_from, tile_to):
     """Clear the sums of h rows; where tiles are small, r is the mean of ṡ over the first `_SOME` keys."""
     where, settled, sums = known
@@ -177,7 +178,7 @@ def _begin(f, zero, rows, known, keys, S, T, slope, h, block, tile_from, tile_to
         sums[4, r] = 0.0
 
 
-@njit(error_model="numpy")
+@helper()
 def settle(f, zero, sums, r):
     """The first four sums of a row with r moved to Σ p ṡ, and how much of o is still to be taken off."""
     start, x0, x1, x2 = sums[0, r], sums[1, r], sums[2, r], sums[3, r]
@@ -186,7 +187,7 @@ def settle(f, zero, sums, r):
     return end, x0 - by * sums[4, r], x1 - by * sums[5, r], x2 - by * sums[6, r], by - sums[7, r]
 
 
-@njit(error_model="numpy")
+@helper()
 def push_rows(f, zero, d, h, block, tile_from, tile_to, keys):
     """The tangents of h rows at the desk of a second sweep, written out; what it needs of them is kept."""
     size, total_rows, long = size_of(zero), f.blocks * f.group * f.Q, d.S.step
@@ -218,7 +219,7 @@ def push_rows(f, zero, d, h, block, tile_from, tile_to, keys):
             write(f.output, row * f.Dv + c, number(zero, x))
 
 
-@njit(error_model="numpy")
+@helper()
 def tangent_sweep(f, zero):
     """Take units until there are none; a unit is a tile of a block's rows against all its keys.
 

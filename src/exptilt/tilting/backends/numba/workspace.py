@@ -1,8 +1,8 @@
 """What the sweeps share besides scores: memory of a thread's own, the rows of a tile, and sums over rows."""
 
 import numpy as np
-from numba import njit
 
+from exptilt._support.kernels import helper
 from exptilt.tilting.backends.numba.frame import whole_at
 from exptilt.tilting.backends.numba.packing import bytes_of, copy_row, lanes_in, number, read, size_of, write
 from exptilt.tilting.backends.numba.score_row import add_plane, fill_row, to_scores
@@ -34,7 +34,7 @@ def add_row(x, y):
     return x + y
 
 
-@njit(error_model="numpy")
+@helper()
 def arena(zero, counts):
     """Memory for so many numbers each: the array that holds it, and where each piece begins (cache lines)."""
     size = size_of(zero)
@@ -49,7 +49,7 @@ def arena(zero, counts):
     return memory, places
 
 
-@njit(error_model="numpy")
+@helper()
 def copy_rows(zero, target, operand, dim, where, count):
     """The rows of an operand that belongs to queries, one after another, widened."""
     for r in range(count):
@@ -58,7 +58,7 @@ def copy_rows(zero, target, operand, dim, where, count):
         copy_row(zero, operand.kind, target.at + r * target.step * size_of(zero), place, dim, dim, False)
 
 
-@njit(error_model="numpy")
+@helper()
 def clear_outside(zero, row, first, left, vectors, last):
     """Zero a row from first to last, but for the vectors from left on; all but last are at whole vectors."""
     size, lanes = size_of(zero), lanes_in(zero)
@@ -69,7 +69,7 @@ def clear_outside(zero, row, first, left, vectors, last):
         fill_row(zero, (row + right * size,), (last - right + lanes - 1) // lanes, (zero,))
 
 
-@njit(error_model="numpy")
+@helper()
 def flush(zero, summed, rows, dim, total, flushed):
     """Put sums away in total (rows, dim), which holds sums already if `flushed`."""
     for r in range(rows):
@@ -90,7 +90,7 @@ def _mass_of_one(s, columns, shift, inverse):
     return columns + exp(s - shift) * inverse
 
 
-@njit(error_model="numpy")
+@helper()
 def put_columns(f, zero, columns, part, head, j0):
     """Add a tile's column sums to those of a head, and clear them."""
     size, lanes = size_of(zero), lanes_in(zero)
@@ -99,7 +99,7 @@ def put_columns(f, zero, columns, part, head, j0):
     fill_row(zero, (columns,), (count + lanes - 1) // lanes, (zero,))
 
 
-@njit(error_model="numpy")
+@helper()
 def add_mass(f, zero, S, where, strip, s0, columns, part):
     """Add the weights of a strip's rows s0 … to the columns, four rows of one head at a time."""
     size, lanes = size_of(zero), lanes_in(zero)
