@@ -2,12 +2,14 @@
 
 Same oracle, same criterion: at most twice the error of plain torch. Small mixes with odd numbers run in the
 tiles that a GPU would have; the others in large ones, which the interpreter walks sooner, a few to a problem.
+What a mix costs is the number of tiles, so `small` draws the same mixes with fewer queries, keys, heads.
 
     make fuzz BACKEND=triton N=2000
 """
 
 import os
 import sys
+from collections import Counter
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
@@ -56,6 +58,32 @@ def compiled(seed):
                 if not torch.equal(x.nan_to_num(), found[name].nan_to_num()) or x.dtype != found[name].dtype:
                     wrong.append(f"{mix}: {name} differs when compiled")
     return wrong
+
+
+def small():
+    """From now on mixes have a few hundred scores each."""
+    tilting_mixes.CELLS, tilting_mixes.PRODUCTS = 400, 12_000
+    tilting_mixes.CELLS_80_BIT, tilting_mixes.PRODUCTS_80_BIT = 400, 12_000
+
+
+def covered(seeds):
+    """How many mixes have each dtype, option and question, by name."""
+    count = Counter()
+    for mix in map(mix_of, seeds):
+        Hq, Q, Hkv, K = mix.sizes
+        given = [name for name in ("bias", "log_weight", "sink") if mix.tensors[name] is not None]
+        asked = [name for name, x in mix.wanted.items() if x and name != "by"]
+        odd = {
+            "mask": mix.mask is not None,
+            "grouped heads": Hq > Hkv,
+            "several keys": K > 16,
+            "rows": Q > 16,
+        }
+        odd |= {"by " + name: name in mix.wanted["by"] and mix.wanted["gradients"] for name in mix.tensors}
+        count.update(
+            [str(mix.dtype)[6:], *given, *asked, *mix.numbers, *(name for name, x in odd.items() if x)]
+        )
+    return count
 
 
 def start():

@@ -2,9 +2,10 @@
 
 As it comes the interpreter multiplies bfloat16 numbers as if they were integers, cuts the last bits off a
 float32 number that becomes bfloat16 where a GPU rounds, multiplies in float32 where a GPU would in TF32, and
-takes half its time to find the functions of the language at every call. `mend` mends these: products are
-those of the tensor cores (inputs cut to TF32, three of them for tf32x3, sums in float32 and in order), casts
-round to nearest even, and what was found is kept.
+takes most of its time to find the functions of the language and the types of their results. `mend` mends
+these: products are those of the tensor cores (inputs cut to TF32, three of them for tf32x3, sums in float32
+and in order), casts round to nearest even, what was found is kept, and tensors of like types meet in numpy
+at once.
 
 TRITON_INTERPRET=1 must be set before triton is first imported: import this file in a process of its own.
 """
@@ -62,8 +63,13 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         pairs = ((high, tall),)
         if input_precision.name == "TF32x3":  # what was cut off, too, but for the product of both
             pairs = ((_cut(x - high), tall), (high, _cut(y - tall)), *pairs)
-    for left, right in pairs:
-        _add_product(np.ascontiguousarray(left), np.ascontiguousarray(right), total)
+    size = x.shape[1]
+    piece = max_num_imprecise_acc or size  # a large tile is summed as smaller ones would be
+    for at in range(0, size, piece):
+        part = total if piece == size else np.zeros_like(total)
+        for left, right in pairs:
+            _add_product(*map(np.ascontiguousarray, (left[:, at : at + piece], right[at : at + piece])), part)
+        total = part if piece == size else total + part
     return Handle(total, d.dtype.scalar)
 
 
@@ -99,6 +105,7 @@ def mend():
 
     interpreter._patch_lang = patch_once
     _keep_types()
+    _meet_at_once()
 
 
 def _keep_types():
@@ -123,6 +130,75 @@ def _keep_types():
         _, _, self.shape, self.numel, _ = sizes(tuple(type.shape) if type.is_block() else ())
 
     tl.core.block_type.__init__, tl.core.tensor.__init__ = block_init, tensor_init
+
+
+WHOLE, REAL, TRUTH = (tl.int32, tl.int64), (tl.float32, tl.float64), (tl.int1,)
+ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide}
+COMPARED = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+COMPARED |= {"eq": np.equal, "ne": np.not_equal}
+
+
+def _meet_at_once():
+    """Let operators go straight to numpy where both sides are of one kind, with the same results."""
+    tensor = tl.core.tensor
+
+    def tensor_of(data, dtype, *sides):
+        block = any(x.type.is_block() for x in sides)
+        return tensor(Handle(data, dtype), tl.block_type(dtype, list(data.shape)) if block else dtype)
+
+    def number_like(x, dtype, kinds):
+        """A number as one of this dtype, None where it would change the dtype."""
+        x = x.value if isinstance(x, tl.constexpr) else x
+        fits = abs(x) < 2**31 if type(x) is int else type(x) is float and dtype in REAL
+        return np.array([x], interpreter._get_np_dtype(dtype)) if fits and dtype in kinds else None
+
+    def operator(name, op, kinds, swapped=False, result=None):
+        plain = getattr(tensor, name)
+
+        def call(self, other, _semantic=None):
+            dtype = self.dtype
+            if dtype in kinds:
+                if not isinstance(other, tensor):
+                    right = number_like(other, dtype, kinds)
+                    sides = (self,)
+                else:
+                    same = other.dtype == dtype or (dtype in WHOLE and other.dtype in WHOLE)
+                    right, sides = (other.handle.data if same else None), (self, other)
+                    dtype = dtype if other.dtype == dtype else tl.int64
+                if right is not None:
+                    left = self.handle.data
+                    data = op(right, left) if swapped else op(left, right)
+                    return tensor_of(data, result or dtype, *sides)
+            return plain(self, other, _semantic=interpreter.interpreter_semantic)
+
+        setattr(tensor, name, call)
+
+    for name, op in ARITHMETIC.items():
+        kinds = REAL if name == "truediv" else REAL + WHOLE
+        operator(f"__{name}__", op, kinds)
+        operator(f"__r{name}__", op, kinds, swapped=True)
+    for name, op in COMPARED.items():
+        operator(f"__{name}__", op, REAL + WHOLE, result=tl.int1)
+    operator("__and__", np.logical_and, TRUTH)
+
+    plain_where = tl.where
+
+    def data_of(x, dtype):
+        """A tensor's or a number's data, None if it is of another dtype."""
+        if isinstance(x, tensor):
+            return x.handle.data if x.dtype == dtype else None
+        return number_like(x, dtype, (dtype,))
+
+    def where(condition, x, y, _semantic=None):
+        sides = [z for z in (condition, x, y) if isinstance(z, tensor)]
+        if len(sides) > 1 and condition is sides[0] and condition.dtype == tl.int1:
+            dtype = sides[1].dtype
+            found = [data_of(z, dtype) for z in (x, y)] if dtype in (*REAL, tl.int32) else [None]
+            if all(z is not None for z in found):
+                return tensor_of(np.where(condition.handle.data, *found), dtype, *sides)
+        return plain_where(condition, x, y, _semantic=interpreter.interpreter_semantic)
+
+    tl.where = where
 
 
 @contextmanager

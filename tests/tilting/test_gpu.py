@@ -52,8 +52,8 @@ def derivatives(tensors, options, dots, bar, output, output_dot, rows):
     t, rule, dots = Inputs(*tensors), ScoreRule(*options), Dots(*dots)
     return (
         gpu.tangent(t, dots, rows[:3], rule),
-        tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs())),
-        tuple(gpu.second(t, bar, output, output_dot, dots, rows, rule, Needs())),
+        tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False)),
+        tuple(gpu.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False)),
         gpu.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
     )
 
@@ -285,28 +285,29 @@ HALVES = torch.float16, torch.bfloat16, torch.float32
 
 def judge_mask(found, query, key, value, tangents, bar, tile=None, **options):
     """Against attention written out in float64; off by two roundings of the dtype at most, or sixteen of
-    float32, in which sums are taken; sixty-four beyond 1,024 rows, which a key's gradient adds up one after
-    another (at 2,048 four times as far off as plain torch).
+    float32, in which sums are taken; and float32 at most twice as far as plain torch, plus four roundings.
     """
-    long = query.shape[-2] > 1024
-    eps = max(torch.finfo(query.dtype).eps, (32 if long else 8) * torch.finfo(torch.float32).eps)
+    eps = max(torch.finfo(query.dtype).eps, 8 * torch.finfo(torch.float32).eps)
 
     def call(q, k, v):
-        s = q @ k.mT / math.sqrt(q.shape[-1]) + options.get("bias", torch.zeros(())).double()
+        s = q @ k.mT / math.sqrt(q.shape[-1]) + options.get("bias", torch.zeros(())).to(q.dtype)
         if options.get("causal"):
             s = s.masked_fill(~torch.ones(s.shape[-2:]).tril().bool(), -torch.inf)
         if "mask" in options:
             s = s.masked_fill(~options["mask"], -torch.inf)
         return s.softmax(-1) @ v
 
-    primals = tuple(x.double() for x in (query, key, value))
-    output, pushed = torch.func.jvp(call, primals, tuple(x.double() for x in tangents))
-    pulled = torch.func.vjp(call, *primals)[1](bar.double())
-    for x, y in zip((*found[:2], *found[2]), (output, pushed, *pulled), strict=True):
+    def both(dtype):
+        primals = tuple(x.to(dtype) for x in (query, key, value))
+        moved = torch.func.jvp(call, primals, tuple(x.to(dtype) for x in tangents))
+        return *moved, *torch.func.vjp(call, *primals)[1](bar.to(dtype))
+
+    for x, y, z in zip((*found[:2], *found[2]), both(torch.float64), both(torch.float32), strict=True):
         assert x.dtype == query.dtype
-        torch.testing.assert_close(
-            x.double(), y, rtol=2 * eps, atol=2 * eps * max(1.0, float(y.abs().max()) / 4)
-        )
+        size = max(1.0, float(y.abs().max()) / 4)
+        torch.testing.assert_close(x.double(), y, rtol=2 * eps, atol=2 * eps * size)
+        if x.dtype == torch.float32:
+            assert (x - y).abs().max() <= 2 * (z - y).abs().max() + eps / 2 * size
 
 
 @pytest.fixture(scope="module")
@@ -560,14 +561,15 @@ def test_compiles_for_real_gpus():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sweep", ["forward", "tangent", "gradient", "key mass", "second"])
 @pytest.mark.parametrize("generation", ["sm80", "sm90", "sm100"])
-def test_all_kernels_compile_for_real_gpus(generation):
-    """None spills, or no more than the page says (`make gpu-audit`)."""
+def test_all_kernels_compile_for_real_gpus(generation, sweep):
+    """None spills, or no more than the page says (`make gpu-audit`, which has more of them)."""
     cases = [
         (generation, sweep, dtype, D, full)
-        for sweep in ("forward", "tangent", "gradient", "key mass", "second")
         for dtype in ("bfloat16", "float16", "float32")
         for D, full in ((64, False), (64, True), (128, False))
+        if dtype != "float16" or (D, full) == (64, False)  # whose tiles are those of bfloat16
     ]
 
     def key(x):
@@ -654,24 +656,41 @@ FUZZ = """
 import json, sys
 from oracles import tilting_fuzz, triton_fuzz
 triton_fuzz.start()
-seeds, compiled = json.loads(sys.argv[1])
-found = {seed: lines for seed in seeds if (lines := tilting_fuzz.complaints(seed))}
-gross = {seed: tilting_fuzz.complaints(seed, most=20.0) for seed in found}
-print(json.dumps([found, gross, [triton_fuzz.compiled(seed) for seed in compiled]]))
+seeds, compiled, found, small = json.loads(sys.argv[1])
+broken = [line for seed in found for line in tilting_fuzz.complaints(seed)]
+broken += [line for seed in compiled for line in triton_fuzz.compiled(seed)]
+if small:
+    triton_fuzz.small()
+over = {seed: lines for seed in seeds if (lines := tilting_fuzz.complaints(seed))}
+gross = {seed: tilting_fuzz.complaints(seed, most=20.0) for seed in over}
+print(json.dumps([over, gross, broken, triton_fuzz.covered(seeds)]))
 """
+# What was over on a processor (``test_fuzz.py``), and here:
+THERE = (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 1000960, 1001079, 1002126, 1002391)
+THERE += (1002474, 1001210, 1001868, 1002794, 1002882, 1002713)
+FOUND = (1000022,)  # was over: a gap from the side that weighs less, <ō,o> summed in another order than <ō,v>
 
 
 @pytest.mark.parametrize(
-    ("seeds", "compiled"),
-    [(range(10), (4, 7)), pytest.param(range(10, 130), range(8, 20), marks=pytest.mark.slow)],
+    ("seeds", "compiled", "found", "small"),
+    [
+        (range(120), (4, 7), FOUND, True),
+        pytest.param(range(130), range(8, 20), THERE, False, marks=pytest.mark.slow),
+    ],
 )
-def test_option_mixes(seeds, compiled):
+def test_option_mixes(seeds, compiled, found, small):
     """The fuzz of the core, and mixes in compiled graphs; allowed are as many as in ``test_fuzz.py``."""
-    over, gross, broken = json.loads(child(FUZZ, json.dumps([[*seeds], [*compiled]])).splitlines()[-1])
+    asked = json.dumps([[*seeds], [*compiled], found, small])
+    over, gross, broken, covered = json.loads(child(FUZZ, asked).splitlines()[-1])
     text = "\n".join(line for lines in over.values() for line in lines)
-    assert len(over) <= max(1, len(seeds) // 15), text
+    assert len(over) <= len(seeds) // 30, text
     assert not any(gross.values()), text
-    assert broken == [[]] * len(compiled)
+    assert broken == []
+    kinds = "float32 float64 bfloat16 float16 bias log_weight sink mask scale causal window softcap"
+    asked = "gradients tangents fisher second vmap merge alone"
+    by = (f"by {name}" for name in ("query", "key", "value", "bias", "log_weight", "sink"))
+    wanted = (*kinds.split(), *asked.split(), *by, "grouped heads", "several keys", "rows")
+    assert {name for name in wanted if covered.get(name, 0) < 5} == set()
 
 
 def test_the_script_for_gpus_without_one():

@@ -34,7 +34,7 @@ def test_table():
     """Every generation has a tile for every sweep, size of a number and head dimension."""
     config = pytest.importorskip("exptilt.tilting.backends.triton.config")
     sweeps = {sweep for sweep, _ in config.TILES}
-    assert len(sweeps) == 9
+    assert len(sweeps) == 10
     assert set(config.GENERATIONS) == {"sm80", "sm90", "sm100", "gfx942"}
     for table in config.GENERATIONS.values():
         assert set(table) == {(sweep, size) for sweep in sweeps for size in (2, 4, 8)}

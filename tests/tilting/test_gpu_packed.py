@@ -51,7 +51,9 @@ def everything(call, primals):
 WORKER = f"""
 import sys, torch
 import exptilt as xt
+from oracles.triton_interpreter import mend
 
+mend()
 {inspect.getsource(everything)}
 results = []
 for name, primals, options, plain in torch.load(sys.argv[1]):
@@ -69,7 +71,7 @@ torch.save(results, sys.argv[2])
 def in_interpreter(code, *arguments):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
@@ -195,6 +197,12 @@ DROP = {"dropout": 0.3, "seed": 7}
 DROPPED = {
     "dropped": ("attend", (Q, K, V), DROP | {"causal": True}, False),
     "dropped, masked": ("attend", (Q, K, V), DROP | {"mask": MASK, "sink": normal(14, 4)}, False),
+    "dropped, packed": (
+        "attend_packed",
+        PACKED,
+        STARTS | DROP | {"sink": EXTRA["sink"], "causal": True},
+        False,
+    ),
 }
 
 
@@ -228,6 +236,19 @@ def dropped_by_hand(q, k, v, causal=False, mask=None, sink=None, dropout=0.0, se
     return xt.Tilted(weights @ v.repeat_interleave(2, 1), *(getattr(a, x) for x in STATISTICS))
 
 
+def dropped_packed_by_hand(q, k, v, query_starts, key_starts, dropout, seed, **options):
+    """The same of packed sequences: a weight is dropped by where its query and key stand among all."""
+    a = attend_packed(q, k, v, query_starts, key_starts, **options, backend="reference")
+    kept = keep(q.shape[0], q.shape[1], k.shape[1], seed, dropout).to(q.dtype)
+    outputs = []
+    for b in range(len(query_starts) - 1):
+        i, j = (slice(*starts[b : b + 2].tolist()) for starts in (query_starts, key_starts))
+        one, eye = (q[:, i], k[:, j]), torch.eye(j.stop - j.start, dtype=q.dtype).expand(k.shape[0], -1, -1)
+        weights = xt.attend(*one, eye, **options, backend="reference").output
+        outputs.append((weights * kept[:, i, j]) @ v[:, j].repeat_interleave(2, 0))
+    return xt.Tilted(torch.cat(outputs, 1), *(getattr(a, x) for x in STATISTICS))
+
+
 STATISTICS = "log_normalizer", "entropy", "score_mean", "score_variance", "score_max"
 
 
@@ -235,9 +256,10 @@ STATISTICS = "log_normalizer", "entropy", "score_mean", "score_variance", "score
 @pytest.mark.parametrize("name", DROPPED)
 def test_dropped_weights(kernels, name):
     """Every derivative drops what the forward pass drops, on a GPU and in plain torch."""
-    _, primals, options, _ = DROPPED[name]
-    wanted = everything(lambda *x: dropped_by_hand(*x, **options), primals)
-    tiled = everything(lambda *x: xt.attend(*x, **options, backend="tiled"), primals)
+    call, primals, options, _ = DROPPED[name]
+    by_hand = dropped_by_hand if call == "attend" else dropped_packed_by_hand
+    wanted = everything(lambda *x: by_hand(*x, **options), primals)
+    tiled = everything(lambda *x: getattr(xt.attention, call)(*x, **options, backend="tiled"), primals)
     for found in (kernels[name], tiled):
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
@@ -272,7 +294,20 @@ def test_dropped_weights_are_a_fair_draw():
         assert abs(both) < 5 * spread**2 / 790
 
 
+def test_dropout_of_pages():
+    """Their keys are gathered first."""
+    key, value = pages()
+    found = attend_packed(PACKED[0], key, value, **PAGED, **DROP)
+    at = [int(TABLE[b, i // PAGE]) * PAGE + i % PAGE for b, n in enumerate((4, 3, 0, 7, 6)) for i in range(n)]
+    starts = {name: x for name, x in PAGED.items() if name.endswith("starts")}
+    wanted = dropped_packed_by_hand(PACKED[0], key[:, at], value[:, at], **starts, **DROP)
+    torch.testing.assert_close(found.output, wanted.output)
+    torch.testing.assert_close(found.entropy, wanted.entropy)
+
+
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, True, float("nan")])
 def test_dropout_is_a_share(dropout):
     with pytest.raises(ArgumentError, match="0 <= p < 1"):
         xt.attend(Q, K, V, dropout=dropout)
+    with pytest.raises(ArgumentError, match="0 <= p < 1"):
+        attend_packed(*PACKED, **STARTS, dropout=dropout)

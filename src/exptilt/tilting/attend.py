@@ -8,6 +8,7 @@ alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of 
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,26 +78,40 @@ def _run(call: Call, key_mass: bool) -> Tilted:
 
 
 def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass: bool) -> Tilted:
-    r"""A call whose weights are dropped: attention over the keys that are kept, times what they weigh.
+    """A call of which a share of the weights is dropped from the output."""
+    check_dropout(dropout)
+    t = call.inputs
+    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
+    starts = torch.tensor([[0, t.query.shape[-2]], [0, t.key.shape[-2]]], device=t.query.device)
+    return drop(call, whole, starts[0], starts[1], dropout, seed)
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise unless dropout is a share of the weights."""
+    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise ArgumentError(f"attend: dropout is {dropout!r}. Pass the share of weights to drop, 0 <= p < 1.")
+
+
+def drop(
+    call: Call, whole: Tilted, query_starts: Tensor, key_starts: Tensor, dropout: float, seed: Any
+) -> Tilted:
+    r"""The result `whole` of a call with its output of a share of the weights only: attention over the keys
+    that are kept, times what they weigh.
 
         Σ_j d_j p_j v_j = o' e^{G' − G} / (1 − dropout),     d_j = 0 or 1/(1 − dropout),
 
-    where o' and G' belong to the kept keys, G to all.
+    where o' and G' belong to the kept keys, G to all. The starts of sequences are those of ``plan.py``.
     """
-    if isinstance(dropout, bool) or not 0 <= dropout < 1:
-        raise ArgumentError(f"attend: dropout is {dropout!r}. Pass the share of weights to drop, 0 <= p < 1.")
     t, settings = call.inputs, call.settings
     settings = replace(settings, backend="tiled") if settings.backend == "cpu" else settings
-    Q, K, device, lead = t.query.shape[-2], t.key.shape[-2], t.query.device, t.query.dim() - 3
+    device, lead = t.query.device, t.query.dim() - 3
     drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
-    starts = torch.tensor([[0, Q], [0, K]], device=device)
-    made = plan.make(starts[0], starts[1, :1], starts[1, 1:], drawn, dropout)[(None,) * lead]
+    made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]
     bias = t.bias
     if t.mask is not None:  # a plan stands in its place
         hidden = torch.zeros(t.mask.shape, dtype=wide_dtype(t.query.dtype), device=device)
         hidden = hidden.masked_fill(~t.mask, -torch.inf)
         bias = hidden if bias is None else bias + hidden
-    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
     kept = t._replace(mask=made, bias=bias)
     part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype)))
     output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)

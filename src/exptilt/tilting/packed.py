@@ -5,6 +5,7 @@ each sequence is a call of `attend`.
 """
 
 from dataclasses import fields, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import derivatives_wanted, is_concrete
 from exptilt.tilting import plan
 from exptilt.tilting.arguments import explain_keywords, prepare
-from exptilt.tilting.attend import attend, run
+from exptilt.tilting.attend import attend, check_dropout, drop, run
 from exptilt.tilting.backends.dispatch import default_backend
 from exptilt.tilting.tilted import Tilted
 
@@ -107,8 +108,10 @@ def _joined(parts: list[Tilted]) -> Tilted:
         found = [getattr(x, name) for x in parts]
         return None if found[0] is None else torch.cat(found, -2 if name == "output" else -1)
 
+    known = [x.parts for x in parts if x.parts is not None]
     found: Any = {f.name: along(f.name) for f in fields(Tilted) if f.name != "parts"}
-    return Tilted(**found)
+    rows: Any = tuple(torch.cat(x, -1) for x in zip(*known, strict=True))
+    return Tilted(**found, parts=rows if len(known) == len(parts) else None)
 
 
 @explain_keywords
@@ -130,6 +133,8 @@ def attend_packed(
     key_mass: bool = False,
     backend: str | None = None,
     check: bool | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
 ) -> Tilted:
     r"""Attention within each of several sequences of any lengths, packed one after the other without padding.
 
@@ -140,7 +145,8 @@ def attend_packed(
     With a block_table, keys and values stand in pages of page_size positions: the i-th key of sequence b is
     at position block_table[b, i // page_size] · page_size + i % page_size of key, and key_starts only says
     how many keys each sequence has. Sequences may share pages; pages that no sequence has are not read. A GPU
-    reads pages in place, unless a derivative or the key mass is asked for: then keys are gathered first.
+    reads pages in place, unless a derivative, the key mass or dropout is asked for: then keys and values are
+    gathered first, into tensors as long as all sequences together.
 
     Args:
         query: ``(Hq, queries of all sequences, D)``. From (positions, heads, D) pass ``x.transpose(0, 1)``.
@@ -161,6 +167,10 @@ def attend_packed(
         backend: see `attend`.
         check: see `attend`; also whether starts and table are looked at, for which a GPU must be waited for
             (None: they are).
+        dropout: see `attend`; off a GPU the dropped weights are found in plain torch, in time that grows with
+            the square of all positions.
+        seed: an integer or a tensor ``()``, see `attend`; a weight is dropped by where its query and its key
+            stand among all that are packed (of pages: gathered), so that sequences drop differently.
 
     Returns:
         `Tilted`: output ``(Hq, queries, Dv)``, statistics ``(Hq, queries)``, key_mass ``(Hq, positions)``.
@@ -172,15 +182,14 @@ def attend_packed(
         True
     """
     key_starts = query_starts if key_starts is None else key_starts
+    check_dropout(dropout)
     look = check is not False and isinstance(query_starts, Tensor) and is_concrete(query_starts, key_starts)
     _check(query, key, query_starts, key_starts, block_table, page_size, look)
     chosen = backend or default_backend(query.device, query.dtype)
     positions = key.shape[1]
     places = None
-    in_place = (
-        chosen == "gpu" and not key_mass and not derivatives_wanted((query, key, value, log_weight, sink))
-    )
-    if block_table is not None and not in_place:
+    gathered = key_mass or dropout or derivatives_wanted((query, key, value, log_weight, sink))
+    if block_table is not None and (chosen != "gpu" or gathered):
         places = _unpaged(block_table, key_starts, page_size)
         key, value = key[:, places], value[:, places]
         log_weight = None if log_weight is None else log_weight[..., places]
@@ -190,11 +199,14 @@ def attend_packed(
         "window": window,
         "softcap": softcap,
         "sink": sink,
+        "backend": backend,
+        "check": check,
     }
-    options |= {"backend": backend, "check": check}
+    prepared = partial(prepare, "attend_packed", query, key, log_weight=log_weight, **options, autocast=True)
+    read = value[..., :0] if dropout else value
     if chosen == "gpu":
         made = _plan(query_starts, key_starts, block_table if places is None else None, page_size, positions)
-        call = prepare("attend_packed", query, key, value, log_weight=log_weight, **options, autocast=True)
+        call = prepared(value=read)
         found = run(replace(call, inputs=call.inputs._replace(mask=made)), key_mass=key_mass)
     else:
         edges = list(zip(query_starts.tolist(), key_starts.tolist(), strict=True))
@@ -203,7 +215,7 @@ def attend_packed(
                 attend(
                     query[:, q0:q1],
                     key[:, k0:k1],
-                    value[:, k0:k1],
+                    read[:, k0:k1],
                     log_weight=None if log_weight is None else log_weight[..., k0:k1],
                     key_mass=key_mass,
                     **options,
@@ -211,6 +223,8 @@ def attend_packed(
                 for (q0, k0), (q1, k1) in pairwise(edges)
             ]
         )
+    if dropout:
+        found = drop(prepared(value=value), found, query_starts, key_starts, dropout, seed)
     if places is not None and found.key_mass is not None:
         mass = found.key_mass.new_zeros((found.key_mass.shape[0], positions)).index_add(
             1, places, found.key_mass

@@ -88,7 +88,7 @@ def _tangent(
     t: Inputs, dots: Dots, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
-    more = {"output": output} if backend in ("cpu", "tiled") else {}  # others have no use for it
+    more = {"output": output} if dispatch.registered(backend) is None else {}  # of no use to sharded keys
     pushed, sums = dispatch.sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, **more)
     return pushed, sums
 

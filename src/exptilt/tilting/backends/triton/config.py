@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     """What a kernel is compiled for: options of the rule, how float32 is multiplied, and its tile.
 
     A tile has so many rows and keys; inner products take step columns at a time (whole_d, whole_v: all at
-    once); a program adds up d columns of query and key and v columns of value.
+    once); a program adds up d columns of query and key and v columns of value. alone: it holds all keys.
     """
 
     causal: bool
@@ -42,6 +42,7 @@ class Kind(NamedTuple):
     v: int
     whole_d: bool
     whole_v: bool
+    alone: bool = False
 
 
 # By sweep and bytes of a number of the inputs, for vectors of at most 64 columns without and with further
@@ -53,6 +54,8 @@ TILES: dict[tuple[str, int], tuple[Tile, ...]] = {
     ("forward", 4): (Tile(64, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
     ("tangent", 2): (Tile(32, 32, 64), _NARROW, Tile(32, 32, 64), Tile(16, 16, 64)),
     ("tangent", 4): (_LEAST,) * 4,
+    ("met", 2): (_SMALL,) * 4,
+    ("met", 4): (_SMALL,) * 4,
     ("gradient by rows", 2): (Tile(32, 32, 64), _NARROW, Tile(16, 16, 64), Tile(16, 16, 64)),
     ("gradient by rows", 4): (_LEAST,) * 4,
     ("gradient by keys", 2): (Tile(32, 32, 64), _NARROW, Tile(16, 16, 64), Tile(16, 16, 64)),
@@ -69,28 +72,39 @@ TILES: dict[tuple[str, int], tuple[Tile, ...]] = {
     ("second by keys", 4): (_LEAST,) * 4,
 }
 TILES |= {(sweep, 8): (_LEAST,) * 4 for sweep, _ in tuple(TILES)}
+# A warp of NVIDIA's takes 16 rows of a matrix product: more warps than rows repeat each other's work.
+_BY_ROWS = Tile(16, 16, 64, 2)
+NVIDIA = TILES | {
+    ("forward", 2): (Tile(64, 32, 64, 4), *TILES["forward", 2][1:]),
+    ("tangent", 2): (Tile(32, 16, 64, 2), _NARROW, _BY_ROWS, Tile(16, 16, 64)),
+    ("gradient by rows", 2): (Tile(32, 32, 64, 2), *TILES["gradient by rows", 2][1:]),
+    ("gradient by keys", 2): (_BY_ROWS, *TILES["gradient by keys", 2][1:]),
+    ("key mass", 2): (Tile(32, 32, 64, 2), Tile(16, 16, 64), Tile(16, 16, 64, 1), Tile(16, 16, 64)),
+}
 # The same for every generation but for what is named here. A warp of AMD's has 64 threads, not 32.
 GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
-    "sm80": TILES
+    "sm80": NVIDIA
     | {
         ("forward", 4): (Tile(32, 16, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
-        ("gradient by keys", 2): (_NARROW, _NARROW, Tile(16, 16, 64), Tile(16, 16, 64)),
+        ("tangent", 2): (Tile(32, 16, 64, 2), *TILES["tangent", 2][1:]),
         ("gradient by keys", 4): (Tile(16, 16, 16), _LEAST, _LEAST, _LEAST),
-        ("key mass", 2): (Tile(32, 32, 64), _SMALL, Tile(16, 16, 64), _SMALL),
+        ("key mass", 2): (Tile(32, 32, 64, 2), _SMALL, Tile(16, 16, 64, 1), _SMALL),
     },
-    "sm90": TILES
+    "sm90": NVIDIA
     | {
         ("gradient by bias", 2): (_LEAST,) * 4,
         ("gradient by rows", 4): (_LEAST, _LEAST, _SMALL, Tile(16, 16, 16)),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
-    "sm100": TILES
+    "sm100": NVIDIA
     | {
         ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(32, 16, 32), Tile(16, 16, 32, 4)),
         ("gradient by rows", 4): (_LEAST, _LEAST, Tile(16, 16, 32, 4), _LEAST),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
-    "gfx942": {name: tuple(t._replace(warps=t.warps // 2) for t in tiles) for name, tiles in TILES.items()},
+    "gfx942": {
+        name: tuple(t._replace(warps=max(1, t.warps // 2)) for t in tiles) for name, tiles in TILES.items()
+    },
 }
 
 
@@ -145,5 +159,6 @@ def kind_of(
         rule.softcap is not None,
         "ieee" if exact else "tf32x3",
     )
-    kind = Kind(*options, NARROWEST if few else tile.rows, tile.keys, step, d, v, step >= D, step >= Dv)
-    return kind, {"num_warps": tile.warps, "num_stages": tile.stages}
+    rows = NARROWEST if few else tile.rows
+    kind = Kind(*options, rows, tile.keys, step, d, v, step >= D, step >= Dv)
+    return kind, {"num_warps": max(1, tile.warps * rows // tile.rows), "num_stages": tile.stages}

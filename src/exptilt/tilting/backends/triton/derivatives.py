@@ -13,9 +13,9 @@ import triton.language as tl
 
 from exptilt.tilting.backends.triton.scores import (
     inner,
+    joined,
     keys_seen,
     plane,
-    product,
     rows_of,
     scores,
     span_of_all,
@@ -60,11 +60,25 @@ def pushed_scores(f, dots, scale, slope, n, g, h, i, real, j, number: tl.constex
 
 
 @triton.jit
-def tangent_kernel(f, dots, rows, output, sums, scale: tl.float64, cap: tl.float64, KIND: tl.constexpr):
+def tangent_kernel(
+    f,
+    dots,
+    rows,
+    means,
+    output,
+    sums,
+    scale: tl.float64,
+    cap: tl.float64,
+    CENTRED: tl.constexpr,
+    KIND: tl.constexpr,
+):
     """Program (tile of rows of a key head of a batch item, piece of the value's columns).
 
     rows: shift, inverse, gap. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, batch, heads,
-    Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r, r the mean of ṡ in the first tile that has weight.
+    Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. At first r is the mean of ṡ in the first tile that
+    has weight; where means, the outputs of the forward sweep, are given it is moved to Σ p ṡ in the end
+    (``numba/tangent.py``), and values of float32 are taken about the mean of the tile's outputs: none of them
+    is then far from 0.
     """
     number: tl.constexpr = output.dtype.element_ty
     tiles = tl.cdiv(f.group * f.Q, KIND.rows)
@@ -77,7 +91,13 @@ def tangent_kernel(f, dots, rows, output, sums, scale: tl.float64, cap: tl.float
     r = tl.zeros([KIND.rows], number)
     settled = tl.zeros([KIND.rows], tl.int32)
     x0, x1, x2 = tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number)
+    m0, m1, m2 = tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number)
     o = tl.zeros([KIND.rows, KIND.v], number)
+    there = real[:, None] & (u < f.Dv)[None, :]
+    centre = tl.zeros([KIND.v], number)
+    if CENTRED:
+        centre += tl.sum(tl.load(means + at[:, None] * f.Dv + u[None, :], mask=there, other=0.0), 0)
+        centre = centre / tl.sum(real.to(number))
     first, last = keys_seen(f, n, i, real, KIND)
     for j0 in range(first, last, KIND.keys):
         j = j0 + tl.arange(0, KIND.keys)
@@ -92,17 +112,51 @@ def tangent_kernel(f, dots, rows, output, sums, scale: tl.float64, cap: tl.float
         x0 += tl.sum(x, 1)
         x1 += tl.sum(x * c, 1)
         x2 += tl.sum(x * c * c, 1)
+        if means is not None:
+            m0 += z
+            m1 += tl.sum(p * c, 1)
+            m2 += tl.sum(p * c * c, 1)
         if f.value.at is not None:
-            o = product(x, vectors(f.value, n, g, j, j < f.K, u, f.Dv), o, KIND.precision)
+            v = vectors(f.value, n, g, j, j < f.K, u, f.Dv)
+            if CENTRED:
+                v = v - centre[None, :]
+            o = joined(x, v, o, KIND.precision)
             if dots.value.at is not None:
-                o = product(p, vectors(dots.value, n, g, j, j < f.K, u, f.Dv), o, KIND.precision)
+                o = joined(p, vectors(dots.value, n, g, j, j < f.K, u, f.Dv), o, KIND.precision)
+    if means is not None:
+        end = x0 + r * m0
+        by = end - r
+        if f.value.at is not None:
+            mean = tl.load(means + at[:, None] * f.Dv + u[None, :], mask=there, other=0.0)
+            o += (x0 - by)[:, None] * centre[None, :] - by[:, None] * (mean - centre[None, :])
+        r = end
+        x0 -= by * m0
+        x1 -= by * m1
+        x2 -= by * m2
     if f.value.at is not None:
-        tl.store(output + at[:, None] * f.Dv + u[None, :], o, mask=real[:, None] & (u < f.Dv)[None, :])
+        tl.store(output + at[:, None] * f.Dv + u[None, :], o, mask=there)
     if tl.program_id(1) == 0:
         tl.store(sums + at, r, mask=real)
         tl.store(sums + size + at, x0, mask=real)
         tl.store(sums + 2 * size + at, x1, mask=real)
         tl.store(sums + 3 * size + at, x2, mask=real)
+
+
+@triton.jit
+def met_kernel(x, y, met, heads, Q, C, KIND: tl.constexpr):
+    """Program (tile of queries, head of a batch item): met (batch, heads, Q), <x_i, y_i> of C columns.
+
+    It is the diagonal of all products of a tile, so that they are summed as `inner` sums those of values:
+    where a query sees one key only, <ō, o> and <ō, v> cancel to the last bit.
+    """
+    number: tl.constexpr = met.dtype.element_ty
+    n, h = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    r = tl.arange(0, KIND.rows)
+    i = tl.program_id(0) * KIND.rows + r
+    real = i < Q
+    pairs = inner(x, y, n, h, h, i, real, i, real, C, number, KIND.whole_v, KIND)
+    own = tl.sum(tl.where(r[:, None] == r[None, :], pairs, 0.0), 1)
+    tl.store(met + tl.program_id(1).to(tl.int64) * Q + i, own, mask=real)
 
 
 @triton.jit
@@ -127,17 +181,22 @@ def pulled(
     """(rows, keys) each: the weights that carry ō to the value, the derivative by the scores, and what
     multiplies k and q (M1) and their tangents (M2).
 
-    rows: shift, inverse, gap, a0, a1, a2, <ō, o>; then pushed, e0, e1, <ō, ȯ>.
+    rows: shift, inverse, gap, a0, a1, a2, <ō, o>; then pushed, e0, e1, <ō, ȯ>. Where a tile holds all keys
+    the products <ō, o>, <ō, ȯ> come from the very terms that they are subtracted from.
     """
     inside = j < f.K
     at = (n * f.heads + h) * f.Q + i
     s, slope, bend = scores(f, scale, cap, n, g, h, i, real, j, number, KIND)
     p, c = weighed(s, rows, size, at, real)
-    y = line(rows, 3, size, at, real) - line(rows, 6, size, at, real)
     a1, a2 = line(rows, 4, size, at, real), line(rows, 5, size, at, real)
-    y = y + c * (a1 + a2 * c)
+    y = line(rows, 3, size, at, real) + c * (a1 + a2 * c)
+    w = tl.zeros([KIND.rows, KIND.keys], number)
     if f.value.at is not None:
-        y += inner(bar, f.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
+        w = inner(bar, f.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
+        met = line(rows, 6, size, at, real)
+        if KIND.alone:
+            met = tl.sum(tl.where(p != 0, p * w, 0.0), 1)[:, None]
+        y += w - met
     if not SECOND:
         d = tl.where(p != 0, p * y, 0.0)
         m1 = d
@@ -146,9 +205,15 @@ def pulled(
         return p, d, m1, m1
     z, moved = pushed_scores(f, dots, scale, slope, n, g, h, i, real, j, number, KIND)
     x = moved - line(rows, 7, size, at, real)
-    e = line(rows, 8, size, at, real) - line(rows, 10, size, at, real) + c * line(rows, 9, size, at, real)
-    if dots.value.at is not None:
-        e += inner(bar, dots.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
+    e = line(rows, 8, size, at, real) + c * line(rows, 9, size, at, real)
+    if f.value.at is not None:
+        t = tl.zeros([KIND.rows, KIND.keys], number)
+        if dots.value.at is not None:
+            t = inner(bar, dots.value, n, h, g, i, real, j, inside, f.Dv, number, KIND.whole_v, KIND)
+        met = line(rows, 10, size, at, real)
+        if KIND.alone:
+            met = tl.sum(tl.where(p != 0, p * (x * w + t), 0.0), 1)[:, None]
+        e += t - met
     d = tl.where(p != 0, p * ((y + a1 + 2.0 * a2 * c) * x + e), 0.0)
     m1, m2 = d, tl.where(p != 0, p * y, 0.0)
     if KIND.cap:
@@ -191,10 +256,10 @@ def rows_kernel(
         if query_grad is not None:
             k = vectors(f.key, n, g, j, j < f.K, u, f.D)
             k = tl.where(tl.abs(k.to(number)) < float("inf"), k, 0.0)  # one that nobody sees may be anything
-            q = product(m1, k, q, KIND.precision)
+            q = joined(m1, k, q, KIND.precision)
             if SECOND:
                 if dots.key.at is not None:
-                    q = product(m2, vectors(dots.key, n, g, j, j < f.K, u, f.D), q, KIND.precision)
+                    q = joined(m2, vectors(dots.key, n, g, j, j < f.K, u, f.D), q, KIND.precision)
     at = (n * f.heads + h) * f.Q + i
     if query_grad is not None:
         there = real[:, None] & (u < f.D)[None, :]
@@ -259,14 +324,14 @@ def keys_kernel(
                 columns += tl.sum(d, 0)
                 if key_grad is not None:
                     q = vectors(f.query, n, h, i, real, u, f.D)
-                    k = product(tl.trans(m1), q, k, KIND.precision)
+                    k = joined(tl.trans(m1), q, k, KIND.precision)
                     if SECOND:
                         if dots.query.at is not None:
                             q = vectors(dots.query, n, h, i, real, u, f.D)
-                            k = product(tl.trans(m2), q, k, KIND.precision)
+                            k = joined(tl.trans(m2), q, k, KIND.precision)
                 if value_grad is not None:
                     o = vectors(bar, n, h, i, real, w, f.Dv)
-                    v = product(tl.trans(p), o, v, KIND.precision)
+                    v = joined(tl.trans(p), o, v, KIND.precision)
         if column_sum is not None:
             if tl.program_id(1) == 0:
                 tl.store(column_sum + (n * f.heads + g * f.group + b) * f.K + j, columns, mask=inside)

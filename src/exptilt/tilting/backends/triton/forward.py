@@ -16,7 +16,7 @@ and joins the same five numbers of each new tile, rebased to the larger m, by th
 import triton
 import triton.language as tl
 
-from exptilt.tilting.backends.triton.scores import keys_seen, placed, product, rows_of, scores, vectors
+from exptilt.tilting.backends.triton.scores import joined, keys_seen, placed, rows_of, scores, vectors
 
 
 @triton.jit
@@ -64,17 +64,18 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         old = weight * rebase
         mean = tl.where(old > 0, mean + (top - shift), 0.0)
         weight = old + z
-        share = z / tl.where(weight > 0, weight, 1.0)
+        inverse = 1.0 / tl.where(weight > 0, weight, 1.0)
         gap = tl.where(z > 0, c - mean, 0.0)
-        square = square * rebase + tl.sum(e * away * away, 1) + gap * gap * old * share
-        mean += gap * share
+        square = square * rebase + tl.sum(e * away * away, 1) + gap * gap * old * (z * inverse)
+        # from the side that weighs more, so that a share near 0 costs no digits
+        mean = tl.where(z > old, c - gap * (old * inverse), mean + gap * (z * inverse))
         top = m
         if f.value.at is not None:
             there = j < f.K
             if f.pages.at is not None:  # what was never written to a page may be anything
                 there = tl.max(e, 0) > 0
             v = vectors(f.value, n, g, placed(f, j), there, u, f.Dv)
-            o = product(e, v, o * rebase[:, None], KIND.precision)
+            o = joined(e, v, o * rebase[:, None], KIND.precision)
 
     alive = weight > 0
     z = tl.where(alive, weight, 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exptilt._support.errors import MissingExtraError
 from exptilt.tilting.backends.triton import frame
-from exptilt.tilting.backends.triton.config import Kind, Tile, kind_of
+from exptilt.tilting.backends.triton.config import NARROWEST, Kind, Tile, kind_of
 from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -98,21 +98,45 @@ def _join(output: Tensor, lines: Lines, best: Tensor) -> tuple[Tensor, Tensor, T
     return whole, torch.stack(joined), best.gather(0, first.unsqueeze(0))[0]
 
 
-def tangent(t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap."""
+def tangent(
+    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
+
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``numba/tangent.py``).
+    """
     shape, lead, Dv = t.query.shape[:-1], t.query.shape[:-3], t.value.shape[-1]
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
     (N, heads, Q, _), key_heads = t.query.shape, t.key.shape[1]
+    means = None if output is None else output.contiguous()
+    centred = means is not None and t.query.dtype == wide and Dv > 0
     output, sums = t.query.new_zeros((*shape, Dv), dtype=wide), t.query.new_empty((4, *shape), dtype=wide)
-    given = frame.frame_of(t, rule), frame.tangents_of(dots, lead), rows.contiguous(), output, sums
+    given = frame.frame_of(t, rule), frame.tangents_of(dots, lead), rows.contiguous(), means, output, sums
 
     def launch(kind: Kind, options: dict[str, Any]) -> None:
         grid = N * key_heads * _over(heads // key_heads * Q, kind.rows), max(1, _over(Dv, kind.v))
-        derivatives.tangent_kernel[grid](*given, **options)
+        derivatives.tangent_kernel[grid](*given, CENTRED=centred, **options)
 
     if sums.numel():
         _run("tangent", t, rule, launch)
     return output, sums
+
+
+def _met(t: Inputs, rule: ScoreRule, x: Tensor, y: Tensor) -> Tensor:
+    """(..., Hq, Q): <x, y> of vectors (..., Hq, Q, Dv)."""
+    lead, (heads, Q, Dv) = x.shape[:-3], x.shape[-3:]
+    met = y.new_zeros(x.shape[:-1])
+    vectors = [frame.operand(frame.one_batch_axis(z, lead)) for z in (x, y)]
+
+    def launch(kind: Kind, options: dict[str, Any]) -> None:
+        kind = kind._replace(rows=NARROWEST, keys=NARROWEST)
+        grid = _over(Q, kind.rows), met.numel() // Q
+        options = {name: n for name, n in options.items() if name.startswith("num_")}
+        derivatives.met_kernel[grid](*vectors, met, heads, Q, Dv, KIND=kind, **options)
+
+    if met.numel() and Dv:
+        _run("met", t, rule, launch)
+    return met
 
 
 def gradient(
@@ -125,12 +149,15 @@ def gradient(
     *,
     dots: Dots | None = None,
     output_dot: Tensor | None = None,
+    whole: bool = True,
 ) -> Gradients:
     """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back; of
     the output's tangent where tangents are given, with rows pushed, e0, e1 as well.
+
+    With `whole` False these are some of the keys that output and rows belong to.
     """
     if not needs.mass:
-        met = [(cotangent * x).sum(-1)[None] for x in (output, output_dot) if x is not None]
+        met = [_met(t, rule, cotangent, x)[None] for x in (output, output_dot) if x is not None]
         rows = torch.cat([rows[:6], met[0], rows[6:], *met[1:]])
     original, lead, shape = t.bias, t.query.shape[:-3], t.query.shape
     t, wide, second = frame.flat(t), wide_dtype(t.query.dtype), output_dot is not None
@@ -146,6 +173,7 @@ def gradient(
     ) -> None:
         def launch(kind: Kind, options: dict[str, Any]) -> None:
             made = (x if not isinstance(x, Tensor) or x.numel() else None for x in results)
+            options = options | {"KIND": kind._replace(alone=whole and kind.keys >= K)}
             kernel[grid(kind)](*given, *made, SECOND=second, **more, **options)
 
         sweep = "key mass" if needs.mass else f"{'second' if second else 'gradient'} by {part}"
@@ -165,9 +193,9 @@ def gradient(
                 lambda kind: (_over(Q, kind.rows), _over(K, kind.keys), own.numel()),
                 *pairs,
             )
-        whole = bias if own[0] == 1 else bias.unflatten(0, lead or (1,))
-        same = whole.numel() == original.numel()
-        bias = whole.reshape(original.shape) if same else whole.sum_to_size(original.shape)
+        spread = bias if own[0] == 1 else bias.unflatten(0, lead or (1,))
+        same = spread.numel() == original.numel()
+        bias = spread.reshape(original.shape) if same else spread.sum_to_size(original.shape)
     if size and K and (query.numel() or row_sum.numel()):
         units, columns = N * key_heads, D if query.numel() else 1
         run(
@@ -192,6 +220,8 @@ def gradient(
     return Gradients(query, key, value, column_sum, row_sum, bias)
 
 
-def second(t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: Dots, *rest: Any) -> Gradients:
+def second(
+    t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: Dots, *rest: Any, whole: bool = True
+) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
-    return gradient(t, bar, output, *rest, dots=dots, output_dot=moved)
+    return gradient(t, bar, output, *rest, dots=dots, output_dot=moved, whole=whole)

@@ -6,13 +6,18 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """tanh x, by Cephes' rational form below 0.625: Triton has none that its interpreter knows."""
+    """tanh x, by Cephes' rational form below 0.625 (Triton has none that its interpreter knows), and its
+    slope: 1 − tanh² below, 4e/(1 + e)² above, with no difference of numbers that are nearly equal.
+    """
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
     q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
     e = tl.exp(-2.0 * tl.abs(x))
-    large = (1.0 - e) / (1.0 + e)
-    return tl.where(tl.abs(x) < 0.625, x + x * z * (p / q), tl.where(x < 0, -large, large))
+    inverse = 1.0 / (1.0 + e)
+    large = (1.0 - e) * inverse
+    small = x + x * z * (p / q)
+    t = tl.where(tl.abs(x) < 0.625, small, tl.where(x < 0, -large, large))
+    return t, tl.where(tl.abs(x) < 0.625, 1.0 - small * small, 4.0 * e * inverse * inverse)
 
 
 @triton.jit
@@ -37,6 +42,24 @@ def product(a, b, total, PRECISION: tl.constexpr):
         high = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
         total = tl.dot(high, b.to(tl.float32), total, input_precision="tf32")
         total = tl.dot(a - high, b.to(tl.float32), total, input_precision="tf32")
+    return total
+
+
+@triton.jit
+def joined(a, b, total, PRECISION: tl.constexpr):
+    """total + a b, where a tile of exact float32 products is summed by itself first.
+
+    So a sum over many tiles is one of sums, whose errors do not grow with its length as fast. Scores are not
+    added up like this: their sum must not depend on how many columns a sweep takes at a time.
+    """
+    if PRECISION == "ieee" and (b.dtype == tl.float32 or b.dtype == tl.float64):
+        # tiles of the table have no more terms; with 0 Triton would begin the tile's sum at `total`
+        part = tl.dot(
+            a.to(b.dtype), b, tl.zeros_like(total), input_precision=PRECISION, max_num_imprecise_acc=32
+        )
+        total += part
+    else:
+        total = product(a, b, total, PRECISION)
     return total
 
 
@@ -131,8 +154,7 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
     slope, bend = s, s
     if KIND.cap:
         c = tl.full([1, 1], cap, number)
-        t = tanh(s / c)
-        slope = 1.0 - t * t
+        t, slope = tanh(s / c)
         bend = -2.0 * t * slope / c
         s = c * t
     seen = real[:, None] & inside[None, :]
