@@ -80,7 +80,6 @@ class Place(NamedTuple):
     ahead: int  # a law predicted
     after: int  # a law updated
     scratch: int  # of `update`
-    density: int  # a number
     end: int
 
 
@@ -103,10 +102,10 @@ def layout(M: int, n: int, m: int, groups: int) -> Place:
     read = own + move + sensor
     ahead, after = read + law, read + 2 * law
     scratch = after + law
-    density = scratch + update_room(n, m)
+    end = scratch + update_room(n, m)
     sizes = (M, n, m, groups, law, move, sensor)
     matrices = (0, transition, moves, sensors, y, seen, own, own + move)
-    return Place(*sizes, *matrices, read, ahead, after, scratch, density, density + 1)
+    return Place(*sizes, *matrices, read, ahead, after, scratch, end)
 
 
 @inlined

@@ -33,7 +33,19 @@ from .buffers import (
     sensor_size,
     work_buffer,
 )
-from .kalman import Buffer, clear, collapse, copy, count, kernel, predict, predict_some, update, update_some
+from .kalman import (
+    Buffer,
+    clear,
+    collapse,
+    copy,
+    count,
+    kernel,
+    predict,
+    predict_some,
+    update,
+    update_lanes,
+    update_some,
+)
 from .numbers import get, get_lane, groups_of, inlined, put, put_lane, rolled, width, zero
 
 IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3
@@ -75,7 +87,7 @@ def carry(
         put(w, density, update(n, m, w, at.y, sensor, at.ahead, target, at.scratch))
     else:
         sensor = at.seen + g * sensor_size(n, seen)
-        update_some(n, seen, w, at.y, sensor, at.ahead, target, at.scratch, density)
+        update_lanes(n, seen, w, at.y, sensor, at.ahead, target, at.scratch, density)
 
 
 @kernel
@@ -85,9 +97,7 @@ def carry_some(w: Buffer, at: Place, seen: int, begun: bool, j: int, source: int
         copy(at.law, w, source, w, at.ahead)
     else:
         predict_some(at.n, w, at.moves + j * at.move, source, at.ahead, at.scratch)
-    sensor = sensor_of(at, seen, j)
-    update_some(at.n, seen, w, at.y, sensor, at.ahead, target, at.scratch, at.density)
-    return float(w[at.density])
+    return float(update_some(at.n, seen, w, at.y, sensor_of(at, seen, j), at.ahead, target, at.scratch))
 
 
 @inlined

@@ -305,7 +305,7 @@ def predict_some(n: int, w: Buffer, move: int, source: int, target: int, scratch
 
 
 @kernel
-def update_some(
+def update_lanes(
     n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: int, scratch: int, density: int
 ) -> None:
     """`update` for sizes known only at run time; the log-density goes to `density`.
@@ -318,6 +318,18 @@ def update_some(
         put(w, density, 0.0)
     else:
         put(w, density, update(n, m, w, y, sensor, source, target, scratch))
+
+
+@kernel
+def update_some(
+    n: int, m: int, w: Buffer, y: int, sensor: int, source: int, target: int, scratch: int
+) -> float:
+    """`update` of one law for sizes known only at run time; nothing observed leaves the law as it is."""
+    rolled(n)
+    if m == 0:
+        copy(law_size(n), w, source, w, target)
+        return 0.0
+    return float(update(n, m, w, y, sensor, source, target, scratch))
 
 
 @kernel

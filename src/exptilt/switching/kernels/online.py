@@ -144,13 +144,14 @@ def step_rows(
                 if seen == m:
                     copy(law, w, source, w, at.ahead)
                     copy(at.sensor, w, at.sensors + j * at.sensor, w, at.own_sensor)
-                    w[density + k] = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
+                    value = update(n, m, w, at.y, at.own_sensor, at.ahead, at.after, at.scratch)
                     copy(law, w, at.after, w, target)
                 else:
                     sensor = sensor_of(at, seen, j)
-                    update_some(states, seen, w, at.y, sensor, source, target, at.scratch, density + k)
-                if np.isnan(w[density + k]):
+                    value = update_some(states, seen, w, at.y, sensor, source, target, at.scratch)
+                if np.isnan(value):
                     return member * (M + 1) + j
+                w[density + k] = value
             for j in range(M):
                 if pairs:
                     for i in range(M):
@@ -232,10 +233,10 @@ def appraise(
             seen = look(pick, 0, w, at, index)
             for j in range(M):
                 own = sensor_of(at, seen, j)
-                update_some(n, seen, w, at.y, own, laws + j * law, at.after, at.scratch, at.density)
-                if np.isnan(w[at.density]):
+                value = update_some(n, seen, w, at.y, own, laws + j * law, at.after, at.scratch)
+                if np.isnan(value):
                     return member * (M + 1) + j
-                log_density[member, candidate, j] = w[at.density]
+                log_density[member, candidate, j] = value
                 place = at.scratch + seen * seen + 2 * n * seen
                 square = 0.0
                 for a in range(m):
