@@ -354,19 +354,28 @@ def test_refused(ask, words):
 
 
 @pytest.mark.parametrize(
-    ("thing", "folder", "old"),
+    ("make", "folder", "old"),
     [
-        (Hopfield(torch.eye(3)), "exptilt.memory.hopfield", "exptilt.memory.hopfield"),
+        (lambda: Hopfield(torch.eye(3)), "exptilt.memory.hopfield", "exptilt.memory.hopfield"),
         (
-            ClassicalHopfield.hebbian(torch.ones(1, 3)),
+            lambda: ClassicalHopfield.hebbian(torch.ones(1, 3)),
             "exptilt.memory.binary.classical",
             "exptilt.memory.classical",
         ),
-        (RestrictedBoltzmann.random(2, 2), "exptilt.memory.binary.boltzmann", "exptilt.memory.boltzmann"),
-        (Hopfield(torch.eye(3), 9.0).capacity(), "exptilt.memory.landscape.recall", "exptilt.memory.recall"),
+        (
+            lambda: RestrictedBoltzmann.random(2, 2),
+            "exptilt.memory.binary.boltzmann",
+            "exptilt.memory.boltzmann",
+        ),
+        (
+            lambda: Hopfield(torch.eye(3), 9.0).capacity(),
+            "exptilt.memory.landscape.recall",
+            "exptilt.memory.recall",
+        ),
     ],
 )
-def test_old_module_names_are_read(thing, folder, old):
+def test_old_module_names_are_read(make, folder, old):
+    thing = make()
     now = pickle.dumps(thing, protocol=0)
     assert folder.encode() in now
     assert type(pickle.loads(now.replace(folder.encode(), old.encode()))) is type(thing)
