@@ -230,7 +230,8 @@ class _Part(JITCodeLibrary):
     def finalize(self) -> None:
         me: Any = self  # numba says nothing of its types
         for library in dict.fromkeys(me._linking_libraries):
-            me._reload_init.update(library._reload_init)
+            if hasattr(me, "_reload_init"):  # from numba 0.63 on
+                me._reload_init.update(library._reload_init)
             me._final_module.link_in(library._get_module_for_linking(), preserve=True)
         me._finalized = True
 
