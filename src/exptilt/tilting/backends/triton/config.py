@@ -80,25 +80,29 @@ NVIDIA = TILES | {
     ("gradient by rows", 2): (Tile(32, 32, 64, 2), *TILES["gradient by rows", 2][1:]),
     ("gradient by keys", 2): (_BY_ROWS, *TILES["gradient by keys", 2][1:]),
     ("key mass", 2): (Tile(32, 32, 64, 2), Tile(16, 16, 64), Tile(16, 16, 64, 1), Tile(16, 16, 64)),
+    ("second by rows", 2): (Tile(16, 16, 64, 4), *TILES["second by rows", 2][1:]),
 }
 # The same for every generation but for what is named here. A warp of AMD's has 64 threads, not 32.
 GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     "sm80": NVIDIA
     | {
         ("forward", 4): (Tile(32, 16, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
-        ("tangent", 2): (Tile(32, 16, 64, 2), *TILES["tangent", 2][1:]),
+        ("tangent", 2): (Tile(32, 16, 64, 2), _NARROW, _NARROW, Tile(16, 16, 64)),
         ("gradient by keys", 4): (Tile(16, 16, 16), _LEAST, _LEAST, _LEAST),
         ("key mass", 2): (Tile(32, 32, 64, 2), _SMALL, Tile(16, 16, 64, 1), _SMALL),
     },
     "sm90": NVIDIA
     | {
+        ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
         ("gradient by bias", 2): (_LEAST,) * 4,
+        ("gradient by bias", 4): (Tile(16, 16, 16), _LEAST, Tile(16, 16, 16), Tile(16, 16, 16)),
         ("gradient by rows", 4): (_LEAST, _LEAST, _SMALL, Tile(16, 16, 16)),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
     "sm100": NVIDIA
     | {
-        ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(32, 16, 32), Tile(16, 16, 32, 4)),
+        ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(16, 16, 32, 4), Tile(16, 16, 32, 4)),
+        ("key mass", 2): (Tile(32, 16, 64, 2), *NVIDIA["key mass", 2][1:]),
         ("gradient by rows", 4): (_LEAST, _LEAST, Tile(16, 16, 32, 4), _LEAST),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
