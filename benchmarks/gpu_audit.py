@@ -50,6 +50,7 @@ TYPES |= {torch.uint8: "u8", torch.int64: "i64", torch.int32: "i32"}
 DISASSEMBLER = Path(nvidia.__path__[0]) / "bin" / "nvdisasm"
 # Of a multiprocessor: registers, bytes of shared memory, threads at most.
 REGISTERS, SHARED, THREADS = 65536, {"sm80": 164 << 10, "sm90": 228 << 10, "sm100": 228 << 10}, 2048
+LOGS: dict[str, str] = {}  # what the assembler said of a kernel, which it says but once
 MATRIX = re.compile(r"HMMA|HGMMA|UTC\w*MMA|v_mfma")
 BYTES = {".128": 16, ".64": 8, ".U16": 2, ".U8": 1, ".S16": 2}
 
@@ -218,7 +219,8 @@ def compiled(generation: str, call: tuple[Any, tuple[Any, ...], dict[str, Any]],
     with contextlib.redirect_stdout(io.StringIO()) as log:
         made = triton.compile(ASTSource(kernel, signature, fixed, known), target=target, options=options)
     rounds = math.ceil(D / getattr(kind, "step", kind.d))
-    text, layouts, threads = log.getvalue(), made.asm["ttgir"], target.warp_size * warps
+    text = LOGS.setdefault(made.hash, log.getvalue())
+    layouts, threads = made.asm["ttgir"], target.warp_size * warps
     products = re.findall(r"= tt\.dot .*|ttng\.warp_group_dot .*|ttng\.tc_gen5_mma .*", layouts)
     found = {
         "tile": [kind.rows, kind.keys],

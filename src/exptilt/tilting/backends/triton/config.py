@@ -95,7 +95,7 @@ GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     | {
         ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(32, 32, 32), Tile(32, 16, 32)),
         ("gradient by bias", 2): (_LEAST,) * 4,
-        ("gradient by bias", 4): (Tile(16, 16, 16), _LEAST, Tile(16, 16, 16), Tile(16, 16, 16)),
+        ("gradient by bias", 4): (Tile(16, 16, 16), _LEAST, Tile(16, 16, 16), _LEAST),
         ("gradient by rows", 4): (_LEAST, _LEAST, _SMALL, Tile(16, 16, 16)),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
@@ -103,6 +103,7 @@ GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     | {
         ("forward", 4): (Tile(64, 32, 32), Tile(32, 16, 32), Tile(16, 16, 32, 4), Tile(16, 16, 32, 4)),
         ("key mass", 2): (Tile(32, 16, 64, 2), *NVIDIA["key mass", 2][1:]),
+        ("gradient by keys", 2): (*NVIDIA["gradient by keys", 2][:3], _SMALL),
         ("gradient by rows", 4): (_LEAST, _LEAST, Tile(16, 16, 32, 4), _LEAST),
         ("second by keys", 4): (_LEAST, Tile(16, 16, 16), _LEAST, _LEAST),
     },
