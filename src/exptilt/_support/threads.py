@@ -1,0 +1,111 @@
+"""Work on several threads: as many as torch is set to use, and torch's own where that is possible.
+
+`run_region` calls a C function of one pointer on the threads of torch's OpenMP team, where torch runs on GNU
+OpenMP: after each of its operations they keep spinning for some milliseconds, and any other thread would
+have to share a core with them. The threads share out the work through a counter in memory; Python is not
+called. Elsewhere, and in a forked child, where OpenMP's team is gone and a new one would hang, a thread pool
+calls the same function. `run_chunks` does the same for work that is a Python function.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exptilt._support.process import FIRST_PROCESS
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _team() -> Any:
+    """GNU OpenMP's entry into a parallel region, of the library that torch has loaded, or None."""
+    folder = Path(torch.__file__).parent
+    for path in (*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")):
+        try:
+            function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        function.restype = None
+        return function
+    return None
+
+
+def team() -> Any:
+    """The entry into torch's OpenMP team, or None; None in a forked child, where it would hang."""
+    return _team() if os.getpid() == FIRST_PROCESS else None
+
+
+def _pool(helpers: int) -> ThreadPoolExecutor:
+    """A pool that belongs to this process alone."""
+    key = os.getpid(), helpers
+    return _pools.get(key) or _pools.setdefault(key, ThreadPoolExecutor(helpers, thread_name_prefix="exptilt"))
+
+
+@cache
+def _callable(address: int) -> Any:
+    return _Region(address)
+
+
+def run_region(address: int, argument: int, threads: int) -> None:
+    """Call the C function at `address` with the pointer `argument` on so many threads, and wait for all."""
+    if threads <= 1:
+        _callable(address)(argument)
+    else:
+        _together(_callable(address), address, argument, threads)
+
+
+def _together(function: Any, address: Any, argument: int | None, threads: int) -> None:
+    """Call a C function, which is at `address`, on so many threads, and wait for all."""
+    if (enter := team()) is not None:
+        enter(address, argument, threads, 0)
+        return
+    futures = [_pool(threads - 1).submit(function, argument) for _ in range(threads - 1)]
+    function(argument)
+    for future in futures:
+        future.result()
+
+
+def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | None = None) -> None:
+    """Call ``work(start, stop)`` over 0..total in chunks, on several threads; by default as many as torch's.
+
+    The work must release the interpreter lock to gain anything.
+    """
+    threads = min(torch.get_num_threads() if threads is None else threads, total)
+    if threads <= 1:
+        if total > 0:
+            work(0, total)
+        return
+    lock = threading.Lock()
+    done = 0
+    errors: list[BaseException] = []
+
+    def take() -> tuple[int, int]:
+        """The next chunk: a share of what is left, so that chunks are few and the last ones small."""
+        nonlocal done
+        with lock:
+            start = done
+            done = min(total, start + max(1, (total - start) // (2 * threads)))
+            return start, done
+
+    def labour(_: Any) -> None:
+        try:
+            start, stop = take()
+            while start < stop:
+                work(start, stop)
+                start, stop = take()
+        except BaseException as error:  # an exception cannot pass through the library: it is raised below
+            errors.append(error)
+
+    callback = _Region(labour)
+    _together(callback, ctypes.cast(callback, ctypes.c_void_p), None, threads)
+    if errors:
+        raise errors[0]
