@@ -20,7 +20,7 @@ _TRITON = (3, 6), (3, 9)  # first (as in pyproject.toml) and last release that t
 _CAPABILITY = (8, 0)
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
 _REGISTERED: dict[str, Any] = {}
-_MODULES = {"cpu": "exptilt.tilting.backends.numba.launch", "gpu": "exptilt.tilting.backends.triton.launch"}
+_MODULES = {"cpu": "exptilt.tilting.backends.cpu", "gpu": "exptilt.tilting.backends.triton.launch"}
 
 
 def default_backend(device: torch.device, dtype: torch.dtype) -> str:

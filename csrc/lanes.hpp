@@ -1,0 +1,172 @@
+// Numbers: one float64, or the same number of four modes side by side.
+//
+// A law of a mode is a stretch of numbers. Code that is written for `double` works on one law; the same code
+// with `Four` works on the laws of four modes at once, each in its own lane. `Four` is one vector of 256 bits
+// where the target has these, two of 128 bits elsewhere, and behaves like a float64 otherwise: + − · /, a plain
+// number wherever all lanes are to have the same one, `exp`, `log`, and lanes to read and write one by one.
+//
+//     exp x = 2^k (1 + r + r²/2! + … + r¹³/13!),   x = k log 2 + r,   |r| ≤ (log 2)/2
+//     log x = k log 2 + log(1 + f),   x = 2^k (1 + f),   √½ ≤ 1 + f < √2,   by the series of atanh(f/(2 + f))
+//
+// The relative error of each is about that of one rounding. exp gives 0 below the smallest normal number; log
+// gives −inf at 0 and NaN below it.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <vector>
+
+#ifndef INLINE
+#define INLINE inline __attribute__((always_inline))
+#endif
+
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+constexpr double NOT_A_NUMBER = std::numeric_limits<double>::quiet_NaN();
+
+struct Four {
+#if EXPTILT_BITS >= 256
+  static constexpr int parts = 1;
+#else
+  static constexpr int parts = 2;
+#endif
+  static constexpr int width = 4 / parts;
+  typedef double Vector __attribute__((vector_size(8 * width)));
+  typedef double Loose __attribute__((vector_size(8 * width), aligned(8), may_alias));
+  typedef uint64_t Bits __attribute__((vector_size(8 * width)));
+
+  Vector part[parts];
+
+  Four() = default;
+  INLINE Four(double x) {
+    for (Vector& v : part) v = x - Vector{};
+  }
+  // Four consecutive numbers of memory.
+  static INLINE Four load(const double* p) {
+    Four x;
+    for (int k = 0; k < parts; ++k) x.part[k] = *reinterpret_cast<const Loose*>(p + k * width);
+    return x;
+  }
+  INLINE void store(double* p) const {
+    for (int k = 0; k < parts; ++k) *reinterpret_cast<Loose*>(p + k * width) = part[k];
+  }
+  template <class Function> static INLINE Four each(Function function) {
+    Four x;
+    for (int k = 0; k < parts; ++k) x.part[k] = function(k);
+    return x;
+  }
+};
+
+INLINE Four operator+(Four a, Four b) { return Four::each([&](int k) { return a.part[k] + b.part[k]; }); }
+INLINE Four operator-(Four a, Four b) { return Four::each([&](int k) { return a.part[k] - b.part[k]; }); }
+INLINE Four operator*(Four a, Four b) { return Four::each([&](int k) { return a.part[k] * b.part[k]; }); }
+INLINE Four operator/(Four a, Four b) { return Four::each([&](int k) { return a.part[k] / b.part[k]; }); }
+INLINE Four operator-(Four a) { return Four::each([&](int k) { return -a.part[k]; }); }
+
+// How many modes a number is of.
+template <class Number> constexpr int LANES = sizeof(Number) / sizeof(double);
+
+// A lane of a number in memory: numbers lie as their lanes do, so mode j of a row of groups is number j.
+INLINE double* lanes(Four* x) { return reinterpret_cast<double*>(x); }
+INLINE const double* lanes(const Four* x) { return reinterpret_cast<const double*>(x); }
+INLINE double* lanes(double* x) { return x; }
+INLINE const double* lanes(const double* x) { return x; }
+
+// The larger of two; a where least < a < ∞, else `other`; whether a number is NaN or outside (low, high) in any lane.
+INLINE double larger(double a, double b) { return a > b ? a : b; }
+INLINE Four larger(Four a, Four b) {
+  return Four::each([&](int k) { return a.part[k] > b.part[k] ? a.part[k] : b.part[k]; });
+}
+INLINE double between(double a, double least, double other) { return a > least && a < INFINITE ? a : other; }
+INLINE Four between(Four a, Four least, double other) {
+  const Four most = INFINITE, rest = other;
+  return Four::each([&](int k) {
+    return (a.part[k] > least.part[k]) & (a.part[k] < most.part[k]) ? a.part[k] : rest.part[k];
+  });
+}
+INLINE bool inside(double a, double low, double high) { return a > low && a < high; }
+INLINE bool inside(const Four& a, double low, double high) {
+  bool all = true;
+  for (int j = 0; j < 4; ++j) all &= inside(lanes(&a)[j], low, high);
+  return all;
+}
+INLINE bool has_nan(double a) { return a != a; }
+INLINE bool has_nan(const Four& a) {
+  bool any = false;
+  for (int j = 0; j < 4; ++j) any |= lanes(&a)[j] != lanes(&a)[j];
+  return any;
+}
+
+template <class To, class From> INLINE To bits_of(From x) {
+  To y;
+  static_assert(sizeof x == sizeof y);
+  std::memcpy(&y, &x, sizeof x);
+  return y;
+}
+
+INLINE double exponential(double x) { return std::exp(x); }
+INLINE Four exponential(Four x) {  // of numbers up to 700; what is exponentiated here is seldom above 0
+  using V = Four::Vector;
+  constexpr double least = -708.396418532264, shift = 6755399441055744.0;  // 1.5 · 2⁵²: adding it rounds
+  constexpr double inverse[12] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800., 1 / 362880.,
+                                  1 / 40320., 1 / 5040., 1 / 720., 1 / 120., 1 / 24., 1 / 6., 0.5};
+  return Four::each([&](int k) {
+    const V y = x.part[k] < least ? V{} + least : x.part[k];
+    const V t = y * 1.4426950408889634 + shift, whole = t - shift;
+    const V r = (y - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10, s = r * r;
+    V even = V{} + inverse[1], odd = V{} + inverse[0];  // two chains, of r² each
+    for (int i = 3; i < 12; i += 2) even = even * s + inverse[i];
+    for (int i = 2; i < 12; i += 2) odd = odd * s + inverse[i];
+    const V value = (((odd * r + even) * s + r) + 1.0) * bits_of<V>((bits_of<Four::Bits>(t) + 1023) << 52);
+    return x.part[k] < least ? V{} : value;
+  });
+}
+
+INLINE double logarithm(double x) { return std::log(x); }
+INLINE Four logarithm(Four x) {
+  using V = Four::Vector;
+  return Four::each([&](int k) {
+    V y = x.part[k], tiny = V{};
+    const auto small = y < 2.2250738585072014e-308;
+    tiny = small ? V{} + 54.0 : tiny;
+    y = small ? y * 18014398509481984.0 : y;  // 2⁵⁴: denormals become normal
+    auto bits = bits_of<Four::Bits>(y) + (0x3ff0000000000000 - 0x3fe6a09e667f3bcd);
+    const V power = bits_of<V>((bits >> 52) | 0x4330000000000000) - (4503599627370496.0 + 1023.0) - tiny;
+    const V f = bits_of<V>((bits & 0x000fffffffffffff) + 0x3fe6a09e667f3bcd) - 1.0;
+    const V s = f / (f + 2.0), z = s * s, w = z * z, half = f * f * 0.5;
+    const V a = w * (w * (w * 1.531383769920937332e-01 + 2.222219843214978396e-01) + 3.999999999940941908e-01);
+    const V b = z * (w * (w * (w * 1.479819860511658591e-01 + 1.818357216161805012e-01) + 2.857142874366239149e-01) +
+                     6.666666666666735130e-01);
+    const V low = s * (half + (a + b)) + power * 1.90821492927058770002e-10;
+    V value = power * 6.93147180369123816490e-01 - ((half - low) - f);
+    value = x.part[k] < INFINITE ? value : x.part[k];  // inf, NaN
+    value = x.part[k] == 0.0 ? V{} - INFINITE : value;
+    return x.part[k] < 0.0 ? V{} + NOT_A_NUMBER : value;
+  });
+}
+
+// Memory to work in, of numbers that are 0 at first; it is given back at once when the kernel ends.
+class Room {
+ public:
+  template <class Number = double> Number* take(int64_t count) {
+    const int64_t size = (count * LANES<Number> + 7) / 8 * 8;  // a vector across two lines of the cache is slow
+    if (size > left_) {
+      left_ = size > least ? size : least;
+      blocks_.emplace_back(new double[left_ + 8]);
+      next_ = blocks_.back().get();
+      next_ += (64 - reinterpret_cast<uintptr_t>(next_) % 64) % 64 / 8;
+    }
+    double* const found = next_;
+    next_ += size, left_ -= size;
+    std::memset(found, 0, size * sizeof(double));
+    return reinterpret_cast<Number*>(found);
+  }
+
+ private:
+  static constexpr int64_t least = 8192;
+  std::vector<std::unique_ptr<double[]>> blocks_;
+  double* next_ = nullptr;
+  int64_t left_ = 0;
+};

@@ -1,0 +1,159 @@
+// Vectors: as many numbers as a register of the target holds, written with the compiler's own vector types.
+//
+// exp(d) for d <= 0, by range reduction and a polynomial:
+//
+//     d = n log 2 + r,  |r| <= (log 2)/2,      e^d = 2^n (1 + r + r² P(r)),
+//
+// where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is
+// made by writing n into the exponent bits. Below the smallest normal number the result is 0, not a denormal
+// (n = −127 leaves exponent bits of 0): a score that far under the maximum weighs nothing, and a masked score
+// of −inf weighs exactly nothing.
+//
+// tanh(x), for the softcap c tanh(z/c):
+//
+//     |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): small x keep their digits
+//     otherwise:    (1 − e)/(1 + e), e = e^{−2|x|}, with the sign of x
+//
+// and its slope is 1 − tanh² for small x, 4e/(1 + e)² otherwise: no difference of numbers that are nearly equal.
+//
+// A product and a sum may become one multiply-add; nothing else is rearranged, so a loop does the same
+// arithmetic in the same order wherever vectors are equally wide.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#define INLINE inline __attribute__((always_inline))
+#define ONCE __attribute__((noinline))  // large, and called from several places
+
+template <class T> struct Wide {
+  static constexpr bool single = sizeof(T) == 4;
+  static constexpr int lanes = EXPTILT_BITS / 8 / sizeof(T);
+  using Whole = std::conditional_t<single, int32_t, int64_t>;
+  typedef T V __attribute__((vector_size(EXPTILT_BITS / 8)));
+  typedef T Loose __attribute__((vector_size(EXPTILT_BITS / 8), aligned(sizeof(T)), may_alias));
+  typedef Whole Bits __attribute__((vector_size(EXPTILT_BITS / 8)));
+
+  static INLINE V load(const T* p) { return *reinterpret_cast<const Loose*>(p); }
+  static INLINE void store(T* p, V x) { *reinterpret_cast<Loose*>(p) = x; }
+  static INLINE V all(T x) { return x - V{}; }
+  // The larger of the two; NaN stays NaN.
+  static INLINE V at_least(V x, V low) { return x < low ? low : x; }
+
+  // All lanes added up, halves first.
+  static INLINE T sum(V x) {
+    T part[lanes];
+    std::memcpy(part, &x, sizeof x);
+    for (int n = lanes / 2; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) part[i] += part[i + n];
+    return part[0];
+  }
+  static INLINE T largest(V x) {
+    T top = x[0];
+    for (int i = 1; i < lanes; ++i) top = x[i] > top ? x[i] : top;
+    return top;
+  }
+  // Horner's rule, highest power first.
+  template <class... C> static INLINE V polynomial(V x, double first, C... rest) {
+    V p = all(T(first));
+    ((p = p * x + all(T(rest))), ...);
+    return p;
+  }
+
+  // d, or the number from which on downwards e^d is 0; NaN stays NaN.
+  static INLINE V no_lower(V d) { return at_least(d, all(T(-(single ? 127 : 1023) * 0.6931471805599453))); }
+  static INLINE V exp(V d) { return exp_of_limited(no_lower(d)); }
+  static INLINE V exp_of_limited(V y) {
+    constexpr int mantissa = single ? 23 : 52, offset = single ? 127 : 1023;
+    const V shift = all(single ? T(1.5 * 8388608.0) : T(1.5 * 4503599627370496.0));  // adding it rounds
+    const V t = y * all(T(1.4426950408889634)) + shift, n = t - shift;
+    V r = n * all(T(single ? -0.693359375 : -6.93145751953125e-1)) + y;
+    r = n * all(T(single ? 2.12194440e-4 : -1.42860682030941723212e-6)) + r;
+    V p;
+    if constexpr (single)  // least largest error on |r| <= (log 2)/2 (Cephes)
+      p = polynomial(r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+                     5.0000001201e-1, 1.0, 1.0);
+    else  // Taylor's series to r^13: the rest is below 1e-17
+      p = polynomial(r, 1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800., 1 / 362880., 1 / 40320.,
+                     1 / 5040., 1 / 720., 1 / 120., 1 / 24., 1 / 6., 0.5, 1.0, 1.0);
+    Bits bits;
+    std::memcpy(&bits, &t, sizeof t);
+    bits = (bits + Whole(offset)) << mantissa;
+    V power;
+    std::memcpy(&power, &bits, sizeof bits);
+    return p * power;
+  }
+
+  static INLINE V tanh(V x, V& slope) {
+    const V size = x > 0 ? x : -x, z = x * x;
+    V small;
+    if constexpr (single)
+      small = polynomial(z, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+                         -3.33332819422e-1) * z * x + x;
+    else
+      small = x * z * (polynomial(z, -9.64399179425052238628e-1, -9.92877231001918586564e1,
+                                  -1.61468768441708447952e3) /
+                       polynomial(z, 1.0, 1.12811678491632931402e2, 2.23548839060100448583e3,
+                                  4.84406305325125486048e3)) + x;
+    const V e = exp(size * T(-2)), large = (T(1) - e) / (e + T(1));
+    const auto is_small = size < T(0.625);
+    slope = is_small ? T(1) - small * small : e * T(4) / ((e + T(1)) * (e + T(1)));
+    return is_small ? small : x > 0 ? large : -large;
+  }
+};
+
+// body(j, k) for vectors j = 0 … count − 1 of a row, two at a time: k says which of two sums j adds to, so
+// that two chains hide each other's latency.
+template <class Body> INLINE void by_twos(int64_t count, Body body) {
+  int64_t j = 0;
+  for (; j + 2 <= count; j += 2) {
+    body(j, std::integral_constant<int, 0>{});
+    body(j + 1, std::integral_constant<int, 1>{});
+  }
+  if (j < count) body(j, std::integral_constant<int, 0>{});
+}
+
+template <class T> INLINE void fill(T* row, int64_t vectors, T value) {
+  for (int64_t j = 0; j < vectors; ++j) Wide<T>::store(row + j * Wide<T>::lanes, Wide<T>::all(value));
+}
+template <class T> INLINE void scale_row(T* row, int64_t vectors, T factor) {
+  using W = Wide<T>;
+  for (int64_t j = 0; j < vectors; ++j) W::store(row + j * W::lanes, W::load(row + j * W::lanes) * factor);
+}
+template <class T> INLINE void times_row(T* row, const T* by, int64_t vectors) {
+  using W = Wide<T>;
+  for (int64_t j = 0; j < vectors * W::lanes; j += W::lanes) W::store(row + j, W::load(row + j) * W::load(by + j));
+}
+template <class T> INLINE void add_row(T* row, const T* more, int64_t vectors) {
+  using W = Wide<T>;
+  for (int64_t j = 0; j < vectors * W::lanes; j += W::lanes) W::store(row + j, W::load(row + j) + W::load(more + j));
+}
+// The largest number of a row of whole vectors; NaN counts as smaller than all others.
+template <class T> INLINE T largest_of(const T* row, int64_t vectors) {
+  using W = Wide<T>;
+  typename W::V top[2] = {W::all(-std::numeric_limits<T>::infinity()), W::all(-std::numeric_limits<T>::infinity())};
+  by_twos(vectors, [&](int64_t j, auto k) {
+    const auto x = W::load(row + j * W::lanes);
+    top[k] = x > top[k] ? x : top[k];
+  });
+  return W::largest(top[0] > top[1] ? top[0] : top[1]);
+}
+// Place of the first number of a row that equals x; 0 if there is none.
+template <class T> INLINE int64_t find(const T* row, int64_t vectors, T x) {
+  using W = Wide<T>;
+  const auto wanted = W::all(x);
+  for (int64_t j = 0; j < vectors * W::lanes; j += W::lanes) {
+    const auto same = W::load(row + j) == wanted;
+    int64_t words[EXPTILT_BITS / 64], any = 0;
+    std::memcpy(words, &same, sizeof same);
+    for (int64_t word : words) any |= word;
+    if (any)
+      for (int i = 0; i < W::lanes; ++i)
+        if (row[j + i] == x) return j + i;
+  }
+  return 0;
+}
