@@ -19,3 +19,14 @@ EXPTILT_EXPORT void EXPTILT_NAME(mass)(Attention* frame) { run<Mass<EXPTILT_NUMB
 EXPTILT_EXPORT void EXPTILT_NAME(join)(Attention* frames) { join<EXPTILT_NUMBER>(frames[0], frames[1]); }
 EXPTILT_EXPORT int64_t EXPTILT_NAME(lanes)() { return Wide<EXPTILT_NUMBER>::lanes; }
 EXPTILT_EXPORT int64_t EXPTILT_NAME(block_rows)() { return EXPTILT_ROWS; }
+
+// For tests: e^x, tanh x and the slope of tanh of whole vectors, one row after the other.
+EXPTILT_EXPORT void EXPTILT_NAME(elementary)(const EXPTILT_NUMBER* x, EXPTILT_NUMBER* out, int64_t vectors) {
+  using W = Wide<EXPTILT_NUMBER>;
+  for (int64_t j = 0, n = vectors * W::lanes; j < n; j += W::lanes) {
+    typename W::V slope;
+    W::store(out + n + j, W::tanh(W::load(x + j), slope));
+    W::store(out + 2 * n + j, slope);
+    W::store(out + j, W::exp(W::load(x + j)));
+  }
+}

@@ -37,7 +37,7 @@ import torch
 from torch.autograd import forward_ad
 
 import exptilt as xt
-from exptilt.tilting.backends.numba import launch
+from exptilt.tilting.backends import cpu
 from oracles.tilting_formula import QUANTITIES, Exact, _per_query_head, formula, scores
 from oracles.tilting_mixes import TENSORS, mix_of
 
@@ -453,14 +453,13 @@ def _prefixed(prefix, found):
 @contextmanager
 def small_tiles(wanted=True):
     """Sweeps of the compiled kernels in the smallest tiles, so that small problems have many of them."""
-    least = launch.machine()._replace(cache_bytes=1)
-    kept = launch.machine, launch.TILE_ROWS, launch.BACKWARD_ROWS
+    kept, least = cpu.tuning, cpu.Tuning(cache_bytes=1, tile_rows=13, backward_rows=13)
     if wanted:
-        launch.machine, launch.TILE_ROWS, launch.BACKWARD_ROWS = (lambda: least), 13, 13
+        cpu.tuning = lambda: least
     try:
         yield
     finally:
-        launch.machine, launch.TILE_ROWS, launch.BACKWARD_ROWS = kept
+        cpu.tuning = kept
 
 
 def judge(mix):

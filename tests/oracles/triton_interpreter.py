@@ -13,7 +13,6 @@ TRITON_INTERPRET=1 must be set before triton is first imported: import this file
 from contextlib import contextmanager
 from functools import cache
 
-import numba
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
@@ -42,16 +41,13 @@ def _cut(x):
     return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
 
 
-@numba.njit(cache=True)
 def _add_product(left, right, total):
     """total += left right, one column of left after the other and each in one rounding, as a GPU does: a BLAS
     sums in another order in another tile, and scores that two sweeps must find alike would not be.
     """
-    for i in range(left.shape[0]):
-        for k in range(left.shape[1]):
-            x = np.float64(left[i, k])
-            for j in range(right.shape[1]):
-                total[i, j] = np.float64(total[i, j]) + x * np.float64(right[k, j])
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    for k in range(left.shape[1]):
+        total[...] = total + left[:, k, None] * right[k]
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):

@@ -6,9 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exptilt as xt
-from exptilt.tilting.backends import tiled
-from exptilt.tilting.backends.numba import forward, launch
-from exptilt.tilting.backends.numba.machine import machine
+from exptilt.tilting.backends import cpu, tiled
 from oracles import attention as oracle
 from tilting.cases import FIELDS, close, problems
 
@@ -18,22 +16,23 @@ BACKENDS = ("cpu", "tiled")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles as for a processor with hardly any cache, and plain torch's alike."""
-    small = machine()._replace(cache_bytes=1 << 10)
-    monkeypatch.setattr(launch, "machine", lambda: small)
+    small = cpu.Tuning(cache_bytes=1 << 10)
+    monkeypatch.setattr(cpu, "tuning", lambda: small)
     monkeypatch.setattr(tiled, "_TILE_CELLS", 1 << 16)
 
 
 @pytest.fixture
 def many_parts(small_tiles, monkeypatch):
     """Any work is worth a thread; a function that sets how many there are, and the parts joined each time."""
-    monkeypatch.setattr(launch, "_WORTH_A_THREAD", 1)
-    joined, join = [], forward.join
+    monkeypatch.setattr(cpu, "tuning", lambda tuned=cpu.tuning()._replace(worth_a_thread=1): tuned)
+    joined, run = [], cpu.Layout.run
 
-    def spy(parts, *arguments):
-        joined.append(parts)
-        join(parts, *arguments)
+    def spy(self, f, sweep, units):
+        if sweep == "forward" and f.key_parts > 1:
+            joined.append(f.key_parts)
+        run(self, f, sweep, units)
 
-    monkeypatch.setattr(forward, "join", spy)
+    monkeypatch.setattr(cpu.Layout, "run", spy)
     before = torch.get_num_threads()
     yield joined
     torch.set_num_threads(before)
@@ -96,15 +95,15 @@ def test_keys_in_parts(many_parts, problem, threads):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 70}, {"window": 300}])
 def test_gradients_of_queries_in_turns(many_parts, monkeypatch, heads, options):
     """Many rows are swept in turns, each with a copy for each part of the keys that its rows see."""
-    monkeypatch.setattr(launch, "_COPIES_BYTES", 1)
+    monkeypatch.setattr(cpu, "tuning", lambda tuned=cpu.tuning()._replace(copies_bytes=1): tuned)
     torch.set_num_threads(2)
-    turns, run = [], launch.Launch.run
+    turns, run = [], cpu.Layout.run
 
-    def spy(self, sweep, units):
-        turns.append((self.frame.row_tile_from, self.frame.row_tile_to))
-        run(self, sweep, units)
+    def spy(self, f, sweep, units):
+        turns.append((f.row_tile_from, f.row_tile_to))
+        run(self, f, sweep, units)
 
-    monkeypatch.setattr(launch.Launch, "run", spy)
+    monkeypatch.setattr(cpu.Layout, "run", spy)
     g = torch.Generator().manual_seed(0)
     shapes = (1, heads[0], 777, 16), (1, heads[1], 901, 16), (1, heads[1], 901, 16)
     tensors = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
-from exptilt.tilting.backends.numba import launch
+from exptilt.tilting.backends import cpu
 from tilting.cases import FIELDS, problems
 
 OPTIONS = [
@@ -344,11 +344,9 @@ def test_second_derivatives_in_one_sweep(options, fields, monkeypatch):
         rest["mask"] = torch.rand(rest["mask"], generator=g) < 0.5
         rest["mask"][7] = False  # a row that sees nothing
     leaves = [x.requires_grad_() for x in tensors.values()]
-    least = launch.machine()._replace(cache_bytes=1)
-    monkeypatch.setattr(launch, "machine", lambda: least)
-    monkeypatch.setattr(launch, "BACKWARD_ROWS", 13)
-    monkeypatch.setattr(launch, "_WORTH_A_THREAD", 1 << 40)
-    ran, joint = [], launch.joint
+    least = cpu.Tuning(cache_bytes=1, backward_rows=13, worth_a_thread=1 << 40)
+    monkeypatch.setattr(cpu, "tuning", lambda: least)
+    ran, joint = [], cpu.joint
 
     def spy(*arguments):
         ran.append(joint(*arguments))
@@ -364,11 +362,11 @@ def test_second_derivatives_in_one_sweep(options, fields, monkeypatch):
             first, [*leaves, *bars], [random(*x.shape) for x in first], allow_unused=True
         )
 
-    monkeypatch.setattr(launch, "joint", spy)
+    monkeypatch.setattr(cpu, "joint", spy)
     found = twice()
     assert ran
     assert all(x is not None for x in ran)
-    monkeypatch.setattr(launch, "joint", lambda *arguments: None)
+    monkeypatch.setattr(cpu, "joint", lambda *arguments: None)
     assert largest_gap([x for x in found if x is not None], [x for x in twice() if x is not None]) < 1e-12
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import exptilt as xt
-from exptilt._support import kernels
-from exptilt.tilting.backends.numba import launch
+from exptilt._support import threads as regions
+from exptilt.tilting.backends import cpu
 
 
 def example(seed=0, length=300):
@@ -23,8 +23,8 @@ def example(seed=0, length=300):
 def team(request, monkeypatch):
     """Both kinds of threads, two of them unless a test says otherwise."""
     if request.param == "pool":
-        monkeypatch.setattr(kernels, "team", lambda: None)
-    elif kernels.team() is None:
+        monkeypatch.setattr(regions, "team", lambda: None)
+    elif regions.team() is None:
         pytest.skip("this build of torch has no GNU OpenMP team to join")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -38,9 +38,9 @@ def test_setting_is_used_and_kept(setting, team, monkeypatch):
 
     def spy(address, argument, threads):
         asked.append(threads)
-        kernels.run_region(address, argument, threads)
+        regions.run_region(address, argument, threads)
 
-    monkeypatch.setattr(launch, "run_region", spy)
+    monkeypatch.setattr(cpu, "run_region", spy)
     torch.set_num_threads(setting)
     expected = xt.attend(*example(length=2000), backend="tiled").output
     assert torch.allclose(xt.attend(*example(length=2000)).output, expected, atol=1e-5)
@@ -53,7 +53,7 @@ def test_team_and_pool_do_the_same(monkeypatch):
     torch.set_num_threads(2)
     try:
         first = xt.attend(*example(length=700), key_mass=True)
-        monkeypatch.setattr(kernels, "team", lambda: None)
+        monkeypatch.setattr(regions, "team", lambda: None)
         second = xt.attend(*example(length=700), key_mass=True)
     finally:
         torch.set_num_threads(before)

@@ -12,7 +12,7 @@ import ctypes
 import math
 import os
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,15 +32,6 @@ FLUSH = 16  # tiles of keys whose scores a joint sweep keeps at most
 # Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it
 # they are packed anew.
 _SHELF_BYTES = 4 << 20
-# Multiply-adds that are worth one more thread: they take several times as long as it takes to wake one. With
-# few queries they wait for memory, and take longer.
-_WORTH_A_THREAD = 1 << 21
-_FEWER_IF_THIN = 8
-# Rows of a tile at most, in sweeps that hold a strip of scores, and in those that hold a whole tile of them.
-TILE_ROWS, BACKWARD_ROWS = 252, 132
-# Where keys are divided among threads, each part has a query gradient of its own. Rows are swept in turns
-# that keep these copies to so many bytes for each thread.
-_COPIES_BYTES = 4 << 20
 _SUM_LINES = 4  # of the tangent sweep
 _STATISTIC_LINES = 7  # of the forward sweep
 
@@ -48,19 +39,39 @@ _STATISTIC_LINES = 7  # of the forward sweep
 Described = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
+class Tuning(NamedTuple):
+    """What decides how work is cut up, and no result beyond rounding.
+
+    Attributes:
+        cache_bytes: size of a core's second-level cache.
+        tile_rows: rows of a tile at most, in sweeps that hold a strip of scores.
+        backward_rows: the same in sweeps that hold a whole tile of scores.
+        worth_a_thread: multiply-adds that are worth one more thread: they take several times as long as it
+            takes to wake one. With few queries they wait for memory, and an eighth of them is worth it.
+        copies_bytes: where keys are divided among threads, each part has a query gradient of its own. Rows are
+            swept in turns that keep these copies to so many bytes for each thread.
+    """
+
+    cache_bytes: int
+    tile_rows: int = 252
+    backward_rows: int = 132
+    worth_a_thread: int = 1 << 21
+    copies_bytes: int = 4 << 20
+
+
 @cache
-def _cache_bytes() -> int:
-    """Size of a core's second-level cache; ``EXPTILT_CACHE_KIB`` says otherwise."""
+def tuning() -> Tuning:
+    """The tuning for this machine; ``EXPTILT_CACHE_KIB`` says how large the cache is, if it is set."""
     asked = os.environ.get("EXPTILT_CACHE_KIB")
     if asked is not None:
         if not asked.isdigit() or int(asked) == 0:
             raise ArgumentError(f"EXPTILT_CACHE_KIB is {asked!r}. Set it to a positive whole number.")
-        return int(asked) * 1024
+        return Tuning(int(asked) * 1024)
     try:
         size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
     except (ValueError, OSError, AttributeError):
         size = 0
-    return size if size > 0 else 512 * 1024
+    return Tuning(size if size > 0 else 512 * 1024)
 
 
 @cache
@@ -121,7 +132,9 @@ class Layout:
         mask: Described | None,
         rule: ScoreRule,
         threads: int,
+        tuned: Tuning,
     ):
+        self.tuned = tuned
         self.lead = query[0][:-3]
         self.heads, self.Q, self.D = query[0][-3:]
         self.key_heads, self.K = key[0][-3:-1]
@@ -149,8 +162,8 @@ class Layout:
         for name, plane in (("bias", bias), ("weight", weight), ("mask", mask)):
             if plane is not None:
                 self.kept += self.plane(f, name, plane)
-        work = self.rows * self.K * (self.D + self.Dv) * (_FEWER_IF_THIN if f.thin else 1)
-        self.crew = max(1, min(threads, work // _WORTH_A_THREAD))
+        work = self.rows * self.K * (self.D + self.Dv) * (8 if f.thin else 1)
+        self.crew = max(1, min(threads, work // tuned.worth_a_thread))
 
     def operand(self, f: Any, name: str, x: Described) -> list[Array]:
         """Set table, step and kind of vectors of queries (query, cotangent, …) or of keys; keep what it returns."""
@@ -180,14 +193,14 @@ class Layout:
             cells: numbers held for each pair of a row and a key.
         """
         block = _block_rows()
-        f.tile_rows = self.block_rows
+        f.tile_rows = max(1, self.block_rows)
         if self.block_rows > THIN:
             tiles = _over(self.block_rows, most_rows)
             f.tile_rows = _rounded(_over(self.block_rows, tiles), block)
         f.strip = min(f.tile_rows, 4 * block)
         held = vectors + cells * (f.strip if strips else f.tile_rows)
         # Keys are read in order: some may come from the next cache.
-        columns = _cache_bytes() * 3 // 2 // self.size // max(held, 1)
+        columns = self.tuned.cache_bytes * 3 // 2 // self.size // max(held, 1)
         pair = 2 * self.width
         f.tile_keys = max(pair, min(columns // pair * pair, 1024, _rounded(self.K, pair)))
         fit = _SHELF_BYTES // max(1, f.tile_keys * vectors * self.size // 2)
@@ -236,19 +249,19 @@ def _layout(sweep: str, *described: Any) -> Layout:
     p = Layout(*described)
     f = p.frame
     if sweep == "forward":
-        p.tiles(f, p.D + p.Dv, TILE_ROWS, True, 2)
+        p.tiles(f, p.D + p.Dv, p.tuned.tile_rows, True, 2)
         units = p.blocks * p.row_tiles(f)
         if 0 < units < 2 * p.crew:
             f.key_parts = max(1, min(_over(2 * p.crew, units), p.key_tiles(f)))
     elif sweep == "tangent":
-        p.tiles(f, 2 * (p.D + p.Dv), TILE_ROWS, True, 2)
+        p.tiles(f, 2 * (p.D + p.Dv), p.tuned.tile_rows, True, 2)
     elif sweep == "mass":
-        p.tiles(f, p.D, TILE_ROWS, True, 1)
+        p.tiles(f, p.D, p.tuned.tile_rows, True, 1)
         f.shelf_slots = 1  # every tile of keys is packed once, and the rows come to it
         p.divide(f, p.blocks, False)
     else:
         f.second = sweep == "second"
-        p.tiles(f, 2 * p.D + p.Dv, BACKWARD_ROWS, False, 4 if f.second else 2)
+        p.tiles(f, 2 * p.D + p.Dv, p.tuned.backward_rows, False, 4 if f.second else 2)
     return p
 
 
@@ -276,6 +289,7 @@ def _begin(sweep: str, t: Inputs, rule: ScoreRule) -> tuple[Layout, Any, Inputs]
         _described(mask),
         rule,
         torch.get_num_threads(),
+        tuning(),
     )
     f = _frame().from_buffer_copy(layout.frame)
     f.query, f.key, f.value = query.data_ptr() or 1, key.data_ptr() or 1, value.data_ptr() or 1
@@ -480,7 +494,7 @@ def _backward(
     else:
         query = torch.empty((p.blocks, p.block_rows, p.D), dtype=p.dtype)
         copies = f.key_parts * p.blocks * f.tile_rows * p.D * p.size
-        turn = max(2, p.crew * _COPIES_BYTES // max(1, copies))
+        turn = max(2, p.crew * p.tuned.copies_bytes // max(1, copies))
         for f.row_tile_from in range(0, row_tiles, turn):
             f.row_tile_to = min(f.row_tile_from + turn, row_tiles)
             start, stop = f.row_tile_from * f.tile_rows, min(f.row_tile_to * f.tile_rows, p.block_rows)
