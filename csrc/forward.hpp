@@ -104,13 +104,15 @@ template <class T> class Forward {
     const double high = largest_of(s, v.count);
     if (high > row.top) {
       row.best = strip.tile * f.tile_keys + v.left + find(s, v.count, T(high));
-      const double rebase = std::exp(row.top - high);
-      row.z *= rebase;
-      row.square *= rebase;
-      row.gap = row.z > 0 ? row.gap + (row.top - high) : 0;
-      if (!fresh) scale_row(summed[r], summed.step / lanes, T(rebase));
-      if (flushed)
-        for (int64_t d = 0; d < f.Dv; ++d) total[r * f.Dv + d] *= rebase;
+      if (!fresh) {
+        const double rebase = std::exp(row.top - high);
+        row.z *= rebase;
+        row.square *= rebase;
+        row.gap = row.z > 0 ? row.gap + (row.top - high) : 0;
+        scale_row(summed[r], summed.step / lanes, T(rebase));
+        if (flushed)
+          for (int64_t d = 0; d < f.Dv; ++d) total[r * f.Dv + d] *= rebase;
+      }
       row.top = high;
     }
     const auto shift = W::all(T(row.top == -INFINITY ? 0 : row.top));

@@ -14,10 +14,13 @@
 //     a sensor   H (m·n), d (m), R (m·m)
 //
 // A number is a `double`, or a `Four`: the same number of four modes (lanes.hpp). The law that a move starts
-// from may always be one of plain numbers, which all lanes then share. Sizes are `Fixed<4>`, for loops that are
-// unrolled, or `int`, for one version of all sizes. Of a covariance the lower triangle is computed and mirrored
-// to the upper one, so symmetry cannot be lost; Joseph's form multiplies by I − K H from both sides, so positive
-// definiteness is not lost either.
+// from may always be one of plain numbers, which all lanes then share. Sizes are `Fixed<4>`, for loops that
+// are unrolled, or `int`, for one version of all sizes. Of a covariance the lower triangle is computed and
+// mirrored to the upper one, so symmetry cannot be lost; Joseph's form multiplies by I − K H from both sides,
+// so positive definiteness is not lost either.
+//
+// Filters, smoother, adjoint and particles are all built on this file and on series.hpp; their interface is
+// stable.
 #pragma once
 #include "lanes.hpp"
 
@@ -35,10 +38,6 @@ INLINE int sensor_size(int n, int m) { return m * n + m + m * m; }
 // Scratch of `update`, which also serves `predict`, and `joseph` for n states.
 INLINE int update_room(int n, int m) { return m * m + 3 * n * m + 2 * m + n * n; }
 
-template <class Number, class Source> INLINE void copy(int length, const Source* source, Number* target) {
-  for (int i = 0; i < length; ++i) target[i] = source[i];
-}
-
 // A matrix in memory: entry (i, k) is at `at[i · row + k · column]`.
 template <class Source> struct View {
   const Source* at;
@@ -54,31 +53,57 @@ template <class Number, class N> INLINE void mirror(N n, Number* P) {
     for (int j = 0; j < i; ++j) P[j * n + i] = P[i * n + j];
 }
 
-// Writes C ± A B, or ± A B where C is null. B, C and the result lie row by row; with `lower`, only the lower
-// triangle is needed. Laws of plain numbers are worked on four columns at a time.
-template <int sign, bool lower = false, class Number, class Rows, class Inner, class Columns, class Left, class Right,
+// Writes `blocks` stretches of row i of C ± A B from column j on: each one number, or four plain ones at
+// once.
+template <int sign, class Stretch, int blocks, class Number, class Inner, class Left, class Right,
           class Start>
-INLINE void multiply(Rows rows, Inner inner, Columns columns, View<Left> A, const Right* B, const Start* C, Number* out) {
+INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, const Right* B,
+                          const Start* C, Number* out) {
+  constexpr int wide = LANES<Stretch> / LANES<Number>;
+  const auto get = [](const auto* p) {
+    if constexpr (wide > 1)
+      return Stretch::load(p);
+    else
+      return Stretch(*p);
+  };
+  Stretch sum[blocks];
+  for (int c = 0; c < blocks; ++c) sum[c] = C ? get(C + i * columns + j + c * wide) : Stretch(0.0);
+  for (int k = 0; k < inner; ++k) {
+    const Stretch a = Stretch(A.at[i * A.row + k * A.column]);
+    for (int c = 0; c < blocks; ++c) {
+      const Stretch b = get(B + k * columns + j + c * wide);
+      sum[c] = sign > 0 ? sum[c] + a * b : sum[c] - a * b;
+    }
+  }
+  for (int c = 0; c < blocks; ++c)
+    if constexpr (wide > 1)
+      sum[c].store(out + i * columns + j + c * wide);
+    else
+      out[i * columns + j + c] = sum[c];
+}
+
+// Writes C ± A B, or ± A B where C is null. B, C and the result lie row by row; with `lower`, only the lower
+// triangle is needed. Rows of plain numbers are worked on four columns at a time; where sizes are not known
+// to the compiler, several sums are made at once, as each has to wait for itself.
+template <int sign, bool lower = false, class Number, class Rows, class Inner, class Columns, class Left,
+          class Right, class Start>
+INLINE void multiply(Rows rows, Inner inner, Columns columns, View<Left> A, const Right* B, const Start* C,
+                     Number* out) {
+  constexpr bool known = !std::is_same_v<Columns, int>;
   for (int i = 0; i < rows; ++i) {
     const int end = lower ? i + 1 : int(columns);
     int j = 0;
-    if constexpr (LANES<Number> == 1)
-      for (; j < end && j + 4 <= columns; j += 4) {
-        Four sum = C ? Four::load(C + i * columns + j) : Four(0.0);
-        for (int k = 0; k < inner; ++k) {
-          const Four a = A.at[i * A.row + k * A.column], b = Four::load(B + k * columns + j);
-          sum = sign > 0 ? sum + a * b : sum - a * b;
-        }
-        sum.store(out + i * columns + j);
-      }
-    for (; j < end; ++j) {
-      Number sum = C ? Number(C[i * columns + j]) : Number(0.0);
-      for (int k = 0; k < inner; ++k) {
-        const Number product = Number(A.at[i * A.row + k * A.column]) * Number(B[k * columns + j]);
-        sum = sign > 0 ? sum + product : sum - product;
-      }
-      out[i * columns + j] = sum;
+    if constexpr (LANES<Number> == 1) {
+      if constexpr (!known)
+        for (; j + 4 < end && j + 8 <= columns; j += 8)
+          multiply_some<sign, Four, 2>(i, j, inner, columns, A, B, C, out);
+      for (; j < end && j + 4 <= columns; j += 4)
+        multiply_some<sign, Four, 1>(i, j, inner, columns, A, B, C, out);
+    } else if constexpr (!known) {
+      for (; j + 2 < end && j + 4 <= columns; j += 4)
+        multiply_some<sign, Number, 4>(i, j, inner, columns, A, B, C, out);
     }
+    for (; j < end; ++j) multiply_some<sign, Number, 1>(i, j, inner, columns, A, B, C, out);
   }
 }
 template <class Number> constexpr const Number* NOTHING = nullptr;
@@ -91,7 +116,8 @@ template <class Number, class N> INLINE void turn(N n, Number* move) {
 
 // Writes the law at `source`, moved, to `target`; `scratch` (n·n) is left with W P.
 template <class Number, class Source, class N>
-INLINE void predict(N n, const Number* move, const Source* source, Number* target, Number* scratch) {
+INLINE void predict(N n, const Number* move, const Source* source, Number* __restrict target,
+                    Number* __restrict scratch) {
   const Number *W = move, *c = move + n * n, *Q = c + n, *turned = Q + n * n;
   multiply<1>(Fixed<1>{}, n, n, view(source, 0), turned, c, target);
   multiply<1>(n, n, n, view(W, n), source + n, NOTHING<Number>, scratch);
@@ -101,9 +127,9 @@ INLINE void predict(N n, const Number* move, const Source* source, Number* targe
 
 // Factors S = L D L' in place (L below the diagonal, 1/D on it) and returns log |S|.
 //
-// The m numbers at `size` say how large the terms are that rows of S are sums of; a pivot of at most `cutoff` times
-// its own is rounding, and `otherwise` takes its place: NaN where S must be positive definite, infinity where
-// `solve` is to leave its direction out, as a generalised inverse does.
+// The m numbers at `size` say how large the terms are that rows of S are sums of; a pivot of at most `cutoff`
+// times its own is rounding, and `otherwise` takes its place: NaN where S must be positive definite, infinity
+// where `solve` is to leave its direction out, as a generalised inverse does.
 template <class Number, class M>
 INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double otherwise) {
   Number log_determinant = 0.0, product = 1.0;
@@ -122,7 +148,7 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
     s = between(s, size[a] * cutoff, otherwise);
     S[a * m + a] = Number(1.0) / s;
     product = product * s;
-    if (!inside(product, 1e-150, 1e150)) {  // one logarithm for many pivots, without under- or overflow
+    if (a + 1 < m && !inside(product, 1e-150, 1e150)) {  // one logarithm for many pivots
       log_determinant = log_determinant + logarithm(product);
       product = 1.0;
     }
@@ -131,10 +157,12 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
 }
 
 // Overwrites the matrix X (m, columns) with S⁻¹ X, S as `factor` left it.
-template <class Number, class M, class Columns> INLINE void solve(M m, Columns columns, const Number* S, Number* X) {
+template <class Number, class M, class Columns>
+INLINE void solve(M m, Columns columns, const Number* S, Number* X) {
   for (int a = 1; a < m; ++a)
     for (int b = 0; b < a; ++b)
-      for (int i = 0; i < columns; ++i) X[a * columns + i] = X[a * columns + i] - S[a * m + b] * X[b * columns + i];
+      for (int i = 0; i < columns; ++i)
+        X[a * columns + i] = X[a * columns + i] - S[a * m + b] * X[b * columns + i];
   for (int a = m - 1; a >= 0; --a)
     for (int i = 0; i < columns; ++i) {
       Number s = X[a * columns + i] * S[a * m + a];
@@ -147,8 +175,8 @@ template <class Number, class M, class Columns> INLINE void solve(M m, Columns c
 //
 // With B = P (I − K H)' = P − (H P)' K' it is B − K (H B − R K').
 template <class Number, class N, class M>
-INLINE void joseph(N n, M m, const Number* H, const Number* R, const Number* K, const Number* HP, const Number* P,
-                   Number* target, Number* scratch) {
+INLINE void joseph(N n, M m, const Number* H, const Number* R, const Number* K, const Number* HP,
+                   const Number* P, Number* __restrict target, Number* __restrict scratch) {
   Number *G = scratch, *B = scratch + n * m;
   multiply<-1>(n, m, n, view(HP, 1, n), K, P, B);
   multiply<1>(m, n, n, view(H, n), B, NOTHING<Number>, G);
@@ -161,8 +189,8 @@ INLINE void joseph(N n, M m, const Number* H, const Number* R, const Number* K, 
 //
 // `scratch` (`update_room`) is left with the factor of S (m·m), K' and H P (m·n each), e and S⁻¹ e (m each).
 template <class Number, class N, class M>
-INLINE Number update(N n, M m, const double* y, const Number* sensor, const Number* source, Number* target,
-                     Number* scratch) {
+INLINE Number update(N n, M m, const double* y, const Number* sensor, const Number* source,
+                     Number* __restrict target, Number* __restrict scratch) {
   const Number *H = sensor, *d = H + m * n, *R = d + m, *P = source + n;
   Number *S = scratch, *K = S + m * m, *HP = K + n * m, *e = HP + n * m, *v = e + m;
   multiply<1>(m, n, n, view(H, n), P, NOTHING<Number>, HP);
@@ -196,7 +224,7 @@ INLINE Number update(N n, M m, const double* y, const Number* sensor, const Numb
 // `weight_step` apart.
 template <class Number, class Source, class N>
 INLINE void collapse(N n, int parts, const Number* weight, int weight_step, const Source* first, int step,
-                     Number* target) {
+                     Number* __restrict target) {
   for (int i = 0; i < n; ++i) {
     Number s = 0.0;
     for (int k = 0; k < parts; ++k) s = s + weight[k * weight_step] * Number(first[k * step + i]);

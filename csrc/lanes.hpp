@@ -2,8 +2,9 @@
 //
 // A law of a mode is a stretch of numbers. Code that is written for `double` works on one law; the same code
 // with `Four` works on the laws of four modes at once, each in its own lane. `Four` is one vector of 256 bits
-// where the target has these, two of 128 bits elsewhere, and behaves like a float64 otherwise: + − · /, a plain
-// number wherever all lanes are to have the same one, `exp`, `log`, and lanes to read and write one by one.
+// where the target has these, two of 128 bits elsewhere, and behaves like a float64 otherwise: + − · /, a
+// plain number wherever all lanes are to have the same one, `exp`, `log`, and lanes to read and write one by
+// one.
 //
 //     exp x = 2^k (1 + r + r²/2! + … + r¹³/13!),   x = k log 2 + r,   |r| ≤ (log 2)/2
 //     log x = k log 2 + log(1 + f),   x = 2^k (1 + f),   √½ ≤ 1 + f < √2,   by the series of atanh(f/(2 + f))
@@ -17,10 +18,12 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #ifndef INLINE
 #define INLINE inline __attribute__((always_inline))
+#define ONCE __attribute__((noinline))  // large, and called from several places
 #endif
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
@@ -74,7 +77,8 @@ INLINE const double* lanes(const Four* x) { return reinterpret_cast<const double
 INLINE double* lanes(double* x) { return x; }
 INLINE const double* lanes(const double* x) { return x; }
 
-// The larger of two; a where least < a < ∞, else `other`; whether a number is NaN or outside (low, high) in any lane.
+// The larger of two; a where least < a < ∞, else `other`; whether a number is NaN or outside (low, high) in
+// any lane.
 INLINE double larger(double a, double b) { return a > b ? a : b; }
 INLINE Four larger(Four a, Four b) {
   return Four::each([&](int k) { return a.part[k] > b.part[k] ? a.part[k] : b.part[k]; });
@@ -87,16 +91,28 @@ INLINE Four between(Four a, Four least, double other) {
   });
 }
 INLINE bool inside(double a, double low, double high) { return a > low && a < high; }
-INLINE bool inside(const Four& a, double low, double high) {
-  bool all = true;
-  for (int j = 0; j < 4; ++j) all &= inside(lanes(&a)[j], low, high);
-  return all;
+INLINE bool inside(Four a, double low, double high) {
+  auto all = (a.part[0] > low) & (a.part[0] < high);
+  for (int k = 1; k < Four::parts; ++k) all &= (a.part[k] > low) & (a.part[k] < high);
+  auto every = all[0];
+  for (int j = 1; j < Four::width; ++j) every &= all[j];
+  return every != 0;
 }
 INLINE bool has_nan(double a) { return a != a; }
-INLINE bool has_nan(const Four& a) {
-  bool any = false;
-  for (int j = 0; j < 4; ++j) any |= lanes(&a)[j] != lanes(&a)[j];
-  return any;
+INLINE bool has_nan(Four a) {
+  auto any = a.part[0] != a.part[0];
+  for (int k = 1; k < Four::parts; ++k) any |= a.part[k] != a.part[k];
+  auto some = any[0];
+  for (int j = 1; j < Four::width; ++j) some |= any[j];
+  return some != 0;
+}
+
+// The sum of the lanes, and the largest of them.
+INLINE double total(double a) { return a; }
+INLINE double total(Four a) { return (lanes(&a)[0] + lanes(&a)[1]) + (lanes(&a)[2] + lanes(&a)[3]); }
+INLINE double largest(double a) { return a; }
+INLINE double largest(Four a) {
+  return larger(larger(lanes(&a)[0], lanes(&a)[1]), larger(lanes(&a)[2], lanes(&a)[3]));
 }
 
 template <class To, class From> INLINE To bits_of(From x) {
@@ -136,9 +152,9 @@ INLINE Four logarithm(Four x) {
     const V power = bits_of<V>((bits >> 52) | 0x4330000000000000) - (4503599627370496.0 + 1023.0) - tiny;
     const V f = bits_of<V>((bits & 0x000fffffffffffff) + 0x3fe6a09e667f3bcd) - 1.0;
     const V s = f / (f + 2.0), z = s * s, w = z * z, half = f * f * 0.5;
-    const V a = w * (w * (w * 1.531383769920937332e-01 + 2.222219843214978396e-01) + 3.999999999940941908e-01);
-    const V b = z * (w * (w * (w * 1.479819860511658591e-01 + 1.818357216161805012e-01) + 2.857142874366239149e-01) +
-                     6.666666666666735130e-01);
+    const V a = w * (w * (w * 1.531383769920937332e-1 + 2.222219843214978396e-1) + 3.999999999940941908e-1);
+    V b = w * (w * 1.479819860511658591e-1 + 1.818357216161805012e-1) + 2.857142874366239149e-1;
+    b = z * (w * b + 6.666666666666735130e-1);
     const V low = s * (half + (a + b)) + power * 1.90821492927058770002e-10;
     V value = power * 6.93147180369123816490e-01 - ((half - low) - f);
     value = x.part[k] < INFINITE ? value : x.part[k];  // inf, NaN
@@ -147,11 +163,76 @@ INLINE Four logarithm(Four x) {
   });
 }
 
+// Four numbers of four modes become the four modes of four numbers.
+INLINE void transpose(Four* x) {
+  if constexpr (Four::parts == 1) {
+    const auto a = x[0].part[0], b = x[1].part[0], c = x[2].part[0], d = x[3].part[0];
+    const auto p = __builtin_shufflevector(a, b, 0, 4, 2, 6), q = __builtin_shufflevector(a, b, 1, 5, 3, 7);
+    const auto r = __builtin_shufflevector(c, d, 0, 4, 2, 6), s = __builtin_shufflevector(c, d, 1, 5, 3, 7);
+    x[0].part[0] = __builtin_shufflevector(p, r, 0, 1, 4, 5);
+    x[1].part[0] = __builtin_shufflevector(q, s, 0, 1, 4, 5);
+    x[2].part[0] = __builtin_shufflevector(p, r, 2, 3, 6, 7);
+    x[3].part[0] = __builtin_shufflevector(q, s, 2, 3, 6, 7);
+  } else {
+    Four y[4];
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 4; ++k) lanes(y + i)[k] = lanes(x + k)[i];
+    for (int i = 0; i < 4; ++i) x[i] = y[i];
+  }
+}
+
+// Copies numbers; plain ones four at a time.
+template <class Number, class Source> INLINE void copy(int length, const Source* source, Number* target) {
+  int i = 0;
+  if constexpr (sizeof(Number) == sizeof(double))
+    for (; i + 4 <= length; i += 4) Four::load(source + i).store(target + i);
+  for (; i < length; ++i) target[i] = source[i];
+}
+
+// Copies laws, moves or the like, `size` numbers a mode, from modes that are `apart` to the modes' lanes,
+// groups of which are `step` numbers apart. Lanes without a mode repeat the last one: what can be done in all
+// modes can be done in all lanes.
+template <class Number>
+ONCE void spread(int M, int size, const double* source, int apart, Number* target, int step) {
+  constexpr int L = LANES<Number>;
+  for (int first = 0; first < M; first += L, target += step) {
+    const double* mode[L];
+    for (int j = 0; j < L; ++j) mode[j] = source + (first + j < M ? first + j : M - 1) * apart;
+    int i = 0;
+    if constexpr (L == 4)
+      for (; i + 4 <= size; i += 4) {
+        Four block[4] = {Four::load(mode[0] + i), Four::load(mode[1] + i), Four::load(mode[2] + i),
+                         Four::load(mode[3] + i)};
+        transpose(block);
+        for (int k = 0; k < 4; ++k) target[i + k] = block[k];
+      }
+    for (; i < size; ++i)
+      for (int j = 0; j < L; ++j) lanes(target + i)[j] = mode[j][i];
+  }
+}
+// Copies them back.
+template <class Number>
+ONCE void gather(int M, int size, const Number* source, int step, double* target, int apart) {
+  constexpr int L = LANES<Number>;
+  for (int first = 0; first < M; first += L, source += step, target += L * apart) {
+    const int modes = M - first < L ? M - first : L;
+    int i = 0;
+    if constexpr (L == 4)
+      for (; i + 4 <= size; i += 4) {
+        Four block[4] = {source[i], source[i + 1], source[i + 2], source[i + 3]};
+        transpose(block);
+        for (int j = 0; j < modes; ++j) block[j].store(target + j * apart + i);
+      }
+    for (; i < size; ++i)
+      for (int j = 0; j < modes; ++j) target[j * apart + i] = lanes(source + i)[j];
+  }
+}
+
 // Memory to work in, of numbers that are 0 at first; it is given back at once when the kernel ends.
 class Room {
  public:
   template <class Number = double> Number* take(int64_t count) {
-    const int64_t size = (count * LANES<Number> + 7) / 8 * 8;  // a vector across two lines of the cache is slow
+    const int64_t size = (count * LANES<Number> + 7) / 8 * 8;  // whole lines of the cache
     if (size > left_) {
       left_ = size > least ? size : least;
       blocks_.emplace_back(new double[left_ + 8]);

@@ -1,8 +1,9 @@
 // Series of linear Gaussian modes as the kernels get them, and one step's matrices in the lanes of modes.
 //
-// `Series` describes arrays that Python owns: the parameters, with the distance in numbers from one series and from
-// one step to the next (0 where nothing varies), the data, and what a filter writes. A pass that reads what a
-// filter left (smoother, adjoint, particles) has a frame of its own with a place(Series, run) in it.
+// `Series` describes arrays that Python owns: the parameters, with the distance in numbers from one series
+// and from one step to the next (0 where nothing varies), the data, and what a filter writes. A pass that
+// reads what a filter left (smoother, adjoint, particles) has a frame of its own with a place(Series, run) in
+// it.
 #pragma once
 #include "frame.hpp"
 #include "gaussian.hpp"
@@ -36,15 +37,8 @@ struct Series {
 // A parameter's numbers for a series at step t.
 #define NOW(f, name, series, t) ((f).name + (series) * (f).name##_series + (t) * (f).name##_step)
 
-// Copies one stretch of `size` numbers a mode to the modes' lanes; groups of the target are `step` numbers apart.
-template <class Number> inline void scatter(int M, int size, const double* source, Number* target, int step) {
-  constexpr int L = LANES<Number>;
-  for (int j = 0; j < M; ++j)
-    for (int i = 0; i < size; ++i) lanes(target + j / L * step + i)[j % L] = source[j * size + i];
-}
-
-// The law before step t of a series, mode by mode, and log probabilities: the initial one before step 0, and then what
-// the filter left.
+// The law before step t of a series, mode by mode, and log probabilities: the initial one before step 0, and
+// then what the filter left.
 inline void law_before(const Series& f, int64_t series, int64_t t, double* state, double* log_mode) {
   const int M = int(f.modes), n = int(f.states), law = law_size(n);
   const int64_t row = t > 0 ? f.starts[series] + t - 1 : f.initial_varies ? series : 0;
@@ -66,70 +60,71 @@ inline void keep_laws(int M, int n, const double* state, double* mean, double* c
 }
 
 // The matrices of one step, one move and one sensor for each group of modes, and what of y is seen.
-//
-// Lanes without a mode get a sensor that can be divided by.
 template <class Number> struct Matrices {
   static constexpr int L = LANES<Number>;
-  int M, n, m, groups, law, move, sensor;
-  bool mapped;
-  Number *log_transition;  // [i · groups + g]
+  const int M, n, m, groups, law, move, sensor;
+  const bool mapped;
+  Number* log_transition;  // [i · groups + g]
   Number *moves, *sensors;  // one a group
-  Number *maps;             // as moves, [i · groups + g]
-  Number *some;             // sensors of the components that are seen, if some are missing
-  double *y;                // the components that are seen
-  int *index, seen;         // which these are, and how many
+  Number* maps;            // as moves, [i · groups + g]
+  Number* some;            // sensors of the components that are seen, if some are missing
+  double* y;               // the components that are seen
+  int64_t* index;          // which these are, and how many
+  int seen = 0;
 
   Matrices(int M, int n, int m, bool mapped, Room& room)
-      : M(M), n(n), m(m), groups((M + L - 1) / L), law(law_size(n)), move(move_size(n)), sensor(sensor_size(n, m)),
-        mapped(mapped), seen(0) {
-    log_transition = room.take<Number>(length(M, n, m, mapped));
-    place(log_transition);
-    some = room.take<Number>(groups * sensor);
-    y = room.take(m);
-    index = reinterpret_cast<int*>(room.take(m));
-    for (int j = M; j < groups * L; ++j)
-      for (int a = 0; a < m; ++a) lanes(sensors + (groups - 1) * sensor + m * n + m + a * m + a)[j % L] = 1.0;
-  }
-
-  // How many numbers the matrices take, and where they lie.
-  static int64_t length(int M, int n, int m, bool mapped) {
-    const int64_t groups = (M + L - 1) / L;
-    return groups * (M + move_size(n) + sensor_size(n, m) + (mapped ? M * move_size(n) : 0));
-  }
-  void place(Number* whole) {
-    log_transition = whole;
-    moves = log_transition + M * groups;
-    sensors = moves + groups * move;
-    maps = sensors + groups * sensor;
-  }
+      : M(M), n(n), m(m), groups((M + L - 1) / L), law(law_size(n)), move(move_size(n)),
+        sensor(sensor_size(n, m)), mapped(mapped), log_transition(room.take<Number>(M * groups)),
+        moves(room.take<Number>(groups * move)), sensors(room.take<Number>(groups * sensor)),
+        maps(room.take<Number>(mapped ? M * groups * move : 0)),
+        some(room.take<Number>(groups * sensor)), y(room.take(m)), index(room.take<int64_t>(m)) {}
 
   // Parameters of step t of a series; those that do not vary in time only with `again`.
-  template <class Frame> void load(const Frame& f, int64_t series, int64_t t, bool again) {
-    if (again || f.transition_step)
-      for (int i = 0; i < M; ++i)
-        for (int j = 0; j < M; ++j)
-          lanes(log_transition + i * groups)[j] = std::log(NOW(f, transition, series, t)[i * M + j]);
-    if (again || f.dynamics_step) {
-      scatter(M, n * n, NOW(f, dynamics, series, t), moves, move);
-      for (int g = 0; g < groups; ++g) turn(n, moves + g * move);
+  void load(const Series& f, int64_t series, int64_t t, bool again) {
+    if (again || f.transition_step) {
+      spread_rows(NOW(f, transition, series, t), 1, log_transition);
+      for (int i = 0; i < M * groups; ++i) log_transition[i] = logarithm(log_transition[i]);
     }
-    Number* at = moves + n * n;
-    if (again || f.dynamics_offset_step) scatter(M, n, NOW(f, dynamics_offset, series, t), at, move);
-    at += n;
-    if (again || f.process_noise_step) scatter(M, n * n, NOW(f, process_noise, series, t), at, move);
-    at = sensors;
-    if (again || f.observation_step) scatter(M, m * n, NOW(f, observation, series, t), at, sensor);
-    at += m * n;
-    if (again || f.observation_offset_step) scatter(M, m, NOW(f, observation_offset, series, t), at, sensor);
-    at += m;
-    if (again || f.observation_noise_step) scatter(M, m * m, NOW(f, observation_noise, series, t), at, sensor);
+    // One stretch of `size` numbers a mode, to its place in each group's move or sensor.
+    const auto take = [&](int64_t varies, const double* source, int size, Number* target, int step) {
+      if (again || varies) spread(M, size, source, size, target, step);
+    };
+    take(f.dynamics_step, NOW(f, dynamics, series, t), n * n, moves, move);
+    take(f.dynamics_offset_step, NOW(f, dynamics_offset, series, t), n, moves + n * n, move);
+    take(f.process_noise_step, NOW(f, process_noise, series, t), n * n, moves + n * n + n, move);
+    take(f.observation_step, NOW(f, observation, series, t), m * n, sensors, sensor);
+    take(f.observation_offset_step, NOW(f, observation_offset, series, t), m, sensors + m * n, sensor);
+    take(f.observation_noise_step, NOW(f, observation_noise, series, t), m * m, sensors + m * n + m, sensor);
+    for (int g = 0; g < groups && (again || f.dynamics_step); ++g) turn(n, moves + g * move);
     if (again && mapped)  // moves without an offset
       for (int i = 0; i < M; ++i) {
-        at = maps + i * groups * move;
-        scatter(M, n * n, f.maps + i * M * n * n, at, move);
-        scatter(M, n * n, f.map_covariance + i * M * n * n, at + n * n + n, move);
+        Number* const at = maps + i * groups * move;
+        spread(M, n * n, f.maps + i * M * n * n, n * n, at, move);
+        spread(M, n * n, f.map_covariance + i * M * n * n, n * n, at + n * n + n, move);
         for (int g = 0; g < groups; ++g) turn(n, at + g * move);
       }
+  }
+
+  // The same from and to a row of plain numbers, mode by mode: the logarithms of the transition, the
+  // transition, moves, sensors, maps.
+  int64_t row_length() const { return 2 * M * M + M * (move + sensor) + (mapped ? M * M * move : 0); }
+  void load(const double* row) {
+    spread_rows(row, 1, log_transition);
+    row += 2 * M * M;
+    spread(M, move, row, move, moves, move);
+    row += M * move;
+    spread(M, sensor, row, sensor, sensors, sensor);
+    if (mapped) spread_rows(row + M * sensor, move, maps);
+  }
+  void store(const double* transition, double* row) const {
+    static_assert(L == 1);
+    copy(M * M, log_transition, row);
+    copy(M * M, transition, row + M * M);
+    row += 2 * M * M;
+    copy(M * move, moves, row);
+    row += M * move;
+    copy(M * sensor, sensors, row);
+    if (mapped) copy(M * M * move, maps, row + M * sensor);
   }
 
   // Takes the components of a row that are seen, and, if some are missing, their sensors.
@@ -154,5 +149,12 @@ template <class Number> struct Matrices {
   // The sensors of group g for what is seen.
   const Number* sensor_of(int g) const {
     return seen == m ? sensors + g * sensor : some + g * sensor_size(n, seen);
+  }
+
+ private:
+  // `spread` for each mode i before.
+  void spread_rows(const double* source, int size, Number* target) {
+    for (int i = 0; i < M; ++i)
+      spread(M, size, source + i * M * size, size, target + i * groups * size, size);
   }
 };

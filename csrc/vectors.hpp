@@ -42,7 +42,7 @@ template <class T> struct Wide {
   static INLINE void store(T* p, V x) { *reinterpret_cast<Loose*>(p) = x; }
   static INLINE V all(T x) { return x - V{}; }
   // The larger of the two; NaN stays NaN.
-  static INLINE V at_least(V x, V low) { return x < low ? low : x; }
+  static INLINE V at_least(V x, V low) { return low > x ? low : x; }
 
   // All lanes added up, halves first.
   static INLINE T sum(V x) {
@@ -145,15 +145,19 @@ template <class T> INLINE T largest_of(const T* row, int64_t vectors) {
 // Place of the first number of a row that equals x; 0 if there is none.
 template <class T> INLINE int64_t find(const T* row, int64_t vectors, T x) {
   using W = Wide<T>;
+  constexpr int64_t few = 4 * W::lanes;
   const auto wanted = W::all(x);
-  for (int64_t j = 0; j < vectors * W::lanes; j += W::lanes) {
-    const auto same = W::load(row + j) == wanted;
+  const int64_t count = vectors * W::lanes;
+  int64_t j = 0;
+  for (; j + few <= count; j += few) {  // four vectors at a time: where one of them holds it
+    const auto same = (W::load(row + j) == wanted) | (W::load(row + j + W::lanes) == wanted) |
+                      (W::load(row + j + 2 * W::lanes) == wanted) | (W::load(row + j + 3 * W::lanes) == wanted);
     int64_t words[EXPTILT_BITS / 64], any = 0;
     std::memcpy(words, &same, sizeof same);
     for (int64_t word : words) any |= word;
-    if (any)
-      for (int i = 0; i < W::lanes; ++i)
-        if (row[j + i] == x) return j + i;
+    if (any) break;
   }
+  for (; j < count; ++j)
+    if (row[j] == x) return j;
   return 0;
 }

@@ -7,7 +7,6 @@ alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of 
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +15,15 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import apply, in_transform, transform_compiled
 from exptilt.tilting import plan
-from exptilt.tilting.arguments import Call, explain_keywords, prepare
+from exptilt.tilting.arguments import Call, explain_keywords
 from exptilt.tilting.backends import reference
 from exptilt.tilting.backends.dispatch import check_sink
 from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.remembered import prepare_again
 from exptilt.tilting.tilted import Tilted, share_of
-
-_prepare = partial(prepare, autocast=True)
 
 
 def _flat(*tensors: Tensor) -> bool:
@@ -179,7 +177,7 @@ def attend(
         tensor([[8., 8.]])
     """
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = _prepare("attend", query, key, value, *options)
+    call = prepare_again("attend", query, key, value, *options)
     return run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
 
 
@@ -230,7 +228,7 @@ def log_normalizer(
     flat = _flat(query, key)
     query, key = (query[None], key[None]) if flat else (query, key)
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = _prepare("log_normalizer", query, key, None, *options)
+    call = prepare_again("log_normalizer", query, key, None, *options)
     G = run(call).log_normalizer
     return G[0] if flat else G
 
@@ -285,7 +283,7 @@ def fisher_vector_product(
     flat = _flat(query, key, vector)
     query, key, vector = (query[None], key[None], vector[None]) if flat else (query, key, vector)
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = _prepare("fisher_vector_product", query, key, None, *options)
+    call = prepare_again("fisher_vector_product", query, key, None, *options)
     if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
         got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
         raise ArgumentError(

@@ -135,10 +135,11 @@ def _second(t: Inputs, dots: Dots, *given: Any) -> tuple[Tensor, ...]:
 def all_plain(given: Iterable[Any]) -> bool:
     """Whether all tensors are ordinary ones."""
     for x in given:
-        if isinstance(x, Tensor):
-            if not is_plain(x):
+        kind = x.__class__
+        if kind is Inputs or kind is Dots:
+            if not all_plain(x):
                 return False
-        elif isinstance(x, tuple) and not all_plain(x):
+        elif isinstance(x, Tensor) and not is_plain(x):
             return False
     return True
 
