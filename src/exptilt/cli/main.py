@@ -44,6 +44,20 @@ def command(name: str) -> ModuleType:
     return import_module(f"exptilt.cli.{name}")
 
 
+class _Version(argparse.Action):
+    """Prints the version, and which instruction set the compiled core runs with."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from exptilt._support import native
+
+        try:
+            core = f"compiled core: {native.target()}" if native.available() else native.obstacle()
+        except ExptiltError as problem:
+            core = str(problem)
+        print(f"exptilt {__version__} ({core})")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -53,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"exptilt {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show version and compiled core, and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = command(name)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exptilt._support import native
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt._support.transforms import not_traced
 from exptilt.tilting.backends import tiled
@@ -24,12 +25,30 @@ _MODULES = {"cpu": "exptilt.tilting.backends.cpu", "gpu": "exptilt.tilting.backe
 
 
 def default_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """`cpu` on the CPU, `gpu` on CUDA where the kernels run, `tiled` elsewhere and for float64 there."""
+    """`cpu` on the CPU where the compiled core is, `gpu` on CUDA where its kernels run, else `tiled`.
+
+    On CUDA float64 is `tiled` too.
+    """
     if device.type == "cpu":
-        return "cpu"
+        return "cpu" if _core_runs() else "tiled"
     return (
         "gpu" if device.type == "cuda" and dtype != torch.float64 and _kernels_run(device.index) else "tiled"
     )
+
+
+@not_traced
+def _core_runs() -> bool:
+    """Whether the compiled core is there; if not, one warning says why and what to do."""
+    return _core_looked_up()
+
+
+@cache
+def _core_looked_up() -> bool:
+    why = native.obstacle()
+    if why:
+        text = "attention runs in plain torch (backend='tiled'), several times slower: "
+        warnings.warn(text + why, ExptiltWarning, stacklevel=2)
+    return not why
 
 
 @not_traced
