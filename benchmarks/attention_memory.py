@@ -33,7 +33,7 @@ CASES: dict[str, Callable[..., Callable[[], object]]] = {
 
 
 def prepare(name: str, shape: tuple[int, int, int, int]) -> Callable[[], object]:
-    """In the new process: the inputs, and one small call, so that code is loaded and compiled."""
+    """In the new process: the inputs, and one small call, so that code is loaded."""
     CASES[name](rivals.inputs((1, 2, 300, shape[3])))()
     return CASES[name](rivals.inputs(shape))
 

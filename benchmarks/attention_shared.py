@@ -85,7 +85,7 @@ def copy_bytes(kind: str, size: Size) -> int:
 
 
 def prepare(name: str, size: Size, full: bool) -> Callable[[], object]:
-    """In the new process: one call on something small, so that code is compiled, then the inputs."""
+    """In the new process: one call on something small, so that code is loaded, then the inputs."""
     _, make = CASES[name]
     make((2, 2, 300, 300), full)()
     return make(size, full)

@@ -44,7 +44,7 @@ def case(name: str, shape: tuple[int, int, int]) -> Callable[[], tuple[Tensor, .
 
 
 def prepare(name: str, shape: tuple[int, int, int]) -> Callable[[], object]:
-    """In the new process: one call on something small, so that code is compiled, then the inputs."""
+    """In the new process: one call on something small, so that code is loaded, then the inputs."""
     case(name, (300, 3000, shape[2]))()
     return case(name, shape)
 

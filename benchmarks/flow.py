@@ -49,7 +49,7 @@ def cases_for(count: int) -> dict[str, Callable[[], object]]:
 
 
 def prepare(name: str, count: int) -> Callable[[], object]:
-    """In the new process: the inputs, and one call on something small, which loads and compiles code."""
+    """In the new process: the inputs, and one call on something small, which loads code."""
     cases_for(300)[name]()
     x, flow = points_of(count), Flow("layer", beta=1 / 8)
     return (lambda: flow(x)) if name == "Flow" else (lambda: naive(x))

@@ -55,7 +55,7 @@ from exptilt._support.plotting import new_figure
 from exptilt._support.progress import track
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-LIBRARIES = ("exptilt", "torch", "numpy", "numba", "llvmlite", "scipy", "triton", "transformers")
+LIBRARIES = ("exptilt", "torch", "numpy", "scipy", "triton", "transformers")
 MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 MODEL = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}  # widest first
@@ -173,7 +173,7 @@ def compare(
     calls = dict.fromkeys(cases, 1)
     for name, function in cases.items():
         if name not in slow:
-            function()  # compiles, fills caches
+            function()  # loads code, fills caches
             calls[name] = max(1, round(minimum_seconds / max(_measure(function, 1), 1e-9)))
     joins = {
         name: {turn * rounds // count for turn in range(count)}
@@ -299,7 +299,7 @@ def peak_extra_memory(prepare: Callable[..., Callable[[], object]], *arguments: 
 
     Args:
         prepare: a function at the top level of a module (the new process imports it). It makes the inputs,
-            calls once on something small, so that code is loaded and compiled, and returns the function
+            calls once on something small, so that code is loaded, and returns the function
             without arguments that is to be measured.
         arguments: what `prepare` is called with; they must pickle.
     """

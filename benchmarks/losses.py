@@ -101,7 +101,7 @@ SMALL = {"pairs": (300, 128), "views": (64, 128), "head": (300, 3000, 576)}
 
 
 def prepare(kind: str, name: str, *shape: int) -> Run:
-    """In the new process: one call on something small, so that code is compiled, then the inputs."""
+    """In the new process: one call on something small, so that code is loaded, then the inputs."""
     CASES[kind](name, *SMALL[kind])()
     return CASES[kind](name, *shape)
 

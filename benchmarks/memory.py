@@ -6,8 +6,6 @@
     retrieval   to the fixed point with the same tolerance, N = 4096, 65536, 1e6, batch 256 and 1; the rivals
                 are loops of these steps that stop when the whole batch stands still (ours leaves out each
                 state that does)
-    small       one state from 100 and 1000 patterns, compiled as one call, against the general way: it has to
-                be twice as fast to be worth its code
     file        a batch of 256 from a million patterns, in memory and memory-mapped
     memory      what one call adds to the resident set, measured in a fresh process
     classical   N = 1000, 160 patterns settled asynchronously, against the same sweeps in numpy
@@ -19,13 +17,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 import harness
-from exptilt.memory import ClassicalHopfield, Hopfield, retrieval
+from exptilt.memory import ClassicalHopfield, Hopfield
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "memory.md"
@@ -78,18 +75,6 @@ def retrieval_cases(count: int, batch: int) -> dict[str, Callable[[], Any]]:
 
     torch.testing.assert_close(memory.retrieve(state, tolerance=TOLERANCE).value, loop(), atol=1e-3, rtol=0)
     return {"exptilt": lambda: memory.retrieve(state, tolerance=TOLERANCE), "plain torch": loop}
-
-
-def small_cases(count: int) -> dict[str, Callable[[], Any]]:
-    x = patterns(count)
-    memory, state = Hopfield(x, SHARP), x[:1] + 0.3 * patterns(1, 2)
-
-    def general() -> Any:
-        with mock.patch.object(retrieval, "is_small", return_value=False):
-            return memory.retrieve(state)
-
-    torch.testing.assert_close(memory.retrieve(state).value, general().value, atol=1e-3, rtol=0)
-    return {"compiled": lambda: memory.retrieve(state), "general": general}
 
 
 def prepare(kind: str, count: int, batch: int) -> Callable[[], Any]:
@@ -197,13 +182,6 @@ def main(argv: list[str] | None = None) -> Path:
                 harness.print_times(times)
                 results[name] = times
                 goals.append(Goal(f"{name}, over plain torch", times["exptilt"].ratio, 1.0))
-    for count in (100, 1000):
-        name = f"small, N = {count}"
-        times = harness.compare(small_cases(count), "general", rounds=4 * rounds, label=name)
-        print(f"\n{name}", flush=True)
-        harness.print_times(times)
-        results[name] = times
-        goals.append(Goal(f"{name}, compiled over general", times["compiled"].ratio, 0.5))
     largest = sizes[-1]
     for kind in ("exptilt", "sparsemax", "plain torch"):
         for count in (sizes[0], largest):

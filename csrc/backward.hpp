@@ -275,10 +275,8 @@ template <class T> class Backward {
       add_numbers(reinterpret_cast<T*>(f.bias_grad) + to, ds + seen.first, 1, seen.last - seen.first);
     }
     if (f.cap > 0) {
-      if (second)
-        through_softcap(u + l, b + l, n, l);
-      else
-        times_row(b + l, slope + l, n);
+      if (second) through_softcap(u + l, b + l, n, l);
+      through_slope(b + l, n, l);
     }
     return at;
   }
@@ -333,11 +331,19 @@ template <class T> class Backward {
     });
     return W::sum(sum[0] + sum[1]);
   }
-  // u → u σ' + b σ'' ż, b → b σ'; bend holds σ'' ż.
-  void through_softcap(T* u, T* b, int64_t count, int64_t left) {
+  // b → b σ', and 0 stays 0: the slope at a hidden key may be NaN.
+  void through_slope(T* b, int64_t count, int64_t left) {
     for (int64_t j = 0; j < count * lanes; j += lanes) {
-      const V steep = W::load(slope + left + j), bent = W::load(bend + left + j), t = W::load(b + j);
-      W::store(u + j, W::load(u + j) * steep + t * bent), W::store(b + j, t * steep);
+      const V t = W::load(b + j);
+      W::store(b + j, t != 0 ? t * W::load(slope + left + j) : V{});
+    }
+  }
+  // u → u σ' + b σ'' ż; bend holds σ'' ż.
+  void through_softcap(T* u, T* b, int64_t count, int64_t left) {
+    through_slope(u, count, left);
+    for (int64_t j = 0; j < count * lanes; j += lanes) {
+      const V t = W::load(b + j);
+      W::store(u + j, W::load(u + j) + (t != 0 ? t * W::load(bend + left + j) : V{}));
     }
   }
 

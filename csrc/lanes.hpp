@@ -9,8 +9,7 @@
 //     exp x = 2^k (1 + r + r²/2! + … + r¹³/13!),   x = k log 2 + r,   |r| ≤ (log 2)/2
 //     log x = k log 2 + log(1 + f),   x = 2^k (1 + f),   √½ ≤ 1 + f < √2,   by the series of atanh(f/(2 + f))
 //
-// The relative error of each is about that of one rounding. exp gives 0 below the smallest normal number; log
-// gives −inf at 0 and NaN below it.
+// exp gives 0 below the smallest normal number; log gives −inf at 0 and NaN below it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -163,22 +162,26 @@ INLINE Four logarithm(Four x) {
   });
 }
 
+#if defined(__has_builtin)
+#if EXPTILT_BITS >= 256 && __has_builtin(__builtin_shufflevector)
+#define SHUFFLED 1
+#endif
+#endif
 // Four numbers of four modes become the four modes of four numbers.
 INLINE void transpose(Four* x) {
-  if constexpr (Four::parts == 1) {
-    const auto a = x[0].part[0], b = x[1].part[0], c = x[2].part[0], d = x[3].part[0];
-    const auto p = __builtin_shufflevector(a, b, 0, 4, 2, 6), q = __builtin_shufflevector(a, b, 1, 5, 3, 7);
-    const auto r = __builtin_shufflevector(c, d, 0, 4, 2, 6), s = __builtin_shufflevector(c, d, 1, 5, 3, 7);
-    x[0].part[0] = __builtin_shufflevector(p, r, 0, 1, 4, 5);
-    x[1].part[0] = __builtin_shufflevector(q, s, 0, 1, 4, 5);
-    x[2].part[0] = __builtin_shufflevector(p, r, 2, 3, 6, 7);
-    x[3].part[0] = __builtin_shufflevector(q, s, 2, 3, 6, 7);
-  } else {
-    Four y[4];
-    for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 4; ++k) lanes(y + i)[k] = lanes(x + k)[i];
-    for (int i = 0; i < 4; ++i) x[i] = y[i];
-  }
+#ifdef SHUFFLED
+  const auto a = x[0].part[0], b = x[1].part[0], c = x[2].part[0], d = x[3].part[0];
+  const auto p = __builtin_shufflevector(a, b, 0, 4, 2, 6), q = __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const auto r = __builtin_shufflevector(c, d, 0, 4, 2, 6), s = __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  x[0].part[0] = __builtin_shufflevector(p, r, 0, 1, 4, 5);
+  x[1].part[0] = __builtin_shufflevector(q, s, 0, 1, 4, 5);
+  x[2].part[0] = __builtin_shufflevector(p, r, 2, 3, 6, 7);
+  x[3].part[0] = __builtin_shufflevector(q, s, 2, 3, 6, 7);
+#else
+  const Four y[4] = {x[0], x[1], x[2], x[3]};
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 4; ++k) lanes(x + i)[k] = lanes(y + k)[i];
+#endif
 }
 
 // Copies numbers; plain ones four at a time.

@@ -108,7 +108,7 @@ ONCE void thin_dots(T* C, int64_t c, const T* A, int64_t a, int64_t rows, const 
         for (int k = 0; k < n; ++k) sums[k] = sums[2 * k] + sums[2 * k + 1];
       V found = sums[0];
       for (int64_t l = whole; l < inner; ++l) {
-        V others;
+        V others{};
 #pragma GCC unroll 16
         for (int k = 0; k < L; ++k) others[k] = place[k][l];
         found += W::all(row[l]) * others;

@@ -17,7 +17,8 @@ inline void systematic(const double* weight, int64_t count, double start, int64_
   double cumulative = weight[0];
   for (int64_t i = 0; i < drawn; ++i) {
     const double pointer = (double(i) + start) / double(drawn) * total;
-    while (cumulative <= pointer && source < last) cumulative += weight[++source];  // rounding may pass the last
+    while (cumulative <= pointer && source < last)  // rounding may put a pointer beyond the last one
+      cumulative += weight[++source];
     ancestor[i] = source;
   }
 }

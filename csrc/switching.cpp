@@ -124,10 +124,10 @@ template <class Number> struct OfSeries : Gaussian<Number> {
   }
 };
 
-template <class Number> void filter(Series& f) {
+template <class Number> int64_t filter(Series& f) {
   Room room;
   OfSeries<Number> law(f, room);
-  filter_series(law, f, room);
+  return filter_series(law, f, room);
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ EXPTILT_EXPORT const char* exptilt_fields_Series() {
   return SERIES_FIELDS(EXPTILT_WHOLE_TEXT, EXPTILT_REAL_TEXT, EXPTILT_PLACE_TEXT);
 }
 EXPTILT_KERNEL(filter_series, Series) {
-  return lanes_pay(f.modes, f.states) ? filter<Four>(f) : filter<double>(f), 0;
+  return lanes_pay(f.modes, f.states) ? filter<Four>(f) : filter<double>(f);
 }
 
 // The matrices of a step t of models, a row of plain numbers each (see `Matrices`).
@@ -154,12 +154,9 @@ EXPTILT_KERNEL(pack_matrices, Pack) {
   return 0;
 }
 
-// Online steps: rows of members, and their matrices as `pack_matrices` writes them, one row for all or one
-// each.
-#define GAUSSIAN_ROWS_FIELDS(whole, real, place)                                                \
-  ONLINE_FIELDS(whole, real, place)                                                             \
-  whole(states) whole(outputs) whole(mapped) place(const double, matrices) whole(matrices_step) \
-  place(const double, y) /* (members, m), NaN where missing */
+// Online steps; the matrices of a member are those that `pack_matrices` writes.
+#define GAUSSIAN_ROWS_FIELDS(whole, real, place) \
+  ONLINE_FIELDS(whole, real, place) whole(states) whole(outputs) whole(mapped)
 EXPTILT_FRAME(GaussianRows, GAUSSIAN_ROWS_FIELDS)
 
 namespace {

@@ -231,8 +231,8 @@ inline bool take_some(int64_t& next, int64_t count, int64_t at_once, int64_t& be
   return begin < count;
 }
 
-// Filters the series of a frame that no other thread has taken.
-template <class Law, class Frame> void filter_series(Law& law, Frame& f, Room& room) {
+// Filters the series of a frame that no other thread has taken; returns how many of them had to stop.
+template <class Law, class Frame> int64_t filter_series(Law& law, Frame& f, Room& room) {
   Switching<Law> s(law, int(f.method), room);
   const int M = s.M;
   const auto keep = [&](int64_t row, double term) {
@@ -242,7 +242,7 @@ template <class Law, class Frame> void filter_series(Law& law, Frame& f, Room& r
       copy(M, lanes(s.weight + i * s.groups), f.mixing + (row * M + i) * M);
     law.keep(row, s.state);
   };
-  const auto filter_one = [&](int64_t series) {
+  const auto filter_one = [&](int64_t series) {  // whether it had to stop
     const int64_t begin = f.starts[series], steps = f.starts[series + 1] - begin;
     const int64_t done = f.lead ? f.lead[series] : 0;
     law.start(series, done, s.state, s.log_mode);
@@ -259,15 +259,18 @@ template <class Law, class Frame> void filter_series(Law& law, Frame& f, Room& r
       if (stopped < 0) stopped = s.finish();
       if (stopped >= 0) {
         f.failure[2 * series] = t, f.failure[2 * series + 1] = stopped;
-        return;
+        return true;
       }
       total += s.term;
       if (f.everything) keep(begin + t, s.term);
     }
     f.log_likelihood[series] = total;
     if (!f.everything) keep(series, total);
+    return false;
   };
-  for (int64_t begin, end; take_some(f.next, f.series, 1, begin, end);) filter_one(begin);
+  int64_t stops = 0;
+  for (int64_t begin, end; take_some(f.next, f.series, 1, begin, end);) stops += filter_one(begin);
+  return stops;
 }
 
 // Rows of an online filter. A row holds all that is known of a member, one stretch after the other:
@@ -278,11 +281,13 @@ template <class Law, class Frame> void filter_series(Law& law, Frame& f, Room& r
 //     their log-sums over i, the predicted log probabilities (M)
 //
 // Nothing is kept between calls, so rows may be copied, stored and taken up anywhere. `predict` and `update`
-// say what to do; `begun`, that the initial law is itself the prediction. The first member that cannot go on
-// is left in `failed`, −1 before, as member · (M + 1) + mode (M: all modes).
-#define ONLINE_FIELDS(whole, real, place)                                                               \
-  whole(modes) whole(method) whole(predict) whole(update) whole(begun) whole(members) whole(next)       \
-  whole(failed) place(const double, before) place(double, after)
+// say what to do; `begun`, that the initial law is itself the prediction. `matrices` hold what a law needs to
+// know of the step, in rows `matrices_step` numbers apart, one for each member, or (0) one for all. The first
+// member that cannot go on is left in `failed`, −1 before, as member · (M + 1) + mode (M: all modes).
+#define ONLINE_FIELDS(whole, real, place)                                                                \
+  whole(modes) whole(method) whole(members) whole(predict) whole(update) whole(begun) whole(next)        \
+  whole(failed) place(const double, before) place(double, after) place(const double, matrices)           \
+  whole(matrices_step) place(const double, y) /* (members, m), NaN where missing */
 
 // The places of a row's stretches, and its length; `parts` is M for a law each pair of modes, else 1.
 struct Row {

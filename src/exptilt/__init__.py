@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         switching,
         tilting,
     )
-    from exptilt.attention import MultiheadAttention, attend
+    from exptilt.attention import MultiheadAttention
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
-    from exptilt.tilting import Tilted, fisher_vector_product, log_normalizer, merge
+    from exptilt.tilting import Tilted, attend, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.2.0"
 
@@ -41,7 +41,7 @@ _HOME = {
     "GaussianMixture": "families",
     "MultiheadAttention": "attention",
     "Tilted": "tilting",
-    "attend": "attention",
+    "attend": "tilting",
     "differentiable": "lens",
     "fisher_vector_product": "tilting",
     "kl": "families",

@@ -87,7 +87,7 @@ def test_light_commands_load_nothing_heavy(words):
     code = (
         "import sys\nfrom exptilt.cli.main import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
-        "heavy = ('torch', 'numpy', 'numba', 'matplotlib', 'jinja2')\n"
+        "heavy = ('torch', 'numpy', 'matplotlib', 'jinja2')\n"
         "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

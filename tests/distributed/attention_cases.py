@@ -195,8 +195,36 @@ def main():
         compare(f"zigzag {window}", options, **zigzag)
     compare("zigzag twice", {"causal": True}, twice=True, names=no_max, **zigzag)
     compare("zigzag, not causal", {"window": 4}, **zigzag)
+    ties()
     refused()
     traffic()
+
+
+def ties():
+    """Keys on several processes tie: the derivatives of score_max are those of the first one."""
+    count, rank = dist.get_world_size(), dist.get_rank()
+    for queries, order in (("replicated", "contiguous"), ("sharded", "contiguous"), ("sharded", "zigzag")):
+        first = 2 if order == "contiguous" else 1  # in sequence; on rank 0, and on all others as well
+        k = torch.zeros(1, 4, 3, dtype=torch.float64)
+        k[0, first:] = 1.0
+        k.requires_grad_()
+        q = torch.ones(1, 4, 3, dtype=torch.float64)
+        found = xt.distributed.attend(q, k, k, queries=queries, order=order, scale=1.0).score_max
+        (slope,) = torch.autograd.grad(found.sum(), k)
+        rows = 4 if queries == "replicated" else 4 * count
+        right = torch.zeros_like(k)
+        right[0, first] = rows if rank == 0 else 0
+        close(slope, right, 1e-12, f"ties, {queries}, {order}")
+        along = draw(1, 4, 3, seed=rank)
+        moved = jvp(
+            lambda k, q=q, how=(queries, order): (
+                xt.distributed.attend(q, k, k, queries=how[0], order=how[1], scale=1.0).score_max
+            ),
+            (k.detach(),),
+            (along,),
+        )[1]
+        right = draw(1, 4, 3, seed=0)[0, first].sum().expand(1, 4)
+        close(moved, right, 1e-12, f"ties, {queries}, {order}: tangent")
 
 
 def traffic():

@@ -50,6 +50,53 @@ def mistakes():
     return found
 
 
+def loss_mistakes():
+    """As `mistakes`, for losses: an option of rank 1 that is not that of the others, one at a time."""
+    odd, found, world = dist.get_rank() == 1, {}, dist.group.WORLD
+    generator = torch.Generator().manual_seed(0)
+    x, y, h, W = (torch.randn(4, 6, generator=generator) for _ in range(4))
+    target = torch.tensor([0, 3, 5, -100])
+    head, losses = xt.losses.linear_cross_entropy, xt.losses
+
+    def one(loss, name, here, there, *tensors, label=None, **more):
+        given = {**more, name: there if odd else here}
+        found[f"{loss.__name__}, {label or name}"] = told(lambda: loss(*tensors, **given, group=world))
+
+    for name, here, there in (
+        ("label_smoothing", 0.0, 0.1),
+        ("reduction", "mean", "none"),
+        ("z_loss", 0.0, 0.01),
+        ("ignore_index", -100, -1),
+        ("scale", 1.0, 0.5),
+        ("softcap", None, 30.0),
+        ("statistics", False, True),
+        ("rank", False, True),
+        ("bias", None, torch.zeros(4)),
+        ("target", target, target.flip(0)),
+        ("hidden", h, h.clone().requires_grad_()),
+        ("weight", W, W.clone().requires_grad_()),
+    ):
+        one(head, name, here, there, **({"hidden": h, "weight": W, "target": target} | {name: here}))
+    apart = (2, 2) if odd else (4,)
+    one(head, "weight", W, W, label="shape", hidden=h.reshape(*apart, 6), target=target.reshape(apart))
+    double = [x.double() if odd else x for x in (h, W)]
+    one(head, "hidden", double[0], double[0], label="dtype", weight=double[1], target=target)
+    for loss in (losses.info_nce, losses.clip, losses.sigmoid):
+        one(loss, "reduction", "mean", "sum", x, y)
+        one(loss, "similarity", "cosine", "dot", x, y)
+        one(loss, "temperature", 0.1, 0.2, x, y)
+    one(losses.info_nce, "temperature", torch.tensor(0.5), torch.tensor(0.25), x, y, label="two tensors")
+    learned = torch.tensor(0.5, requires_grad=True)
+    one(losses.info_nce, "temperature", 0.5, learned, x, y, label="one learns")
+    one(losses.info_nce, "symmetric", False, True, x, y)
+    one(losses.info_nce, "negatives", None, x, x, y)
+    one(losses.sigmoid, "bias", -10.0, -9.0, x, y)
+    assert head(h, W, target, group=world).isfinite()
+    assert losses.clip(x[: 3 + odd], y[: 3 + odd], group=world).isfinite()
+    assert losses.info_nce(x, y, temperature=1 if odd else 1.0, group=world).isfinite()
+    return found
+
+
 def never_called():
     """Rank 0 waits for a call that rank 1 never makes."""
     group = dist.new_group(timeout=timedelta(seconds=3))
@@ -83,6 +130,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     what, folder = sys.argv[1:]
-    found = killed() if what == "killed" else mistakes() | never_called()
+    run = {"killed": killed, "losses": loss_mistakes, "mistakes": lambda: mistakes() | never_called()}
+    found = run[what]()
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     os._exit(0)

@@ -73,6 +73,48 @@ def test_mistakes_of_one_process_are_told_to_all(tmp_path):
     assert "rank 0 of 2 did not get an answer" in zero["never called"]
 
 
+def test_options_of_losses_that_differ_are_told_to_all(tmp_path):
+    done = torchrun(2, "faults.py", "losses", tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert zero == one
+    head = {
+        "label_smoothing": "label_smoothing is 0 on rank 0 and 0.1 on rank 1",
+        "reduction": "reduction is 'mean' on rank 0 and 'none' on rank 1",
+        "z_loss": "z_loss is 0 on rank 0 and 0.01 on rank 1",
+        "ignore_index": "ignore_index is -100 on rank 0 and -1 on rank 1",
+        "scale": "scale is 1 on rank 0 and 0.5 on rank 1",
+        "softcap": "softcap is None on rank 0 and 30 on rank 1",
+        "statistics": "statistics is False on rank 0 and True on rank 1",
+        "rank": "rank is False on rank 0 and True on rank 1",
+        "bias": "bias, but for its rows, is None on rank 0 and '() torch.float32 on cpu' on rank 1",
+        "target": "the checksum of target is '",
+        "shape": "the shape of hidden is (4, 6) on rank 0 and (2, 2, 6) on rank 1",
+        "dtype": "'(6,) torch.float32 on cpu' on rank 0 and '(6,) torch.float64 on cpu' on rank 1",
+        "hidden": "whether hidden needs a gradient is False on rank 0 and True on rank 1",
+        "weight": "whether weight needs a gradient is False on rank 0 and True on rank 1",
+    }
+    pairs = {
+        "reduction": "reduction is 'mean' on rank 0 and 'sum' on rank 1",
+        "similarity": "similarity is 'cosine' on rank 0 and 'dot' on rank 1",
+        "temperature": "temperature is 0.1 on rank 0 and 0.2 on rank 1",
+    }
+    more = {
+        "info_nce, two tensors": "temperature is 0.5 on rank 0 and 0.25 on rank 1",
+        "info_nce, one learns": "temperature is 0.5 on rank 0 and '0.5, with a gradient' on rank 1",
+        "info_nce, symmetric": "symmetric is False on rank 0 and True on rank 1",
+        "info_nce, negatives": "whether there are negatives is False on rank 0 and True on rank 1",
+        "sigmoid, bias": "bias is -10 on rank 0 and -9 on rank 1",
+    }
+    wanted = {f"linear_cross_entropy, {name}": text for name, text in head.items()}
+    wanted |= {f"{loss}, {name}": text for loss in ("clip", "sigmoid") for name, text in pairs.items()}
+    wanted |= {f"info_nce, {name}": text for name, text in pairs.items()} | more
+    assert set(zero) == set(wanted)
+    for name, text in wanted.items():
+        assert zero[name].startswith("GroupError"), name
+        assert text in zero[name], (name, zero[name])
+
+
 def test_a_killed_process_is_told_to_the_others(tmp_path):
     torchrun(3, "faults.py", "killed", tmp_path)
     assert not (tmp_path / "2.json").exists()

@@ -6,6 +6,7 @@ import sys
 import torch
 
 from exptilt import families as f
+from exptilt.families.members import gaussian
 
 F64 = torch.float64
 
@@ -39,7 +40,7 @@ import resource, torch
 from exptilt import families as f
 torch.manual_seed(0)
 small = f.Empirical(torch.randn(9000, 64))
-small.natural(small.mean(torch.full((64,), 0.05)))  # kernels compiled, libraries loaded
+small.natural(small.mean(torch.full((64,), 0.05)))  # libraries loaded
 points = torch.randn(400_000, 64)
 h = f.Empirical(points)
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -91,3 +92,11 @@ def test_round_trip_of_many_gaussians() -> None:
     assert torch.equal(many.code[5:9], few.code)
     assert int((many.code != few.code[0]).sum()) == 1
     torch.testing.assert_close(many.distance[5:9], few.distance)
+
+
+def test_a_matrix_without_inverse_spoils_no_other() -> None:
+    matrix = spread(2000, 2)
+    matrix[3] = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    matrix[4, 0, 0] = torch.nan
+    found = gaussian._inverse(matrix)
+    assert found.isnan().all((-1, -2)).nonzero().squeeze(-1).tolist() == [3, 4]

@@ -1,4 +1,4 @@
-"""What is left of log-gamma and digamma: against many digits, by the kernel and by torch."""
+"""What is left of log-gamma and digamma, against many digits."""
 
 import mpmath
 import numpy as np
@@ -26,10 +26,7 @@ def true(a: float) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 
 def test_against_many_digits() -> None:
-    """What is left of log Γ and ψ: by the kernel and by torch.
-
-    From 8 on to the last digits, however small.
-    """
+    """What is left of log Γ and ψ; from 8 on to the last digits, however small."""
     x = places()
     with mpmath.workdps(60):
         exact = [true(float(a)) for a in x]

@@ -142,6 +142,21 @@ def test_dirichlet_inversion_does_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_dirichlet_means_are_reached(size: int) -> None:
+    """To all digits at parameters of any size; where the mean determines them the parameters come back."""
+    generator = np.random.default_rng(0)
+    powers = [generator.uniform(*ends, (100, size)) for ends in ((-1, 1), (-8, 8), (-30, 3))]
+    alpha = torch.as_tensor(10 ** np.concatenate(powers))
+    mean = Dirichlet(alpha).mean_parameter
+    found = invert_dirichlet(mean)
+    torch.testing.assert_close(Dirichlet(found).mean_parameter, mean, rtol=1e-13, atol=0)
+    torch.testing.assert_close(found[:100], alpha[:100], rtol=1e-11, atol=0)
+    assert invert_dirichlet(mean[:100].float()).dtype == torch.float32
+    batched = torch.func.vmap(invert_dirichlet)(mean[:100])
+    torch.testing.assert_close(batched, alpha[:100], rtol=1e-9, atol=0)
+
+
 def many_digits(alpha: list[float]) -> list[float]:
     with mpmath.workdps(60):
         total = mpmath.fsum(alpha)

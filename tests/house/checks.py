@@ -58,6 +58,8 @@ MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}
 
 LINES_AT_MOST = 500
 COLUMNS_AT_MOST = 110
+NATIVE_LINES_AT_MOST = 450  # of a file of csrc
+NATIVE_COLUMNS_AT_MOST = 120
 FILES_AT_MOST = 12
 CATALOGUES = {"families/members"}  # one family a file: who looks for one knows its name
 NAMES_AT_MOST = 25
@@ -187,20 +189,20 @@ def private_torch_names(source: str, path: str) -> list[str]:
     ]
 
 
-def too_long(source: str, path: str) -> list[str]:
+def too_long(source: str, path: str, most: int = LINES_AT_MOST) -> list[str]:
     lines = len(source.splitlines())
-    return [f"{path}: {lines} lines, at most {LINES_AT_MOST}"] if lines > LINES_AT_MOST else []
+    return [f"{path}: {lines} lines, at most {most}"] if lines > most else []
 
 
-def too_wide(source: str, path: str) -> list[str]:
+def too_wide(source: str, path: str, most: int = COLUMNS_AT_MOST) -> list[str]:
     """Lines of more columns than we read, marks for linters included, or that the formatter leaves alone."""
     complaints = []
     for number, line in enumerate(source.splitlines(), start=1):
-        if len(line) <= COLUMNS_AT_MOST and "fmt" not in line:
+        if len(line) <= most and "fmt" not in line:
             continue
         columns = sum(not unicodedata.combining(letter) for letter in line)  # the dot of ẋ takes no column
-        if columns > COLUMNS_AT_MOST:
-            complaints.append(f"{path}:{number}: {columns} columns, at most {COLUMNS_AT_MOST}")
+        if columns > most:
+            complaints.append(f"{path}:{number}: {columns} columns, at most {most}")
         if re.search(r"# *fmt: *(skip|off)", line):
             complaints.append(f"{path}:{number}: the formatter formats every line")
     return complaints
@@ -218,6 +220,11 @@ def without_device(source: str, path: str) -> list[str]:
         and ast.unparse(node.func) in makers
         and not any(keyword.arg == "device" for keyword in node.keywords)
     ]
+
+
+def missing_heads(source: str, path: str) -> list[str]:
+    """Files of C++ that do not begin with what they do, in words."""
+    return [] if source.startswith("// ") else [f"{path}: begins without a comment that says what it does"]
 
 
 def moved_files(source: str, path: str) -> list[str]:
@@ -416,7 +423,7 @@ def machine_paths(source: str, path: str) -> list[str]:
 def mapped_paths(text: str) -> list[str]:
     """The files and folders that the trees of a page name: what is indented below `name/` is in it.
 
-    Words of a description that end in .py or / are files and folders of the folder they describe.
+    Words of a description that end in .py, .hpp, .cpp or / are files and folders of the folder they describe.
     """
     found: list[str] = []
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
@@ -428,12 +435,12 @@ def mapped_paths(text: str) -> list[str]:
             parent = above[-1][1] if above else ""
             if name.endswith("/"):
                 above.append((depth, parent + name))
-            elif not name.endswith(".py"):
+            elif not name.endswith((".py", ".hpp", ".cpp")):
                 continue
             found.append(parent + name)
             parent = above[-1][1] if above else ""
             stripped = (word.strip(",;:().") for word in words)
-            found += [parent + word for word in stripped if re.search(r"\.py$|/$", word)]
+            found += [parent + word for word in stripped if re.search(r"\.(py|hpp|cpp)$|/$", word)]
     return found
 
 

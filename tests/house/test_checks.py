@@ -70,7 +70,7 @@ def test_eager_optional_import_is_seen(source):
         ("tilting/backends/triton/scores.py", "import triton"),
         ("tilting/tiled.py", "def f():\n    import triton"),
         ("tilting/tiled.py", "if TYPE_CHECKING:\n    import pandas"),
-        ("tilting/tiled.py", "import numpy, torch, numba"),
+        ("tilting/tiled.py", "import numpy, torch, scipy"),
     ],
 )
 def test_allowed_optional_import_passes(path, source):
@@ -141,6 +141,8 @@ def test_width():
     assert checks.too_wide("x" * 110 + "  # noqa: E741", "a.py") == ["a.py:1: 124 columns, at most 110"]
     assert checks.too_wide("\u03bc\u0307" * 110, "a.py") == []
     assert checks.too_wide("\n" + "x" * 111, "a.py") == ["a.py:2: 111 columns, at most 110"]
+    assert checks.too_wide("x" * 120, "a.hpp", 120) == []
+    assert checks.too_wide("x" * 121, "a.hpp", 120) == ["a.hpp:1: 121 columns, at most 120"]
     for mark in ("# fmt: skip", "# fmt: off", "#fmt:skip"):
         assert checks.too_wide(f"x = [1,2]  {mark}", "a.py") == ["a.py:1: the formatter formats every line"]
 
@@ -220,6 +222,12 @@ def test_subfolders_in_both_directions_are_seen():
 def test_length():
     assert checks.too_long("x\n" * 501, "a.py")
     assert checks.too_long("x\n" * 500, "a.py") == []
+    assert checks.too_long("x\n" * 451, "a.hpp", 450) == ["a.hpp: 451 lines, at most 450"]
+
+
+def test_heads_of_cpp():
+    assert checks.missing_heads("// Sums.\n#pragma once\n", "a.hpp") == []
+    assert len(checks.missing_heads("#pragma once\n// Sums.\n", "a.hpp")) == 1
 
 
 def good(query: Tensor, key: "Tensor | None" = None, *, scale: float = 1.0) -> Tensor:
@@ -353,6 +361,8 @@ src/exptilt/
     backends/      dispatch.py
   lens/            words
 tests/             house/ the rules
+csrc/
+  frame.hpp        and all.cpp
 ```
 
 And `lens/watch.py`, `report/`, `make test`, `exptilt.cli`, `a/b` after.
@@ -368,6 +378,9 @@ And `lens/watch.py`, `report/`, `make test`, `exptilt.cli`, `a/b` after.
         "src/exptilt/lens/",
         "tests/",
         "tests/house/",
+        "csrc/",
+        "csrc/frame.hpp",
+        "csrc/all.cpp",
     ]
     assert checks.quoted_paths(page) == ["text/of.py", "lens/watch.py", "report/"]
 

@@ -63,6 +63,26 @@ def test_no_line_of_python_is_too_wide():
     assert [line for path in paths for line in checks.too_wide((ROOT / path).read_text("utf-8"), path)] == []
 
 
+NATIVE = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "csrc").glob("*.[ch]pp"))}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_file_of_cpp_is_short_narrow_and_says_what_it_does(name):
+    source = NATIVE[name]
+    assert checks.too_long(source, name, checks.NATIVE_LINES_AT_MOST) == []
+    assert checks.too_wide(source, name, checks.NATIVE_COLUMNS_AT_MOST) == []
+    assert checks.missing_heads(source, name) == []
+
+
+def test_cpp_needs_nothing_but_the_standard_library():
+    assert len(NATIVE) > 10
+    for name, source in NATIVE.items():
+        ours = re.findall(r'^#include "(.*)"$', source, flags=re.MULTILINE)
+        theirs = re.findall(r"^#include <(.*)>$", source, flags=re.MULTILINE)
+        assert set(ours) <= NATIVE.keys(), name
+        assert [header for header in theirs if not re.fullmatch(r"[a-z_]+|cpuid\.h", header)] == [], name
+
+
 @pytest.mark.parametrize("folder", FOLDERS)  # between folders the layers leave no room for circles
 def test_nothing_imports_in_circles(folder):
     graph = checks.import_graph({path: text for path, text in SOURCES.items() if path.startswith(folder)})
@@ -122,15 +142,13 @@ def test_types_are_checked_strictly_but_for_kernels():
         for module in override["module"]
         if any(name.startswith(("disallow", "check")) and value is False for name, value in override.items())
     }
-    kernels = ("exptilt.tilting.backends.numba.", "exptilt.tilting.backends.triton.")
-    others = sorted(module for module in loose if not module.startswith(kernels))
-    assert others == ["exptilt._support.elementary"]  # an exponential for kernels
+    assert [module for module in loose if not module.startswith("exptilt.tilting.backends.triton.")] == []
     assert "mypy" in re.search(r"^lint:.*\n((\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.M)[1]
 
 
 SNAPSHOT = """
 import atexit, json, logging, os, random, signal, sys, threading, warnings
-import numba, numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl
+import numpy, scipy, scipy.linalg, scipy.special, torch, tqdm, threadpoolctl
 import torch.func, torch.nn.attention
 
 def snapshot():
@@ -153,7 +171,6 @@ def snapshot():
         "random": hash(random.getstate()),
         "recursion": sys.getrecursionlimit(),
         "folder": os.getcwd(),
-        "numba": {k: repr(getattr(numba.config, k)) for k in dir(numba.config) if k.isupper()},
     }
 
 before = snapshot()
@@ -200,7 +217,7 @@ def test_side_effects_would_be_seen():
 
 
 def test_bare_import_is_light():
-    code = "import sys, exptilt; print([m for m in ('torch', 'numpy', 'numba', 'scipy') if m in sys.modules])"
+    code = "import sys, exptilt; print([m for m in ('torch', 'numpy', 'scipy') if m in sys.modules])"
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -249,10 +266,52 @@ def test_paths_of_calls_are_short():
         assert [step for step in steps if not checks.quoted_paths(step)] == []
 
 
+def test_attend_goes_the_way_that_the_map_says():
+    import torch
+
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    (section,) = (part for part in text.split("\n### ") if part.startswith("`attend("))
+    query = torch.randn(1, 2, 20, 8)
+    exptilt.attend(query, query, query, causal=True)
+    passed = []
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            passed.append((path.relative_to(PACKAGE).as_posix(), frame.f_code.co_name))
+
+    sys.setprofile(note)
+    exptilt.attend(query, query, query, causal=True)
+    sys.setprofile(None)
+    assert {path for path, _ in passed} <= set(checks.quoted_paths(section))
+    walk = [
+        ("tilting/arguments.py", "explained"),
+        ("tilting/attend.py", "attend"),
+        ("tilting/remembered.py", "prepare_again"),
+        ("tilting/attend.py", "run"),
+        ("tilting/derivatives/rules.py", "forward"),
+        ("tilting/derivatives/operators.py", "call"),
+        ("tilting/backends/dispatch.py", "forward"),
+        ("tilting/backends/cpu.py", "forward"),
+        ("_support/threads.py", "run_region"),
+    ]
+    assert [step for step in passed if step in walk] == walk
+
+
+def test_first_calls_load_nothing_that_they_do_not_need():
+    """SciPy takes longer to import than this package; benchmarks/cold_start.py measures what is left."""
+    import cold_start
+
+    for name in ("attend", "gradient"):
+        assert cold_start.run(cold_start.CASES[name], 1)["loaded"] == []
+
+
 def test_makefile_targets():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    wanted = {"help", "setup", "test", "test-slow", "test-all", "report", "bench", "lint", "clean"}
+    wanted = {"help", "setup", "native", "test", "test-slow", "test-all", "report", "bench", "lint", "clean"}
     assert checks.missing_targets(makefile, wanted) == []
+    for name in ("setup", "test", "test-slow", "fuzz", "report", "bench", "docs"):  # an edit in csrc is seen
+        assert re.search(rf"^{name}:.*\bnative\b.*##", makefile, flags=re.MULTILINE), name
     assert re.search(r"^\.DEFAULT_GOAL := help$", makefile, flags=re.MULTILINE)
     printed = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -264,7 +323,7 @@ def test_versions_agree():
     assert metadata.version("exptilt") == exptilt.__version__
     assert checks.changelog_version((ROOT / "CHANGELOG.md").read_text("utf-8")) == exptilt.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert project["tool"]["hatch"]["version"]["path"] == "src/exptilt/__init__.py"
+    assert project["tool"]["scikit-build"]["metadata"]["version"]["input"] == "src/exptilt/__init__.py"
     assert "version" in project["project"]["dynamic"]
 
 

@@ -110,8 +110,8 @@ def test_values_and_derivatives(name):
     assert gradgradcheck(total, tensors, check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("sampled", "nce", "supervised"))])
-def test_transforms_and_compilation(name):
+@pytest.mark.parametrize("name", CASES)
+def test_transforms(name):
     shapes, ours, formula = CASES[name]
     tensors = [x.detach() for x in batch(*shapes)]
     found = torch.func.hessian(lambda x: ours(x, *tensors[1:]).sum())(tensors[0])
@@ -123,7 +123,12 @@ def test_transforms_and_compilation(name):
     torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["info_nce", "sigmoid"])
+def some_slow(names, quick):
+    """All of the names, those that are not quick only among the slow tests."""
+    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in names]
+
+
+@pytest.mark.parametrize("name", some_slow(CASES, ("info_nce", "sigmoid", "supervised", "sampled_softmax")))
 def test_compiles_without_a_graph_break(name):
     shapes, ours, _ = CASES[name]
     tensors = batch(*shapes)
@@ -135,6 +140,87 @@ def test_compiles_without_a_graph_break(name):
         strict=True,
     ):
         torch.testing.assert_close(x, y)
+
+
+LABELS = torch.tensor([[5, -2, 5, -2, 5, -2, 9], [0, 1, 0, 1, 2, 2, 3], [1, 1, 1, 1, 3, 3, 4]])
+TARGETS = torch.stack(
+    [TARGET, TARGET.flip(0), torch.full_like(TARGET, 8)]
+)  # of the last all are in `sampled`
+SAMPLES = {"for all": torch.tensor([[1, 3, 4, 1], [0, 2, 7, 7], [8, 8, 8, 8]])}
+SAMPLES["for each"] = torch.stack([EACH, EACH.flip(0), 8 - EACH])
+
+
+def supervised(reduction, similarity, learned):
+    """A loss of embeddings, a temperature, and what `vmap` maps beside them."""
+
+    def loss(z, x, label):
+        tau = x.exp() if learned else 0.4
+        options = {"without_positives": "skip", "similarity": similarity, "reduction": reduction}
+        return L.supervised_contrastive(z, label, temperature=tau, **options)
+
+    return loss, batch((7, 3), ()), (LABELS,)
+
+
+def sampled(name, kind, reduction, noise, biased):
+    def loss(h, W, b, target, some):
+        options = {
+            "log_noise": PLACE if noise else None,
+            "bias": b if biased else None,
+            "reduction": reduction,
+        }
+        return getattr(L, name)(h, W, target, some, **options)
+
+    return loss, batch((7, 3), (9, 3), (9,)), (TARGETS, SAMPLES[kind])
+
+
+OPTIONS = {f"supervised {x}": (supervised, x) for x in (("mean", "dot", True), ("sum", "cosine", False))}
+OPTIONS["supervised none"] = supervised, ("none", "cosine", True)
+for _kind, _name in (("for all", "sampled_softmax"), ("for each", "sampled_softmax"), ("for all", "nce")):
+    for _rest in (("mean", True, True), ("sum", False, True), ("none", True, False)):
+        OPTIONS[f"{_name} {_kind} {_rest}"] = sampled, (_name, _kind, *_rest)
+
+
+def gradients(loss, tensors, whole):
+    """Value and gradients by the tensors, 0 where there is none."""
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    found = loss(*tensors, *whole)
+    made = torch.autograd.grad(found.sum(), tensors, allow_unused=True)
+    return found.detach(), *(
+        torch.zeros_like(x) if g is None else g for x, g in zip(tensors, made, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_labels_and_samples_under_vmap(name):
+    """Whole numbers are mapped too, alone and with the embeddings; gradients are taken inside."""
+    make, given = OPTIONS[name]
+    loss, tensors, whole = make(*given)
+    tensors = [x.detach() for x in tensors]
+    places = tuple(range(len(tensors)))
+
+    def value_and_gradients(*x):
+        made = torch.func.grad(lambda *y: loss(*y, *x[len(tensors) :]).sum(), places)(*x[: len(tensors)])
+        return loss(*x), *made
+
+    first = torch.stack([tensors[0], 2 * tensors[0], tensors[0] + 1])
+    alone = tuple(None for _ in tensors), tuple(0 for _ in whole)
+    for in_dims, x in ((alone[0], tensors[0]), ((0, *alone[0][1:]), first)):
+        found = torch.vmap(value_and_gradients, (*in_dims, *alone[1]))(x, *tensors[1:], *whole)
+        rows = x if in_dims[0] == 0 else [x] * 3
+        right = [gradients(loss, [row, *tensors[1:]], some) for row, *some in zip(rows, *whole, strict=True)]
+        for a, *b in zip(found, *right, strict=True):
+            torch.testing.assert_close(a, torch.stack(b), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", some_slow(OPTIONS, list(OPTIONS)[:1]))
+def test_options_compile_without_a_graph_break(name):
+    make, given = OPTIONS[name]
+    loss, tensors, whole = make(*given)
+    one = [x[0] for x in whole]
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for a, b in zip(gradients(compiled, tensors, one), gradients(loss, tensors, one), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_reductions_and_single_rows():

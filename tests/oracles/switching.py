@@ -1,5 +1,5 @@
 """Slow, obvious versions: every mode path as one dense joint Gaussian, a textbook Kalman filter and smoother,
-Hamilton's filter.
+the filters that collapse (GPB1, GPB2, IMM, Viterbi), Hamilton's filter.
 """
 
 import itertools
@@ -159,6 +159,76 @@ def kalman(model, y, mode=0):
             (m + J @ (smoothed[-1][0] - ahead[t + 1][0]), P + J @ (smoothed[-1][1] - ahead[t + 1][1]) @ J.T)
         )
     return total, filtered, smoothed[::-1]
+
+
+def collapsed(weight, laws):
+    """Mean and covariance of a mixture of laws (mean, covariance)."""
+    mean = sum(w * m for w, (m, _) in zip(weight, laws, strict=True))
+    spread = sum(w * (P + np.outer(m - mean, m - mean)) for w, (m, P) in zip(weight, laws, strict=True))
+    return mean, spread
+
+
+def collapsing_filter(model, y, method):
+    """Terms, log mode probabilities, means, covariances and mixing weights of "gpb1", "gpb2", "imm", "viterbi"."""
+    M, out = model.modes, []
+    laws = list(zip(np.asarray(model.initial_mean), np.asarray(model.initial_covariance), strict=True))
+    with np.errstate(divide="ignore"):
+        log_mode = np.log(np.asarray(model.initial_probability))
+    for t, row in enumerate(y):
+        transition, W, c, Q, H, d, R = step_parameters(model, t)
+        begun, seen = t == 0 and model.start == "first", ~np.isnan(row)
+
+        def read(i, j):
+            mean, cov = laws[i]
+            if model.maps is None:
+                return mean, cov
+            A = model.maps[i, j]
+            extra = 0.0 if model.map_covariance is None else model.map_covariance[i, j]
+            return A @ mean, A @ cov @ A.T + extra
+
+        def stepped(law, j):
+            mean, cov = law
+            if not begun:
+                mean, cov = W[j] @ mean + c[j], W[j] @ cov @ W[j].T + Q[j]
+            if not seen.any():
+                return (mean, cov), 0.0
+            Hs, S = H[j][seen], H[j][seen] @ cov @ H[j][seen].T + R[j][np.ix_(seen, seen)]
+            e = row[seen] - d[j][seen] - Hs @ mean
+            K = cov @ Hs.T @ np.linalg.inv(S)
+            density = multivariate_normal.logpdf(e, np.zeros(len(e)), S)
+            return (mean + K @ e, cov - K @ S @ K.T), float(density)
+
+        def shares(score):
+            total = logsumexp(score, axis=0)
+            reached = np.isfinite(total)
+            share = np.exp(score - np.where(reached, total, 0.0))
+            return np.where(reached, share, np.exp(log_mode)[:, None]), total
+
+        with np.errstate(divide="ignore"):
+            score = log_mode[:, None] + np.log(transition)
+        if begun or method in ("imm", "gpb1"):
+            weight, prior = shares(score)
+            if method == "gpb1":
+                weight = np.exp(log_mode)[:, None].repeat(M, 1)
+            if begun:
+                weight, prior = np.eye(M), log_mode
+            mixed = [
+                laws[j] if begun else collapsed(weight[:, j], [read(i, j) for i in range(M)])
+                for j in range(M)
+            ]
+            found = [stepped(mixed[j], j) for j in range(M)]
+            laws, log_weight = [law for law, _ in found], prior + [density for _, density in found]
+        else:
+            pairs = [[stepped(read(i, j), j) for j in range(M)] for i in range(M)]
+            score = score + [[density for _, density in line] for line in pairs]
+            weight, log_weight = shares(score)
+            if method == "viterbi":
+                weight, log_weight = np.eye(M)[score.argmax(0)].T, score.max(0)
+            laws = [collapsed(weight[:, j], [pairs[i][j][0] for i in range(M)]) for j in range(M)]
+        term = logsumexp(log_weight)
+        log_mode = log_weight - term
+        out.append((term, log_mode, *map(np.stack, zip(*laws, strict=True)), weight))
+    return [np.stack(values) for values in zip(*out, strict=True)]
 
 
 def hamilton(transition, initial, density):

@@ -140,6 +140,23 @@ def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
     assert torch.equal(found.log_likelihood[1], alone.log_likelihood)
 
 
+@pytest.mark.parametrize("method", ["gpb2", "imm"])
+def test_concentrations_of_very_different_sizes(method: str) -> None:
+    """Newton's method for merged Dirichlets does not settle there, and another one takes over."""
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        rests = [f.Dirichlet(torch.from_numpy(10 ** rng.uniform(-5, 4, 3))) for _ in range(2)]
+        law = f.Multinomial(one(0, 0, 0), torch.tensor(12.0, dtype=F64))
+        moves = [discounted(0.5, rest) for rest in rests]
+        model = SwitchingFamily(TRANSITION, rests[0], law, moves, START)
+        y = torch.from_numpy(rng.multinomial(12, rng.dirichlet(np.ones(3)), 6).astype(float))
+        found, wanted = (m.filter(y, method=method) for m in (model, step_by_step(model)))
+        terms = wanted.log_likelihood_terms.detach()
+        torch.testing.assert_close(found.log_likelihood_terms, terms, rtol=1e-8, atol=1e-8)
+        reached = wanted.belief.mean_parameter.detach()
+        torch.testing.assert_close(found.belief.mean_parameter, reached, rtol=1e-6, atol=1e-8)
+
+
 def test_the_likelihood_has_a_gradient() -> None:
     model, y = model_of("Gamma–Poisson")
     free = step_by_step(model)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from exptilt.switching import OnlineState, SwitchingNonlinear, fit_nonlinear
-from exptilt.switching.kernels.traced import Compiled, call
 from oracles.nonlinear import smooth_back
 from oracles.switching_models import random_data, random_model
 
@@ -219,61 +218,6 @@ def test_inputs_are_those_of_the_linear_model(linearize):
     np.testing.assert_allclose(other.smooth(y, linearize=linearize, inputs=given).mean, back.mean, atol=1e-8)
     with pytest.raises(ValueError, match="functions take inputs"):
         other.filter(y)
-
-
-def by_hand(x):
-    out = torch.zeros_like(x)
-    out[..., 0] = x[..., 1] * 2.0
-    out[..., 1:] = x[..., 1:].flip(-1).clamp(min=0.6, max=5.0)
-    return out
-
-
-WEIGHT = torch.tensor([[0.3, -0.2, 0.5], [1.0, 0.4, 0.0], [0.2, 0.9, -0.7]], dtype=torch.float64)
-FUNCTIONS = [
-    lambda x: torch.stack([x[..., 0].sin() / x[..., 1], x[..., 1] ** 3, torch.tan(x[..., 2])], -1),
-    lambda x: torch.tanh(x @ WEIGHT.T + WEIGHT[0]) - torch.relu(x - 1.0),
-    lambda x: torch.cat(
-        [torch.hypot(x[..., :1], x[..., 1:2]), torch.atan2(x[..., 1:2], x[..., 2:]), 1 / x[..., :1]], -1
-    ),
-    lambda x: torch.where(x > 1.0, x.exp(), x.log()) * x.sum(-1, keepdim=True),
-    lambda x: torch.stack([x.norm(dim=-1), x.abs().mean(-1), torch.sqrt(x.square().sum(-1))], -1),
-    lambda x: torch.sigmoid(x) + torch.maximum(x, x.roll(1, -1)) + x.expm1() * x.log1p() - x.atan(),
-    lambda x: x.pow(x) + x.pow(1.5) - (x / 4).acos() + (x / 4).asin() * x.cosh() + x.sinh() * x.sign(),
-    by_hand,
-]
-
-
-def test_compiled_functions_are_the_functions():
-    """Values and Jacobians against torch's, at points where every branch is taken."""
-    compiled = Compiled(FUNCTIONS, [str(k) for k in range(len(FUNCTIONS))], 3, 0)
-    for x in np.random.default_rng(0).uniform(0.5, 2.0, size=(6, 3)):
-        for k, function in enumerate(FUNCTIONS):
-            value, slope = np.empty(3), np.empty((3, 3))
-            call(compiled.address, 2 * k, x, x, compiled.constants, value)
-            call(compiled.address, 2 * k + 1, x, x, compiled.constants, slope)
-            point = torch.from_numpy(x)
-            np.testing.assert_allclose(value, function(point), rtol=1e-13, atol=1e-13, err_msg=str(k))
-            want = torch.func.jacfwd(function)(point)
-            np.testing.assert_allclose(slope, want, rtol=1e-12, atol=1e-12, err_msg=str(k))
-
-
-def test_other_numbers_use_the_same_code():
-    first, second = (Compiled([lambda x, k=k: k * x.sin() + k], ["f"], 2, 0) for k in (2.0, 3.0))
-    assert first.address == second.address
-    assert (first.constants != second.constants).any()
-
-
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda x: x if x.sum() > 0 else -x, "Use torch.where"),
-        (lambda x: torch.special.i0(x), "dynamics of mode 1 cannot be compiled: it uses torch's i0"),
-        (lambda x: x + torch.from_numpy(np.sin(x.detach().numpy())), "its compiled form"),
-    ],
-)
-def test_functions_that_cannot_be_compiled(function, words):
-    with pytest.raises(ValueError, match=words):
-        SwitchingNonlinear(**plain_options(dynamics=[lambda x: x, function]))
 
 
 def test_a_derivative_is_refused():

@@ -102,9 +102,8 @@ def test_batches_with_one_model_and_with_many():
         assert gate.covariance.shape == (3, 5, 2, 2, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["imm", "gpb2"])
-def test_large_batches_use_a_build_of_exact_sizes(method):
+def test_large_batches_are_shared_by_threads(method):
     rng = np.random.default_rng(7)
     model = random_model(rng, 3, 4, 2)
     y = rng.normal(size=(3, 2500, 2))

@@ -11,7 +11,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
 from exptilt.switching.inference import run
 from exptilt.switching.inference.problem import prepare
-from oracles.switching import kalman
+from oracles.switching import collapsing_filter, kalman
 from oracles.switching_models import random_data, random_model, simplex
 
 METHODS = ["gpb2", "imm", "gpb1"]
@@ -212,61 +212,63 @@ def test_singular_innovations_are_refused():
         random_model(rng, 2, 1, 1).most_likely_path([0.0, 1e200])
 
 
-@pytest.fixture
-def long_series():
-    """A model and a series of 6000: whole, it takes the kernels for exact sizes, in halves the others."""
-    rng = np.random.default_rng(8)
-    model = random_model(rng, 2, 2, 1, transition=simplex(rng, 2, 2))
-    return model, random_data(rng, 6000, 1)
-
-
-def test_filters_for_exact_sizes_agree_with_the_general_ones(long_series):
-    model, y = long_series
-    for method in METHODS:
-        long = model.filter(y, method=method)
-        short = model.filter(y[:3000], method=method)
-        terms, wanted = long.log_likelihood_terms[:3000], short.log_likelihood_terms
-        np.testing.assert_allclose(terms, wanted, rtol=1e-9, atol=1e-10)
-        np.testing.assert_allclose(long.mode_covariance[:3000], short.mode_covariance, rtol=1e-8, atol=1e-10)
-
-
-LANES = [
-    (1, {}),
-    (3, {"maps": True}),
-    (4, {"start": "first"}),
-    (5, {"steps": 12, "maps": True, "start": "first"}),
-    (6, {"transition": np.eye(6)[[1, 2, 3, 4, 5, 5]]}),
+# Sizes with loops unrolled and without, one mode of many states (worked on without lanes), groups of four modes
+# that are full and not.
+SIZES = [
+    ((1, 1, 1), {}),
+    ((1, 9, 2), {"start": "first"}),
+    ((2, 2, 2), {"maps": True}),
+    ((3, 4, 2), {"maps": True, "start": "first"}),
+    ((3, 3, 1), {"steps": 12}),
+    ((4, 5, 3), {"start": "first"}),
+    ((5, 2, 1), {"steps": 12, "maps": True, "start": "first"}),
+    ((6, 4, 1), {"transition": np.eye(6)[[1, 2, 3, 4, 5, 5]]}),
+    ((9, 7, 3), {}),
 ]
 
 
-@pytest.mark.parametrize(("modes", "options"), LANES)
-@pytest.mark.parametrize("what", [*METHODS, pytest.param("smooth", marks=pytest.mark.slow)])
-def test_modes_side_by_side_are_as_one_by_one(monkeypatch, modes, options, what):
-    """Kernels for exact sizes hold four modes in the lanes of a vector; some lanes may be empty."""
-    rng = np.random.default_rng(modes)
-    model, y = random_model(rng, modes, 2, 1, **options), random_data(rng, 12, 1)
-    found = []
-    for least in (5000, 1):
-        monkeypatch.setattr(run, "LONG", least)
-        if what == "smooth":
-            with torch.no_grad():
-                problem = prepare(model, y, None, "smooth")
-            filtered = run.run_filter(problem.parameters, problem.data.rows, problem.data.starts, "gpb2")
-            found.append(run.run_smoother(filtered, problem, [], np.full((12, 1), 2.0)))
-        else:
-            post = model.filter(y, method=what)
-            moments = (post.mode_mean, post.mode_covariance)
-            found.append(
-                (post.log_likelihood_terms, post.log_mode_probability, *moments, post.mixing_probability)
-            )
-    for got, wanted in zip(*found, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-10)
+@pytest.mark.parametrize(("sizes", "options"), SIZES)
+@pytest.mark.parametrize("method", [*METHODS, "viterbi"])
+def test_filters_are_the_plain_recursions(sizes, options, method):
+    """Modes lie in the lanes of vectors, some of them empty; components are missing one by one."""
+    rng = np.random.default_rng(sum(sizes))
+    model, y = random_model(rng, *sizes, **options), random_data(rng, 12, sizes[2])
+    problem = prepare(model, y, None, "filter")
+    out = run.run_filter(problem.parameters, problem.data.rows, problem.data.starts, method).out
+    for got, wanted in zip(out[1:6], collapsing_filter(model, y, method), strict=True):
+        np.testing.assert_allclose(got, wanted.reshape(got.shape), rtol=1e-8, atol=1e-9)
+    if method == "viterbi":
+        return
+    last = model.filter(y, method=method, store="last")
+    np.testing.assert_array_equal(last.log_mode_probability, out.log_mode[-1])
+    assert last.log_likelihood == pytest.approx(out.terms.sum(), rel=1e-12)
+    state = model.online(method=method)
+    for row in y:
+        state = state.step(row)
+    np.testing.assert_allclose(state.log_mode_probability, out.log_mode[-1], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        state.mode_mean, out.mode_mean[-1].reshape(sizes[:2]), rtol=1e-12, atol=1e-12
+    )
 
 
-@pytest.mark.slow  # compiles two large kernels once more
-def test_smoother_and_slopes_for_exact_sizes_agree_with_the_general_ones(long_series):
-    model, y = long_series
-    parts = [y[:3000], y[3000:]]
+def test_parameters_that_are_written_into_have_their_effect():
+    """The kernels' form of a model is kept with it."""
+    rng = np.random.default_rng(3)
+    model, y = random_model(rng, 2, 2, 1), random_data(rng, 9, 1)
+    model.filter(y)
+    for name in ("dynamics", "initial_probability", "initial_covariance", "observation_offset"):
+        getattr(model, name)[...] *= [0.5, 1.5] if name == "initial_probability" else 1.5
+        getattr(model, name)[...] /= getattr(model, name).sum() if name == "initial_probability" else 1.0
+        again = model.replace()
+        assert model.filter(y).log_likelihood == again.filter(y).log_likelihood
+    with pytest.raises(ArgumentError, match="cover 9 steps"):
+        random_model(rng, 2, 2, 1, steps=9).filter(random_data(rng, 10, 1))
+
+
+def test_smoother_and_slopes_of_a_batch_are_those_of_its_series():
+    rng = np.random.default_rng(8)
+    model, y = random_model(rng, 2, 2, 1, transition=simplex(rng, 2, 2)), random_data(rng, 3000, 1)
+    parts = [y[:1500], y[1500:]]
     long, lengths = model.smooth(np.stack(parts)), [model.smooth(part) for part in parts]
     for k in range(2):
         np.testing.assert_allclose(long.mode_mean[k], lengths[k].mode_mean, rtol=1e-8, atol=1e-9)

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from scipy import special
 from torch import Tensor
 
 _LEVEL = 0.95
@@ -29,6 +28,8 @@ def mean_interval(values: Tensor) -> Interval:
     Args:
         values: ``(..., seeds)``.
     """
+    from scipy import special  # not above: importing it takes longer than importing all of this package
+
     there = ~values.isnan()
     count = there.sum(-1)
     x = torch.where(there, values, 0.0).double()
@@ -52,6 +53,8 @@ def share_interval(hits: int, count: int) -> tuple[float, float, float]:
         >>> [round(x, 3) for x in share_interval(8, 10)]
         [0.8, 0.444, 0.975]
     """
+    from scipy import special
+
     tail = (1 - _LEVEL) / 2
     low = float(special.betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
     high = float(special.betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0

@@ -250,6 +250,11 @@ class _Observed(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing here is compiled, and torch would import its compiler to say so, for a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.note(func, args, kwargs or {}, out)

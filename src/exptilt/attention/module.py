@@ -3,7 +3,12 @@
 Parameters, state_dict and call are those of ``torch.nn.MultiheadAttention``, which it inherits; the attention
 itself goes through `attend`. The n×n matrix of weights exists only where it is asked for
 (``need_weights=True``, torch's default) or where torch's own dropout of weights needs it.
+
+Nested tensors are padded, and the output is nested again. In evaluation mode ``torch.nn.TransformerEncoder``
+makes them from a padding mask by itself; they reach this module if a layer has a hook.
 """
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +26,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with statistics: same constructor, same state_dict, same call.
 
     Inputs are ``(L, N, E)``, ``(N, L, E)`` with ``batch_first=True``, or ``(L, E)`` unbatched, as in torch.
+    With ``batch_first=True`` they may be nested tensors of N sequences.
 
     Example:
         >>> layer = xt.MultiheadAttention(16, 4, batch_first=True)
@@ -59,13 +65,17 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         Returns:
             (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each
-            head's own ``(N, heads, L, head dim)``.
+            head's own ``(N, heads, L, head dim)``. For nested tensors the output is nested; weights and
+            statistics are padded to the longest sequence, as for queries that see nothing.
         """
         if is_causal and attn_mask is None:
             raise ArgumentError(
                 "MultiheadAttention: is_causal=True is a hint about attn_mask, which is None. "
                 "Pass attn_mask as well."
             )
+        if query.is_nested or key.is_nested or value.is_nested:
+            self._check_nested(query, key, value, key_padding_mask, attn_mask)
+            return self._nested(query, key, value, need_weights, average_attn_weights, statistics)
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
@@ -104,6 +114,48 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not batched:
             seen = pytree.tree_map(lambda x: x.squeeze(0), seen)
         return output, shown, seen
+
+    def _check_nested(self, *given: Tensor | None) -> None:
+        *tensors, padding, attn_mask = given
+        if not self.batch_first or not all(x is not None and x.is_nested and x.dim() == 3 for x in tensors):
+            raise ArgumentError(
+                "MultiheadAttention: got a nested tensor. Make all of query, key and value nested, of "
+                "sequences (length, dim), and the module with batch_first=True."
+            )
+        if padding is not None or attn_mask is not None:
+            name = "attn_mask" if padding is None else "key_padding_mask"
+            raise ArgumentError(
+                f"MultiheadAttention: {name} with nested tensors, which have no padding. Leave it out; if it "
+                "hides more than padding, pass padded tensors."
+            )
+
+    def _nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, statistics: bool
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:
+        """What `forward` returns for nested tensors: found with padded ones, the output nested again."""
+        lengths, keys, values = ([len(x) for x in y.unbind()] for y in (query, key, value))
+        if keys != values or len(lengths) != len(keys):
+            raise ArgumentError(
+                f"MultiheadAttention: lengths are {lengths} in query, {keys} in key, {values} in value. "
+                "Pass as many sequences in each, and values as long as their keys."
+            )
+        q, k, v = (torch.nested.to_padded_tensor(x, 0.0) for x in (query, key, value))
+        there, seen_keys = (
+            torch.arange(x.shape[1], device=x.device) < torch.tensor(n, device=x.device)[:, None]
+            for x, n in ((q, lengths), (k, keys))
+        )
+        output, weights, *seen = self.forward(
+            q, k, v, ~seen_keys, need_weights, None, average, statistics=statistics
+        )
+        pieces = [x[:n] for x, n in zip(output, lengths, strict=True)]
+        if query.layout == torch.jagged:  # torch adds two of them only if they share their offsets
+            offsets: Tensor = query.offsets()  # type: ignore[attr-defined]
+            output = torch.nested.nested_tensor_from_jagged(torch.cat(pieces), offsets)
+        else:
+            output = torch.nested.as_nested_tensor(pieces)
+        if weights is not None:
+            weights = torch.where(there[:, :, None] if average else there[:, None, :, None], weights, 0.0)
+        return (output, weights, _rows_there(seen[0], there[:, None])) if statistics else (output, weights)
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value times their weights."""
@@ -147,3 +199,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         axes = [x if x is None or x.dim() == 4 else x[None, None] for x in (bias, mask)]
         s = scores(Inputs(q, k, k[..., :0], axes[0], mask=axes[1]), ScoreRule(q.shape[-1] ** -0.5))
         return torch.exp(s - torch.where(torch.isneginf(G), 0.0, G)[..., None]).to(q.dtype)
+
+
+def _rows_there(seen: Tilted, there: Tensor) -> Tilted:
+    """The statistics with all queries that are not there made queries that see nothing."""
+    empty = {"log_normalizer": -torch.inf, "score_max": -torch.inf}
+    rows = ("log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
+    made = {name: torch.where(there, getattr(seen, name), empty.get(name, 0.0)) for name in rows}
+    output = torch.where(there.unsqueeze(-1), seen.output, 0.0)
+    shift, weight, gap = (torch.where(there, x, 0.0) for x in seen.parts or ())
+    return replace(seen, output=output, parts=(shift, weight, gap), **made)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from exptilt._support.checks import alike, choice, entries, finite, floating, number
@@ -152,7 +151,8 @@ class Moments:
             ``(..., length, dim)``.
         """
         number("Moments.covers", "level", level, above=0, below=1)
-        return (x - self.mean).abs() <= float(ndtri((1 + level) / 2)) * self.variance.sqrt()
+        half = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
+        return (x - self.mean).abs() <= half * self.variance.sqrt()
 
 
 def pushed(function: Callable[[Tensor], Tensor], mean: Tensor, along: Tensor) -> Tensor:

@@ -96,15 +96,26 @@ def attend(
     work = _Work(Members("attend", group), queries, order, key_mass, check)
     options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask}
     options |= {"softcap": softcap, "sink": sink, "backend": backend}
-    try:
-        call = work.prepared((query, key_shard, value_shard), causal, window, options)
-    except (ArgumentError, BackendError) as problem:
-        if check:
-            agree(work.members, "attend", {}, problem=problem)
-        raise
-    sizes = work.agreed(call)
-    with full_precision(call.inputs.query.device):  # inputs have been cast as autocast would
-        return work.run(call, sizes)
+    return work.attend((query, key_shard, value_shard), causal, window, options)
+
+
+def attend_agreed(
+    query: Tensor,
+    key_shard: Tensor,
+    value_shard: Tensor,
+    members: Members,
+    sizes: tuple[int, ...],
+    *,
+    queries: str = "replicated",
+    **options: Any,
+) -> Tilted:
+    """`attend` without its own agreement, for callers whose processes have agreed on all arguments.
+
+    `sizes` is how many keys each process has; options are scale, log_weight and softcap.
+    """
+    work = _Work(members, queries, "contiguous", False, True, sizes)
+    every = dict.fromkeys(("scale", "log_weight", "bias", "mask", "softcap", "sink", "backend"))
+    return work.attend((query, key_shard, value_shard), False, None, every | options)
 
 
 def log_normalizer(
@@ -146,23 +157,34 @@ def log_normalizer(
 
 @dataclass(frozen=True)
 class _Work:
-    """How the processes share a call; the fields are those of `attend`."""
+    """How the processes share a call.
+
+    The fields are those of `attend`. `sizes` is how many keys each process has, if they have agreed before.
+    """
 
     members: Members
     queries: str
     order: str
     key_mass: bool
     check: bool
+    sizes: tuple[int, ...] | None = None
+
+    def attend(self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]) -> Tilted:
+        """The result; if arguments are refused here, every process raises."""
+        try:
+            call = self.prepared(tensors, causal, window, options)
+        except (ArgumentError, BackendError) as problem:
+            if self.check and self.sizes is None:
+                agree(self.members, "attend", {}, problem=problem)
+            raise
+        sizes = self.agreed(call)
+        with full_precision(call.inputs.query.device):  # inputs have been cast as autocast would
+            return self.run(call, sizes)
 
     def prepared(self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]) -> Call:
         """The checked call of this process's keys; its rule is that of all keys."""
         choice("attend", "queries", self.queries, QUERIES)
         choice("attend", "order", self.order, ORDERS)
-        if torch.compiler.is_compiling():
-            raise BackendError(
-                "attend: a call that waits for other processes cannot be compiled. "
-                "Wrap it in torch.compiler.disable."
-            )
         if options["backend"] == "reference":
             raise ArgumentError(
                 "attend: backend is 'reference', which holds all keys. Pass tiled, cpu, gpu or None."
@@ -196,6 +218,8 @@ class _Work:
     def agreed(self, call: Call) -> tuple[int, ...]:
         """How many keys each process has; raises on all of them unless they agree."""
         t = call.inputs
+        if self.sizes is not None:
+            return self.sizes
         if not self.check:
             return (t.key.shape[-2],) * self.members.count
         keys = {"key": (t.key, -2), "value": (t.value, -2), "log_weight": (t.log_weight, -1)}

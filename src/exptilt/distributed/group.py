@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError, ExptiltError
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltError
 
 Group = Any  # torch.distributed.ProcessGroup, which builds of torch without distributed do not have
 
@@ -38,6 +38,11 @@ class Members:
     """
 
     def __init__(self, caller: str, group: Group = None) -> None:
+        if torch.compiler.is_compiling():
+            raise BackendError(
+                f"{caller}: a call that waits for other processes cannot be compiled. "
+                "Wrap it in torch.compiler.disable."
+            )
         if not dist.is_available():
             hint = "Install a build of torch that has it."
             raise GroupError(f"{caller}: this build of torch has no torch.distributed. {hint}")
@@ -132,7 +137,8 @@ def agree(
         if text_of is not None:
             raise GroupError(f"{caller}: rank {rank} was refused, so no rank goes on. It says: {text_of}")
     raise GroupError(
-        f"{caller}: {_difference(details)} Pass the same on every rank; only the number of keys may differ."
+        f"{caller}: {_difference(details)} Pass the same on every rank; only the number of a rank's own rows "
+        "(keys, pairs, outcomes) may differ."
     )
 
 
@@ -155,5 +161,5 @@ def _difference(details: list[Any]) -> str:
             return f"rank 0 calls {first}, rank {rank} calls {caller}."
         for name in {**known, **facts}:
             if known.get(name) != facts.get(name):
-                return f"{name} is {known.get(name)} on rank 0 and {facts.get(name)} on rank {rank}."
+                return f"{name} is {known.get(name)!r} on rank 0 and {facts.get(name)!r} on rank {rank}."
     return "the ranks differ."

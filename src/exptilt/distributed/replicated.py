@@ -8,8 +8,9 @@ where top is the largest score of all:
     2. sum       Z = Σ z_k,   Σ z_k c_k,   Σ z_k o_k          which give G, μ, o and w_k = z_k / Z
     3. sum       V = Σ w_k (V_k + (c_k − c)²),   H = Σ w_k (H_k − log w_k)
 
-In bytes a query: 2 + (Dv + 3) + 3 numbers, whatever the number of processes. The sums are those of
-``collectives.py``, which torch differentiates, so derivatives of all orders and both modes are exact.
+That is 2 + (Dv + 3) + 3 numbers a query, and one more for every 60 processes after the first 60. The sums
+are those of ``collectives.py``, which torch differentiates, so derivatives of all orders and both modes are
+exact.
 """
 
 from dataclasses import replace
@@ -24,12 +25,13 @@ from exptilt.distributed.pieces import Piece, by_tensor
 from exptilt.tilting.arguments import Call
 from exptilt.tilting.attend import run
 from exptilt.tilting.derivatives import key_mass as masses
-from exptilt.tilting.derivatives.identities import Statistics
+from exptilt.tilting.derivatives.identities import Statistics, apart_from
 from exptilt.tilting.derivatives.rules import Settings, gradient
 from exptilt.tilting.problem import Inputs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 from exptilt.tilting.tilted import Tilted, merge, valued
 
+_SLOT = 60  # 4^−59 is a normal number of float32
 _LOG_WEIGHT = (False, False, False, False, True, False)
 
 
@@ -109,23 +111,27 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
         )
     top, maximum = reduced[:-1].reshape(tops.shape).unbind()
     top = torch.where(top == -torch.inf, 0.0, top)
-    apart = torch.where(some, shift - top, 0.0)
+    apart, slip = apart_from(torch.where(some, shift, top), top)
     # Values come from the parts, derivatives from the results that they were rounded to.
-    log_z = valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, local.log_normalizer, 0.0))
-    z = torch.where(some, torch.exp(log_z), 0.0)
-    c = torch.where(some, valued(gap + apart, local.score_mean), 0.0)
-    highest = (local.score_max == maximum) & (maximum != -torch.inf)  # keys on several processes may tie
-    rows = torch.stack([z, z * c, highest.to(z.dtype)], -1)
-    sums = total(torch.cat([rows, z.unsqueeze(-1) * local.output], -1), members)
-    Z, zc, ties = (sums[..., i] for i in range(3))
+    G = torch.where(some, local.log_normalizer, 0.0)
+    z = torch.where(some, weight * torch.exp(apart) * (1 + slip), 0.0) * torch.exp(G - G.detach())
+    some = z.detach() != 0
+    log_z = torch.where(some, z, 1.0).log()
+    c = torch.where(some, valued(apart + (gap + slip), local.score_mean), 0.0)
+    highest = (local.score_max == maximum) & (maximum != -torch.inf)
+    codes = _codes(highest, members, z.dtype)
+    rows = torch.cat([torch.stack([z, z * c], -1), codes, z.unsqueeze(-1) * local.output], -1)
+    sums = total(rows, members)
+    Z, zc = sums[..., 0], sums[..., 1]
+    ties, outputs = sums[..., 2:].split([codes.shape[-1], local.output.shape[-1]], -1)
     alive = Z != 0
     safe = torch.where(alive, Z, 1.0)
     log_Z, centre = safe.log(), zc / safe
-    output = sums[..., 3:] / safe.unsqueeze(-1)
+    output = outputs / safe.unsqueeze(-1)
     w, own_log, own_centre = (share(x, members) for x in (safe, log_Z, centre))
     w, log_w = z / w, torch.where(some, log_z - own_log, 0.0)
     spread = torch.where(w != 0, c - own_centre, 0.0)
-    top_share = torch.where(highest, local.score_max, 0.0) / ties.detach().clamp(min=1)
+    top_share = torch.where(_first_of(codes, ties, members), local.score_max, 0.0)
     last = torch.stack([w * (local.score_variance + spread.square()), w * (local.entropy - log_w), top_share])
     variance, entropy, tie = total(last, members).unbind()
     return Tilted(
@@ -137,6 +143,24 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
         valued(maximum, tie) if members.count > 1 else local.score_max,
         parts=(top, Z.detach(), centre.detach()),
     )
+
+
+def _codes(highest: Tensor, members: Members, dtype: torch.dtype) -> Tensor:
+    """(..., slots): a power of 4 of this process where its keys have the largest score of all, else 0.
+
+    Keys on several processes may tie; then the first process counts. The sum of these codes over processes
+    tells it: powers that belong to later processes add up to a third of an earlier one's. 60 fit in a slot.
+    """
+    slot, place = divmod(members.rank, _SLOT)
+    own = torch.where(highest, 4.0**-place, 0.0).to(dtype).unsqueeze(-1)
+    return torch.where(torch.arange(-(-members.count // _SLOT), device=own.device) == slot, own, 0.0)
+
+
+def _first_of(codes: Tensor, ties: Tensor, members: Members) -> Tensor:
+    """(...): whether this is the first process with the largest score, from the codes and their sum."""
+    slot = members.rank // _SLOT
+    own = codes[..., slot]
+    return (own != 0) & (ties[..., :slot] == 0).all(-1) & (ties[..., slot] < 2 * own)
 
 
 def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:

@@ -116,7 +116,7 @@ class Ring:
         none = torch.full_like(zero, -torch.inf)
         output = zero.new_zeros(*shape, t.value.shape[-1])
         found = Tilted(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
-        best = zero.to(torch.int64)
+        best, place = zero.to(torch.int64), zero.to(torch.int64)  # by its number, and where in the sequence
         for source, piece, (key, value, weight) in self._visits(t, rule):
             if piece is None:
                 continue
@@ -126,8 +126,12 @@ class Ring:
             first = sum(self.sizes[:source]) + (piece.keys.start or 0)
             start = piece.rows.start or 0  # of rows that go on to the last
             before = _rows(found, start)
-            higher = part.score_max > before.score_max
-            best[..., piece.rows] = torch.where(higher, at + first, best[..., piece.rows])
+            if problem.key.shape[-2]:  # of equal scores the first one in the sequence counts
+                here = positions(self.sizes, source, self.order, at.device)[piece.keys][at]
+                earlier = (part.score_max == before.score_max) & (here < place[..., piece.rows])
+                better = (part.score_max > before.score_max) | earlier
+                best[..., piece.rows] = torch.where(better, at + first, best[..., piece.rows])
+                place[..., piece.rows] = torch.where(better, here, place[..., piece.rows])
             joined = merge([before, part]) if source != self.members.rank else part
             found = _with_rows(found, joined, start) if start else joined
         assert found.parts is not None
@@ -222,20 +226,23 @@ class Ring:
             (*lead, *t.value.shape[-3:]) if needs.value else None,
             (*lead, heads, t.key.shape[-2]) if needs.columns else None,
         ]
-        query, sums = self._carry(t, self._visits(t, rule, more), kept, sweep)
+        query, rows, sums = self._carry(t, self._visits(t, rule, more), kept, sweep)
         none = query.new_empty(0)
         key, value, column_sum = (none.clone() if x is None else x for x in sums)
-        return Gradients(query if needs.query else none, key, value, column_sum, none.clone(), none.clone())
+        row_sum = rows if needs.rows else none.clone()
+        return Gradients(query if needs.query else none, key, value, column_sum, row_sum, none.clone())
 
     def _carry(
         self, t: Inputs, visits: "_Visits", kept: Sequence[tuple[int, ...] | None], sweep: "_Sweep"
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of the own queries, summed here, and of the own keys, summed on their way around.
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """Gradients and row sums of the own queries, summed here, and gradients of the own keys, summed on
+        their way around.
 
         `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
         """
         wide, axes = wide_dtype(t.query.dtype), (-2, -2, -1)
         query = t.query.new_zeros(t.query.shape, dtype=wide)
+        rows = query.new_zeros(query.shape[:-1])
         like = [None if shape is None else query.new_empty(()).expand(shape) for shape in kept]
 
         def shapes(source: int) -> list[Shape]:
@@ -248,12 +255,14 @@ class Ring:
                 found = sweep(source, piece, tensors)
                 if found.query.dim() > 1:
                     query[..., piece.rows, :] += found.query
+                if found.row_sum.dim() > 1:
+                    rows[..., piece.rows] += found.row_sum
                 for into, x, axis in zip(sums, (found.key, found.value, found.column_sum), axes, strict=True):
                     if into is not None:
                         start, stop, _ = piece.keys.indices(into.shape[axis])
                         into.narrow(axis, start, stop - start).add_(x)
             behind.add(source, sums, query.device)
-        return query, behind.arrive()
+        return query, rows, behind.arrive()
 
     # ---- the largest score
 
@@ -297,7 +306,7 @@ class Ring:
         def run(*_: Tensor) -> tuple[Tensor, ...]:
             self._same("maximum_gradient", t, Dots())
             everything = ScoreRule(rule.scale, softcap=rule.softcap)
-            query, sums = self._carry(t, self._visits(t, everything), kept, sweep)
+            query, _rows, sums = self._carry(t, self._visits(t, everything), kept, sweep)
             return query, *(x for x in sums if x is not None)
 
         given = [x for x in (*t[:6], bar, maximum) if x is not None]

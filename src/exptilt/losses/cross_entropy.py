@@ -8,6 +8,7 @@ gradients in the weight would each be another matrix as large as the weight. `He
 the core has written instead.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +17,21 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from exptilt import distributed
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import apply, in_forward_mode, in_transform, is_concrete
+from exptilt._support.transforms import (
+    apply,
+    autocasts,
+    full_precision,
+    in_forward_mode,
+    in_transform,
+    is_concrete,
+    outside_transforms,
+)
+from exptilt.distributed.attend import attend_agreed
 from exptilt.distributed.collectives import share, total
-from exptilt.distributed.group import Group, Members, agree, refused_together
-from exptilt.losses.embeddings import REDUCTIONS, linear_head, surprise, unbatched
+from exptilt.distributed.group import Group, refused_together
+from exptilt.losses.embeddings import REDUCTIONS, Peers, linear_head, peers, surprise, unbatched
 from exptilt.tilting import Tilted, attend, log_normalizer
 from exptilt.tilting.problem import wide_dtype
 
@@ -144,11 +153,18 @@ def linear_cross_entropy(
     caller = "linear_cross_entropy"
     with refused_together(caller, group):
         _check(caller, hidden, weight, target, bias, z_loss, label_smoothing, reduction)
-    own = Vocabulary.of(caller, group, hidden, weight, bias, target)
+    options: dict[str, Any] = {
+        "softcap": softcap,
+        "scale": scale,
+        "z_loss": z_loss,
+        "label_smoothing": label_smoothing,
+    }
+    options |= {"ignore_index": ignore_index, "reduction": reduction, "statistics": statistics, "rank": rank}
+    own = Vocabulary.of(caller, group, hidden, weight, bias, target, options)
     shape, counted = target.shape, target != ignore_index
     _check_targets(caller, target, counted, own.outcomes, reduction)
     h, W = _cast(hidden.reshape(-1, hidden.shape[-1])), _cast(weight)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with full_precision(hidden.device):
         h, t, kept = _rows_that_count(h, target.reshape(-1).long(), counted.reshape(-1))
         b = None if bias is None else bias.to(W.dtype)
         tilted, score, mean = _scores(own, h, W, t, b, softcap, scale, label_smoothing > 0)
@@ -215,9 +231,8 @@ def _check_targets(caller: str, target: Tensor, counted: Tensor, outcomes: int, 
 
 def _cast(x: Tensor) -> Tensor:
     """As autocast would cast it, then widened to the dtype that sums are taken in."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(device))
+    if autocasts(x.device) and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(wide_dtype(x.dtype))
 
 
@@ -232,53 +247,71 @@ def _rows_that_count(h: Tensor, t: Tensor, counted: Tensor) -> tuple[Tensor, Ten
     return (h, t, kept) if kept.numel() == t.numel() else (h[kept], t[kept], kept)
 
 
+def _checksum(target: Tensor, group: Group) -> str | None:
+    """A hash of targets that all processes of a group must share, in their order; None without a group."""
+    if group is None or not is_concrete(target):
+        return None
+    with outside_transforms():  # which would wrap it, and hide its numbers
+        numbers = target.to("cpu", torch.int64).numpy().tobytes()
+    return hashlib.blake2b(numbers, digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The outcomes: all of them here, or this process's part of them.
 
     Attributes:
-        members: the processes that share them; None if all are here.
+        among: the processes that share them; None if all are here.
         first: the number of the first one here.
         here: how many are here.
         outcomes: how many there are.
     """
 
-    members: Members | None
+    among: Peers | None
     first: int
     here: int
     outcomes: int
 
     @classmethod
     def of(
-        cls, caller: str, group: Group, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor
+        cls,
+        caller: str,
+        group: Group,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        options: dict[str, Any],
     ) -> "Vocabulary":
-        """Agreed upon with the other processes of the group."""
-        if group is None:
-            return cls(None, 0, weight.shape[0], weight.shape[0])
-        members = Members(caller, group)
-        facts = {
+        """Agreed upon with the other processes of the group, as all else is that they must have in common."""
+        shared = {
             "the shape of hidden": tuple(hidden.shape),
-            "the sum of the targets": int(target.sum()) if is_concrete(target) else None,
-            "the dtypes": (hidden.dtype, weight.dtype),
-            "whether there is a bias": bias is not None,
+            "the checksum of target": _checksum(target, group),
         }
-        sizes = agree(members, caller, facts, count=weight.shape[0])
-        return cls(members, sum(sizes[: members.rank]), weight.shape[0], sum(sizes))
+        shared["autocast"] = (
+            str(torch.get_autocast_dtype(hidden.device.type)) if autocasts(hidden.device) else None
+        )
+        tensors = {"hidden": hidden, "weight": weight, "bias": bias}
+        among = peers(caller, group, tensors, options | shared, weight)
+        if among is None:
+            return cls(None, 0, weight.shape[0], weight.shape[0])
+        first = sum(among.sizes[: among.members.rank])
+        return cls(among, first, weight.shape[0], sum(among.sizes))
 
     def place(self, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Where targets stand among the outcomes here, and whether they do (else 0); None if all do."""
-        if self.members is None:
+        if self.among is None:
             return t, None
         here = (t >= self.first) & (t < self.first + self.here)
         return torch.where(here, t - self.first, 0), here
 
     def common(self, h: Tensor) -> Tensor:
         """Rows that all processes have, for use with outcomes that only this one has."""
-        return h if self.members is None else share(h, self.members)
+        return h if self.among is None else share(h, self.among.members)
 
     def total(self, x: Tensor) -> Tensor:
         """A sum over all outcomes, from that over those here."""
-        return x if self.members is None else total(x, self.members)
+        return x if self.among is None else total(x, self.among.members)
 
 
 def _scores(
@@ -310,10 +343,10 @@ def _scores(
         mean = None if mean is None else mean + b.mean()
     log_weight = None if b is None else b[None]
     options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
-    if own.members is None:
+    if own.among is None:
         found = attend(h[None], W[None], W[None, :, :0], **options)
         return unbatched(found), score, mean
-    found = distributed.attend(all_rows[None], W[None], W[None, :, :0], group=own.members.group, **options)
+    found = attend_agreed(all_rows[None], W[None], W[None, :, :0], *own.among, **options)
     score = own.total(torch.where(here, score, 0.0)) if here is not None else score
     mean = None if mean is None else own.total(mean * (own.here / own.outcomes))
     return unbatched(found), score, mean

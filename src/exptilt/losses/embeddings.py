@@ -7,16 +7,17 @@ scores are <x, y>/τ and gradients reach τ like any other tensor.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from numbers import Real
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from exptilt import distributed
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import full_precision, is_concrete, pytree
-from exptilt.distributed.group import Group, Members
+from exptilt._support.transforms import autocasts, derivatives_wanted, full_precision, is_concrete, pytree
+from exptilt.distributed.attend import attend_agreed
+from exptilt.distributed.group import Group, Members, agree
 from exptilt.tilting import Tilted, attend, merge
 from exptilt.tilting.problem import wide_dtype
 
@@ -24,6 +25,62 @@ SIMILARITIES = ("cosine", "unit", "dot")
 REDUCTIONS = ("mean", "sum", "none")
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+
+
+class Peers(NamedTuple):
+    """The processes that share a loss, and how many rows (pairs, outcomes) each of them has.
+
+    Attributes:
+        members: the group.
+        sizes: the number of rows of each, in the order of the ranks.
+    """
+
+    members: Members
+    sizes: tuple[int, ...]
+
+
+def peers(
+    caller: str, group: Group, tensors: dict[str, Tensor | None], options: dict[str, Any], rows: Tensor
+) -> Peers | None:
+    """The processes that share a loss and the number of rows of each; None without a group.
+
+    They first agree, by one exchange of 24 bytes: every process raises if an option differs between them, or
+    if a tensor differs in dtype, device, an axis other than the first, or in whether it needs a gradient.
+    Options that are tensors of one number are compared by value where values can be looked at.
+
+    Args:
+        caller: the name of the loss.
+        group: its processes.
+        tensors: those that must be alike, by their names; None where one is not given.
+        options: everything else that must be the same.
+        rows: the tensor whose rows are counted.
+    """
+    if group is None:
+        return None
+    members = Members(caller, group)
+    facts = {name: _told(x) for name, x in options.items()}
+    facts |= {
+        f"{name}, but for its rows,": None
+        if x is None
+        else f"{tuple(x.shape[1:])} {x.dtype} on {x.device.type}"
+        for name, x in tensors.items()
+    }
+    for name, x in tensors.items():
+        facts[f"whether {name} needs a gradient"] = x is not None and is_concrete(x) and x.requires_grad
+    learned = (x for x in options.values() if isinstance(x, Tensor))
+    facts["whether derivatives are wanted"] = derivatives_wanted((*tensors.values(), *learned))
+    return Peers(members, agree(members, caller, facts, count=rows.shape[0]))
+
+
+def _told(option: Any) -> Any:
+    """What is compared of an option: 1 for 1.0; of a tensor its value, and whether it needs a gradient."""
+    if isinstance(option, Tensor):
+        number = _told(option.item()) if is_concrete(option) else "a tensor"
+        return f"{number}, with a gradient" if is_concrete(option) and option.requires_grad else number
+    if isinstance(option, Real) and not isinstance(option, bool):
+        number = float(option)
+        return int(number) if number.is_integer() else number
+    return option
 
 
 def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -89,7 +146,7 @@ def linear_head(caller: str, hidden: Tensor, weight: Tensor, rows: str, **vector
     """
     checks.floating(caller, "hidden", hidden, axes=1 if rows == "..." else 2, shape=f"({rows}, dimension)")
     checks.floating(caller, "weight", weight, axes=2, shape="(outcomes, dimension)")
-    if not torch.is_autocast_enabled(hidden.device.type):
+    if not autocasts(hidden.device):
         checks.alike(caller, hidden=hidden, weight=weight)
     one_axis = rows == "..." or hidden.ndim == 2
     if not one_axis or weight.ndim != 2 or weight.shape[-1] != hidden.shape[-1]:
@@ -127,14 +184,14 @@ def cooled(caller: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     return x / temperature.to(x).reshape(())
 
 
-def alternatives(query: Tensor, key: Tensor, *, causal: bool = False, group: Group = None) -> Tilted:
+def alternatives(query: Tensor, key: Tensor, *, causal: bool = False, among: Peers | None = None) -> Tilted:
     """The statistics of scores <q, k> of ``(N, d)`` and ``(K, d)``, each ``(N,)``.
 
-    With a group the keys are those of all its processes.
+    With peers the keys are those of all processes.
     """
-    if group is not None:
-        spread = {"queries": "sharded", "group": group}
-        return unbatched(distributed.attend(query[None], key[None], key[None, :, :0], scale=1.0, **spread))
+    if among is not None:
+        tensors = query[None], key[None], key[None, :, :0]
+        return unbatched(attend_agreed(*tensors, *among, queries="sharded", scale=1.0))
     found = attend(query[None], key[None], key[None, :, :0], scale=1.0, causal=causal)
     return unbatched(found)
 
@@ -175,15 +232,13 @@ def surprise(tilted: Tilted, score: Tensor) -> Tensor:
     return value.detach() + (plain - plain.detach())
 
 
-def reduced(caller: str, losses: Tensor, reduction: str, group: Group = None) -> Tensor:
+def reduced(caller: str, losses: Tensor, reduction: str, among: Peers | None = None) -> Tensor:
     """The mean, the sum, or one loss for each anchor.
 
-    With a group the mean is such that the mean of the processes' numbers is that of all anchors, however
-    many each process has: as data-parallel training averages gradients, so these are the gradients of it.
+    With peers the mean is such that the mean of the processes' numbers is that of all anchors, however many
+    each process has: as data-parallel training averages gradients, so these are the gradients of it.
     """
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
-    if group is not None and reduction == "mean":
-        members = Members(caller, group)
-        anchors = members.reduce(torch.tensor([losses.shape[0]], device=members.device), "sum", caller)
-        return losses.sum() * (members.count / int(anchors))
+    if among is not None and reduction == "mean":
+        return losses.sum() * (len(among.sizes) / sum(among.sizes))
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

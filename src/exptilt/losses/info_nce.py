@@ -15,11 +15,13 @@ from exptilt._support.errors import ArgumentError
 from exptilt.distributed.group import Group, Members, refused_together
 from exptilt.losses.embeddings import (
     REDUCTIONS,
+    Peers,
     all_but_own,
     alternatives,
     cooled,
     embeddings,
     paired,
+    peers,
     reduced,
     surprise,
     without_autocast,
@@ -76,8 +78,11 @@ def info_nce(
         q, k, *more = embeddings(caller, similarity, **given)
         q = cooled(caller, q, temperature)
         checks.choice(caller, "reduction", reduction, REDUCTIONS)
+    options = {"temperature": temperature, "symmetric": symmetric, "similarity": similarity}
+    options |= {"reduction": reduction, "whether there are negatives": negatives is not None}
+    among = peers(caller, group, {"query": query, "key": key}, options, query)
     right = (q * k).sum(-1)
-    losses, G = _in_batch(q, k, right, group) if in_batch else (torch.zeros_like(right), right)
+    losses, G = _in_batch(q, k, right, among) if in_batch else (torch.zeros_like(right), right)
     for wrong in more:  # log(e^G + e^G') − s = (G − s) + log(1 + e^{G' − G})
         if wrong.ndim == 2:
             G_wrong = alternatives(q, wrong).log_normalizer
@@ -85,21 +90,21 @@ def info_nce(
             G_wrong = torch.einsum("bd,bnd->bn", q, wrong).logsumexp(-1)
         losses = losses - logsigmoid(G - G_wrong)
     if symmetric:
-        losses = (losses + _in_batch(k, q, right, group)[0]) / 2
-    return reduced(caller, losses, reduction, group)
+        losses = (losses + _in_batch(k, q, right, among)[0]) / 2
+    return reduced(caller, losses, reduction, among)
 
 
-def _in_batch(q: Tensor, k: Tensor, right: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+def _in_batch(q: Tensor, k: Tensor, right: Tensor, among: Peers | None) -> tuple[Tensor, Tensor]:
     r"""The loss of each query among the keys of the batch, and its G.
 
     From the wrong keys alone, log(1 + e^{G_wrong − s}): where the right key is certain, its loss and its
     gradient are as small as they should be, and not the rounding of a difference. Over several processes the
     keys go around together, and what is left there is G − s.
     """
-    if group is None:
+    if among is None:
         G_wrong = all_but_own(q, k).log_normalizer
         return -logsigmoid(right - G_wrong), torch.logaddexp(G_wrong, right)
-    seen = alternatives(q, k, group=group)
+    seen = alternatives(q, k, among=among)
     return surprise(seen, right), seen.log_normalizer
 
 

@@ -103,8 +103,8 @@ def supervised_contrastive(
         )
     if z.shape[0] < 3:
         raise ArgumentError(f"{caller}: a batch of {z.shape[0]} has no wrong rows. Pass a larger batch.")
-    _, kind, count = label.unique(return_inverse=True, return_counts=True)
-    mates = count[kind] - 1
+    kind = _numbered(label)
+    mates = torch.zeros_like(kind).index_add(0, kind, torch.ones_like(kind))[kind] - 1
     some = mates > 0
     if is_concrete(z, label):
         _check_mates(caller, label, some, without_positives)
@@ -113,6 +113,15 @@ def supervised_contrastive(
     losses = torch.where(some, _losses(caller, z, positive, temperature), 0.0)
     mean: Tensor = losses.sum() / some.sum()
     return mean if reduction == "mean" else reduced(caller, losses, reduction)
+
+
+def _numbered(label: Tensor) -> Tensor:
+    """A number from 0 to N − 1 for each row, the same where labels are: `unique`, but of one shape for all
+    labels, as `vmap` and `torch.compile` need.
+    """
+    ordered, place = label.sort()
+    steps = torch.cat([torch.zeros_like(place[:1]), (ordered[1:] != ordered[:-1]).to(place.dtype)])
+    return torch.zeros_like(place).scatter(0, place, steps.cumsum(0))
 
 
 def _check_mates(caller: str, label: Tensor, some: Tensor, without_positives: str) -> None:

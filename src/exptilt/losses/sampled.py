@@ -16,6 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import is_concrete
 from exptilt.losses.embeddings import REDUCTIONS, linear_head, reduced, without_autocast
 from exptilt.tilting import log_normalizer
 from exptilt.tilting.problem import wide_dtype
@@ -62,7 +63,8 @@ def sampled_softmax(
         scores = torch.einsum("nd,nsd->ns", h, W[sampled]) + correction[sampled]
         G = torch.where(hits, -torch.inf, scores).logsumexp(-1)
     else:
-        seen = None if not bool(hits.any()) else ~hits[None]
+        looked_at = is_concrete(hits)  # elsewhere nobody can tell whether the mask is needed
+        seen = None if looked_at and not bool(hits.any()) else ~hits[None]
         log_weight = correction[sampled][None]
         G = log_normalizer(h[None], W[sampled][None], scale=1.0, log_weight=log_weight, mask=seen)[0]
     # A token whose every sample is its own target has no alternatives: its loss is 0.

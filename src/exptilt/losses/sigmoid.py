@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import in_transform
-from exptilt.distributed.group import Group, Members, agree, refused_together
+from exptilt.distributed.group import Group, Members, refused_together
 from exptilt.distributed.pairs import pair_sum
-from exptilt.losses.embeddings import REDUCTIONS, cooled, embeddings, paired, reduced, without_autocast
+from exptilt.losses.embeddings import REDUCTIONS, cooled, embeddings, paired, peers, reduced, without_autocast
 
 BLOCK = 2**20  # entries of a block of scores: 4 MB in float32
 
@@ -63,17 +63,15 @@ def sigmoid(
         x, y = embeddings(caller, similarity, image=image, text=text)
         x = cooled(caller, x, temperature)
         b = shift_of(caller, bias, x)
-    if group is None:
+    options = {"temperature": temperature, "bias": bias, "similarity": similarity, "reduction": reduction}
+    among = peers(caller, group, {"image": image, "text": text}, options, image)
+    if among is None:
         return reduced(caller, pair_losses(x, y, b, 0), reduction)
-    members = Members(caller, group)
-    facts = {"the dimension": x.shape[1], "the dtype": x.dtype, "the reduction": reduction}
-    facts["whether gradients are needed"] = x.requires_grad, y.requires_grad, b.requires_grad
-    sizes = agree(members, caller, facts, count=x.shape[0])
 
     def block(texts: Tensor, own: bool, x: Tensor, b: Tensor) -> Tensor:
         return pair_losses(x, texts, b, 0 if own else None)
 
-    return reduced(caller, pair_sum(block, y, (x, b), members, sizes), reduction, group)
+    return reduced(caller, pair_sum(block, y, (x, b), *among), reduction, among)
 
 
 def shift_of(caller: str, bias: float | Tensor, like: Tensor) -> Tensor:

@@ -255,9 +255,6 @@ class Hopfield:
         Returns:
             ``(..., D)``, as state; of norm 1 for cosine; NaN where β times a score overflows.
         """
-        quick = retrieval.small_step(self, state) if retrieval.is_small(self, state) else None
-        if quick is not None:
-            return quick
         check_state(self, state)
         rows = self.advance(self.rows(state))
         shape = torch.broadcast_shapes(rows.shape, state.shape) if self.lead else state.shape

@@ -10,36 +10,24 @@ in the memory of one step, however many were taken. Under `torch.func` and `torc
 cannot be looked at, `fixed_point` does the stepping as well. Residuals are of the state that is returned, in
 units of M (of its norm, where that is larger, there); row k of the trace is how far step k + 1 led, or would
 have led from where a state ended.
-
-A few states on not so many patterns take less time than torch's calls would. So where the answer is a plain
-number (softmax, no derivative, one memory in float32 or float64 on the CPU), a step or a whole retrieval is
-one call of compiled code (``retrieval_kernel.py``); `small` of benchmarks/memory.py says what that gains.
-Everything else goes the general way, to the same results but for rounding.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.checks import number, whole
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import derivatives_wanted, is_concrete
+from exptilt._support.transforms import is_concrete
 from exptilt.dynamics import fixed_point
-from exptilt.memory import retrieval_kernel
 from exptilt.memory.patterns import check_state
-from exptilt.memory.separation import Softmax
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
-
-_FEW = 8  # states
-_PRODUCTS = 1 << 21  # numbers of states times patterns: beyond, two threads are faster
-_CODES = np.array([Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NOT_FINITE.code], np.int8)
 
 
 def retrieve(
@@ -108,8 +96,6 @@ def settle(
 
     A state whose step is NaN or infinite (β times a score overflows) ends where it stands.
     """
-    if is_small(memory, state):
-        return _settle_compiled(memory, state, tolerance, max_steps)
     value, size = memory.rows(state).clone(), _unit(memory)
     residual = value.new_full(value.shape[:-1], torch.inf)
     code = torch.full_like(residual, Status.MAX_STEPS.code, dtype=torch.int8)
@@ -143,52 +129,3 @@ def settle(
     code, residual = code.reshape(shape), residual.reshape(shape)
     value = value.reshape(state.shape).to(state.dtype)
     return Solution(value, code, residual, torch.tensor(len(trace)), torch.zeros_like(residual), by_step)
-
-
-def is_small(memory: "Hopfield", state: Any) -> bool:
-    """Whether states may go the compiled way: of the right shape, dtype, number; they may hold anything."""
-    (block, *more), patterns = memory.blocks, memory.blocks[0].patterns
-    return (
-        not more
-        and memory.members is None
-        and type(state) is type(patterns) is Tensor
-        and patterns.ndim == 2
-        and state.shape[-1:] == patterns.shape[1:]
-        and 0 < state.numel() <= min(_FEW * patterns.shape[1], _PRODUCTS // patterns.shape[0])
-        and patterns.dtype == state.dtype == block.measure.dtype
-        and (isinstance(memory.rule, Softmax) and not memory.similarity.sphere)
-        and state.device.type == patterns.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not derivatives_wanted((patterns, memory.beta, state))
-        and (patterns.is_contiguous() and not block.changed)
-    )
-
-
-def _arguments(memory: "Hopfield") -> tuple[Any, ...]:
-    """Patterns, β times the offsets of their scores, β, as the kernels take them."""
-    block, beta = memory.blocks[0], memory.beta.item()
-    patterns, offset = block.patterns.detach().numpy(), memory.similarity.offset(block.measure.detach())
-    sharp = np.empty(0, patterns.dtype) if offset is None else (beta * offset).numpy()
-    return patterns, sharp, patterns.dtype.type(beta)
-
-
-def small_step(memory: "Hopfield", state: Tensor) -> Tensor | None:
-    """One step where `is_small`, or None where it is not finite."""
-    query = np.ascontiguousarray(state.detach().numpy()).reshape(-1, memory.dimension)
-    output = np.empty_like(query)
-    retrieval_kernel.step(query, *_arguments(memory), output)
-    return torch.from_numpy(output.reshape(state.shape)) if np.isfinite(output).all() else None
-
-
-def _settle_compiled(memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int) -> Solution[Tensor]:
-    """As `settle`, where `is_small`."""
-    rows = np.array(state.detach().numpy(), order="C").reshape(-1, memory.dimension)
-    residual, ended = np.empty(len(rows), rows.dtype), np.empty(len(rows), np.int8)
-    unit = memory.blocks[0].measure.max().item() ** 0.5 or 1.0  # M, of the similarities that come here
-    trace = retrieval_kernel.settle(*_arguments(memory), tolerance * unit, max_steps, rows, residual, ended)
-    shape = state.shape[:-1]
-    found = (rows.reshape(state.shape), _CODES[ended].reshape(shape), (residual / unit).reshape(shape))
-    value, code, residuals, distance, by_step = map(
-        torch.from_numpy, (*found, np.zeros(shape, rows.dtype), (trace / unit).reshape(len(trace), *shape))
-    )
-    return Solution(value, code, residuals, torch.tensor(len(trace)), distance, by_step)

@@ -34,7 +34,7 @@ from exptilt._support.files import write_together
 Cell = str | float | int | bool
 REPORT, LEDGER = "index.html", "claims.html"  # where both lie in one folder
 BESIDE = {REPORT: "The report of a model beside this page", LEDGER: "The ledger of claims beside this page"}
-LIBRARIES = ("torch", "numpy", "numba", "scipy", "matplotlib", "transformers")
+LIBRARIES = ("torch", "numpy", "scipy", "matplotlib", "transformers")
 
 
 @dataclass(frozen=True)

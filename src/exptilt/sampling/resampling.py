@@ -2,42 +2,16 @@ r"""Resampling: N equally spaced pointers into the cumulative weights, moved by 
 
     pointer_i = (i + U) / N,     ancestor_i = the least k with W_1 + … + W_k > pointer_i
 
-Particle k is taken ⌊N W_k⌋ or ⌈N W_k⌉ times, N W_k on average. `point` is the only such loop: the
-Rao–Blackwellised filter of `switching` calls it from its own compiled one.
+Particle k is taken ⌊N W_k⌋ or ⌈N W_k⌉ times, N W_k on average. The loop is ``csrc/resampling.hpp``, which
+the Rao–Blackwellised filter of `switching` uses too.
 """
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support import native
 from exptilt._support.checks import entries, floating, whole
 from exptilt._support.checks import generator as check_generator
-from exptilt._support.kernels import helper, kernel
-
-
-@helper()
-def point(weight: Any, start: float, ancestor: Any) -> None:
-    """Write the ancestors of pointers (i + start)/N into weights of any sum; those of weight 0 have none."""
-    total, last = 0.0, 0
-    for k in range(weight.size):
-        total += weight[k]
-        if weight[k] > 0.0:
-            last = k
-    source, cumulative = 0, weight[0]
-    for i in range(ancestor.size):
-        pointer = (i + start) / ancestor.size * total
-        while cumulative <= pointer and source < last:  # rounding may end beyond the last one alive
-            source += 1
-            cumulative += weight[source]
-        ancestor[i] = source
-
-
-@kernel("the kernel of resampling")
-def _point_rows(weights: Any, starts: Any, ancestors: Any) -> None:
-    for row in range(len(weights)):
-        point(weights[row], starts[row], ancestors[row])
 
 
 def systematic(
@@ -63,11 +37,13 @@ def systematic(
     alive = (log_weight > -torch.inf).any(-1) & (log_weight < torch.inf).all(-1)  # NaN is neither
     entries("systematic", "log_weight", log_weight, alive, "finite or −inf, and not −inf throughout")
     batch, device = log_weight.shape[:-1], log_weight.device
-    weight = torch.softmax(log_weight.detach().double(), -1).reshape(-1, log_weight.shape[-1]).cpu().numpy()
-    start = torch.rand((*batch, 1), dtype=torch.float64, device=device, generator=generator)
-    ancestor = np.empty((len(weight), number), np.int64)
-    _point_rows(weight, start.reshape(-1).cpu().numpy(), ancestor)
-    return torch.from_numpy(ancestor).reshape(*batch, number).to(device)
+    weight = torch.softmax(log_weight.detach().cpu().double(), -1).contiguous()
+    weight = weight.reshape(-1, weight.shape[-1])
+    start = torch.rand((*batch, 1), dtype=torch.float64, device=device, generator=generator).cpu()
+    ancestor = torch.empty((len(weight), number), dtype=torch.int64)
+    places = [x.data_ptr() for x in (weight, start, ancestor)]
+    native.call("resample", native.frame("Resampling")(*weight.shape, number, *places))
+    return ancestor.reshape(*batch, number).to(device)
 
 
 def effective_size(log_weight: Tensor) -> Tensor:

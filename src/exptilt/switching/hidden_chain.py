@@ -11,8 +11,9 @@ from itertools import product
 import numpy as np
 import torch
 
+from .._support import native
 from .._support.errors import ArgumentError
-from .kernels.chain import chain_pass
+from .inference.passes import filled
 from .learning.chain import AGE, INPUT, driven
 from .learning.named import pulled
 
@@ -105,6 +106,11 @@ class Modes:
         return out, pull
 
     @cached_property
+    def rows(self) -> np.ndarray:
+        """``(K,)``, which row of the transitions ``(M D, M)`` is that of each mode's regime and age."""
+        return np.asarray(self.paths[:, 0] * self.durations + self.age)
+
+    @cached_property
     def _ways(self) -> tuple[np.ndarray, ...]:
         """Flat indices of: each successor of a regime with its age, where each way starts, and its steps."""
         s, d, (M, D) = self.paths_before, self.ages_before, (self.after.shape[1], self.durations)
@@ -166,15 +172,32 @@ def likelihood(
     """log p(y) of observations ``(T,)``, and its derivatives in P ``(T or 1, M, D, M)`` and in the parts."""
     laws = Laws(modes, parts)
     initial, pull = modes.initial(P)
-    into = np.ascontiguousarray(P[min(len(P) - 1, modes.order) :])
-    given = laws.offset, laws.matrix, laws.deviation
-    bars = tuple(np.zeros(value.shape) for value in given)
-    P_bar, initial_bar = np.zeros(into.shape), np.zeros(initial.shape)
-    ways = laws.now, modes.age, modes.after
-    value = chain_pass(y, inputs, given, into, *ways, initial, bars, P_bar, initial_bar)
+    into = P[min(len(P) - 1, modes.order) :]
+    given = laws.offset, laws.matrix, laws.deviation, initial, into
+    values = np.concatenate([part.reshape(-1) for part in given])
+    bars = np.zeros(len(values))
+    y, inputs = np.ascontiguousarray(y), np.ascontiguousarray(inputs)
+    frame = filled(
+        "HiddenChain",
+        steps=len(y),
+        modes=len(initial),
+        regimes=P.shape[1],
+        inputs=inputs.shape[1],
+        table=into[0].size if len(into) > 1 else 0,
+        y=y,
+        known=inputs,
+        rows=modes.rows,
+        after=modes.after,
+        values=values,
+        bars=bars,
+    )
+    native.call("chain_pass", frame)
+    ends = np.cumsum([part.size for part in given])
+    pieces = zip(np.split(bars, ends[:-1]), given, strict=True)
+    *laws_bar, initial_bar, into_bar = (piece.reshape(part.shape) for piece, part in pieces)
     whole = pull(initial_bar)
-    whole[len(P) - len(P_bar) :] += P_bar
-    return value, whole, laws.pull(*bars)
+    whole[len(P) - len(into) :] += into_bar
+    return frame.log_likelihood, whole, laws.pull(*laws_bar)
 
 
 def transitions(

@@ -6,6 +6,7 @@ each begins at. NaN is a missing component. Results come back as the data came: 
 with the same index for tables, a list for a list.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ Values: TypeAlias = (
 class Data:
     """Series end to end, and how they came."""
 
-    tensor: torch.Tensor  # (rows, m), float64
+    given: torch.Tensor | np.ndarray  # (rows, m), float64; a tensor keeps its graph
     starts: np.ndarray  # (B + 1,), the row each series begins at, and the number of rows
     layout: str  # "single", "batch" or "list"
     kind: str  # "numpy", "torch" or "pandas"
@@ -37,7 +38,17 @@ class Data:
     @property
     def rows(self) -> np.ndarray:
         """The data as a numpy array."""
-        return self.tensor.detach().numpy()
+        return self.given if isinstance(self.given, np.ndarray) else self.given.detach().numpy()
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The data as a tensor, its graph kept."""
+        return torch.from_numpy(self.given) if isinstance(self.given, np.ndarray) else self.given
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a derivative in the data may be asked for."""
+        return isinstance(self.given, torch.Tensor) and self.given.requires_grad
 
     @property
     def series(self) -> int:
@@ -56,7 +67,7 @@ class Data:
 
     def detached(self) -> "Data":
         """The same data, cut from any graph."""
-        return replace(self, tensor=self.tensor.detach())
+        return replace(self, given=self.rows)
 
     def totals(self, terms: np.ndarray) -> np.ndarray:
         """Sums over each series of ``(rows,)`` numbers."""
@@ -99,6 +110,12 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
 
     With `model_is_torch` results are tensors even if `y` is not; NaN may stand for a value if `missing`.
     """
+    if type(y) is np.ndarray and y.dtype == np.float64 and y.ndim in (2, 3) and y.shape[-1] == m and y.size:
+        whole = np.array(y.reshape(-1, m), order="C")
+        if math.isfinite(np.add.reduce(whole, axis=None)) or (missing and not np.isinf(whole).any()):
+            starts = np.arange(0, len(whole) + 1, y.shape[-2])
+            layout, kind = "single" if y.ndim == 2 else "batch", "torch" if model_is_torch else "numpy"
+            return Data(whole, starts, layout, kind, torch.float64)
     many = isinstance(y, (list, tuple)) and len(y) > 0 and getattr(y[0], "ndim", 0) > 0
     layout, items = ("list", list(y)) if many else ("single", [y])
     lead = items[0]
@@ -131,11 +148,12 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
     if not tensors:
         raise ArgumentError(f"{what}: the batch has no series. Pass at least one.")
     starts = np.concatenate([[0], np.cumsum([len(t) for t in tensors])]).astype(np.int64)
+    rows: torch.Tensor | np.ndarray
     if any(tensor.requires_grad for tensor in tensors):
-        rows = torch.cat(tensors)
+        rows = torch.cat(tensors).contiguous()
     else:
-        rows = torch.from_numpy(np.concatenate([tensor.detach().numpy() for tensor in tensors]))
-    return Data(rows.contiguous(), starts, layout, kind, dtype, index, columns)
+        rows = np.ascontiguousarray(np.concatenate([tensor.detach().numpy() for tensor in tensors]))
+    return Data(rows, starts, layout, kind, dtype, index, columns)
 
 
 def arrange(value: Any, data: Data, names: str | None, *, last: bool = False) -> Values:

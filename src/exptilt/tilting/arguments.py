@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, KeywordError
-from exptilt._support.transforms import derivatives_wanted
+from exptilt._support.transforms import autocasts, derivatives_wanted
 from exptilt.tilting.backends.dispatch import BACKENDS, default_backend
 from exptilt.tilting.derivatives.rules import Settings
 from exptilt.tilting.problem import Inputs, wide_dtype
@@ -213,7 +213,7 @@ def prepare(
     """
     try:
         device = query.device.type if isinstance(query, Tensor) else "cpu"
-        casting = torch.is_autocast_enabled(device)
+        casting = isinstance(query, Tensor) and autocasts(query.device)
         if casting and autocast:
             dtype = torch.get_autocast_dtype(device)
             query, key, value = (_as_autocast_does(dtype, x) for x in (query, key, value))
@@ -263,5 +263,6 @@ def prepare(
         None if window is None or window >= max(Q, K) else window,  # nothing is farther than that
         None if softcap is None else float(softcap),
     )
-    settings = Settings(rule, chosen, device == "cpu" if check is None else bool(check))
+    looked_at = device == "cpu" if check is None else bool(check)
+    settings = Settings(rule, chosen, looked_at and device != "meta")  # meta tensors hold no numbers
     return Call(inputs, settings, dtype, casting, tracked)

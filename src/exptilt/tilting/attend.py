@@ -311,5 +311,6 @@ def _reference_product(call: Call, along: Tensor) -> Tensor:
     def total(query: Tensor) -> Tensor:
         return reference.attend(t._replace(query=query), call.settings.rule)[1].nan_to_num(neginf=0.0).sum()
 
-    product: Tensor = torch.func.jvp(torch.func.grad(total), (t.query,), (along,))[1]
+    query = t.query.contiguous()  # torch gives tangents the strides of their tensor: none may be 0
+    product: Tensor = torch.func.jvp(torch.func.grad(total), (query,), (along,))[1]
     return product

@@ -19,6 +19,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.plotting import html_curves, html_table
 from exptilt._support.transforms import in_transform, is_plain, pytree
+from exptilt.tilting.derivatives.identities import apart_from
 
 
 @dataclass(frozen=True)
@@ -123,39 +124,52 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
             "query. Call attend(..., key_mass=True) over all keys, or leave it out."
         )
     shift, weight, gap = (torch.stack(x) for x in zip(*(_parts(part) for part in parts), strict=True))
-    G_parts, means = (
-        torch.stack([getattr(part, name) for part in parts]) for name in ("log_normalizer", "score_mean")
+    G_parts, means, variances, entropies, maxima = (
+        torch.stack([getattr(part, name) for part in parts])
+        for name in ("log_normalizer", "score_mean", "score_variance", "entropy", "score_max")
     )
     some = weight != 0
     top = torch.where(some, shift, -torch.inf).amax(0)
     top = torch.where(top == -torch.inf, 0.0, top)
-    apart = torch.where(some, shift - top, 0.0)
-    z = torch.where(some, weight * torch.exp(apart), 0.0)
+    apart, slip = apart_from(torch.where(some, shift, top), top)
+    z = torch.where(some, weight * torch.exp(apart) * (1 + slip), 0.0)
     total = z.sum(0)
-    alive = total != 0
-    log_total = torch.where(alive, total, 1.0).log()
+    alive, some = total != 0, z != 0  # a part that weighs nothing beside the others has no say
+    share = z / torch.where(alive, total, 1.0)
+    # What the heaviest part lacks to 1 comes from the others, and means are taken about its own: so a share
+    # near 0 costs no digits.
+    heaviest = share.argmax(0, keepdim=True)
+    most = torch.where(alive, z.gather(0, heaviest)[0], 1.0)
+    log_lack = torch.log1p(z.scatter(0, heaviest, 0.0).sum(0) / most)  # − log of the heaviest part's share
+    log_share = torch.where(some, share, 1.0).log().scatter(0, heaviest, -log_lack.unsqueeze(0))
     # Values come from the parts, derivatives from the results that they were rounded to.
-    log_z = valued(apart + torch.where(some, weight, 1.0).log(), torch.where(some, G_parts, 0.0))
+    log_z = valued(torch.where(some, z, 1.0).log(), torch.where(some, G_parts, 0.0))
     joined = torch.where(alive, torch.where(some, log_z, -torch.inf), 0.0).logsumexp(0)
-    log_normalizer = valued(log_total, joined)
-    log_w = torch.where(some, log_z - log_normalizer, 0.0)
-    w = torch.where(some, torch.exp(log_w), 0.0)
-    centres = torch.where(some, valued(gap + apart, torch.where(some, means, 0.0)), 0.0)
-    centre = (w * centres).sum(0)
-    spread = torch.where(w != 0, centres - centre, 0.0)
-    variance = (w * (torch.stack([part.score_variance for part in parts]) + spread.square())).sum(0)
-    entropy = (w * (torch.stack([part.entropy for part in parts]) - log_w)).sum(0)
-    output = (w[..., None].to(parts[0].output.dtype) * torch.stack([part.output for part in parts])).sum(0)
-    maximum = torch.stack([part.score_max for part in parts]).amax(0)
-    G, mean = torch.where(alive, top + log_normalizer, -torch.inf), torch.where(alive, top + centre, 0.0)
-    return Tilted(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre.detach()))
+    log_normalizer = valued(most.log() + log_lack, joined)
+    moved = torch.where(some, log_z - log_normalizer, 0.0)
+    w = share * torch.exp(moved - moved.detach())
+    log_w = valued(log_share, moved)
+    centres = torch.where(some, valued(apart + (gap + slip), torch.where(some, means, 0.0)), 0.0)
+    middle = centres.gather(0, heaviest)
+    away = torch.where(some, centres - middle, 0.0)
+    step = (w * away).sum(0)
+    variance = (w * (variances + torch.where(some, away - step, 0.0).square())).sum(0)
+    main = torch.where(alive, means.gather(0, heaviest)[0], 0.0)
+    mean = main + (w * torch.where(some, means - main, 0.0)).sum(0)
+    entropy = (w * (entropies - log_w)).sum(0)
+    outputs = torch.stack([part.output for part in parts])
+    output = (w.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype)
+    maximum = maxima.gather(0, maxima.detach().argmax(0, keepdim=True))[0]  # of equal ones the first
+    G, centre = torch.where(alive, top + log_normalizer, -torch.inf), (middle[0] + step).detach()
+    return Tilted(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre))
 
 
 def share_of(part: Tilted, whole: Tilted) -> Tensor:
     """(..., Hq, Q): the weight of some of the keys among all, e^{G' − G}; differentiable."""
     (shift, weight, _), (top, total, _) = _parts(part), _parts(whole)
     some = weight != 0
-    ratio = torch.where(some, weight / torch.where(some, total, 1.0) * torch.exp(shift - top), 0.0)
+    apart, slip = apart_from(torch.where(some, shift, 0.0), torch.where(some, top, 0.0))
+    ratio = torch.where(some, weight / torch.where(some, total, 1.0) * torch.exp(apart) * (1 + slip), 0.0)
     moved = torch.where(some, part.log_normalizer - torch.where(some, whole.log_normalizer, 0.0), 0.0)
     return ratio.detach() * torch.exp(moved - moved.detach())
 

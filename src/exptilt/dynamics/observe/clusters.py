@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support import native
 from exptilt._support.checks import number
-from exptilt._support.kernels import helper, kernel
 from exptilt.dynamics.observe.points import check_points
 
 _LISTED = 16
@@ -95,57 +95,15 @@ def _labels(cloud: Any, tolerance: float) -> Any:
     order = np.argsort(cloud[:, 0], kind="stable")
     radius = tolerance * np.sqrt((cloud**2).sum(1).mean())
     found = np.empty(len(cloud), dtype=np.int64)
-    found[order] = _components(np.ascontiguousarray(cloud[order]), radius)
+    found[order] = _components(np.ascontiguousarray(cloud[order]), float(radius))
     sizes = np.bincount(found)
     rank = np.empty(len(sizes), dtype=np.int64)
     rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
     return rank[found]
 
 
-@helper()
-def _unreached(after: Any, i: Any) -> Any:
-    """The first point at or after i that has not been reached; the path is shortened on the way."""
-    root = i
-    while after[root] != root:
-        root = after[root]
-    while after[i] != root:
-        after[i], i = root, after[i]
-    return root
-
-
-@kernel("the kernel of clusters")
-def _components(x, radius):  # type: ignore[no-untyped-def]
+def _components(x: Any, radius: float) -> Any:
     """Labels of points (N, D), sorted by their first coordinate, linked at distances up to the radius."""
-    count, dimension = x.shape
-    labels = np.empty(count, dtype=np.int64)
-    after = np.arange(count + 1)  # after[i] = i as long as i has not been reached
-    queue = np.empty(count, dtype=np.int64)
-    limit = radius * radius
-    current = 0
-    seed = 0
-    while True:
-        seed = _unreached(after, seed)
-        if seed == count:
-            return labels
-        labels[seed] = current
-        after[seed] = seed + 1
-        queue[0] = seed
-        head, tail = 0, 1
-        while head < tail:
-            i = queue[head]
-            head += 1
-            low = np.searchsorted(x[:, 0], x[i, 0] - radius)
-            j = _unreached(after, low)
-            while j < count and x[j, 0] - x[i, 0] <= radius:
-                distance = 0.0
-                d = 0
-                while d < dimension and distance <= limit:
-                    distance += (x[j, d] - x[i, d]) ** 2
-                    d += 1
-                if distance <= limit:
-                    labels[j] = current
-                    after[j] = j + 1
-                    queue[tail] = j
-                    tail += 1
-                j = _unreached(after, j + 1)
-        current += 1
+    labels = np.empty(len(x), np.int64)
+    native.call("clusters", native.frame("Clusters")(*x.shape, radius, x.ctypes.data, labels.ctypes.data))
+    return labels

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, distributions
 
@@ -28,7 +27,6 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
-from exptilt.families.numerics import kernels
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import standard_normal
 
@@ -39,22 +37,9 @@ def whiten(factor: Tensor, vector: Tensor) -> Tensor:
     return white
 
 
-def _swept(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """M⁻¹ of ``(..., D, D)`` and the least L_ii² of M = LL', by the kernel; None where it is not used."""
-    size = matrix.shape[-1]
-    if size >= kernels.LARGE or not kernels.suits(matrix):
-        return None
-    flat = kernels.array(matrix, -1, size, size)
-    inverse, least = np.empty(flat.shape), np.empty(len(flat))
-    kernels.run(kernels.invert, flat, inverse, least)
-    both = torch.from_numpy(inverse).to(matrix.dtype), torch.from_numpy(least).to(matrix.dtype)
-    return both[0].reshape(matrix.shape), both[1].reshape(matrix.shape[:-2])
-
-
 def _inverse(matrix: Tensor) -> Tensor:
     """M⁻¹ of ``(..., D, D)``, symmetric; NaN where a matrix is not positive definite."""
-    found = _swept(matrix)
-    return inverse_from_cholesky(factorize(matrix)) if found is None else found[0]
+    return inverse_from_cholesky(factorize(matrix))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +100,7 @@ class Gaussian(ExponentialFamily):
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
         m, second = cls._split(mean)
-        covariance = second - m.unsqueeze(-1) * m.unsqueeze(-2)
-        found = _swept(covariance)
-        if found is not None and bool((found[1] > 0).all()):
-            return -found[1]
-        return indefiniteness(covariance)
+        return indefiniteness(second - m.unsqueeze(-1) * m.unsqueeze(-2))
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
@@ -130,9 +111,7 @@ class Gaussian(ExponentialFamily):
         return factorize(self.covariance_matrix)
 
     def _in_domain(self) -> Tensor:
-        found = _swept(self.covariance_matrix)
-        definite = positive_definite(self.covariance_matrix) if found is None else found[1] > 0
-        return definite & self.mean_vector.isfinite().all(-1)
+        return positive_definite(self.covariance_matrix) & self.mean_vector.isfinite().all(-1)
 
     def _log_partition(self) -> Tensor:
         factor = self._factor()

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from exptilt._support.transforms import is_concrete
-from exptilt.families.numerics import kernels
 from exptilt.families.numerics.gamma_functions import horner, remainder, remainder_slope, trigamma_gap
-from exptilt.families.numerics.kernels import LEAST_CHANGE, NEAR, SERIES
 
+_NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it four bits are lost
+_LEAST_CHANGE = 0.99  # 1 − ρ up to which ρ − 1 is used: beyond it ρ = e^{log ρ} has more digits
+_SERIES = tuple(2 / (2 * k + 3) for k in range(9))
 _NODES = [((1 + t) / 2, w / 2) for t, w in zip(*np.polynomial.legendre.leggauss(6), strict=True)]
 
 
@@ -29,18 +30,16 @@ def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
         >>> deviance(torch.tensor(1e8), torch.tensor(8.0), torch.tensor(8e-8))  # 8² / (2 · 10⁸)
         tensor(3.2000e-07)
     """
-    near = gap.abs() < NEAR * x
+    near = gap.abs() < _NEAR * x
     small = torch.where(near, gap, 0.0)
     v = small / torch.where(near, 2 * x + gap, 1.0)
     q = v * v
-    return torch.where(near, v * (small - x * q * horner(SERIES, q)), gap - x * log_ratio)
+    return torch.where(near, v * (small - x * q * horner(_SERIES, q)), gap - x * log_ratio)
 
 
 def deviance_of(x: Tensor, m: Tensor) -> Tensor:
     """D(x, m) of positive x and m, entry by entry."""
     x, m = torch.broadcast_tensors(x, m)
-    if kernels.suits_logarithms(x, m):
-        return kernels.entrywise(kernels.deviance, x, m)
     return deviance(x, m - x, m.log() - x.log())
 
 
@@ -62,10 +61,8 @@ def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
     D(b, aρ) + [log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)]
     """
     a, b, change, log_rate = torch.broadcast_tensors(a, b, change, log_rate)
-    if kernels.suits(change, log_rate) and kernels.suits_logarithms(a, b):
-        return kernels.entrywise(kernels.gamma_kl, a, b, change, log_rate)
     gap, log_ratio = b - a, b.log() - a.log()
-    away = torch.where(change < -LEAST_CHANGE, a * log_rate.clamp_max(0).exp() - b, a * change - gap)
+    away = torch.where(change < -_LEAST_CHANGE, a * log_rate.clamp_max(0).exp() - b, a * change - gap)
     return deviance(b, away, log_rate - log_ratio) + _shapes(a, b, gap, log_ratio)
 
 
@@ -74,7 +71,7 @@ def _shapes(a: Tensor, b: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
 
     Where b is near a, by Taylor's rest (b − a)² ∫₀¹ (1 − t) [ψ'(x) − 1/x] dt at x = a + t (b − a).
     """
-    near = gap.abs() < NEAR * a
+    near = gap.abs() < _NEAR * a
     first = remainder(b) - remainder(a) + gap * remainder_slope(a)
     far = deviance(torch.ones_like(gap), gap / a, log_ratio) / 2 + first
     if is_concrete(near):

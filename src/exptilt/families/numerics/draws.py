@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support import transforms
-from exptilt._support.kernels import run_chunks
+from exptilt._support.threads import run_chunks
 from exptilt._support.transforms import has_tangent, in_transform, is_concrete
 
 Array = np.ndarray[Any, Any]

@@ -20,18 +20,19 @@ be looked at, and derivatives flow through the last Newton steps, where they are
 """
 
 import math
-from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.linalg import multivariate_digamma
 from exptilt._support.transforms import is_concrete
-from exptilt.families.numerics import kernels
-from exptilt.families.numerics.kernels import BERNOULLI, SLOPE, STIRLING
 
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
+_NUMERATORS = (1, -1, 1, -1, 5, -691, 7, -3617, 43867, -174611)
+_DENOMINATORS = (6, 30, 42, 30, 66, 2730, 6, 510, 798, 330)
+BERNOULLI = tuple(n / d for n, d in zip(_NUMERATORS, _DENOMINATORS, strict=True))
+STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
+SLOPE = tuple(b / (2 * k) for k, b in enumerate(BERNOULLI, 1))
 
 
 def horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -95,15 +96,35 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
         >>> digamma_rise(torch.tensor(1.0), torch.tensor(1e-20))  # b π²/6
         tensor(1.6449e-20)
     """
-    if kernels.suits(a, b):
-        return kernels.entrywise(kernels.digamma_rise, a, b)
-    value, x = kernels.rise.py_func(a, b)
-    rise: Tensor = value + torch.log1p(x)
-    return rise
+    c = a + b
+    total = 1 / (a * c)
+    for i in range(1, 8):
+        total = total + 1 / ((a + i) * (c + i))
+    u, v = 1 / (a + 8), 1 / (c + 8)
+    q, p = u * u, v * v
+    shared, power, series = torch.ones_like(q), p, torch.full_like(q, SLOPE[0])
+    for coefficient in SLOPE[1:]:  # q^k − p^k = (q − p) (q^{k−1} + q^{k−2} p + ⋯)
+        shared = shared * q + power
+        power = power * p
+        series = series + coefficient * shared
+    return b * (total + u * v * (0.5 + (u + v) * series)) + torch.log1p(b * u)
 
 
-trigamma_fall: Callable[[Tensor, Tensor], Tensor] = kernels.fall.py_func
-"""ψ'(a) − ψ'(a + b) of positive a and b, to all digits however small b is."""
+def trigamma_fall(a: Tensor, b: Tensor) -> Tensor:
+    """ψ'(a) − ψ'(a + b) of positive a and b, to all digits however small b is."""
+    c = a + b
+    total = torch.zeros_like(c)
+    for i in range(8):
+        product = (a + i) * (c + i)
+        total = total + (a + c + 2 * i) / product / product
+    u, v = 1 / (a + 8), 1 / (c + 8)
+    q, p = u * u, v * v
+    shared, power, series = torch.zeros_like(q), torch.ones_like(p), 1 + 0.5 * (u + v)
+    for coefficient in BERNOULLI:
+        shared = shared * q + power
+        power = power * p
+        series = series + coefficient * ((u + v) * u * shared + power)
+    return b * (total + u * v * series)
 
 
 def invert_digamma_gap(s: Tensor) -> Tensor:
@@ -184,23 +205,10 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
     """
     given, mean = mean.dtype, mean.double()
     largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, mean.argmax(-1, keepdim=True), True)
-    if kernels.suits(known := mean.detach()):
-        alpha = _dirichlet_solved(known)
-        if kernels.suits(mean):
-            return alpha.to(given)
-    else:
-        alpha = _dirichlet_start(known, largest)
+    alpha = _dirichlet_start(mean.detach(), largest)
     for _ in range(3):
         alpha = _dirichlet_step(alpha, mean, largest)
     return alpha.to(given)
-
-
-def _dirichlet_solved(mean: Tensor) -> Tensor:
-    """α by the kernel, without derivatives."""
-    means = kernels.array(mean, -1, mean.shape[-1])
-    alpha = np.empty(means.shape)
-    kernels.run(kernels.invert_dirichlet, means, alpha)
-    return torch.from_numpy(alpha).reshape(mean.shape)
 
 
 def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from exptilt._support import native
 from exptilt._support.checks import choice, whole
 from exptilt._support.errors import ArgumentError
-from exptilt._support.kernels import kernel
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
 
@@ -27,22 +27,6 @@ from exptilt._support.solution import Solution, Status
 _TIE = 1e-9
 # A weight of a projection that is no larger is 0: N independent patterns span everything and bind nothing.
 _NO_WEIGHT = 1e-12
-
-
-@kernel("the kernel of a classical network")
-def _sweep(weight, state, field, order, tie):  # type: ignore[no-untyped-def]
-    """Visit units in that order in each row of state (B, N), in place, with field (B, N) = state @ weight.
-
-    The field is kept up to date: looking at a unit costs nothing, a flip costs one row of the weights.
-    """
-    for b in range(state.shape[0]):
-        s, h = state[b], field[b]
-        for i in order:
-            if h[i] * s[i] < -tie:
-                s[i] = -s[i]
-                change, row = 2 * s[i], weight[i]
-                for j in range(s.size):
-                    h[j] += change * row[j]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -191,8 +175,10 @@ class ClassicalHopfield:
 
     def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
         """Every unit of ``(B, N)`` once, in that order."""
-        new, field = value.clone(), (value @ self.weight).numpy()
-        _sweep(self.weight.numpy(), new.numpy(), field, order.numpy(), self._tie)
+        weight, new = self.weight.contiguous(), value.clone(memory_format=torch.contiguous_format)
+        field = new @ weight
+        places = [x.data_ptr() for x in (weight, order, new, field)]
+        native.call("network_sweep", native.frame("Network")(*new.shape, self._tie, *places))
         return new
 
     def _state(self, state: Tensor) -> Tensor:

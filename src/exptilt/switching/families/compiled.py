@@ -1,25 +1,31 @@
-"""A model and its observations as the compiled pass takes them, and what it leaves as a family again."""
+"""A model and its observations as the compiled core takes them, and what it leaves as a family again.
 
+The beliefs are those of ``csrc/conjugate.hpp``, the filters those of ``csrc/switching.hpp``.
+"""
+
+import ctypes
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support import native
 from exptilt._support.errors import ArgumentError
-from exptilt._support.kernels import run_chunks
+from exptilt._support.threads import run_region
 from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
 from exptilt.families.relations import _log_base, moved
 
 from .dynamics import Discounted
-from .kernel import DIRICHLET, GAMMA, NORMAL_GAMMA, NORMAL_WISHART, filter_family
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
-METHODS = ("gpb2", "imm", "gpb1")  # in the order of the kernel's
-FITTED: dict[type, int] = {Gamma: GAMMA, Beta: DIRICHLET, Dirichlet: DIRICHLET, NormalGamma: NORMAL_GAMMA}
-COMPILED = FITTED | {NormalInverseWishart: NORMAL_WISHART}
+METHODS = ("gpb2", "imm", "gpb1")
+_CODES = {"imm": 0, "gpb1": 1, "gpb2": 2}  # as in csrc/switching.hpp
+FITTED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2}  # as in csrc/conjugate.hpp
+COMPILED = FITTED | {NormalInverseWishart: 3}
 
 
 class Passed(NamedTuple):
@@ -31,21 +37,40 @@ class Passed(NamedTuple):
     mixing: Tensor
 
 
+class Arrays(NamedTuple):
+    """What the core writes, a row for each observation, or for each series.
+
+    Attributes:
+        terms: ``(rows,)``, log p(y_t | before).
+        log_mode: ``(rows, M)``, log P(mode).
+        belief: ``(rows, M, K)``, the natural parameters.
+        failure: ``(series, 2)``: the step at which a series cannot go on, and the mode whose belief is not
+            finite there, or M where no mode can give y; −1 where nothing went wrong.
+        mixing: ``(rows, M, M)``, [i, j] = P(mode before = i | mode = j, y up to here); None if not asked for.
+    """
+
+    terms: np.ndarray
+    log_mode: np.ndarray
+    belief: np.ndarray
+    failure: np.ndarray
+    mixing: np.ndarray | None = None
+
+
 class Compiled:
-    """A model and its observations as the kernel takes them."""
+    """A model and its observations as the core takes them: arrays are named as the fields of its frame."""
 
     def __init__(self, model: "SwitchingFamily", rows: Tensor, there: Tensor) -> None:
         self.model, self.shape, self.there = model, tuple(there.shape), there
         self.rows, self.centre = rows, centre_of(model.prior, rows, there)
         near = rows if self.centre is None else rows - self.centre
         count = there.numel()
-        prior, K = self.about(model._started()), model.prior.natural_parameter.shape[-1]
+        prior, K = self.about(model._started()), model._size
         self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
         if isinstance(prior, Gamma | Beta | NormalGamma):
             self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
         self.evidence = flat(model._evidence(near), count, K)
         self.log_base = flat(_log_base(model.likelihood, rows).expand(self.shape), count)
-        self.seen = there.reshape(-1).numpy()
+        self.seen = there.reshape(-1).contiguous().numpy()
         self.starts = self.shape[1] * np.arange(self.shape[0] + 1)
         M = len(model.dynamics)
         self.prior = flat(prior.natural_parameter.expand(M, K), M, K)
@@ -62,43 +87,103 @@ class Compiled:
         """A member as seen from the centre of the data."""
         return member if self.centre is None else moved(member, -self.centre)
 
-    def arrays(self, method: str) -> tuple[np.ndarray, ...]:
-        """Terms, log-levels, beliefs and mixing probabilities by row, and where series could not go on."""
-        N, (M, K) = len(self.seen), self.rest.shape
-        out = (np.zeros(N), np.zeros((N, M)), np.zeros((N, M, K)), np.zeros((N, M, M)))
-        failure = np.full((self.shape[0], 2), -1, np.int64)
-        given = (self.evidence, self.log_base, self.seen)
-        model = (self.prior, self.discount, self.rest, self.log_transition, self.log_initial)
-        head = COMPILED[type(self.model.prior)], self.groups, METHODS.index(method)
-
-        def work(first: int, end: int) -> None:
-            filter_family(*head, *given, self.starts[first : end + 1], *model, *out, failure[first:end])
-
-        run_chunks(work, self.shape[0])
-        return *out, failure
+    def arrays(self, method: str, *, every: bool = True) -> Arrays:
+        """The filter's pass; with `every` a row for each observation, else one for each series, its last."""
+        (B, T), (M, K) = self.shape, self.rest.shape
+        N = B * T if every else B
+        out = Arrays(
+            np.zeros(N),
+            np.zeros((N, M)),
+            np.zeros((N, M, K)),
+            np.full((B, 2), -1, np.int64),
+            np.zeros((N, M, M)) if every else None,
+        )
+        kind, total = COMPILED[type(self.model.prior)], np.zeros(B)
+        given = {"modes": M, "method": _CODES[method], "series": B, "everything": every}
+        given |= {"family": kind, "groups": self.groups, "numbers": K}
+        arrays = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        arrays |= out._asdict() | {"log_likelihood": total}
+        frame = native.frame("ConjugateSeries")(**given, **addresses(arrays))
+        threads = min(torch.get_num_threads(), B)
+        run_region(native.address("filter_families"), ctypes.addressof(frame), threads)
+        if method == "gpb1" and out.mixing is not None:  # its weights do not depend on the mode that follows
+            before = np.roll(out.log_mode, 1, 0)
+            before[self.starts[:-1]] = self.log_initial
+            joint = torch.from_numpy(before[:, :, None] + self.log_transition)
+            out.mixing[:] = torch.softmax(reached(joint, torch.from_numpy(before)), 1)
+        return out
 
     def run(self, method: str, what: str) -> Passed:
         """The filter's pass; an error with the step where it cannot go on."""
-        terms, level, theta, mixing, failure = self.arrays(method)
+        found = self.arrays(method)
+        assert found.mixing is not None
         B, T = self.shape
-        with np.errstate(over="ignore"):
-            theta = theta.astype(str(self.model.prior.dtype).removeprefix("torch."))
-        stuck = np.flatnonzero(failure[:, 0] >= 0)
-        lost = np.flatnonzero(~np.isfinite(theta).all((1, 2)))
-        if len(stuck) or len(lost):
-            row = int(failure[stuck[0], 0] if len(stuck) else lost[0])
-            step, y = row % T, self.rows[row // T, row % T]
-            if len(stuck) and not failure[stuck[0], 1]:
-                raise ArgumentError(impossible(what, step, y))
-            raise ArgumentError(
-                f"SwitchingFamily.{what}: at step {step}, y = {y.tolist()}, a belief is not finite: too "
-                f"sharp or too wide for {theta.dtype}. Pass a smaller discount, or data nearer to 1."
-            )
-        natural = torch.from_numpy(theta).reshape(B, T, *theta.shape[1:])
-        belief = type(self.model.prior).from_natural(natural)
+        with np.errstate(over="ignore", invalid="ignore"):
+            theta = found.belief.astype(str(self.model.prior.dtype).removeprefix("torch."))
+            if (found.failure >= 0).any() or not np.isfinite(theta.sum()):
+                self._explain(theta, found.failure, what)
+        kind, natural = type(self.model.prior), torch.from_numpy(theta).reshape(B, T, *theta.shape[1:])
+        # The core has used every belief but the last, so only that one, or what was rounded, may be invalid.
+        kind.from_natural(natural[:, -1] if natural.dtype == torch.float64 else natural)
+        belief = kind._from_natural(natural)
         belief = belief if self.centre is None else moved(belief, self.centre)
-        parts = [torch.from_numpy(x).to(natural).reshape(B, T, *x.shape[1:]) for x in (terms, level, mixing)]
-        return Passed(parts[0], parts[1], belief, parts[2])
+        parts = (found.terms, found.log_mode, found.mixing)
+        terms, level, mixing = (torch.from_numpy(x).to(natural).reshape(B, T, *x.shape[1:]) for x in parts)
+        return Passed(terms, level, belief, mixing)
+
+    def _explain(self, theta: np.ndarray, failure: np.ndarray, what: str) -> None:
+        """Raise an error with the first step that went wrong; returns if none did."""
+        T = self.shape[1]
+        series = np.flatnonzero(failure[:, 0] >= 0)
+        stuck = series * T + failure[series, 0]
+        lost = np.flatnonzero(~np.isfinite(theta).all((1, 2)))
+        if not len(stuck) and not len(lost):
+            return
+        row = int(min([*stuck[:1], *lost[:1]]))
+        step, y = row % T, self.rows[row // T, row % T]
+        if row not in lost and failure[row // T, 1] == theta.shape[1]:
+            raise ArgumentError(impossible(what, step, y))
+        raise ArgumentError(
+            f"SwitchingFamily.{what}: at step {step}, y = {y.tolist()}, a belief is not finite: too "
+            f"sharp or too wide for {theta.dtype}. Pass a smaller discount, or data nearer to 1."
+        )
+
+
+def smooth(
+    evidence: Tensor, discount: list[float], log_level: Tensor, mixing: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mode probabilities and pairs given all of y, and what later observations add to θ ``(B, T, M, K)``.
+
+    Args:
+        evidence: ``(B, T, K)``, 0 where nothing was observed.
+        discount: of each mode.
+        log_level: ``(B, T, M)``, the filter's.
+        mixing: ``(B, T, M, M)``, the filter's.
+    """
+    (B, T, M), K = log_level.shape, evidence.shape[-1]
+    arrays = {
+        "starts": T * np.arange(B + 1),
+        "evidence": flat(evidence, B * T, K),
+        "discount": np.array(discount),
+        "level": flat(log_level.exp(), B * T, M),
+        "mixing": flat(mixing, B * T, M, M),
+    }
+    sizes = {"probability": (B, T, M), "pairs": (B, T, M, M), "later": (B, T, M, K)}
+    out = {name: np.empty(size) for name, size in sizes.items()}
+    frame = native.frame("ConjugateBackward")(modes=M, numbers=K, series=B, **addresses(arrays | out))
+    native.call("smooth_families", frame)
+    probability, pairs, later = (torch.from_numpy(x).to(evidence) for x in out.values())
+    return probability, pairs, later
+
+
+def addresses(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:
+    """Where the numbers of each array begin; 0 for None."""
+    return {name: 0 if x is None else x.ctypes.data for name, x in arrays.items()}
+
+
+def reached(joint: Tensor, log_mode: Tensor) -> Tensor:
+    """Log weights [..., i, j] of modes before; those of a mode that none can lead to are the modes' own."""
+    return torch.where(joint.isneginf().all(-2, keepdim=True), log_mode.unsqueeze(-1), joint)
 
 
 def impossible(what: str, step: int, y: Tensor) -> str:

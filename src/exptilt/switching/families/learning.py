@@ -127,13 +127,13 @@ def fit_family(
         with torch.no_grad(), np.errstate(all="ignore"):
             try:
                 found = learned.every(learned.natural(torch.from_numpy(theta)))
-                compiled.log_transition = np.log(found["transition"].numpy())
-                compiled.discount = found["discount"].numpy()
-                compiled.rest = compiled.about(found["rest"]).natural_parameter.numpy()
+                compiled.log_transition = np.log(flat(found["transition"], *compiled.log_transition.shape))
+                compiled.discount = flat(found["discount"], len(compiled.discount))
+                compiled.rest = flat(compiled.about(found["rest"]).natural_parameter, *compiled.rest.shape)
             except ArgumentError:  # a parameter beyond float64
                 return np.inf
-            terms, *_, failure = compiled.arrays(method)
-        return -float(terms.sum()) if (failure[:, 0] < 0).all() else np.inf
+            last = compiled.arrays(method, every=False)
+        return -float(last.terms.sum()) if (last.failure < 0).all() else np.inf
 
     evaluate, origin = by_differences(value), learned.free.vector(learned.begin)
     try:

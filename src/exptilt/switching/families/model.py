@@ -23,12 +23,13 @@ later modes r is averaged. With a `lag` of L, components that agree on the last 
 those that agree on the last one: the same pass over M^L modes. With a lag of T nothing is merged.
 
 Gammas, Betas, Dirichlets, NormalGammas and NormalInverseWisharts that are discounted go through the compiled
-pass of `kernel`, pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and dynamics, and
-models of which a derivative is wanted, through the families' own functions, step by step.
+core (``csrc/conjugate.hpp``), pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and
+dynamics, and models of which a derivative is wanted, through the families' own functions, step by step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,8 @@ from exptilt.families import ExponentialFamily, Gaussian, Mixture, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
 from ..model import SwitchingLinearGaussian
-from .compiled import COMPILED, FITTED, METHODS, Compiled, Passed, centre_of, flat
+from .compiled import COMPILED, FITTED, METHODS, Compiled, Passed, centre_of, smooth
 from .dynamics import Discounted, Dynamics, Pushed
-from .kernel import smooth_family
 from .learning import FamilyFit, fit_family
 from .steps import by_steps, merged, own
 
@@ -148,7 +148,7 @@ class SwitchingFamily:
             entries("SwitchingFamily", name, x, sums, "probabilities that sum to 1")
         if not isinstance(self.prior, ExponentialFamily) or tuple(self.prior.batch_shape) not in ((), (M,)):
             raise ArgumentError(f"SwitchingFamily: prior must be one member, or {M}; got {self.prior!r}.")
-        size = self.prior.natural_parameter.shape[-1]
+        size = self._size
         for j, move in enumerate(self.dynamics):
             if not callable(move):
                 raise ArgumentError(
@@ -163,6 +163,11 @@ class SwitchingFamily:
                     "Pass the same family in the same dimension."
                 )
         predictive(self.prior, self.likelihood)  # refuses what is not conjugate
+
+    @cached_property
+    def _size(self) -> int:
+        """K, how many numbers the natural parameter has."""
+        return self.prior.natural_parameter.shape[-1]
 
     def _series(self, y: Tensor, what: str) -> tuple[Tensor, Tensor]:
         """The observations ``(B, T, D)``, checked, and which are there ``(B, T)``; others hold any value."""
@@ -180,7 +185,7 @@ class SwitchingFamily:
             some = rows[there]
             finite(caller, y=some)
             wide = rows.where(there.unsqueeze(-1), some[0])  # a missing one is as good as any that is there
-            self._evidence(wide)  # refuses another dimension
+            self._evidence(some[:1])  # refuses another dimension
             inside = supports(self.likelihood, wide)
             if inside is not None and not bool(inside.all()):
                 series, step = (~inside).nonzero()[0].tolist()
@@ -197,7 +202,7 @@ class SwitchingFamily:
     def _evidence(self, y: Tensor) -> Tensor:
         """What observations ``(..., D)`` add to the natural parameter, ``(..., K)``."""
         found = evidence_of(self.prior, self.likelihood)(y)
-        size = self.prior.natural_parameter.shape[-1]
+        size = self._size
         if found.shape[-1] != size:
             raise ArgumentError(
                 f"SwitchingFamily: y has {y.shape[-1]} columns, which do not fit the dimension of this "
@@ -338,24 +343,10 @@ class SwitchingFamily:
         belief, centre = passed.belief, centre_of(self.prior, rows, there)
         evidence = self._evidence(rows if centre is None else rows - centre) * there.unsqueeze(-1)
         shifted = belief if centre is None else moved(belief, -centre)
-        theta = shifted.natural_parameter
-        (B, T, M), K = passed.log_level.shape, theta.shape[-1]
-        probability, pairs = np.empty((B * T, M)), np.empty((B * T, M, M))
-        later = np.empty((B * T, M, K))
-        smooth_family(
-            flat(evidence, B * T, K),
-            np.array([float(move.discount) for move in moves]),
-            T * np.arange(B + 1),
-            flat(passed.log_level.exp(), B * T, M),
-            flat(passed.mixing, B * T, M, M),
-            probability,
-            pairs,
-            later,
-        )
-        found = type(belief).from_natural(theta + torch.from_numpy(later).to(theta).reshape(theta.shape))
-        like, pair = (torch.from_numpy(x).to(theta) for x in (probability, pairs))
-        whole = found if centre is None else moved(found, centre)
-        return like.reshape(B, T, M), pair.reshape(B, T, M, M), whole
+        theta, discount = shifted.natural_parameter, [float(move.discount) for move in moves]
+        probability, pairs, later = smooth(evidence.to(theta), discount, passed.log_level, passed.mixing)
+        found = type(belief).from_natural(theta + later)
+        return probability, pairs, found if centre is None else moved(found, centre)
 
     def most_likely_path(self, y: Tensor, *, method: str = "gpb2") -> Tensor:
         """The likeliest sequence of modes, given the whole series.

@@ -8,7 +8,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt.families import ExponentialFamily, Mixture, log_marginal_likelihood, posterior, project, stack
 
-from .compiled import Passed, impossible
+from .compiled import Passed, impossible, reached
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
@@ -56,20 +56,20 @@ def _one(model: "SwitchingFamily", y: Tensor, there: Tensor, method: str, what: 
     )
     terms, levels, beliefs, mixings = [], [], [], []
     for step, row in enumerate(y):
-        joint = level.unsqueeze(-1) + log_transition  # [i, j]
+        joint, before = level.unsqueeze(-1) + log_transition, level  # [i, j]
         try:
             if method == "gpb2":
                 after = moved(model, belief)
                 if there[step]:
                     after, gain = seen(model, after, row)
                     joint = joint + gain
-                belief = merged(joint.mT, after.reshape(M, M).map(_turned))
+                belief = merged(reached(joint, before).mT, after.reshape(M, M).map(_turned))
                 level = torch.logsumexp(joint, 0)
             else:
                 level = torch.logsumexp(joint, 0)
                 if method == "imm":
                     each = belief.expand((M, M))  # [j, i]
-                    belief = own(model, merged(joint.mT, each))
+                    belief = own(model, merged(reached(joint, before).mT, each))
                 else:
                     belief = moved(model, merged(joint.logsumexp(1), belief))
                 if there[step]:
@@ -82,7 +82,7 @@ def _one(model: "SwitchingFamily", y: Tensor, there: Tensor, method: str, what: 
         total = torch.logsumexp(level, 0)
         if not bool(total.isfinite()):
             raise ArgumentError(impossible(what, step, row))
-        mixings.append(torch.softmax(joint.where(~joint.isneginf().all(0), 0.0), 0))
+        mixings.append(torch.softmax(reached(joint, before), 0))
         level = level - total
         terms.append(total)
         levels.append(level)

@@ -25,9 +25,7 @@ import scipy.linalg
 import torch
 
 from ..checks import plain, safe_log
-from ..kernels.buffers import Run
-from ..kernels.kalman import LOG_TWO_PI
-from ..kernels.smoother import Smoothing
+from .arrays import LOG_TWO_PI, Run, Smoothing
 from .moments import condition, joseph, mixture, predict, rauch, terms
 from .problem import Matrices, Problem, stopped
 
@@ -292,7 +290,7 @@ def _add_pair(
     c: np.ndarray,
     known: np.ndarray,
 ) -> None:
-    """Add a pair of modes to the sums for EM, as `add_pair` of `kernels/smoother.py` does."""
+    """Add a pair of modes to the sums for EM, as `add_pair` of csrc/smoother.hpp does."""
     weight, x, P = part
     mean, cov, cross = later
     n, r, z = len(x), mean - c - F @ x, np.concatenate([x, known])

@@ -16,15 +16,16 @@ import torch
 
 from ..._support.errors import ArgumentError
 from ..checks import plain
-from ..kernels.buffers import Parameters
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, Values, arrange, arrange_total
+from .arrays import METHODS, Parameters
 from .exact import filter_exact
 from .forecast import Forecast, forecast
 from .moments import SENSOR, Moments, by_row, mixture, observe, predicted
+from .passes import filter_terms, run_particles
 from .problem import Problem, as_models, prepare
 from .results import ByMode, shown
-from .run import METHODS, filter_terms, lead_in, run_filter, run_particles
+from .run import lead_in, run_filter
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,8 @@ class Filtered(ByMode, Generic[Model]):
     data: Data
     stored: str
     parameters: Parameters = field(repr=False)
-    _terms: torch.Tensor = field(repr=False)
-    _total: torch.Tensor = field(repr=False)
+    _terms: Any = field(repr=False)  # arrays, or tensors with their graph
+    _total: Any = field(repr=False)
     _log_mode: np.ndarray = field(repr=False)
     _mode_mean: np.ndarray = field(repr=False)
     _mode_covariance: np.ndarray = field(repr=False)
@@ -230,24 +231,28 @@ def filter_problem(
         raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
     data, (M, n, _) = problem.data, problem.sizes
     ess, tensors = None, None
+    terms: Any
+    total: Any
+    arrays: Sequence[np.ndarray]
     if method == "rbpf":
         terms, arrays, ess = _particles(problem, particles, generator)
-    elif store == "last":
-        if problem.wants_grad:
+        total = totals(problem, terms)
+    elif method == "exact" or problem.wants_grad:
+        if store == "last":
             raise ArgumentError(
                 'filter: store="last" keeps nothing to differentiate. Pass store="all", or torch.no_grad().'
             )
-        lead = lead_in(problem, method)
-        stored = run_filter(problem.parameters, data.rows, data.starts, method, False, lead).out
-        last = data.starts[1:] - 1 if lead else slice(None)
-        terms, arrays = torch.from_numpy(stored.log_likelihood), [value[last] for value in stored[2:6]]
-    else:
         terms, rest = run(problem, method)
-        arrays = [plain(value) for value in rest]
+        total, arrays = totals(problem, terms), [plain(value) for value in rest]
         if terms.requires_grad:
             shapes = ((M,), (M, n), (M, n, n))
             tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
-    total = totals(problem, terms) if store == "all" else terms
+    else:
+        lead = lead_in(problem, method)
+        out = run_filter(problem.parameters, data.rows, data.starts, method, store == "all", lead).out
+        terms, total, arrays = out.terms, out.log_likelihood, out[2:6]
+        if lead and store == "last":
+            arrays = [value[data.starts[1:] - 1] for value in arrays]
     log_mode, mean, cov, mixing = arrays
     rows = len(log_mode)
     return Filtered(

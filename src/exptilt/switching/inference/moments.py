@@ -1,7 +1,7 @@
 """Kalman arithmetic on arrays, for all steps or paths at once.
 
 Leading axes are free, and arrays may be numpy's or tensors; the compiled form of the same moves is
-`kernels/kalman.py`. Collapsing and moving by a linear map commute: the moments of mode j one step ahead are
+csrc/gaussian.hpp. Collapsing and moving by a linear map commute: the moments of mode j one step ahead are
 W_j · collapse_i(w_{i|j}, law_i), whatever the filter.
 """
 
@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ..kernels.buffers import Parameters
-from ..kernels.kalman import LOG_TWO_PI, ROUNDING
+from .arrays import LOG_TWO_PI, ROUNDING, Parameters
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]

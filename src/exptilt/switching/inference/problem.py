@@ -1,21 +1,23 @@
 """A model and data brought together in the form that the kernels take.
 
-A diffuse initial state (``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt
+The parameters of a model of plain arrays, without inputs, are brought into it once and kept with the model
+(`kept_parameters`): what a short filter takes is then almost all the filter's own. A diffuse initial state (``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt
 with in `diffuse.py`. Particles and posterior draws have no such limit, and refuse it (`proper`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
 from ..checks import Array, plain, safe_log
-from ..kernels.buffers import Parameters
 from ..parameters import RANKS, ModelParameters
 from ..series import Data, SeriesLike, read
+from .arrays import KeptParameters, Parameters
 
 
 @dataclass(frozen=True)
@@ -24,28 +26,39 @@ class Problem:
 
     Attributes:
         data: the series.
-        flat: the parameters as float64 tensors in the order and shapes of `Parameters`, graphs kept.
         first: 1 if the initial law is the prior of the first observation.
         sizes: M, n, m.
         diffuse: ``(n,)``, True for states that start diffuse.
+        begins_diffuse: whether any does.
+        given: the parameters as tensors with their graphs, or as arrays.
     """
 
     data: Data
-    flat: tuple[torch.Tensor, ...]
     first: int
     sizes: tuple[int, int, int]
     diffuse: np.ndarray
+    begins_diffuse: bool
+    given: tuple[torch.Tensor, ...] | Parameters
+
+    @cached_property
+    def flat(self) -> tuple[torch.Tensor, ...]:
+        """The parameters as float64 tensors in the order and shapes of `Parameters`, graphs kept."""
+        if isinstance(self.given, Parameters):
+            return tuple(map(torch.from_numpy, self.given[:-1]))
+        return self.given
 
     @cached_property
     def parameters(self) -> Parameters:
         """The parameters as arrays."""
-        return as_arrays(self.flat, self.first)
+        return self.given if isinstance(self.given, Parameters) else as_arrays(self.given, self.first)
 
     @property
     def wants_grad(self) -> bool:
         """Whether a derivative is asked for."""
-        tensors = (self.data.tensor, *self.flat)
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        asked = self.data.requires_grad
+        if not isinstance(self.given, Parameters):
+            asked = asked or any(value.requires_grad for value in self.given)
+        return asked and torch.is_grad_enabled()
 
 
 class Matrices:
@@ -91,7 +104,9 @@ def as_arrays(flat: tuple[torch.Tensor, ...], first: int) -> Parameters:
 
 def as_models(model: ModelParameters | Sequence[ModelParameters], what: str) -> list[ModelParameters]:
     """One model for all series, or one for each; refused unless they agree in all but their numbers."""
-    models = [model] if isinstance(model, ModelParameters) else list(model)
+    if isinstance(model, ModelParameters):
+        return [model]
+    models = list(model)
     if not models or not all(isinstance(one, ModelParameters) for one in models):
         raise ArgumentError(f"{what}: pass a model, or a list of models, one for each series.")
     optional = ("dynamics_offset", "observation_offset", "dynamics_input", "observation_input")
@@ -147,7 +162,8 @@ def prepare(
     problems = [pose(one, data, rows, what) for one, rows in zip(models, own, strict=True)]
     columns = zip(*(problem.flat[:-2] for problem in problems), strict=True)
     flat = tuple(_joined(column) for column in columns)
-    return replace(problems[0], flat=(*flat, *problems[0].flat[-2:]))
+    one = problems[0]
+    return replace(one, given=(*flat, *one.flat[-2:]))
 
 
 def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -158,14 +174,87 @@ def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.cat(values)
 
 
+class _Kept:
+    """A model's parameters in the form of the kernels, and what else does not depend on the data."""
+
+    __slots__ = ("begins_diffuse", "diffuse", "own", "parameters", "sizes", "steps", "written")
+
+    def __init__(self, model: ModelParameters, written: tuple[bytes, bytes]) -> None:
+        M, n, m = self.sizes = model.modes, model.states, model.outputs
+        self.diffuse, self.steps, self.written = model.diffuse, model.steps, written
+
+        def over_time(name: str) -> np.ndarray:
+            value = getattr(model, name)
+            return value.reshape(1, len(value) if value.ndim > RANKS[name] else 1, -1)  # type: ignore[no-any-return]
+
+        def offsets(name: str, size: int) -> np.ndarray:
+            return np.zeros((1, 1, M * size)) if getattr(model, name) is None else over_time(name)
+
+        maps = np.zeros(0) if model.maps is None else model.maps.reshape(-1)
+        spread = np.zeros_like(maps) if model.map_covariance is None else model.map_covariance.reshape(-1)
+        covariance = model.initial_covariance
+        self.begins_diffuse = bool(self.diffuse.any())
+        if self.begins_diffuse:
+            covariance = np.where(np.isinf(covariance), 0.0, covariance)
+        with np.errstate(divide="ignore"):
+            log_probability = np.log(model.initial_probability)
+        values = (
+            over_time("transition"),
+            over_time("dynamics"),
+            offsets("dynamics_offset", n),
+            over_time("process_noise"),
+            over_time("observation"),
+            offsets("observation_offset", m),
+            over_time("observation_noise"),
+            model.initial_mean.reshape(1, -1),
+            covariance.reshape(1, -1),
+            log_probability.reshape(1, -1),
+            maps,
+            spread,
+        )
+        contiguous = map(np.ascontiguousarray, values)
+        self.parameters = KeptParameters(*contiguous, int(model.start == "first"))
+        given = (getattr(model, name) for name in (*RANKS, "maps", "map_covariance"))
+        self.own = all(value is None or value.flags.c_contiguous for value in given)
+
+
+_kept: WeakKeyDictionary[ModelParameters, _Kept] = WeakKeyDictionary()
+
+
+def kept_parameters(model: ModelParameters) -> _Kept | None:
+    """What is kept of a model of plain arrays without inputs; None for other models.
+
+    What is kept are the model's own arrays, so that writing into them has its effect; the two that others are
+    computed from are compared.
+    """
+    found = _kept.get(model)
+    if found is None:
+        given = [getattr(model, name) for name in (*RANKS, "maps", "map_covariance")]
+        if any(isinstance(value, torch.Tensor) for value in given):
+            return None
+        if model.dynamics_input is not None or model.observation_input is not None:
+            return None
+    written = model.initial_probability.tobytes(), model.initial_covariance.tobytes()
+    if found is None or found.written != written:
+        found = _Kept(model, written)
+        if found.own:
+            _kept[model] = found
+    return found
+
+
 def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) -> Problem:
     """The problem for data and inputs that have been read: what a fit calls at every step, without checks."""
-    M, n, m = model.modes, model.states, model.outputs
-    if model.steps is not None and data.lengths.max() > model.steps:
+    kept = kept_parameters(model)
+    steps = model.steps if kept is None else kept.steps
+    if steps is not None and data.lengths.max() > steps:
         raise ArgumentError(
-            f"{what}: the model's parameters cover {model.steps} steps, the data have {data.lengths.max()}. "
+            f"{what}: the model's parameters cover {steps} steps, the data have {data.lengths.max()}. "
             "Give parameters for every step."
         )
+    if kept is not None:
+        p = kept.parameters
+        return Problem(data, p.first, kept.sizes, kept.diffuse, kept.begins_diffuse, p)
+    M, n, m = model.modes, model.states, model.outputs
     maps = as_double(np.zeros(0) if model.maps is None else model.maps).reshape(-1)
     spread = (
         torch.zeros_like(maps)
@@ -189,7 +278,7 @@ def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) ->
         maps,
         spread,
     )
-    return Problem(data, flat, int(model.start == "first"), (M, n, m), diffuse)
+    return Problem(data, int(model.start == "first"), (M, n, m), diffuse, bool(diffuse.any()), flat)
 
 
 def timed(model: ModelParameters, name: str) -> torch.Tensor:
@@ -220,6 +309,9 @@ def as_double(value: Array) -> torch.Tensor:
     return tensor.to(device="cpu", dtype=torch.float64)
 
 
+_NO_INPUTS = torch.zeros(1, 1, 0, dtype=torch.float64)
+
+
 def read_inputs(model: ModelParameters, data: Data, inputs: SeriesLike | None, what: str) -> torch.Tensor:
     """Inputs of a model as `inputs_of` gives them."""
     wanted = [value for value in (model.dynamics_input, model.observation_input) if value is not None]
@@ -237,7 +329,7 @@ def inputs_of(
     if not r:
         if inputs is not None:
             raise ArgumentError(f"{what}: inputs are given, but {words[0]}. Give it one, or no inputs.")
-        return torch.zeros(1, 1, 0, dtype=torch.float64)
+        return _NO_INPUTS
     if inputs is None:
         raise ArgumentError(f"{what}: {words[1]} but no inputs were given. Pass inputs=(T, {r}).")
     given = read(inputs, r, what=f"{what}: inputs", missing=False)

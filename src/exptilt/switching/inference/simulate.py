@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
-from ..kernels.kalman import LOG_TWO_PI
 from ..parameters import ModelParameters
 from ..series import SeriesLike, Values
+from .arrays import LOG_TWO_PI
 from .filter import filter_problem
 from .moments import SENSOR, STEP, by_row, maps_of, predict, rauch
 from .problem import prepare
-from .run import run_particles
+from .passes import run_particles
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from ..series import Data, SeriesLike, Values, arrange_total
 from .exact import filter_exact, smooth_exact
 from .problem import prepare
 from .results import ByMode, shown
-from .run import METHODS, lead_in, run_filter, run_smoother
+from .passes import run_smoother
+from .run import METHODS, lead_in, run_filter
 
 
 @dataclass(frozen=True, eq=False)

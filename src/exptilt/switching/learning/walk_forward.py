@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..checks import plain
 from ..inference.filter import filter_series
 from ..inference.forecast import interval
 from ..inference.problem import read_inputs
@@ -87,7 +88,7 @@ def walk_forward(
             post = filter_series(model, present, method=method, inputs=u[1])
         means, covs, center, _ = post._output
         edges = interval(level, post._ahead[0], means, covs)
-        terms = post._terms.numpy()[:, None]
+        terms = plain(post._terms)[:, None]
         found = (post._weight, post._ahead[0], center, *edges, terms)
         for whole, part in zip(out, found, strict=True):
             whole[begin:end] = part[begin:end]

@@ -21,27 +21,42 @@ def scores(t: Inputs, rule: ScoreRule) -> Tensor:
     return rule.block(t, rule.scale * (t.query.to(wide) @ key.mT), 0, key.shape[-2]).scores
 
 
+def _first_largest(s: Tensor) -> Tensor:
+    """The maximum, whose derivatives are those of the first of the largest scores; 0 where all are −inf."""
+    largest = s.gather(-1, s.detach().argmax(-1, keepdim=True))[..., 0]
+    return largest.masked_fill(largest == -torch.inf, -torch.inf)
+
+
 def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
     """output, G, entropy, mean, variance, maximum and key mass (..., Hq, K), from the whole matrix."""
     s = scores(t, rule)
     K = s.shape[-1]
-    maximum = s.amax(-1) if K else s.new_full(s.shape[:-1], -torch.inf)
+    maximum = _first_largest(s) if K else s.new_full(s.shape[:-1], -torch.inf)
     if t.sink is not None:
         s = torch.cat([s, t.sink[..., None, None].expand(*s.shape[:-1], 1)], -1)
     dead = (s == -torch.inf).all(-1, keepdim=True)  # no outcome at all: true of K = 0 as well
     s_safe = s.masked_fill(dead, 0.0)
     G = torch.logsumexp(s_safe, -1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
     p = torch.softmax(s_safe, -1).masked_fill(dead, 0.0)
-    s_finite = s.masked_fill(s == -torch.inf, 0.0)  # times a weight of exactly 0
-    top = (
-        torch.where(dead[..., 0], 0.0, s.detach().amax(-1)) if s.shape[-1] else G
-    )  # a mean about 0 would lose digits at scores of 1e4
-    gap = (p * (s_finite - top[..., None]).masked_fill(p == 0, 0.0)).sum(-1)
-    mean = top + gap
-    variance = (p * (s_finite - top[..., None] - gap[..., None]).masked_fill(p == 0, 0.0).square()).sum(-1)
+    top = torch.where(dead[..., 0], 0.0, s.detach().amax(-1)) if s.shape[-1] else G
+    hidden = p == 0  # such an outcome adds nothing, however far its score
+    above = (s_safe - top[..., None]).masked_fill(hidden, 0.0)
+    gap = (p * above).sum(-1)
+    mean = _mean(p, s_safe.masked_fill(hidden, 0.0), top, gap)
+    variance = (p * (above - gap[..., None]).masked_fill(hidden, 0.0).square()).sum(-1)
     log_z = torch.logsumexp(s_safe - top[..., None], -1) if s.shape[-1] else G
     entropy = torch.where(dead[..., 0], 0.0, log_z - gap)
     G = G.masked_fill(dead[..., 0], -torch.inf)
     keys = p[..., :K]
     value = per_query_head(t.value.to(s.dtype), s.shape[-3], -3)
     return keys @ value, G, entropy, mean, variance, maximum, keys.sum(-2)
+
+
+def _mean(p: Tensor, s: Tensor, top: Tensor, gap: Tensor) -> Tensor:
+    """The mean score, as Σ p s or as top + gap, whichever rounds less.
+
+    Σ p s is off by some roundings of Σ p |s|: too much where all scores are near 1e4. top + gap is off by a
+    rounding of each: too much where they nearly cancel.
+    """
+    about_zero, size = (p * s).sum(-1), (p * s.abs()).sum(-1).detach()
+    return torch.where(2 * size < top.abs() - gap.detach(), about_zero, top + gap)

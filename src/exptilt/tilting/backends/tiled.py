@@ -1,7 +1,7 @@
 r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, no n×n matrix.
 
-The same four sweeps as the compiled kernels (their docstrings give the formulas: ``numba/forward.py``,
-``numba/tangent.py``, ``numba/backward.py``). Nothing is written in place, so torch can differentiate the
+The same four sweeps as the compiled kernels, whose files give the formulas (``csrc/forward.hpp``,
+``csrc/tangent.hpp``, ``csrc/backward.hpp``). Nothing is written in place, so torch can differentiate the
 sweeps themselves: that is how derivatives of third and higher order are had.
 """
 
@@ -137,7 +137,7 @@ def tangent(
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
 
-    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``numba/tangent.py``).
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``csrc/tangent.hpp``).
     """
     t = _widened(t)
     shape = t.query.shape[:-1]

@@ -54,6 +54,19 @@ class Tangents(NamedTuple):
     variance: Tensor
 
 
+def apart_from(shift: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """shift − top as a rounded difference and its rounding error: e^{shift − top} = e^apart (1 + slip).
+
+    Both are finite. Without the error a weight at a distance of 30 would be off by up to eight units in its
+    last place. It is found by Knuth's sum of two numbers, and 0 where the weight is 0 anyway.
+    """
+    apart = shift - top
+    a, b, difference = shift.detach(), top.detach(), apart.detach()
+    back = difference - a
+    slip = (a - (difference - back)) - (b + back)
+    return apart, torch.where(difference > -1e3, slip, 0.0)
+
+
 def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines, Tensor]:
     """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results; the maximum stays
     that of the keys.
@@ -64,25 +77,31 @@ def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines
     s = sink.unsqueeze(-1)
     top = torch.maximum(lines.maximum, s)
     shift = torch.where(top == -torch.inf, 0.0, top).detach()  # it cancels out of every result: no derivative
-    alive = lines.weight != 0
-    from_top = torch.where(alive, lines.maximum - shift, 0.0)
-    a = torch.where(alive, lines.weight * torch.exp(from_top), 0.0)
-    b = torch.exp(s - shift)
+    alive, sunk = lines.weight != 0, s != -torch.inf
+    from_top, slip = apart_from(torch.where(alive, lines.maximum, shift), shift)
+    sink_gap, sink_slip = apart_from(torch.where(sunk, s, shift), shift)
+    a = torch.where(alive, lines.weight * torch.exp(from_top) * (1 + slip), 0.0)
+    b = torch.where(sunk, torch.exp(sink_gap) * (1 + sink_slip), 0.0)
     z = a + b
     some = z != 0
     z_or_one = torch.where(some, z, 1.0)
     share, sink_share = a / z_or_one, b / z_or_one
     key_gap = lines.gap + from_top
-    sink_gap = torch.where(b != 0, s - shift, 0.0)
-    apart = torch.where((share != 0) & (sink_share != 0), key_gap - sink_gap, 0.0)
-    # from the side that weighs more, so that a share near 0 costs no digits
-    gap = torch.where(share >= sink_share, key_gap - sink_share * apart, sink_gap + share * apart)
+    both = (share != 0) & (sink_share != 0)
+    apart = torch.where(both, key_gap - sink_gap, 0.0)
+    # From the side that weighs more, so that a share near 0 costs no digits. The mean is that of means, not
+    # shift + gap: if the sink's score is the largest and the keys weigh more, those are far apart.
+    heavy = share >= sink_share
+    gap = torch.where(heavy, key_gap - sink_share * apart, sink_gap + share * apart)
+    own = torch.where(sunk, s, 0.0)
+    between = torch.where(both, lines.mean - own, 0.0)
+    mean = torch.where(heavy, lines.mean - sink_share * between, own + share * between)
     variance = share * lines.variance + share * sink_share * apart.square()
     log_z = z_or_one.log()
     joined = Lines(
         torch.where(some, shift + log_z, -torch.inf),
         torch.where(some, log_z - gap, 0.0),
-        torch.where(some, shift + gap, 0.0),
+        torch.where(some, mean, 0.0),
         torch.where(some, variance, 0.0),
         lines.maximum,
         z,
@@ -174,22 +193,36 @@ def joint_rows(stats: Statistics, bar: Cotangents) -> Tensor:
 
 
 def second_sink(
-    stats: Statistics, bar: Cotangents, dot: Tangents, sink: Tensor, sink_dot: Tensor | None
+    stats: Statistics,
+    bar: Cotangents,
+    dot: Tangents,
+    sink: Tensor,
+    sink_dot: Tensor | None,
+    row_sum: Tensor | None = None,
 ) -> Tensor:
-    """(..., Hq): Σ_i p r of the sink."""
+    """(..., Hq): Σ_i p r of the sink; row_sum (..., Hq, Q) is Σ_j p_j r_j over the keys.
+
+    Over all outcomes Σ p r = 0: no tangent changes if all scores are shifted. A sink that has nearly all of
+    the weight hardly differs from the mean over all, and the difference in its own r would be rounding only,
+    so there the keys' sum is taken. Without it (None, or of shape (0,)) the sink's own r has to do.
+    """
     _, _, _, a0, a1, a2, pushed, e0, e1 = second_rows(stats, bar, dot).unbind()
     p, c = _sink_outcome(stats, sink)
     x = -pushed if sink_dot is None else sink_dot.unsqueeze(-1) - pushed
     t = a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c)
     e0 = e0 - (bar.output * dot.output).sum(-1)
-    return torch.where(p != 0, p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c), 0.0).sum(-1)
+    own = torch.where(p != 0, p * ((t + a1 + 2 * a2 * c) * x + e0 + e1 * c), 0.0)
+    if row_sum is not None and row_sum.dim() > 1:
+        own = torch.where(p > 0.5, -row_sum, own)
+    return own.sum(-1)
 
 
 def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
     """What the sweep must find for the wanted ones of query, key, value, bias, log_weight, sink."""
     bias = wanted[3] and t.bias is not None
     columns = bias and t.bias is not None and t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1
-    rows = bias and t.bias is not None and t.bias.shape[-1] == 1
+    one_for_all_keys = bias and t.bias is not None and t.bias.shape[-1] == 1
+    rows = one_for_all_keys or (wanted[5] and t.sink is not None)  # the sink's: ``second_sink``
     weight = wanted[4] and t.log_weight is not None
     return Needs(
         wanted[0],
@@ -197,7 +230,7 @@ def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
         wanted[2] and t.value.shape[-1] > 0,
         weight or columns,
         rows,
-        bias and not (columns or rows),
+        bias and not (columns or one_for_all_keys),
     )
 
 

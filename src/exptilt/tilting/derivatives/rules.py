@@ -38,6 +38,7 @@ canonical tensors of ``problem.py``. Row statistics (o, shift, weight, gap, V) a
 what depends on them is already in the formulas above.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -317,6 +318,11 @@ class Second(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
         return fold(Second, info, in_dims, arguments)
+
+
+# torch asks for the signature of `forward` at every call: found once, it costs nothing.
+for _rule in (Attend, Tangent, Gradient, Second):
+    _rule.forward.__signature__ = inspect.signature(_rule.forward)  # type: ignore[attr-defined]
 
 
 def _filled(dots: Dots, like: Tensor) -> tuple[Tensor, ...]:

@@ -1,5 +1,6 @@
 """What the states of one online filter have in common; the states themselves are `state.py`."""
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -9,27 +10,29 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ...._support import native
 from ...._support.checks import whole
 from ...._support.errors import ArgumentError
+from ...._support.threads import run_region
 from ...checks import plain
-from ...kernels.filters import GPB2
-from ...kernels.online import appraise, pack, step_rows
 from ...parameters import RANKS, ModelParameters
+from ..arrays import METHODS, KeptParameters, address
 from ..moments import mixture, unknown
 from ..problem import as_models, prepare
-from ..run import METHODS, SMALL
 
-MANY = 1000  # members from which a build for exact sizes is worth its compilation
+MANY = 1000  # members that a thread should have at least
 INPUTS = ("dynamics_input", "observation_input")
 
 
 class Plan:
     """What all states of one online filter share: method, sizes, the parts of a row, and how to step.
 
-    Of modes that are functions, `nonlinear.py` has another.
+    Of modes that are functions, `nonlinear.py` has another: its kernel and frame, which has the fields that
+    csrc/switching.hpp calls ONLINE_FIELDS, are its own.
     """
 
     kind = "linear"
+    kernel = "step_gaussian_rows"
     constant: np.ndarray | None
     first: bool
     r: int
@@ -46,6 +49,9 @@ class Plan:
         names = ("laws", "log_mode", "term", "ahead", "score", "prior")
         self.part = {name: slice(a, b) for name, a, b in zip(names, marks, marks[1:], strict=False)}
         self.shape = (m,) if batch is None else (batch, m)
+        self._frames = list[tuple[Any, int]]()  # free ones, each with its address; threads take their own
+        self._function = native.function(self.kernel)
+        self._fixed: tuple[Any, int] = None, 0  # the matrices last used, and their address
 
     def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
         self.models = as_models(list(models), "online")
@@ -66,27 +72,68 @@ class Plan:
                 "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
                 "under torch.no_grad()."
             )
-        self.p, self.diffuse = problem.parameters, problem.diffuse
+        self.p, self.diffuse = KeptParameters(*problem.parameters), problem.diffuse
         M, n, sensor = self.M, self.n, self.m * self.n + self.m + self.m**2
         move = 3 * n * n + n
         self.width = 2 * M * M + M * (move + sensor) + len(self.p.maps) // (n * n) * move
-        self.sizes: Any = (M, n, self.m)
-        small = all(k <= most for k, most in zip(self.sizes, SMALL, strict=True))
-        many = self.members >= MANY and small
-        self.build: Any = tuple((0,) * k for k in self.sizes) if many else self.sizes
         self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
 
-    def run(self, matrices: Any, before: Any, y: Any, after: Any, begin: int, end: int, how: Any) -> int:
-        """Take members a step on; see `step_rows`."""
-        found: int = step_rows(matrices, before, y, after, begin, end, (*how, self.M, self.n), self.build)
-        return found
+    def frame(self) -> Any:
+        """A frame for the kernel, with all that does not change from step to step."""
+        made = native.frame("GaussianRows")()
+        made.states, made.outputs, made.mapped = self.n, self.m, len(self.p.maps) > 0
+        return made
+
+    def advance(
+        self, matrices: np.ndarray, before: int, y: np.ndarray | None, ahead: bool, begun: bool
+    ) -> tuple[np.ndarray, int, int]:
+        """Take the rows at address `before` a step on: new rows, their address, and where it failed or −1.
+
+        Args:
+            matrices: those of the step, ``(members or 1, ...)``.
+            before: the address of the rows.
+            y: ``(members, m)``, in memory as it is shown, to update by; None to predict alone.
+            ahead: whether to predict.
+            begun: whether the initial law is itself the prediction.
+        """
+        members = self.members
+        try:
+            frame, place = self._frames.pop()
+        except IndexError:
+            frame = self.frame()
+            frame.modes, frame.method, frame.members = self.M, METHODS[self.method], members
+            place = ctypes.addressof(frame)
+        if self._fixed[0] is not matrices:
+            self._fixed = matrices, address(matrices)
+        rows = np.empty((members, self.length))
+        after = address(rows)
+        frame.predict, frame.begun, frame.next, frame.failed = ahead, begun, 0, -1
+        frame.before, frame.after, frame.matrices = before, after, self._fixed[1]
+        frame.matrices_step = matrices.shape[1] if len(matrices) > 1 else 0
+        frame.update = y is not None
+        if y is not None:
+            frame.y = address(y)
+        if members < 2 * MANY:
+            self._function(place)
+        else:
+            threads = min(torch.get_num_threads(), members // MANY)
+            run_region(native.address(self.kernel), place, threads)
+        failed: int = frame.failed
+        self._frames.append((frame, place))
+        return rows, after, failed
 
     def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
         """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
-        (B, K, m), M = y.shape, self.M
+        (B, K, m), M, matrices = y.shape, self.M, state._matrices
         out = np.empty((B, K, M, m)), np.empty((B, M, m, m)), np.empty((B, K, M)), np.empty((B, K, M))
-        pairs = METHODS[self.method] == GPB2
-        return appraise(state._matrices, state._rows, y, *out, pairs, self.sizes), out
+        frame = native.frame("Candidates")()
+        frame.modes, frame.states, frame.outputs, frame.method = M, self.n, m, METHODS[self.method]
+        frame.members, frame.candidates, frame.failed = B, K, -1
+        frame.matrices, frame.matrices_step = address(matrices), matrices.shape[1] if len(matrices) > 1 else 0
+        frame.rows, frame.y = address(state._rows), address(y)
+        frame.innovation, frame.covariance, frame.distance, frame.log_density = map(address, out)
+        native.call("judge_candidates", frame)
+        return frame.failed, out
 
     def covariance(self, laws: np.ndarray) -> np.ndarray:
         """Covariances of laws ``(..., law)``."""
@@ -133,26 +180,30 @@ class Plan:
         return out
 
     def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, as `kernels/online.py` takes them."""
+        """The matrices of step t, as `Matrices` of csrc/series.hpp has them in a row."""
         if self.steps is not None and t >= self.steps:
             raise ArgumentError(
                 f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "
                 "Give parameters for every step."
             )
-        p = self.p
+        run, changes = type(self.p.frame).from_buffer_copy(self.p.frame), list[np.ndarray]()
         if self.takes:
-            u, changes = self.inputs(inputs), {}
+            u = self.inputs(inputs)
             for name, weight in zip(self.takes, self.input_matrices, strict=True):
                 name = name.replace("input", "offset")
-                base = getattr(p, name)
+                base = getattr(self.p, name)
                 now = weight[:, t if weight.shape[1] > 1 else 0]
                 effect = (now @ u[..., None])[..., 0]
-                changes[name] = (base[:, t if base.shape[1] > 1 else 0] + effect)[:, None]
-            p = p._replace(**changes)
+                changes.append(np.ascontiguousarray(base[:, t if base.shape[1] > 1 else 0] + effect))
+                setattr(run, name, address(changes[-1]))
+                setattr(run, f"{name}_step", 0)
+                setattr(run, f"{name}_series", changes[-1].shape[1] if len(changes[-1]) > 1 else 0)
         elif inputs is not None:
             raise ArgumentError("online: the model has no input matrices. Give it one, or no inputs.")
-        out = np.zeros((max(len(value) for value in p[:7]), self.width))
-        pack(p, t, out, self.sizes)
+        out = np.empty((max(len(value) for value in (*self.p[:7], *changes)), self.width))
+        pack = native.frame("Pack")()
+        pack.run, pack.step, pack.rows, pack.out = ctypes.addressof(run), t, len(out), address(out)
+        native.call("pack_matrices", pack)
         return out
 
     def inputs(self, given: ArrayLike | None) -> np.ndarray:
@@ -177,7 +228,7 @@ class Plan:
             raise ArgumentError(
                 f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."
             )
-        return row.reshape(self.members, self.m)
+        return np.array(row.reshape(self.members, self.m), order="C")
 
     def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
         """Rows with the given laws."""

@@ -1,6 +1,6 @@
 """A filter that takes one observation at a time, and may be saved between two of them.
 
-`OnlineState` holds one row of numbers for each member of a batch (`kernels/online.py` says what is in it),
+`OnlineState` holds one row of numbers for each member of a batch (csrc/switching.hpp says what is in it),
 the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
 state and leaves the old one as it was, so several continuations may be tried from one state. While something
 is diffuse, what was seen is kept and filtered again; after that a step is one call of a compiled kernel.
@@ -18,14 +18,13 @@ from numpy.typing import ArrayLike
 
 from ...._support.errors import ArgumentError, MissingExtraError
 from ...._support.files import draft
-from ...._support.kernels import run_chunks
 from ...checks import plain
 from ...parameters import ModelParameters
 from ...series import Values
+from ..arrays import address
 from ..filter import Filtered, filter_series
 from ..problem import stopped
-from ..run import METHODS
-from .plan import MANY, Plan
+from .plan import Plan
 
 _FORMAT = "exptilt.switching.OnlineState 1"
 
@@ -70,10 +69,11 @@ class OnlineState:
     observation; after `update` or `step`, those given it. With a batch of B they have a leading axis B.
     """
 
-    __slots__ = ("_history", "_matrices", "_plan", "_predicted", "_rows", "_y", "t")
+    __slots__ = ("_history", "_matrices", "_place", "_plan", "_predicted", "_rows", "_y", "t")
     t: int
     _plan: Plan
     _rows: np.ndarray
+    _place: int
     _predicted: bool
     _matrices: np.ndarray | None
     _y: np.ndarray | None
@@ -168,32 +168,23 @@ class OnlineState:
         return self._go(self._plan.read(y), False, None)
 
     def _go(self, y: np.ndarray | None, ahead: bool, inputs: ArrayLike | None) -> "OnlineState":
-        plan, t, matrices, before = self._plan, self.t, self._matrices, self._rows
+        plan, t, matrices, before = self._plan, self.t, self._matrices, self
         begun = False
         if ahead:
             if self._predicted:  # nothing was seen at that step
-                before = self._go(plan.read(None), False, None)._rows
+                before = self._go(plan.read(None), False, None)
             begun = t == 0 and plan.first
-            matrices = (
-                plan.constant if plan.constant is not None and inputs is None else plan.matrices(t, inputs)
-            )
+            constant = inputs is None and plan.constant is not None
+            matrices = plan.constant if constant else plan.matrices(t, inputs)
             t += 1
-        how = (METHODS[plan.method], int(ahead), int(begun), int(y is not None))
-        rows, seen = np.empty_like(before), _NOTHING if y is None else y
-        members = plan.members
-        if members < 2 * MANY:
-            bad = plan.run(matrices, before, seen, rows, 0, members, how)
-        else:
-            found = [plan.run(matrices, before, seen, rows, 0, 0, how)]  # compiled before threads ask for it
-            run_chunks(
-                lambda a, b: found.append(plan.run(matrices, before, seen, rows, a, b, how)),
-                members,
-                threads=min(torch.get_num_threads(), members // MANY),
-            )
-            bad = max(found)
+        assert matrices is not None
+        rows, place, bad = plan.advance(matrices, before._place, y, ahead, begun)
         if bad >= 0:
-            raise _failure(plan, bad, t, seen)
-        return _state(plan, rows, t, predicted=y is None, matrices=matrices, y=y)
+            raise _failure(plan, bad, t, np.empty(0) if y is None else y)
+        made = object.__new__(OnlineState)
+        made._plan, made._rows, made._place, made.t, made._predicted = plan, rows, place, t, y is None
+        made._matrices, made._y, made._history = matrices, y, None
+        return made
 
     def _diffuse_step(self, y: ArrayLike | None, inputs: ArrayLike | None) -> "OnlineState":
         """Filter all that was seen once more: the steps in which something is diffuse are few."""
@@ -364,12 +355,10 @@ def _state(
     history: tuple[Any, ...] | None = None,
 ) -> OnlineState:
     made = object.__new__(OnlineState)
-    made._plan, made._rows, made.t, made._predicted = plan, rows, t, predicted
+    rows = np.ascontiguousarray(rows)
+    made._plan, made._rows, made._place, made.t, made._predicted = plan, rows, address(rows), t, predicted
     made._matrices, made._y, made._history = matrices, y, history
     return made
-
-
-_NOTHING = np.empty((0, 0))
 
 
 def _safetensors() -> Any:

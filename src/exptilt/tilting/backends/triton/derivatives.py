@@ -1,5 +1,5 @@
 r"""The sweeps of derivatives: forward (tangent), backward (gradient), and the gradient of a forward
-derivative (second); formulas in ``numba/tangent.py`` and ``numba/backward.py``.
+derivative (second); formulas in ``csrc/tangent.hpp`` and ``csrc/backward.hpp``.
 
 A backward sweep is several kernels, each with its own walk over the tiles, none of which adds to what another
 program writes: sums are the same from run to run. Programs of `rows_kernel` own a tile of rows and find the
@@ -77,7 +77,7 @@ def tangent_kernel(
     rows: shift, inverse, gap. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, batch, heads,
     Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. At first r is the mean of ṡ in the first tile that
     has weight; where means, the outputs of the forward sweep, are given it is moved to Σ p ṡ in the end
-    (``numba/tangent.py``), and values of float32 are taken about the mean of the tile's outputs: none of them
+    (``csrc/tangent.hpp``), and values of float32 are taken about the mean of the tile's outputs: none of them
     is then far from 0.
     """
     number: tl.constexpr = output.dtype.element_ty

@@ -1,17 +1,4 @@
-r"""Modes that are not linear: extended and unscented filters behind the same three recursions.
-
-    x_t = f_{s_t}(x_{t−1}, u_t) + w_t,   y_t = h_{s_t}(x_t, u_t) + v_t
-
-A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(x), covariance G P
-G' with G the Jacobian) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann).
-Functions are written in torch, with the state (and the inputs) along the last axis; they are traced once and
-compiled with their Jacobians (`kernels/traced.py`), and the filter keeps factors of covariances in place of
-covariances (`kernels/nonlinear.py`), so these stay positive. All else, mixing, weights in logarithms,
-collapse, missing components, is as for linear modes.
-
-Angles: differences of components that are named as angles are taken around the circle, and their means are
-circular, in collapse, sigma points and innovations alike.
-"""
+"""Models with nonlinear modes: what they are made of, filters, smoothers, forecasts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,43 +6,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
-from .._support.errors import ArgumentError
-from .checks import Array, Checker, plain
-from .inference.forecast import Forecast, arranged, check_forecast
-from .inference.online import OnlineState, Plan
-from .inference.online.state import _state
-from .inference.problem import input_rows, inputs_of
-from .inference.run import METHODS, check_failures, over_series
-from .inference.simulate import root
-from .kernels.kalman import LOG_TWO_PI
-from .kernels.nonlinear import Followed, Modes, follow, follow_rows, sight
-from .kernels.nonlinear_smoother import follow_back
-from .kernels.traced import Compiled, Function
-from .series import Data, SeriesLike, Values, arrange, arrange_total, read
+from ..._support import native
+from ..._support.errors import ArgumentError
+from ..checks import Array, Checker, plain
+from ..inference.arrays import METHODS
+from ..inference.forecast import Forecast, arranged, check_forecast
+from ..inference.online import OnlineState
+from ..inference.problem import input_rows, inputs_of
+from ..inference.run import check_failures, over_series
+from ..inference.simulate import root
+from ..series import Data, SeriesLike, Values, arrange, arrange_total, read
+from .laws import Core, Laws, check_linearize, collapse, filled, triangles
+from .plan import NonlinearPlan
+from .programs import Tapes
+from .recording import Function
 
 _check = Checker("SwitchingNonlinear")
-
-
-def wrap(difference: np.ndarray, angles: Sequence[int]) -> np.ndarray:
-    """The difference with the components named in `angles` brought to (−π, π]."""
-    out = difference.copy()
-    for a in angles:
-        out[..., a] = np.arctan2(np.sin(difference[..., a]), np.cos(difference[..., a]))
-    return out
-
-
-def collapse(
-    weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, angles: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of mixtures: weight ``(..., K)``, mean ``(..., K, n)``, cov ``(..., K, n, n)``."""
-    out = np.einsum("...k,...ki->...i", weight, mean)
-    for a in angles:
-        parts = (np.einsum("...k,...k->...", weight, f(mean[..., a])) for f in (np.sin, np.cos))
-        out[..., a] = np.arctan2(*parts)
-    delta = wrap(mean - out[..., None, :], angles)
-    return out, np.einsum("...k,...kij->...ij", weight, cov + delta[..., None] * delta[..., None, :])
+LEAST = 200  # rows from which another thread is worth it
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +91,8 @@ class SwitchingNonlinear:
     Args:
         transition: ``(M, M)``, rows sum to 1.
         dynamics: one function a mode, from states ``(..., n)`` to states ``(..., n)``. Functions are written
-            with torch, and compiled: arithmetic, sums, products of matrices, ``torch.where`` and elementary
-            functions.
+            in torch or numpy, and recorded: arithmetic, sums, products of matrices, ``where`` and
+            elementary functions.
         process_noise: ``(M, n, n)`` or ``(n, n)``.
         observation: one function a mode, or one for all, from states ``(..., n)`` to ``(..., m)``.
         observation_noise: ``(M, m, m)`` or ``(m, m)``.
@@ -150,6 +118,8 @@ class SwitchingNonlinear:
     observation_angles: tuple[int, ...] = ()
     start: str = "before"
     inputs: int = 0
+    _core: Core = field(init=False, repr=False)
+    _start: Laws = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("before", "first"):
@@ -197,47 +167,26 @@ class SwitchingNonlinear:
         object.__setattr__(self, "observation", functions)
         if not isinstance(self.inputs, int) or self.inputs < 0:
             raise _check.refuse(f"inputs is {self.inputs!r}. Pass how many inputs the functions take.")
-        for j in range(M):
-            self._check_function("dynamics", j, self.dynamics[j], sizes["n"])
-            self._check_function("observation", j, functions[j], sizes["m"])
-        kinds = ("dynamics", "observation")
-        names = [f"SwitchingNonlinear: {kind} of mode {j}" for kind in kinds for j in range(M)]
-        different = {id(function): k for k, function in reversed(list(enumerate(every)))}
-        kept = sorted(different.values())
-        compiled = Compiled([every[k] for k in kept], [names[k] for k in kept], sizes["n"], self.inputs)
-        number = np.array([kept.index(different[id(function)]) for function in every]).reshape(2, M).T
+        tapes, number = Tapes(sizes["n"], self.inputs), dict[int, int]()
+        for k, function in enumerate(every):
+            if id(function) not in number:
+                number[id(function)] = len(number)
+                kind, size = ("dynamics", sizes["n"]) if k < M else ("observation", sizes["m"])
+                name = f"SwitchingNonlinear: {kind} of mode {k % M}"
+                tapes.record(function, name, plain(self.initial_mean[k % M]), size)
         flags = [np.zeros(size, np.int64) for size in (sizes["n"], sizes["m"])]
         for flag, which in zip(flags, (self.angles, self.observation_angles), strict=True):
             flag[list(which)] = 1
         with np.errstate(divide="ignore"):
             logarithms = [np.log(plain(value)) for value in (self.transition, self.initial_probability)]
         roots = [root(plain(value)) for value in (self.process_noise, self.observation_noise)]
-        start: list[Any] = [plain(self.initial_mean), _triangles(root(plain(self.initial_covariance)))]
-        start = [value.reshape(1, -1) for value in (*start, logarithms[1])]
-        noises = [logarithms[0].reshape(-1), *(value.reshape(M, -1) for value in roots)]
-        tables = [compiled.constants, np.ascontiguousarray(number), *noises, *start, *flags]
-        modes = Modes._make([compiled.address, *tables, int(self.start == "first"), 0])
-        object.__setattr__(self, "_modes", modes)
-
-    def _check_function(self, name: str, j: int, function: Function, size: int) -> None:
-        """Refuse a function that does not map one state and several to ``size`` numbers each."""
-        mean = self.initial_mean[j]
-        for points in (mean, mean.expand(2, -1)):
-            given = [points, points.new_zeros(*points.shape[:-1], self.inputs)][: 2 if self.inputs else 1]
-            try:
-                image = function(*given)
-            except (RuntimeError, IndexError, TypeError, ValueError) as error:
-                raise _check.refuse(
-                    f"{name} of mode {j} fails for states of shape {tuple(points.shape)} ({error}). "
-                    "The last axis is the state: use x[..., k], and torch functions."
-                ) from error
-            wanted = (*points.shape[:-1], size)
-            if not isinstance(image, torch.Tensor) or tuple(image.shape) != wanted:
-                got = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-                raise _check.refuse(
-                    f"{name} of mode {j} gives {got} for states of shape {tuple(points.shape)}. "
-                    f"Return a tensor of shape {wanted}."
-                )
+        of_mode = np.array([number[id(function)] for function in every]).reshape(2, M).T
+        factor = triangles(root(plain(self.initial_covariance)))
+        start = [plain(self.initial_mean).copy(), factor, logarithms[1]]
+        tables = [of_mode, logarithms[0], *roots, *flags]
+        made = Core(tapes, (M, sizes["n"], sizes["m"]), [np.ascontiguousarray(one) for one in tables])
+        object.__setattr__(self, "_core", made)
+        object.__setattr__(self, "_start", Laws(*(value.reshape(1, -1) for value in start)))
 
     def filter(
         self,
@@ -259,12 +208,13 @@ class SwitchingNonlinear:
         out = self._run(data, u, method, linearize)
         last = data.starts[1:] - 1
         totals = data.totals(out.terms)
-        source = (self, method, linearize, data, [value[last] for value in out[1:4]], totals)
+        end = Laws(*(value[last] for value in out))
+        source = (self, method, linearize, data, end, totals)
         total = arrange_total(totals, data)
         shown = total, arrange(out.terms, data, None), *self._arranged(data, out), source
         return NonlinearFiltered(*shown)
 
-    def _arranged(self, data: Data, out: Followed) -> list[Any]:
+    def _arranged(self, data: Data, out: Laws) -> list[Any]:
         """Mode probabilities, moments over modes and in each mode, as the data are."""
         (M, n), rows = self.initial_mean.shape, len(data.rows)
         weight, mean = np.exp(out.log_mode), out.mean.reshape(rows, M, n)
@@ -295,24 +245,52 @@ class SwitchingNonlinear:
         words = "the functions take none: inputs of the model is 0", "the functions take inputs"
         return input_rows(inputs_of(self.inputs, data, inputs, what, words), data)
 
-    def _run(self, data: Data, u: np.ndarray, method: str, linearize: str, law: Any = None) -> Followed:
-        """What is known after each row, from the initial law or from `law`, as it follows a filter."""
-        modes = self._linearized(linearize)
-        if law is not None:
-            log_mode, mean, factor = law
-            modes = modes._replace(mean=mean, factor=factor, log_probability=log_mode, first=0)
-        (M, n), rows = self.initial_mean.shape, len(data.rows)
-        sizes = ((rows,), (rows, M), (rows, M * n), (rows, M * n * n))
-        out = Followed._make([*(np.empty(size) for size in sizes), np.full((data.series, 2), -1)])
-        y = np.ascontiguousarray(data.rows)
-        how = METHODS[method]
-        over_series(data.starts, lambda a, b: follow(modes, y, u, data.starts, out, a, b, how), 200)
-        check_failures(out.failure, "filter", M)
-        return out
+    def _run(
+        self,
+        data: Data,
+        u: np.ndarray,
+        method: str,
+        linearize: str,
+        law: Laws | None = None,
+        back: bool = False,
+    ) -> Laws:
+        """What is known after each row, from the initial law or from `law`, as it follows a filter.
 
-    def _linearized(self, linearize: str) -> Modes:
-        modes: Modes = self._modes  # type: ignore[attr-defined]
-        return modes._replace(unscented=int(linearize == "unscented"))
+        With `back`, what is known given the whole series.
+        """
+        (M, n), rows, start = self.initial_mean.shape, len(data.rows), law or self._start
+        mean, factor, log_mode = (np.empty((rows, k)) for k in (M * n, M * n * n, M))
+        out = Laws(mean, factor, log_mode, np.empty(rows))
+        y, total, failure = (
+            np.ascontiguousarray(data.rows),
+            np.empty(data.series),
+            np.full((data.series, 2), -1),
+        )
+        frame = filled(
+            "NonlinearSeries",
+            modes=M,
+            method=METHODS[method],
+            first=int(law is None and self.start == "first"),
+            everything=1,
+            series=data.series,
+            starts=data.starts,
+            log_likelihood=total,
+            failure=failure,
+            model=self._core.address(linearize),
+            initial_varies=int(len(start.mean) > 1),
+            initial_mean=start.mean,
+            initial_factor=start.factor,
+            initial_log_probability=start.log_mode,
+            y=y,
+            u=u,
+            **out._asdict(),
+        )
+        if over_series("filter_nonlinear", frame, data.starts, LEAST):
+            check_failures(failure, "filter", M)
+        if back:
+            frame.next = 0
+            over_series("smooth_nonlinear", frame, data.starts, LEAST)
+        return out
 
     def smooth(
         self,
@@ -331,8 +309,7 @@ class SwitchingNonlinear:
             inputs: as for `filter`.
         """
         data, u = self._read(y, inputs, method, linearize, "smooth")
-        modes, out = self._linearized(linearize), self._run(data, u, method, linearize)
-        over_series(data.starts, lambda a, b: follow_back(modes, u, data.starts, out, a, b), 200)
+        out = self._run(data, u, method, linearize, back=True)
         total = arrange_total(data.totals(out.terms), data)
         return NonlinearSmoothed(total, *self._arranged(data, out))
 
@@ -346,10 +323,9 @@ class SwitchingNonlinear:
             linearize: "extended" or "unscented".
             batch: how many members share this model; None for one, whose results have no batch axis.
         """
-        plan, modes = NonlinearPlan(self, method, linearize, batch), self._linearized(linearize)
-        return plan.state((modes.log_probability, modes.mean, modes.factor), np.zeros(1), 0)
+        return NonlinearPlan(self, method, linearize, batch).state(self._start, np.zeros(1), 0)
 
-    def _restored(self, kept: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> "NonlinearPlan":
+    def _restored(self, kept: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> NonlinearPlan:
         """The plan of a state that was saved."""
         plan = NonlinearPlan(self, about["method"], about["linearize"], about["batch"])
         for name, value in plan.stored()[0].items():
@@ -358,13 +334,7 @@ class SwitchingNonlinear:
         return plan
 
     def _forecast(
-        self,
-        data: Data,
-        law: list[np.ndarray],
-        steps: int,
-        inputs: SeriesLike | None,
-        level: float,
-        linearize: str,
+        self, data: Data, law: Laws, steps: int, inputs: SeriesLike | None, level: float, linearize: str
     ) -> Forecast:
         check_forecast(steps, level)
         B, (M, n), m = data.series, self.initial_mean.shape, self.observation_noise.shape[-1]
@@ -385,81 +355,7 @@ class SwitchingNonlinear:
         (M, n), m, rows = self.initial_mean.shape, self.observation_noise.shape[-1], len(mean)
         laws = np.concatenate([mean.reshape(rows, M, n), factor.reshape(rows, M, n * n)], -1)
         center, S = np.empty((rows, M, m)), np.empty((rows, M, m, m))
-        sight(self._linearized(linearize), laws.reshape(rows, -1), u, center, S)
+        core, step = self._core.address(linearize), self.inputs if len(u) > 1 else 0
+        where = {"laws": laws, "u": u, "mean": center, "covariance": S}
+        native.call("see_nonlinear", filled("NonlinearSight", model=core, count=rows, u_step=step, **where))
         return center, S
-
-
-def _triangles(roots: np.ndarray) -> np.ndarray:
-    """Lower triangular factors of A A', for square A ``(..., n, n)``."""
-    return np.ascontiguousarray(np.linalg.qr(roots.mT).R.mT)
-
-
-class NonlinearPlan(Plan):
-    """The plan of modes that are functions: laws hold factors, and in place of matrices there are inputs."""
-
-    kind = "nonlinear"
-
-    def __init__(self, model: SwitchingNonlinear, method: str, linearize: str, batch: int | None) -> None:
-        check_linearize(linearize, "online")
-        (M, n), m = model.initial_mean.shape, model.observation_noise.shape[-1]
-        self._size(method, batch, M, n, m)
-        self.model, self.linearize, self.torch = model, linearize, False
-        self.first, self.modes = model.start == "first", model._linearized(linearize)
-        self.r, self.constant = model.inputs, None if model.inputs else np.zeros((1, 0))
-
-    def state(self, law: Sequence[np.ndarray], total: np.ndarray, t: int) -> OnlineState:
-        """The state after `t` steps, from log probabilities, means and factors by mode."""
-        log_mode, mean, factor = law
-        shape = (len(mean), self.M, -1)
-        rows = self.rows(log_mode, mean.reshape(shape), factor.reshape(*shape[:2], self.n, self.n), total)
-        return _state(self, rows, t)
-
-    def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The inputs of a step, ``(members or 1, r)``."""
-        if not self.r:
-            raise ArgumentError("online: the functions take no inputs. Make the model with inputs=r.")
-        return np.ascontiguousarray(self.inputs(inputs))
-
-    def run(self, matrices: Any, before: Any, y: Any, after: Any, begin: int, end: int, how: Any) -> int:
-        """Take members a step on; see `follow_rows`."""
-        found: int = follow_rows(self.modes, matrices, before, y, after, begin, end, how)
-        return found
-
-    def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
-        """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
-        _, mean, cov = state._laws(True)
-        factor = _triangles(root(cov))
-        center, S = self.model._sight(mean, factor, state._matrices, self.linearize)
-        e = wrap(y[:, :, None] - center[:, None], self.model.observation_angles)
-        seen = ~np.isnan(e)
-        both = seen[..., None] & seen[..., None, :]
-        part = np.where(both, S[:, None], np.eye(self.m))  # what is missing: independent, and no surprise
-        try:
-            L = np.linalg.cholesky(part)
-        except np.linalg.LinAlgError:
-            worst = np.unravel_index(np.linalg.eigvalsh(part)[..., 0].argmin(), part.shape[:3])
-            return int(worst[0] * (self.M + 1) + worst[2]), (e, S, S, S)
-        z = np.linalg.solve(L, np.where(seen, e, 0.0)[..., None])[..., 0]
-        distance = (z * z).sum(-1)
-        logs = np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
-        return -1, (e, S, distance, -0.5 * (distance + seen.sum(-1) * LOG_TWO_PI) - logs)
-
-    def covariance(self, laws: np.ndarray) -> np.ndarray:
-        """Covariances of laws ``(..., law)``."""
-        L = super().covariance(laws)
-        return np.asarray(L @ L.mT)
-
-    def mixture(self, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Moments over the axis of the weights."""
-        return collapse(weight, mean, cov, self.model.angles)
-
-    def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `save` writes of the model: its numbers, which `load` compares."""
-        names = ("transition", "process_noise", "observation_noise")
-        return {name: plain(getattr(self.model, name)) for name in names}, {"linearize": self.linearize}
-
-
-def check_linearize(linearize: str, what: str) -> None:
-    """Refuse what is no linearisation."""
-    if linearize not in ("extended", "unscented"):
-        raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')

@@ -1,0 +1,171 @@
+"""A model, data and results as the compiled kernels see them: arrays with a time axis of length 1 or T.
+
+`Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays is
+flattened row by row. `described` writes a run into a frame, the struct that csrc/series.hpp calls `Series`.
+"""
+
+import ctypes
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._support import native
+
+Buffer = np.ndarray
+Sizes = tuple[int, int, int]  # M, n, m
+IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching.hpp numbers them
+METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
+RECURSIONS = METHODS | {"viterbi": VITERBI}  # the last leaves a path, not a law
+LOG_TWO_PI = 1.8378770664093453
+ROUNDING = 4 * 2.220446049250313e-16  # of a sum, for each of its terms
+
+
+class Parameters(NamedTuple):
+    """All a kernel needs of models; ``L`` is 1 or the number of steps, ``C`` 1 or that of series."""
+
+    transition: Buffer  # (C, L, M·M)
+    dynamics: Buffer  # (C, L, M·n·n)
+    dynamics_offset: Buffer  # (C, L, M·n), inputs included
+    process_noise: Buffer  # (C, L, M·n·n)
+    observation: Buffer  # (C, L, M·m·n)
+    observation_offset: Buffer  # (C, L, M·m), inputs included
+    observation_noise: Buffer  # (C, L, M·m·m)
+    initial_mean: Buffer  # (C, M·n)
+    initial_covariance: Buffer  # (C, M·n·n)
+    initial_log_probability: Buffer  # (C, M)
+    maps: Buffer  # (M·M·n·n,) or (0,): state of mode i read as a state of mode j
+    map_covariance: Buffer  # as maps
+    first: int  # 1 if the initial law is the prior of the first observation, 0 if it lies one step before
+
+
+class KeptParameters(Parameters):
+    """Parameters that are used again and again, with their part of a frame."""
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """M, n and m."""
+        return sizes_of(self)
+
+    @cached_property
+    def frame(self) -> Any:
+        """Sizes, addresses and strides; results and data are missing."""
+        return parameters_frame(self)
+
+
+class Stored(NamedTuple):
+    """What a filter leaves behind; ``rows`` counts steps of all series, or (``store="last"``) series."""
+
+    log_likelihood: Buffer  # (series,)
+    terms: Buffer  # (rows,)
+    log_mode: Buffer  # (rows, M)
+    mode_mean: Buffer  # (rows, M·n)
+    mode_covariance: Buffer  # (rows, M·n·n)
+    mixing: Buffer  # (rows, M·M): [i, j] = P(mode i before | mode j now, data the collapse has seen)
+    failure: Buffer  # (series, 2): step and mode of a singular innovation covariance, or −1
+
+
+class Run(NamedTuple):
+    """All that a pass over series reads and writes; series b is rows starts[b] to starts[b+1] of `y`."""
+
+    p: Parameters
+    y: Buffer  # (steps of all series, m)
+    starts: Buffer  # (series + 1,)
+    out: Stored
+    lead: Buffer  # (series,): so many steps of each series are done already, their rows written
+
+
+class Smoothing(NamedTuple):
+    """What the backward pass writes; the last four fields are sums over steps, for EM."""
+
+    probability: Buffer  # (rows, M)
+    mean: Buffer  # (rows, M·n)
+    covariance: Buffer  # (rows, M·n·n)
+    pairs: Buffer  # (rows, M·M), [i, j] = P(s_{t−1} = i, s_t = j | y)
+    initial_probability: Buffer  # (series, M): the step before the data, or the first one
+    initial_mean: Buffer  # (series, M·n)
+    initial_covariance: Buffer  # (series, M·n·n)
+    total: Buffer  # (M,)
+    zz: Buffer  # (M, n + q, n + q)
+    rz: Buffer  # (M, n, n + q)
+    rr: Buffer  # (M, n, n)
+
+
+class Bars(NamedTuple):
+    """The derivatives of an objective in what a filter gave, as `Stored` has it.
+
+    Those in the log mode probabilities, means and covariances have no rows if only the terms are in it.
+    """
+
+    terms: Buffer
+    log_mode: Buffer
+    mean: Buffer
+    covariance: Buffer
+
+
+class Cloud(NamedTuple):
+    """The particles after each step, before they are resampled: modes, log weights, laws of the state."""
+
+    mode: Buffer  # (rows, N), whole numbers
+    log_weight: Buffer  # (rows, N)
+    mean: Buffer  # (rows, N·n)
+    covariance: Buffer  # (rows, N·n·n)
+
+
+def sizes_of(p: Parameters) -> Sizes:
+    """M, n and m."""
+    M = p.initial_log_probability.shape[-1]
+    return M, p.initial_mean.shape[-1] // M, p.observation_offset.shape[-1] // M
+
+
+def address(array: np.ndarray) -> int:
+    """Where the numbers of a contiguous array lie; 0 if it has none."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # a quarter of the time of ctypes.data
+    except (TypeError, ValueError):  # it may not be written to, or has no numbers
+        return int(array.ctypes.data) if array.size else 0
+
+
+def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:
+    """A run with room for each step, or for the last of each series."""
+    M, n, _ = p.sizes if isinstance(p, KeptParameters) else sizes_of(p)
+    series = len(starts) - 1
+    kept, failure = len(y) if everything else series, np.empty((series, 2), np.int64)
+    failure.fill(-1)
+    out = Stored(
+        np.empty(series),
+        np.empty(kept),
+        np.empty((kept, M)),
+        np.empty((kept, M * n)),
+        np.empty((kept, M * n * n)),
+        np.empty((kept, M * M)),
+        failure,
+    )
+    return Run(p, np.ascontiguousarray(y), starts, out, np.zeros(series, np.int64))
+
+
+def parameters_frame(p: Parameters) -> Any:
+    """A frame with the sizes, addresses and strides of parameters, whose arrays must be contiguous."""
+    frame = native.frame("Series")()
+    frame.modes, frame.states, frame.outputs = sizes_of(p)
+    frame.first, frame.initial_varies = p.first, p.initial_mean.shape[0] > 1
+    for name, value in zip(Parameters._fields[:-1], p[:-1], strict=True):
+        setattr(frame, name, address(value))
+        if value.ndim == 3:
+            setattr(frame, f"{name}_series", value[0].size if value.shape[0] > 1 else 0)
+            setattr(frame, f"{name}_step", value.shape[2] if value.shape[1] > 1 else 0)
+    return frame
+
+
+def described(run: Run, method: str, everything: bool = True) -> Any:
+    """The frame of a run, for any number of passes; the run's arrays must be contiguous, and outlive it."""
+    p, y, starts, out, lead = run
+    if isinstance(p, KeptParameters):
+        frame = type(p.frame).from_buffer_copy(p.frame)
+    else:
+        frame = parameters_frame(p)
+    frame.method, frame.everything, frame.series = RECURSIONS[method], everything, len(starts) - 1
+    frame.y, frame.starts, frame.lead = address(y), address(starts), address(lead)
+    for name, value in zip(Stored._fields, out, strict=True):
+        setattr(frame, name, address(value))
+    return frame

@@ -1,0 +1,20 @@
+r"""Modes that are not linear: extended and unscented filters behind the same three recursions.
+
+    x_t = f_{s_t}(x_{t−1}, u_t) + w_t,   y_t = h_{s_t}(x_t, u_t) + v_t
+
+A Gaussian goes through a function g either by its tangent at the mean ("extended": mean g(x), covariance G P
+G' with G the Jacobian) or by 2n + 1 points that carry mean and covariance ("unscented", Julier and Uhlmann).
+Functions are written in torch or numpy, with the state (and the inputs) along the last axis. They are called
+once, and what they do leaves a list of terms such as sin(v3) or v1 · v2 (`recording.py`, `terms.py`). This
+list, and that of its derivatives, become instructions for an interpreter in the compiled core
+(`programs.py`), which runs them over all points of a step: nothing is compiled where a model is used. The
+filter keeps factors in place of covariances (``csrc/square_root.hpp``), so these stay positive. All else,
+mixing, weights in logarithms, collapse, missing components, is as for linear modes.
+
+Angles: differences of components that are named as angles are taken around the circle, and their means are
+circular, in collapse, sigma points and innovations alike.
+"""
+
+from .model import NonlinearFiltered, NonlinearSmoothed, SwitchingNonlinear
+
+__all__ = ["NonlinearFiltered", "NonlinearSmoothed", "SwitchingNonlinear"]

@@ -1,0 +1,79 @@
+"""Laws of modes that are functions, in numpy and as the compiled kernels take them."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._support import native
+from ..._support.errors import ArgumentError
+from ..inference.arrays import address
+from .programs import Tapes
+
+
+def wrap(difference: np.ndarray, angles: Sequence[int]) -> np.ndarray:
+    """The difference with the components named in `angles` brought to (−π, π]."""
+    out = difference.copy()
+    for a in angles:
+        out[..., a] = np.arctan2(np.sin(difference[..., a]), np.cos(difference[..., a]))
+    return out
+
+
+def collapse(
+    weight: np.ndarray, mean: np.ndarray, cov: np.ndarray, angles: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Moments of mixtures: weight ``(..., K)``, mean ``(..., K, n)``, cov ``(..., K, n, n)``."""
+    out = np.einsum("...k,...ki->...i", weight, mean)
+    for a in angles:
+        parts = (np.einsum("...k,...k->...", weight, f(mean[..., a])) for f in (np.sin, np.cos))
+        out[..., a] = np.arctan2(*parts)
+    delta = wrap(mean - out[..., None, :], angles)
+    return out, np.einsum("...k,...kij->...ij", weight, cov + delta[..., None] * delta[..., None, :])
+
+
+def filled(name: str, **values: Any) -> Any:
+    """The struct of that name in the compiled core; a field gets a number, or the address of an array."""
+    where = {key: address(v) if isinstance(v, np.ndarray) else v for key, v in values.items()}
+    return native.frame(name)(**where)
+
+
+def triangles(roots: np.ndarray) -> np.ndarray:
+    """Lower triangular factors of A A', for square A ``(..., n, n)``."""
+    return np.ascontiguousarray(np.linalg.qr(roots.mT).R.mT)
+
+
+def check_linearize(linearize: str, what: str) -> None:
+    """Refuse what is no linearisation."""
+    if linearize not in ("extended", "unscented"):
+        raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
+
+
+class Laws(NamedTuple):
+    """Laws by mode, a row for each step or series, and what a filter adds to the log-likelihood."""
+
+    mean: np.ndarray  # (rows, M·n)
+    factor: np.ndarray  # (rows, M·n·n)
+    log_mode: np.ndarray  # (rows, M)
+    terms: np.ndarray = np.empty(0)  # (rows,)
+
+
+class Core:
+    """A model as the compiled kernels take it: arrays, and structs that hold their addresses."""
+
+    def __init__(self, tapes: Tapes, sizes: tuple[int, int, int], tables: list[np.ndarray]) -> None:
+        self.tapes, self.sizes, self.tables = tapes, sizes, tables
+        self._frames: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the structs: a copy has arrays of its own, and makes its own."""
+        return self.__dict__ | {"_frames": {}}
+
+    def address(self, linearize: str) -> int:
+        """Where the struct ``NonlinearModes`` is."""
+        if linearize not in self._frames:
+            tapes = self.tapes.frame()
+            given = ctypes.addressof(tapes[0]), *map(address, self.tables)
+            frame = native.frame("NonlinearModes")(*self.sizes, int(linearize == "unscented"), *given)
+            self._frames[linearize] = frame, tapes
+        return ctypes.addressof(self._frames[linearize][0])
