@@ -25,7 +25,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
-NARROW = ["-march=x86-64-v3", "-DEXPTILT_BITS=256", "-DEXPTILT_ROWS=6"] if X86 else ["-DEXPTILT_BITS=128", "-DEXPTILT_ROWS=12"]
+NARROW = (
+    ["-march=x86-64-v3", "-DEXPTILT_BITS=256", "-DEXPTILT_ROWS=6"]
+    if X86
+    else ["-DEXPTILT_BITS=128", "-DEXPTILT_ROWS=12"]
+)
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 FILTERS = ("test_exact.py", "test_gradient.py", "test_online.py", "test_nonlinear.py", "test_families.py")
 
@@ -63,7 +67,17 @@ def compiled(csrc, folder, target, *options):
     """The library of a target, made by CMake in that folder."""
     build = folder / f"build-{target}"
     options = (f"-DEXPTILT_TARGETS={target}", f"-DEXPTILT_OUTPUT={folder}", "-DEXPTILT_STRICT=ON", *options)
-    run(tool("cmake"), "-S", csrc, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", *options)
+    run(
+        tool("cmake"),
+        "-S",
+        csrc,
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        *options,
+    )
     run(tool("ninja"), "-C", build)
     shutil.rmtree(build)
     return folder / f"libexptilt-{target}.so"
@@ -73,7 +87,17 @@ def linked(folder, library, *words):
     """The driver with that library, made by the compiler that `words` begin with."""
     program = folder / f"driver-{library.stem}"
     sources = (HERE / "driver.cpp", HERE / "driver_switching.cpp")
-    run(*words, "-std=c++17", "-DEXPTILT_BITS=128", *sources, library, f"-Wl,-rpath,{library.parent}", "-pthread", "-o", program)
+    run(
+        *words,
+        "-std=c++17",
+        "-DEXPTILT_BITS=128",
+        *sources,
+        library,
+        f"-Wl,-rpath,{library.parent}",
+        "-pthread",
+        "-o",
+        program,
+    )
     return program
 
 
@@ -130,7 +154,11 @@ def test_a_library_says_where_it_runs(folder, processor, expected):
 def test_arm(folder):
     """The whole core, as it is compiled for ARM."""
     cross, emulator = tool("aarch64-linux-gnu-g++"), tool("qemu-aarch64")
-    system = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={cross}")
+    system = (
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"-DCMAKE_CXX_COMPILER={cross}",
+    )
     library = compiled(ROOT / "csrc", folder, "arm", *system)
     assert_right(emulator, "-L", "/usr/aarch64-linux-gnu", linked(folder, library, cross))
 
@@ -159,7 +187,14 @@ class Package:
 
 @pytest.fixture(scope="module")
 def wide(folder):
-    flags = [*NARROW, "-UEXPTILT_BITS", "-DEXPTILT_BITS=512", "-UEXPTILT_ROWS", "-DEXPTILT_ROWS=12", "-Wno-psabi"]
+    flags = [
+        *NARROW,
+        "-UEXPTILT_BITS",
+        "-DEXPTILT_BITS=512",
+        "-UEXPTILT_ROWS",
+        "-DEXPTILT_ROWS=12",
+        "-Wno-psabi",
+    ]
     return Package(folder, "wide", flags)
 
 
@@ -171,12 +206,16 @@ def test_wide_vectors_on_narrow_registers(folder, wide):
 
 @pytest.fixture(scope="module")
 def checked(folder):
-    return Package(folder, "checked", [*NARROW, *SANITIZERS, "-O1"], f"-DCMAKE_SHARED_LINKER_FLAGS={SANITIZERS[0]}")
+    return Package(
+        folder, "checked", [*NARROW, *SANITIZERS, "-O1"], f"-DCMAKE_SHARED_LINKER_FLAGS={SANITIZERS[0]}"
+    )
 
 
 def sanitizing():
     """The environment in which Python loads a library with sanitizers."""
-    files = [run(*compiler(), f"-print-file-name={name}").strip() for name in ("libasan.so", "libstdc++.so.6")]
+    files = [
+        run(*compiler(), f"-print-file-name={name}").strip() for name in ("libasan.so", "libstdc++.so.6")
+    ]
     if not all(Path(file).is_file() for file in files):
         pytest.skip("the compiler has no libasan.so that can be loaded first")
     return {"LD_PRELOAD": " ".join(files), "ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "2"}

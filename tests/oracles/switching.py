@@ -1,3 +1,4 @@
+# ruff: noqa: B023  functions of a step are called within it
 """Slow, obvious versions: every mode path as one dense joint Gaussian, a textbook Kalman filter and smoother,
 the filters that collapse (GPB1, GPB2, IMM, Viterbi), Hamilton's filter.
 """
@@ -169,7 +170,7 @@ def collapsed(weight, laws):
 
 
 def collapsing_filter(model, y, method):
-    """Terms, log mode probabilities, means, covariances and mixing weights of "gpb1", "gpb2", "imm", "viterbi"."""
+    """Terms, log mode probabilities, means, covariances and mixing weights of a filter of that name."""
     M, out = model.modes, []
     laws = list(zip(np.asarray(model.initial_mean), np.asarray(model.initial_covariance), strict=True))
     with np.errstate(divide="ignore"):

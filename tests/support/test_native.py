@@ -38,12 +38,16 @@ def folder(tmp_path, monkeypatch, fresh):
     return tmp_path
 
 
-def build(folder, abi=native.ABI, source=None, runs=1, target="v2"):
+def compiled(folder, text, target):
     if COMPILER is None:
         pytest.skip("no C++ compiler to make a library with")
-    (folder / "made.cpp").write_text(SOURCE % (abi, source or native.source_digest() or "", runs))
+    (folder / "made.cpp").write_text(text)
     file = folder / f"libexptilt-{target}.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", str(folder / "made.cpp"), "-o", str(file)], check=True)
+
+
+def build(folder, abi=native.ABI, source=None, runs=1, target="v2"):
+    compiled(folder, SOURCE % (abi, source or native.source_digest() or "", runs), target)
 
 
 def test_no_library(folder):
@@ -60,12 +64,7 @@ def test_a_library_that_cannot_be_read(folder):
 
 
 def test_a_library_that_is_something_else(folder):
-    (folder / "made.cpp").write_text('extern "C" int other() { return 1; }')
-    subprocess.run(
-        [COMPILER or pytest.skip("no C++ compiler"), "-shared", "-fPIC", "-o", str(folder / "libexptilt-v2.so")]
-        + [str(folder / "made.cpp")],
-        check=True,
-    )
+    compiled(folder, 'extern "C" int other() { return 1; }', "v2")
     assert "cannot be loaded" in native.obstacle()
 
 
@@ -102,7 +101,7 @@ def test_a_target_by_name(folder, monkeypatch):
 def test_a_target_that_is_not_there(folder, monkeypatch):
     build(folder)
     monkeypatch.setenv("EXPTILT_TARGET", "v9")
-    with pytest.raises(native.CoreMissingError, match="EXPTILT_TARGET is 'v9'. Set it to one of v2"):
+    with pytest.raises(native.CoreMissingError, match=r"EXPTILT_TARGET is 'v9'\. Set it to one of v2"):
         native.available()
 
 

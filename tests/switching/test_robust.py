@@ -212,8 +212,8 @@ def test_singular_innovations_are_refused():
         random_model(rng, 2, 1, 1).most_likely_path([0.0, 1e200])
 
 
-# Sizes with loops unrolled and without, one mode of many states (worked on without lanes), groups of four modes
-# that are full and not.
+# Sizes with loops unrolled and without, one mode of many states (worked on without lanes), groups of four
+# modes that are full and not.
 SIZES = [
     ((1, 1, 1), {}),
     ((1, 9, 2), {"start": "first"}),
@@ -246,9 +246,7 @@ def test_filters_are_the_plain_recursions(sizes, options, method):
     for row in y:
         state = state.step(row)
     np.testing.assert_allclose(state.log_mode_probability, out.log_mode[-1], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(
-        state.mode_mean, out.mode_mean[-1].reshape(sizes[:2]), rtol=1e-12, atol=1e-12
-    )
+    np.testing.assert_allclose(state.mode_mean, out.mode_mean[-1].reshape(sizes[:2]), rtol=1e-12, atol=1e-12)
 
 
 def test_parameters_that_are_written_into_have_their_effect():

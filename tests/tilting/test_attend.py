@@ -24,7 +24,8 @@ def small_tiles(monkeypatch):
 @pytest.fixture
 def many_parts(small_tiles, monkeypatch):
     """Any work is worth a thread; a function that sets how many there are, and the parts joined each time."""
-    monkeypatch.setattr(cpu, "tuning", lambda tuned=cpu.tuning()._replace(worth_a_thread=1): tuned)
+    tuned = cpu.tuning()._replace(worth_a_thread=1)
+    monkeypatch.setattr(cpu, "tuning", lambda: tuned)
     joined, run = [], cpu.Layout.run
 
     def spy(self, f, sweep, units):
@@ -95,7 +96,8 @@ def test_keys_in_parts(many_parts, problem, threads):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 70}, {"window": 300}])
 def test_gradients_of_queries_in_turns(many_parts, monkeypatch, heads, options):
     """Many rows are swept in turns, each with a copy for each part of the keys that its rows see."""
-    monkeypatch.setattr(cpu, "tuning", lambda tuned=cpu.tuning()._replace(copies_bytes=1): tuned)
+    tuned = cpu.tuning()._replace(copies_bytes=1)
+    monkeypatch.setattr(cpu, "tuning", lambda: tuned)
     torch.set_num_threads(2)
     turns, run = [], cpu.Layout.run
 

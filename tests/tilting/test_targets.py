@@ -50,7 +50,11 @@ for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
 
 def run(code, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

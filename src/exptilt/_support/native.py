@@ -15,6 +15,7 @@ fields a frame has, so `frame` makes the same struct here and the two cannot dif
 import ctypes
 import hashlib
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,8 @@ class CoreMissingError(BackendError):
 
 def folders() -> list[Path]:
     """Folders that may hold the libraries: beside the package, or where an editable install put them."""
-    import exptilt
-
-    return [Path(place) / "_native" for place in (_PACKAGE, *exptilt.__path__)]
+    places: Any = sys.modules[__name__.partition(".")[0]].__path__
+    return [Path(place) / "_native" for place in (_PACKAGE, *places)]
 
 
 def _found() -> dict[str, Path]:
@@ -71,6 +71,8 @@ def _open(file: Path) -> Any:
     except (OSError, AttributeError) as problem:
         raise CoreMissingError(f"the compiled core {file} cannot be loaded ({problem}). {again}") from None
     source.restype = ctypes.c_char_p
+    if not runs():
+        return None
     if abi() != ABI:
         raise CoreMissingError(
             f"the compiled core {file} is of version {abi()}, and this package needs {ABI}. {again}"
@@ -80,7 +82,7 @@ def _open(file: Path) -> Any:
         raise CoreMissingError(
             f"the compiled core {file} was built from other sources than those in {_SOURCES}. {again}"
         )
-    return library if runs() else None
+    return library
 
 
 @cache
@@ -93,7 +95,9 @@ def _loaded() -> tuple[Any, str]:
             "C++ compiler), or install a wheel of exptilt."
         )
     if asked is not None and asked not in files:
-        raise CoreMissingError(f"EXPTILT_TARGET is {asked!r}. Set it to one of {', '.join(files)}, or unset it.")
+        raise CoreMissingError(
+            f"EXPTILT_TARGET is {asked!r}. Set it to one of {', '.join(files)}, or unset it."
+        )
     wanted = [asked] if asked else [target for target in TARGETS if target in files]
     try:
         for target in wanted:

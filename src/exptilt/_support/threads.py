@@ -47,7 +47,9 @@ def team() -> Any:
 def _pool(helpers: int) -> ThreadPoolExecutor:
     """A pool that belongs to this process alone."""
     key = os.getpid(), helpers
-    return _pools.get(key) or _pools.setdefault(key, ThreadPoolExecutor(helpers, thread_name_prefix="exptilt"))
+    return _pools.get(key) or _pools.setdefault(
+        key, ThreadPoolExecutor(helpers, thread_name_prefix="exptilt")
+    )
 
 
 @cache

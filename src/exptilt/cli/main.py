@@ -67,7 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show version and compiled core, and exit")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show version and compiled core, and exit"
+    )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = command(name)

@@ -1,7 +1,8 @@
 """A model, data and results as the compiled kernels see them: arrays with a time axis of length 1 or T.
 
-`Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays is
-flattened row by row. `described` writes a run into a frame, the struct that csrc/series.hpp calls `Series`.
+`Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays
+is flattened row by row. `described` writes a run into a frame, the struct that csrc/series.hpp calls
+`Series`.
 """
 
 import ctypes
@@ -121,7 +122,8 @@ def sizes_of(p: Parameters) -> Sizes:
 def address(array: np.ndarray) -> int:
     """Where the numbers of a contiguous array lie; 0 if it has none."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # a quarter of the time of ctypes.data
+        # a quarter of the time of array.ctypes.data
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # it may not be written to, or has no numbers
         return int(array.ctypes.data) if array.size else 0
 

@@ -1,13 +1,15 @@
 """A model and data brought together in the form that the kernels take.
 
 The parameters of a model of plain arrays, without inputs, are brought into it once and kept with the model
-(`kept_parameters`): what a short filter takes is then almost all the filter's own. A diffuse initial state (``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt
-with in `diffuse.py`. Particles and posterior draws have no such limit, and refuse it (`proper`).
+(`kept_parameters`), so that a short filter takes little more than its kernel. A diffuse initial state
+(``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt with in `diffuse.py`.
+Particles and posterior draws have no such limit, and refuse it (`proper`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -184,8 +186,8 @@ class _Kept:
         self.diffuse, self.steps, self.written = model.diffuse, model.steps, written
 
         def over_time(name: str) -> np.ndarray:
-            value = getattr(model, name)
-            return value.reshape(1, len(value) if value.ndim > RANKS[name] else 1, -1)  # type: ignore[no-any-return]
+            value: np.ndarray = getattr(model, name)
+            return value.reshape(1, len(value) if value.ndim > RANKS[name] else 1, -1)
 
         def offsets(name: str, size: int) -> np.ndarray:
             return np.zeros((1, 1, M * size)) if getattr(model, name) is None else over_time(name)
@@ -212,8 +214,8 @@ class _Kept:
             maps,
             spread,
         )
-        contiguous = map(np.ascontiguousarray, values)
-        self.parameters = KeptParameters(*contiguous, int(model.start == "first"))
+        contiguous: list[Any] = [np.ascontiguousarray(value) for value in values]
+        self.parameters = KeptParameters._make([*contiguous, int(model.start == "first")])
         given = (getattr(model, name) for name in (*RANKS, "maps", "map_covariance"))
         self.own = all(value is None or value.flags.c_contiguous for value in given)
 

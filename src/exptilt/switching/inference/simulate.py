@@ -22,8 +22,8 @@ from ..series import SeriesLike, Values
 from .arrays import LOG_TWO_PI
 from .filter import filter_problem
 from .moments import SENSOR, STEP, by_row, maps_of, predict, rauch
-from .problem import prepare
 from .passes import run_particles
+from .problem import prepare
 
 
 @dataclass(frozen=True)

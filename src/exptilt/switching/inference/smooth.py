@@ -10,9 +10,9 @@ from ..._support.errors import ArgumentError
 from ..parameters import ModelParameters
 from ..series import Data, SeriesLike, Values, arrange_total
 from .exact import filter_exact, smooth_exact
+from .passes import run_smoother
 from .problem import prepare
 from .results import ByMode, shown
-from .passes import run_smoother
 from .run import METHODS, lead_in, run_filter
 
 

@@ -23,8 +23,8 @@ from ..._support.errors import ArgumentError
 from ..._support.progress import track
 from ..checks import plain
 from ..inference.moments import mixture
-from ..inference.problem import input_rows, pose
 from ..inference.passes import run_smoother
+from ..inference.problem import input_rows, pose
 from ..inference.run import lead_in, run_filter
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data

@@ -1,11 +1,12 @@
 """From torch tensors to the compiled sweeps and back: the frame, tiles, parts, threads.
 
-The functions at the end are the backend's whole surface (``dispatch.py`` calls them): each takes the canonical
-tensors of ``problem.py`` and returns fresh tensors. Memory beyond those: a few tiles for each thread.
+The functions at the end are the backend's whole surface (``dispatch.py`` calls them): each takes the
+canonical tensors of ``problem.py`` and returns fresh tensors. Memory beyond those: a few tiles for each
+thread.
 
 All that follows from shapes, strides and options alone (tiles, parts, tables of where each head begins) is
-worked out once and kept: `_layout`. A call copies that frame and fills in addresses. What the fields of a frame
-mean is said in ``csrc/attention.hpp``.
+worked out once and kept: `_layout`. A call copies that frame and fills in addresses. What the fields of a
+frame mean is said in ``csrc/attention.hpp``.
 """
 
 import ctypes
@@ -48,8 +49,8 @@ class Tuning(NamedTuple):
         backward_rows: the same in sweeps that hold a whole tile of scores.
         worth_a_thread: multiply-adds that are worth one more thread: they take several times as long as it
             takes to wake one. With few queries they wait for memory, and an eighth of them is worth it.
-        copies_bytes: where keys are divided among threads, each part has a query gradient of its own. Rows are
-            swept in turns that keep these copies to so many bytes for each thread.
+        copies_bytes: where keys are divided among threads, each part has a query gradient of its own. Rows
+            are swept in turns that keep these copies to so many bytes for each thread.
     """
 
     cache_bytes: int
@@ -92,7 +93,7 @@ def _frame() -> Any:
 
 @lru_cache(4096)
 def _table(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, ...]) -> tuple[Array, int]:
-    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor, ·, ·) begins; its address."""
+    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor, ·, ·) begins."""
     places = np.zeros(1, np.int64)
     here = shape[-3]
     for size, mine, step in zip((*lead, here), shape[:-2], steps[:-2], strict=True):
@@ -166,7 +167,7 @@ class Layout:
         self.crew = max(1, min(threads, work // tuned.worth_a_thread))
 
     def operand(self, f: Any, name: str, x: Described) -> list[Array]:
-        """Set table, step and kind of vectors of queries (query, cotangent, …) or of keys; keep what it returns."""
+        """Set table, step and kind of vectors of queries or of keys; what it returns must be kept alive."""
         heads = self.key_heads if name.startswith(("key", "value")) else self.heads
         table, address = _table(self.lead, heads, x[0], x[1])
         setattr(f, name + "_table", address)
@@ -175,7 +176,7 @@ class Layout:
         return [table]
 
     def plane(self, f: Any, name: str, x: Described) -> list[Array]:
-        """Set table and steps of numbers of pairs (..., heads, Q or 1, K or 1); keep what it returns."""
+        """Set table and steps of numbers of pairs (..., heads, Q or 1, K or 1); keep the result alive."""
         table, address = _table(self.lead, self.heads, x[0], x[1])
         setattr(f, name + "_table", address)
         setattr(f, name + "_row", 0 if x[0][-2] == 1 else x[1][-2])
@@ -220,7 +221,7 @@ class Layout:
         return self.blocks * self.row_tiles(self.frame)
 
     def divide(self, f: Any, owners: int, by_keys: bool) -> None:
-        """Cut the keys or the rows of a backward sweep into parts, where owners are fewer than threads need."""
+        """Cut keys or rows of a backward sweep into parts, where owners are fewer than threads need."""
         crew = self.crew
         if crew < 2 or not 0 < owners < 4 * crew:
             return
@@ -310,9 +311,12 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
         Hq, Q); whether a query's sum of weights is NaN; whether a query that has keys to see has no score
         above −inf.
     """
-    p, f, kept = _begin("forward", t, rule)
+    p, f, _kept = _begin("forward", t, rule)
     parts, shape, dtype = f.key_parts, p.shape, p.dtype
-    output, lines = torch.empty((*shape, p.Dv), dtype=dtype), torch.empty((_STATISTIC_LINES, *shape), dtype=dtype)
+    output, lines = (
+        torch.empty((*shape, p.Dv), dtype=dtype),
+        torch.empty((_STATISTIC_LINES, *shape), dtype=dtype),
+    )
     best = torch.empty(shape, dtype=torch.int64)
     f.output, f.statistics, f.best = output.data_ptr(), lines.data_ptr(), best.data_ptr()
     if parts == 1:
@@ -372,7 +376,7 @@ def tangent(
 
     With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost.
     """
-    p, f, kept = _begin("tangent", t, rule)
+    p, f, _kept = _begin("tangent", t, rule)
     filling = _Filling(p, f)
     filling.operand("attended", output)
     filling.dots(dots)
@@ -415,7 +419,7 @@ def _summed(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
 
 def _mass(t: Inputs, rule: ScoreRule, rows: Tensor) -> Gradients:
     """The column sums of the weights."""
-    p, f, kept = _begin("mass", t, rule)
+    p, f, _kept = _begin("mass", t, rule)
     filling = _Filling(p, f)
     filling.rows(rows)
     columns = _zeros((f.row_parts, *p.lead, p.heads, p.K), torch.float64)
@@ -442,7 +446,7 @@ def _backward(
     That one is None where keys are too many to keep the scores of a tile's rows with all of them, or scores
     cannot be kept.
     """
-    p, f, kept = _begin("gradient" if dots is None else "second", t, rule)
+    p, f, _kept = _begin("gradient" if dots is None else "second", t, rule)
     filling = _Filling(p, f)
     full_bias = needs.bias and has_full_bias(t)
     f.whole_output = int(whole)
