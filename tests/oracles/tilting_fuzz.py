@@ -37,7 +37,7 @@ import torch
 from torch.autograd import forward_ad
 
 import exptilt as xt
-from exptilt.tilting.backends import cpu
+from exptilt.tilting.backends import cpu, layout
 from oracles.tilting_formula import QUANTITIES, Exact, _per_query_head, formula, scores
 from oracles.tilting_mixes import TENSORS, mix_of
 
@@ -453,7 +453,7 @@ def _prefixed(prefix, found):
 @contextmanager
 def small_tiles(wanted=True):
     """Sweeps of the compiled kernels in the smallest tiles, so that small problems have many of them."""
-    kept, least = cpu.tuning, cpu.Tuning(cache_bytes=1, tile_rows=13, backward_rows=13)
+    kept, least = cpu.tuning, layout.Tuning(cache_bytes=1, tile_rows=13, backward_rows=13)
     if wanted:
         cpu.tuning = lambda: least
     try:

@@ -45,9 +45,11 @@ def _add_product(left, right, total):
     """total += left right, one column of left after the other and each in one rounding, as a GPU does: a BLAS
     sums in another order in another tile, and scores that two sweeps must find alike would not be.
     """
-    left, right = left.astype(np.float64), right.astype(np.float64)
+    left, right, sums = left.astype(np.float64), right.astype(np.float64), np.empty(total.shape)
     for k in range(left.shape[1]):
-        total[...] = total + left[:, k, None] * right[k]
+        np.multiply(left[:, k, None], right[k], out=sums)
+        np.add(sums, total, out=sums)
+        total[...] = sums
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exptilt as xt
-from exptilt.tilting.backends import cpu, tiled
+from exptilt.tilting.backends import cpu, layout, tiled
 from oracles import attention as oracle
 from tilting.cases import FIELDS, close, problems
 
@@ -16,7 +16,7 @@ BACKENDS = ("cpu", "tiled")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles as for a processor with hardly any cache, and plain torch's alike."""
-    small = cpu.Tuning(cache_bytes=1 << 10)
+    small = layout.Tuning(cache_bytes=1 << 10)
     monkeypatch.setattr(cpu, "tuning", lambda: small)
     monkeypatch.setattr(tiled, "_TILE_CELLS", 1 << 16)
 
@@ -26,14 +26,14 @@ def many_parts(small_tiles, monkeypatch):
     """Any work is worth a thread; a function that sets how many there are, and the parts joined each time."""
     tuned = cpu.tuning()._replace(worth_a_thread=1)
     monkeypatch.setattr(cpu, "tuning", lambda: tuned)
-    joined, run = [], cpu.Layout.run
+    joined, run = [], layout.Layout.run
 
     def spy(self, f, sweep, units):
         if sweep == "forward" and f.key_parts > 1:
             joined.append(f.key_parts)
         run(self, f, sweep, units)
 
-    monkeypatch.setattr(cpu.Layout, "run", spy)
+    monkeypatch.setattr(layout.Layout, "run", spy)
     before = torch.get_num_threads()
     yield joined
     torch.set_num_threads(before)
@@ -99,13 +99,13 @@ def test_gradients_of_queries_in_turns(many_parts, monkeypatch, heads, options):
     tuned = cpu.tuning()._replace(copies_bytes=1)
     monkeypatch.setattr(cpu, "tuning", lambda: tuned)
     torch.set_num_threads(2)
-    turns, run = [], cpu.Layout.run
+    turns, run = [], layout.Layout.run
 
     def spy(self, f, sweep, units):
         turns.append((f.row_tile_from, f.row_tile_to))
         run(self, f, sweep, units)
 
-    monkeypatch.setattr(cpu.Layout, "run", spy)
+    monkeypatch.setattr(layout.Layout, "run", spy)
     g = torch.Generator().manual_seed(0)
     shapes = (1, heads[0], 777, 16), (1, heads[1], 901, 16), (1, heads[1], 901, 16)
     tensors = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
-from exptilt.tilting.backends import cpu
+from exptilt.tilting.backends import cpu, layout
 from tilting.cases import FIELDS, problems
 
 OPTIONS = [
@@ -344,7 +344,7 @@ def test_second_derivatives_in_one_sweep(options, fields, monkeypatch):
         rest["mask"] = torch.rand(rest["mask"], generator=g) < 0.5
         rest["mask"][7] = False  # a row that sees nothing
     leaves = [x.requires_grad_() for x in tensors.values()]
-    least = cpu.Tuning(cache_bytes=1, backward_rows=13, worth_a_thread=1 << 40)
+    least = layout.Tuning(cache_bytes=1, backward_rows=13, worth_a_thread=1 << 40)
     monkeypatch.setattr(cpu, "tuning", lambda: least)
     ran, joint = [], cpu.joint
 

@@ -74,8 +74,8 @@ def test_every_target(target):
 
 def test_a_cache_that_means_nothing_is_refused(monkeypatch):
     from exptilt._support.errors import ArgumentError
-    from exptilt.tilting.backends import cpu
+    from exptilt.tilting.backends import layout
 
     monkeypatch.setenv("EXPTILT_CACHE_KIB", "0")
     with pytest.raises(ArgumentError, match="EXPTILT_CACHE_KIB"):
-        cpu.tuning.__wrapped__()
+        layout.tuning.__wrapped__()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import exptilt as xt
 from exptilt._support import threads as regions
-from exptilt.tilting.backends import cpu
+from exptilt.tilting.backends import layout
 
 
 def example(seed=0, length=300):
@@ -40,7 +40,7 @@ def test_setting_is_used_and_kept(setting, team, monkeypatch):
         asked.append(threads)
         regions.run_region(address, argument, threads)
 
-    monkeypatch.setattr(cpu, "run_region", spy)
+    monkeypatch.setattr(layout, "run_region", spy)
     torch.set_num_threads(setting)
     expected = xt.attend(*example(length=2000), backend="tiled").output
     assert torch.allclose(xt.attend(*example(length=2000)).output, expected, atol=1e-5)

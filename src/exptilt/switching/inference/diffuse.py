@@ -24,8 +24,8 @@ import numpy as np
 import scipy.linalg
 import torch
 
+from ..arrays import LOG_TWO_PI, Run, Smoothing
 from ..checks import plain, safe_log
-from .arrays import LOG_TWO_PI, Run, Smoothing
 from .moments import condition, joseph, mixture, predict, rauch, terms
 from .problem import Matrices, Problem, stopped
 

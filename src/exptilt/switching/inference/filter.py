@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..arrays import METHODS, Parameters
 from ..checks import plain
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, Values, arrange, arrange_total
-from .arrays import METHODS, Parameters
 from .exact import filter_exact
 from .forecast import Forecast, forecast
 from .moments import SENSOR, Moments, by_row, mixture, observe, predicted

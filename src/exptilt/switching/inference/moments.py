@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from .arrays import LOG_TWO_PI, ROUNDING, Parameters
+from ..arrays import LOG_TWO_PI, ROUNDING, Parameters
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..arrays import KeptParameters, Parameters
 from ..checks import Array, plain, safe_log
 from ..parameters import RANKS, ModelParameters
 from ..series import Data, SeriesLike, read
-from .arrays import KeptParameters, Parameters
 
 
 @dataclass(frozen=True)

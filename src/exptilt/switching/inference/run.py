@@ -8,8 +8,8 @@ import torch
 
 from ..._support import native
 from ..._support.threads import run_region
+from ..arrays import METHODS, RECURSIONS, Parameters, Run, described, new_run, sizes_of
 from ..checks import plain
-from .arrays import METHODS, RECURSIONS, Parameters, Run, described, new_run, sizes_of
 from .diffuse import Step, first_steps
 from .problem import Matrices, Problem, stopped
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
+from ..arrays import LOG_TWO_PI
 from ..parameters import ModelParameters
 from ..series import SeriesLike, Values
-from .arrays import LOG_TWO_PI
 from .filter import filter_problem
 from .moments import SENSOR, STEP, by_row, maps_of, predict, rauch
 from .passes import run_particles

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._support import native
 from ..._support.errors import ArgumentError
-from ..inference.arrays import address
+from ..arrays import address
 from .programs import Tapes
 
 

@@ -9,8 +9,8 @@ import torch
 
 from ..._support import native
 from ..._support.errors import ArgumentError
+from ..arrays import METHODS
 from ..checks import Array, Checker, plain
-from ..inference.arrays import METHODS
 from ..inference.forecast import Forecast, arranged, check_forecast
 from ..inference.online import OnlineState
 from ..inference.problem import input_rows, inputs_of

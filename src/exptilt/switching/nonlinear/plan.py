@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike
 
 from ..._support import native
 from ..._support.errors import ArgumentError
+from ..arrays import LOG_TWO_PI
 from ..checks import plain
-from ..inference.arrays import LOG_TWO_PI
 from ..inference.online import OnlineState, Plan
 from ..inference.online.state import _state
 from ..inference.simulate import root

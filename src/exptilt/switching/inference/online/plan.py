@@ -14,9 +14,9 @@ from ...._support import native
 from ...._support.checks import whole
 from ...._support.errors import ArgumentError
 from ...._support.threads import run_region
+from ...arrays import METHODS, KeptParameters, address
 from ...checks import plain
 from ...parameters import RANKS, ModelParameters
-from ..arrays import METHODS, KeptParameters, address
 from ..moments import mixture, unknown
 from ..problem import as_models, prepare
 

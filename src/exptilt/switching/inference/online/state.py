@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike
 
 from ...._support.errors import ArgumentError, MissingExtraError
 from ...._support.files import draft
+from ...arrays import address
 from ...checks import plain
 from ...parameters import ModelParameters
 from ...series import Values
-from ..arrays import address
 from ..filter import Filtered, filter_series
 from ..problem import stopped
 from .plan import Plan

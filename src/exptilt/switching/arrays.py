@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._support import native
+from .._support import native
 
 Buffer = np.ndarray
 Sizes = tuple[int, int, int]  # M, n, m
