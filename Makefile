@@ -17,7 +17,7 @@ CONFIGURE = $(BIN)/cmake -S csrc -B build/native -G Ninja -Wno-dev --log-level=W
 FIND_COMPILER = { command -v c++ || command -v g++ || command -v clang++; } > /dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native models rivals test test-slow test-all fuzz report bench gpu-audit docs pictures lint \
+.PHONY: help setup native models rivals test test-slow test-zoo test-all fuzz report bench gpu-audit docs pictures lint \
   format constraints clean
 
 help: ## show this list
@@ -67,11 +67,14 @@ report: native ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
 
 test: native ## run the tests (all but those marked slow)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(TESTS) src README.md docs
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not zoo" $(TESTS) src README.md docs
 
 # One process with all cores to itself: what is slow is mostly large, or measures.
 test-slow: models native ## run the tests marked slow, and only those
 	@$(BIN)/python -m pytest -m slow $(TESTS)
+
+test-zoo: models native ## run the tests that take many minutes: the option fuzz and filters under sanitizers
+	@$(BIN)/python -m pytest -m zoo $(TESTS)
 
 test-all: test test-slow ## run every test, the slow ones too
 

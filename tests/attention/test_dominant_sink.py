@@ -1,12 +1,16 @@
-"""Statistics beside a sink that has the largest score, or nearly all of the weight."""
+"""Statistics and derivatives beside a sink that has the largest score, or nearly all of the weight."""
 
+import mpmath
 import pytest
 import torch
+from torch.func import grad, jvp
 
 import exptilt as xt
 
 BACKENDS = ("reference", "tiled", "cpu")
+RULES = ("tiled", "cpu")  # with derivatives of their own; torch differentiates the reference
 ROWS = ("log_normalizer", "entropy", "score_mean", "score_variance", "output")
+NAMES = ("query", "key", "value", "bias", "log_weight", "sink")
 
 
 def draw(*shape, seed):
@@ -71,3 +75,91 @@ def test_what_is_left_to_the_keys(backend, sink):
     for name in ("output", "score_variance", "key_mass"):
         error, theirs = ((x[name].double() - exact[name]).abs().max() for x in (found, rival))
         assert error <= 2 * theirs, (name, error, theirs)
+
+
+def second_derivatives(function, t, field):
+    """Forward derivatives, along every input, of the gradient of a random sum of one field, by name."""
+    dtype = t["query"].dtype
+
+    def total(*x):
+        y = function(dict(zip(NAMES, x, strict=True)))[field]
+        return (y * draw(*y.shape, seed=20).to(dtype)).sum()
+
+    point = tuple(t[name] for name in NAMES)
+    found = {}
+    for moving in (*NAMES, "all"):
+        along = tuple(
+            draw(*x.shape, seed=30 + i).to(dtype) if moving in (name, "all") else torch.zeros_like(x)
+            for i, (name, x) in enumerate(zip(NAMES, point, strict=True))
+        )
+        pushed = jvp(grad(total, tuple(range(len(NAMES)))), point, along)[1]
+        found |= {(moving, name): x.double() for name, x in zip(NAMES, pushed, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("backend", RULES)
+@pytest.mark.parametrize("sink", [5.0, 10.0, 20.0, 30.0])
+@pytest.mark.parametrize("field", ["output", "entropy", "score_mean", "score_variance", "key_mass"])
+def test_second_derivatives(backend, sink, field):
+    """By every pair of inputs; errors relative to the largest entry, at most 4 times those of plain torch.
+
+    At a sink of 20 the second derivative of key_mass by the sink was 0.
+    """
+    t = problem(sink)
+    exact, rival = second_derivatives(plain, t, field), second_derivatives(plain, to(torch.float32, t), field)
+    found = second_derivatives(lambda t: ours(t, backend), to(torch.float32, t), field)
+    for name, right in exact.items():
+        size = right.abs().max()
+        if size > 0:
+            error, theirs = ((x[name] - right).abs().max() / size for x in (found, rival))
+            assert error <= 4 * theirs + 2e-6, (name, error, theirs)
+
+
+def third(scores, sink):
+    """Σ_j of ∂²p_j/∂sink², by mpmath: P = 1 − p_s, P'' = P p_s (2 p_s − 1) of the keys' weight P."""
+    with mpmath.workdps(60):
+        keys, own = sum(mpmath.exp(x) for x in scores), mpmath.exp(sink)
+        share, p = keys / (keys + own), own / (keys + own)
+        return float(share * p * (2 * p - 1))
+
+
+@pytest.mark.parametrize("backend", RULES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sink", [-5.0, 0.0, 3.0, 10.0, 20.0, 30.0, 60.0])
+def test_key_mass_twice_by_the_sink(backend, dtype, sink):
+    scores = [0.5, -1.0, 2.0, 0.25]
+    key = torch.tensor(scores, dtype=dtype)[None, :, None]
+    one = torch.ones(1, 1, 1, dtype=dtype)
+
+    def mass(sink):
+        return xt.attend(one, key, key, scale=1.0, sink=sink, key_mass=True, backend=backend).key_mass.sum()
+
+    at = torch.tensor([sink], dtype=dtype, requires_grad=True)
+    (first,) = torch.autograd.grad(mass(at), at, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), at)
+    pushed = jvp(grad(mass), (at.detach(),), (torch.ones_like(at),))[1]
+    right = third(scores, sink)
+    for found in (second, pushed):
+        assert abs(found.item() - right) <= 30 * torch.finfo(dtype).eps * abs(right)
+
+
+@pytest.mark.parametrize("backend", RULES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sink", [10.0, 20.0, 30.0])
+def test_entropy_and_variance_twice_by_the_sink(backend, dtype, sink):
+    """One key at score 0: all weight but w = 1 / (1 + e^sink) is the sink's, in closed form by mpmath."""
+    one = torch.ones(1, 1, 1, dtype=dtype)
+
+    def statistics(sink):
+        found = xt.attend(one, 0 * one, one, sink=sink, backend=backend)
+        return found.entropy.sum(), found.score_variance.sum()
+
+    at = torch.tensor([sink], dtype=dtype)
+    found = [
+        jvp(grad(lambda x, i=i: statistics(x)[i]), (at,), (torch.ones_like(at),))[1].item() for i in (0, 1)
+    ]
+    with mpmath.workdps(60):
+        entropy = mpmath.diff(lambda s: mpmath.log1p(mpmath.exp(-s)) + s / (1 + mpmath.exp(s)), sink, 2)
+        variance = mpmath.diff(lambda s: s * s * mpmath.exp(s) / (1 + mpmath.exp(s)) ** 2, sink, 2)
+    for value, right in zip(found, (float(entropy), float(variance)), strict=True):
+        assert abs(value - right) <= 60 * torch.finfo(dtype).eps * abs(right)

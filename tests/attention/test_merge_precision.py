@@ -43,10 +43,11 @@ def joined(s, v, cuts, backend):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("common", [1.0, 100.0, 1e4, 1e6])
 @pytest.mark.parametrize("apart", [0.0, 5.0, 40.0, 3e4, 1e6])
 def test_float32_is_as_good_as_plain_torch(backend, apart, common):
+    """The parts of a reference result were once made up from its rounded log-normalizer: 6 % off at 1e6."""
     for spread, cuts in itertools.product((0.01, 1.0, 30.0), CUTS):
         s, v = scores(spread, apart, common)
         exact, rival = plain(s.double(), v.double()), plain(s, v)
@@ -78,7 +79,7 @@ def test_a_small_mean_of_parts_on_both_sides(backend):
         assert error <= 2 * theirs
 
 
-@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_certain_part(backend):
     """Where a part has all weight but 1e-9, entropy and variance keep their digits."""
     s, v = scores(0.1, 21.0, 0.0)

@@ -50,8 +50,10 @@ def _run(call: Call, key_mass: bool) -> Tilted:
     if settings.backend == "reference" or (compiling and transform_compiled()):
         if settings.check and t.sink is not None and not (compiling or in_transform()):
             check_sink(t.sink)
-        output, G, entropy, mean, variance, maximum, mass = reference.attend(t, settings.rule)
-        return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass if key_mass else None)
+        found = reference.attend(t, settings.rule)
+        output, G, entropy, mean, variance, maximum, mass, shift, weight, gap = found
+        parts, mass = (shift, weight, gap), mass if key_mass else None
+        return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass, parts)
     if call.tracked:
         if compiling:
             found = compiled.attend(*t, *settings.rule.numbers, settings.backend, settings.check)

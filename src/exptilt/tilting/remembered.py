@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import derivatives_wanted
+from exptilt._support.transforms import autocasts, derivatives_wanted
 from exptilt.tilting.arguments import Call, prepare
 from exptilt.tilting.derivatives.rules import Settings
 from exptilt.tilting.problem import Inputs
@@ -79,7 +79,7 @@ def prepare_again(
         settings = _known.get(kind)
     except TypeError:  # an option that is no number at all: to be explained
         return prepare(*arguments, autocast=True)
-    if settings is not None and not torch.is_autocast_enabled(query.device.type):
+    if settings is not None and not autocasts(query.device):
         none = key[..., :0] if value is None else value
         return Call(
             Inputs(query, key, none, bias, log_weight, sink, mask), settings, query.dtype, False, tracked

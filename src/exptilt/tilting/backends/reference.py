@@ -28,7 +28,9 @@ def _first_largest(s: Tensor) -> Tensor:
 
 
 def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
-    """output, G, entropy, mean, variance, maximum and key mass (..., Hq, K), from the whole matrix."""
+    """output, G, entropy, mean, variance, maximum, key mass (..., Hq, K), from the whole matrix; then the
+    shift, weight and gap of ``problem.Lines``, constants.
+    """
     s = scores(t, rule)
     K = s.shape[-1]
     maximum = _first_largest(s) if K else s.new_full(s.shape[:-1], -torch.inf)
@@ -49,7 +51,8 @@ def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
     G = G.masked_fill(dead[..., 0], -torch.inf)
     keys = p[..., :K]
     value = per_query_head(t.value.to(s.dtype), s.shape[-3], -3)
-    return keys @ value, G, entropy, mean, variance, maximum, keys.sum(-2)
+    parts = top, torch.where(dead[..., 0], 0.0, log_z.detach().exp()), gap.detach()
+    return keys @ value, G, entropy, mean, variance, maximum, keys.sum(-2), *parts
 
 
 def _mean(p: Tensor, s: Tensor, top: Tensor, gap: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
 
 def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Tangents:
     stats = _statistics(t, rule)
-    pushed, sums = tiled.tangent(t, dots, identities.tangent_rows(stats), rule)
+    # with the output, the sums are about Σ p ṡ; about the keys' mean, a dominant sink would cancel them
+    pushed, sums = tiled.tangent(t, dots, identities.tangent_rows(stats), rule, stats.output)
     return identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink)
 
 
@@ -42,7 +43,8 @@ def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Need
     )
     made = identities.spread(found, t, torch.zeros_like(bar.log_normalizer))
     if t.sink is not None:
-        made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
+        sink = identities.second_sink(stats, bar, dot, t.sink, dots.sink, found.row_sum)
+        made = made._replace(sink=sink)
     return tuple(bar.log_normalizer.new_zeros(()) if x is None else x for x in made)
 
 

@@ -292,7 +292,7 @@ class Second(Function):
         found = operators.second(*given, settings.rule, settings.backend, settings.needs)
         made = identities.spread(Gradients(*found), t, torch.zeros_like(bar.log_normalizer))
         if t.sink is not None:
-            made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink))
+            made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink, found[4]))
         return _filled(made, bar.log_normalizer)
 
     @staticmethod
