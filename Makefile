@@ -71,7 +71,7 @@ test: native ## run the tests (all but those marked slow)
 
 # One process with all cores to itself: what is slow is mostly large, or measures.
 test-slow: models native ## run the tests marked slow, and only those
-	@$(BIN)/python -m pytest -m slow $(TESTS)
+	@$(BIN)/python -m pytest -m "slow and not zoo" $(TESTS)
 
 test-zoo: models native ## run the tests that take many minutes: the option fuzz and filters under sanitizers
 	@$(BIN)/python -m pytest -m zoo $(TESTS)

@@ -28,7 +28,9 @@ def measure(settings: tuple[attention.Setting, ...]) -> dict[str, Any]:
         for causal in (False, True):
             label = f"n = {setting.shape[2]}, {'causal' if causal else 'plain'}"
 
-            def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal) -> xt.Tilted:
+            def attend(
+                q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal
+            ) -> xt.AttentionResult:
                 return xt.attend(q, k, v, causal=causal)
 
             cases = {

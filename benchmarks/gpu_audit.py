@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 
 import harness
 from exptilt.tilting.backends.triton import config, launch
-from exptilt.tilting.problem import MASS, Dots, Inputs, Needs, wide_dtype
+from exptilt.tilting.problem import MASS, Inputs, InputTangents, Needs, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 PAGE = harness.FOLDER.parent / "gpu.md"
@@ -81,7 +81,7 @@ def launched(sweep: str, generation: str, t: Inputs, rule: ScoreRule) -> dict[st
     own, config.generation_of = config.generation_of, lambda device: generation
     wide = wide_dtype(t.query.dtype)
     rows = torch.empty(9, *t.query.shape[:-1], dtype=wide)
-    dots, output = Dots(t.query, t.key, t.value, t.bias, t.log_weight), t.query.to(wide)
+    dots, output = InputTangents(t.query, t.key, t.value, t.bias, t.log_weight), t.query.to(wide)
     try:
         if sweep == "forward":
             launch.forward(t, rule)

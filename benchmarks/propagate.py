@@ -23,8 +23,9 @@ from torch import Tensor
 import exptilt as xt
 import harness
 from exptilt._support.progress import track
-from exptilt.attention import Moments, attend, propagate
+from exptilt.attention import Moments, propagate
 from exptilt.lens.models.load import default_folder, load_model
+from exptilt.tilting import attend
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "filters_and_attention.md"

@@ -13,7 +13,7 @@ import torch
 
 import harness
 from exptilt import families as f
-from exptilt.switching import SwitchingFamily, SwitchingLinearGaussian, discounted
+from exptilt.switching import DiscountedDynamics, SwitchingFamily, SwitchingLinearGaussian
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "filters_and_attention.md"
@@ -48,7 +48,7 @@ def models() -> dict[str, tuple[SwitchingFamily, str]]:
     }
     return {
         name: (
-            SwitchingFamily(TRANSITION, first, law, [discounted(0.9, first), discounted(0.5, second)]),
+            SwitchingFamily(TRANSITION, first, law, [*map(DiscountedDynamics, (0.9, 0.5), (first, second))]),
             kind,
         )
         for name, (first, second, law, kind) in pairs.items()

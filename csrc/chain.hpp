@@ -30,10 +30,10 @@
 EXPTILT_FRAME(HiddenChain, CHAIN_FIELDS)
 
 // What the likelihood depends on, or its derivatives in that.
-template <class T> struct Values {
+template <class T> struct ChainParameters {
   T *offset, *matrix, *deviation, *initial, *transition;
 
-  Values(T* at, int64_t K, int64_t r)
+  ChainParameters(T* at, int64_t K, int64_t r)
       : offset(at), matrix(at + K), deviation(matrix + K * r), initial(deviation + K),
         transition(initial + K) {}
 };
@@ -43,8 +43,8 @@ inline double chain_pass(const HiddenChain& f) {
   const int64_t T = f.steps, K = f.modes, M = f.regimes, r = f.inputs;
   const double *y = f.y, *inputs = f.known;
   const int64_t *from = f.rows, *after = f.after;
-  const Values<const double> p(f.values, K, r);
-  const Values<double> bar(f.bars, K, r);
+  const ChainParameters<const double> p(f.values, K, r);
+  const ChainParameters<double> bar(f.bars, K, r);
   const std::unique_ptr<double[]> room(new double[3 * T * K + T + 3 + (2 * r + 6) * K]);
   double *z = room.get(), *filtered = z + T * K, *scale = filtered + T * K, *density = scale + T;
   double *matrix = density + T * K + 3, *matrix_bar = matrix + r * K;  // by columns: modes lie side by side

@@ -138,7 +138,7 @@ class Conjugate {
   // Writes ∇A(θ).
   ONCE void write_mean(const Four* theta, Four* out) {
     if (family == NORMAL_WISHART) {
-      wishart_mean(D, theta, out, work);
+      D == 1 ? wishart_mean(Fixed<1>{}, theta, out, work) : wishart_mean(D, theta, out, work);
       return;
     }
     for (int g = 0; g < D; ++g) {
@@ -182,7 +182,9 @@ class Conjugate {
 
   // Writes θ + e and its ∇A; returns A(θ + e) − A(θ).
   ONCE Four gain(const Four* theta, const double* e, Four* target, Four* out) {
-    if (family == NORMAL_WISHART) return wishart_update(D, theta, e, target, out, work);
+    if (family == NORMAL_WISHART)
+      return D == 1 ? wishart_update(Fixed<1>{}, theta, e, target, out, work)
+                    : wishart_update(D, theta, e, target, out, work);
     for (int k = 0; k < K; ++k) target[k] = theta[k] + e[k];
     Four sum = 0.0;
     for (int g = 0; g < D; ++g) {
@@ -230,19 +232,19 @@ class Conjugate {
   // Writes the θ whose ∇A is at `mean`.
   ONCE void invert(Four* target) {
     if (family == NORMAL_WISHART) {
-      wishart_from_mean(D, mean, target, work);
+      D == 1 ? wishart_from_mean(Fixed<1>{}, mean, target, work) : wishart_from_mean(D, mean, target, work);
       return;
     }
     for (int g = 0; g < D; ++g) {
       if (family == GAMMA) {
-        const Four a = invert_gap(1, logarithm(mean[g]) - mean[D + g]);
+        const Four a = invert_gap(Fixed<1>{}, logarithm(mean[g]) - mean[D + g]);
         target[g] = -a / mean[g];
         target[D + g] = a - 1.0;
       } else if (family == DIRICHLET) {
         invert_dirichlet(g, target);
       } else {
         const Four precision = mean[D + g], m = mean[g] / precision;
-        const Four a = invert_gap(1, logarithm(precision) - mean[3 * D + g]);
+        const Four a = invert_gap(Fixed<1>{}, logarithm(precision) - mean[3 * D + g]);
         const Four count = Four(1.0) / (mean[2 * D + g] - mean[g] * m);
         target[g] = count * m;
         target[D + g] = -a / precision - count * m * m * 0.5;

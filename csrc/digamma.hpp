@@ -107,7 +107,7 @@ ONCE inline Four half_rise(Four a) {
 }
 
 // Σ_{i<D} ψ(a − i/2).
-INLINE Four digamma_sum(int D, Four a) {
+template <class Size> INLINE Four digamma_sum(Size D, Four a) {
   Four sum = 0.0, product = 1.0;
   for (int i = 0; i < D; ++i) {
     const Digamma one = digamma(a - 0.5 * i);
@@ -123,7 +123,7 @@ INLINE Four digamma_sum(int D, Four a) {
 // Newton's method in 1/(a − (D − 1)/2), in which the left side is almost linear. It begins within 2e-4 for
 // D = 1 and s < 17 (Greenwood and Durand, Technometrics 1960), else at D(D + 1)/(4s) + 1/s, which is right
 // for large a and for small. NaN where s is not positive.
-ONCE inline Four invert_gap(int D, Four given) {
+template <class Size> ONCE Four invert_gap(Size D, Four given) {
   const Four s = between(given, 0.0, NOT_A_NUMBER);
   Four free = Four(0.25 * D * (D + 1) + 1.0) / s;
   if (D == 1)

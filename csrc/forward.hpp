@@ -158,7 +158,7 @@ template <class T> class Forward {
       std::fill_n(out, f.Dv, T(0));
     }
     for (int i = 0; i < STATISTICS; ++i) lines[i * count] = T(line[i]);
-    f.best[at] = row.best;
+    if (f.best) f.best[at] = row.best;
   }
 };
 
@@ -195,6 +195,6 @@ template <class T> void join(const Attention& parts, Attention& whole) {
     const double line[STATISTICS] = {z != 0 ? top + log_z : -INFINITY, z != 0 ? log_z - gap : 0,
                                      z != 0 ? top + gap : 0, square, top, z, gap};
     for (int i = 0; i < STATISTICS; ++i) joined[i * rows + row] = T(line[i]);
-    whole.best[row] = parts.best[at * rows + row];
+    if (whole.best) whole.best[row] = parts.best[at * rows + row];
   }
 }

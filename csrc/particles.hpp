@@ -54,6 +54,7 @@ class Swarming {
  private:
   void filter(int64_t series) {
     const int64_t begin = run.starts[series], length = run.starts[series + 1] - begin;
+    run.failure[2 * series] = -1;
     law_before(run, series, 0, initial, log_initial);
     for (int i = 0; i < N; ++i) {
       mode[i] = f.chosen[series * N + i];

@@ -1,4 +1,5 @@
-// Three small kernels: clusters of points, a sweep of a classical Hopfield network, systematic resampling.
+// Small kernels: clusters of points, a sweep of a classical Hopfield network, systematic resampling; and any
+// kernel on one of several threads.
 #include <algorithm>
 #include <vector>
 
@@ -90,5 +91,21 @@ EXPTILT_FRAME(Resampling, RESAMPLING_FIELDS)
 EXPTILT_KERNEL(resample, Resampling) {
   for (int64_t r = 0; r < f.rows; ++r)
     systematic(f.weight + r * f.count, f.count, f.start[r], f.ancestor + r * f.drawn, f.drawn);
+  return 0;
+}
+
+// ---- a kernel on one of several threads that share its frame: what it returns is added up, and threads that
+// had no memory are counted.
+
+using Kernel = int64_t(void*);
+#define SHARED_FIELDS(whole, real, place) place(Kernel, kernel) place(void, frame) whole(sum) whole(lacking)
+EXPTILT_FRAME(Shared, SHARED_FIELDS)
+
+EXPTILT_KERNEL(share, Shared) {
+  const int64_t found = f.kernel(f.frame);
+  if (found == OUT_OF_MEMORY)
+    __atomic_fetch_add(&f.lacking, 1, __ATOMIC_RELAXED);
+  else
+    __atomic_fetch_add(&f.sum, found, __ATOMIC_RELAXED);
   return 0;
 }

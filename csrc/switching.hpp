@@ -222,7 +222,7 @@ template <class Law> class Switching {
   place(double, terms)          /* (rows,) */                                          \
   place(double, log_mode)       /* (rows, M) */                                        \
   place(double, mixing)         /* (rows, M·M), or 0: not wanted */                    \
-  place(int64_t, failure)       /* (series, 2), −1 before */
+  place(int64_t, failure)       /* (series, 2) */
 
 // Takes the next things to do of `count`, for threads that share `next`; false when all are taken.
 inline bool take_some(int64_t& next, int64_t count, int64_t at_once, int64_t& begin, int64_t& end) {
@@ -245,6 +245,7 @@ template <class Law, class Frame> int64_t filter_series(Law& law, Frame& f, Room
   const auto filter_one = [&](int64_t series) {  // whether it had to stop
     const int64_t begin = f.starts[series], steps = f.starts[series + 1] - begin;
     const int64_t done = f.lead ? f.lead[series] : 0;
+    f.failure[2 * series] = -1;
     law.start(series, done, s.state, s.log_mode);
     double total = 0.0;
     int stopped = -1;

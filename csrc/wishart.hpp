@@ -6,6 +6,8 @@
 //     A(θ) = log Γ_D(ν/2) − ½ν log |Ψ/2| − ½D log κ + const,     log Γ_D(a) = Σ_{i<D} log Γ(a − i/2) + const
 //     ∇A(θ) = (νΨ⁻¹m, pack(νΨ⁻¹), D/κ + νm'Ψ⁻¹m, log |Ψ/2| − Σ_{i<D} ψ((ν − i)/2))
 //
+// D is a `Fixed<1>`, for loops that are not there, or an `int`.
+//
 // An observation adds 1 to κ and to ν, so that all but the ends of log Γ_D(a + ½) − log Γ_D(a) cancel:
 //
 //     log Γ(a + ½) − log Γ(a + ½ − D/2) = Σ_{k<⌊D/2⌋} log(b − k) [+ log Γ(a + ½) − log Γ(a) if D is odd],
@@ -21,7 +23,8 @@ INLINE int wishart_room(int D) { return 2 * D * D + D; }
 // Factors a packed matrix, `scale` times the numbers at `packed`, less r vv', at `work`; returns the log of
 // its determinant, NaN where it is not positive definite. Then `wishart_inverse` writes its inverse to
 // work + D·D.
-ONCE inline Four wishart_factor(int D, const Four* packed, double scale, const Four* v, Four r, Four* work) {
+template <class Size>
+ONCE Four wishart_factor(Size D, const Four* packed, double scale, const Four* v, Four r, Four* work) {
   for (int i = 0; i < D; ++i)
     for (int j = 0; j <= i; ++j)
       work[i * D + j] = packed[i * (i + 1) / 2 + j] * (i == j ? scale : scale / ROOT_TWO) - v[i] * v[j] * r;
@@ -29,14 +32,14 @@ ONCE inline Four wishart_factor(int D, const Four* packed, double scale, const F
   for (int i = 0; i < D; ++i) nothing[i] = 0.0;
   return factor(D, work, nothing, 0.0, NOT_A_NUMBER);
 }
-ONCE inline void wishart_inverse(int D, Four* work) {
+template <class Size> ONCE void wishart_inverse(Size D, Four* work) {
   Four* const inverse = work + D * D;
   for (int i = 0; i < D * D; ++i) inverse[i] = i % (D + 1) ? 0.0 : 1.0;
   solve(D, D, work, inverse);
 }
 
 // Writes ∇A(θ) and returns log |Ψ|.
-ONCE inline Four wishart_mean(int D, const Four* theta, Four* mean, Four* work) {
+template <class Size> ONCE Four wishart_mean(Size D, const Four* theta, Four* mean, Four* work) {
   const int size = D * (D + 1) / 2;
   const Four half = -theta[D + size + 1] - 0.5 * (D + 2), inverse = Four(-0.5) / theta[D + size];  // ν/2, 1/κ
   const Four log_scale = wishart_factor(D, theta + D, -2.0, theta, inverse, work);
@@ -58,7 +61,8 @@ ONCE inline Four wishart_mean(int D, const Four* theta, Four* mean, Four* work) 
 }
 
 // Writes θ + e and its ∇A; returns A(θ + e) − A(θ).
-inline Four wishart_update(int D, const Four* theta, const double* e, Four* target, Four* mean, Four* work) {
+template <class Size>
+Four wishart_update(Size D, const Four* theta, const double* e, Four* target, Four* mean, Four* work) {
   const int size = D * (D + 1) / 2;
   const Four half = -theta[D + size + 1] - 0.5 * (D + 2);
   const Four inverse = Four(-0.5) / theta[D + size];
@@ -77,7 +81,7 @@ inline Four wishart_update(int D, const Four* theta, const double* e, Four* targ
 }
 
 // Writes the θ whose ∇A is `mean`.
-inline void wishart_from_mean(int D, const Four* mean, Four* target, Four* work) {
+template <class Size> void wishart_from_mean(Size D, const Four* mean, Four* target, Four* work) {
   const int size = D * (D + 1) / 2;
   const Four log_scale = wishart_factor(D, mean + D, 1.0, mean, 0.0, work);
   wishart_inverse(D, work);

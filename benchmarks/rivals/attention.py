@@ -159,7 +159,7 @@ def groups(
     """Everything that is timed at one shape (batch, heads, n, d), but for the cases named in `leave_out`."""
     x = inputs(shape)
 
-    def mass(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> xt.Tilted:
+    def mass(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> xt.AttentionResult:
         return xt.attend(q, k, v, causal=causal, key_mass=True)
 
     everything = [

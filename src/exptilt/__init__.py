@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Notes which process this is, before anybody forks.
-from exptilt._support import process as _process  # noqa: F401
+from exptilt import _support  # noqa: F401
 
 if TYPE_CHECKING:
     from exptilt import (
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from exptilt.attention import MultiheadAttention
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
-    from exptilt.tilting import Tilted, attend, fisher_vector_product, log_normalizer, merge
+    from exptilt.tilting import AttentionResult, Tilted, attend, fisher_vector_product, log_normalizer, merge
 
 __version__ = "0.2.0"
 
 _HOME = {
+    "AttentionResult": "tilting",
     "Empirical": "families",
     "Gaussian": "families",
     "GaussianMixture": "families",
@@ -66,6 +67,7 @@ _FOLDERS = (
 )
 
 __all__ = [
+    "AttentionResult",
     "Empirical",
     "Gaussian",
     "GaussianMixture",

@@ -98,7 +98,9 @@ def second_derivatives(function, t, field):
 
 
 @pytest.mark.parametrize("backend", RULES)
-@pytest.mark.parametrize("sink", [5.0, 10.0, 20.0, 30.0])
+@pytest.mark.parametrize(
+    "sink", [20.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (5.0, 10.0, 30.0))]
+)
 @pytest.mark.parametrize("field", ["output", "entropy", "score_mean", "score_variance", "key_mass"])
 def test_second_derivatives(backend, sink, field):
     """By every pair of inputs; errors relative to the largest entry, at most 4 times those of plain torch.

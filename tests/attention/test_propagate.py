@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
 from exptilt._support.errors import ArgumentError
-from exptilt.attention import Moments, attend, propagate
+from exptilt.attention import Moments, propagate
+from exptilt.tilting import attend
 
 F64 = torch.float64
 BATCH, LENGTH, SIZE, HEADS, KEY_HEADS, D, DV = 2, 5, 6, 4, 2, 3, 2

@@ -131,6 +131,7 @@ def test_quick_run_of_decoding(quick, capsys):
     assert [attention_decoding.limit(n) for n in attention_decoding.KEYS] == [1.8, 1.1, 1.1]
 
 
+@pytest.mark.slow
 def test_quick_run_of_small_calls(quick, capsys):
     results = harness.read(quick(attention_small))
     assert [run["n"] for run in results["runs"]] == [16, 64]

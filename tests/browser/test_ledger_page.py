@@ -27,6 +27,7 @@ def page(browser, address):
     page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
@@ -67,6 +68,7 @@ def test_verdicts_filter(page):
     assert page.locator("#C4").is_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "left"), [("sphere", 1), ("batch", 2), ("whiten", 3)])
 def test_points_gather_as_the_theory_says(page, norm, left):
     page.select_option("#norm", norm)

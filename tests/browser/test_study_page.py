@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from browser.chromium import COLOUR, contrast, luminance, open_page
-from exptilt.lens import HeadMeasure, Picture
+from exptilt.lens import Picture
+from exptilt.lens.studying.results import HeadMeasure
 from exptilt.report import write
 from report.made import HOSTILE, make_study
 

@@ -32,7 +32,11 @@ COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip
 
 
 # Another command of the list does the same with less.
-LONG = {"exptilt switch examples/data/gnp.csv", "exptilt report minilm --max-tokens 512 --out report"}
+LONG = {
+    "exptilt switch examples/data/gnp.csv",
+    "exptilt report minilm --max-tokens 512 --out report",
+    "exptilt claims B5 --set dimensions=3",
+}
 
 
 @pytest.mark.parametrize(

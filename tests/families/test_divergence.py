@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exptilt import families as f
+from exptilt.families.estimate import EstimateKind
 
 F64 = torch.float64
 
@@ -31,12 +32,12 @@ def test_mixture_bracket_and_estimate(seed: int, a: int, b: int) -> None:
     p, q = mixture(g, a), mixture(g, b)
     found = f.kl(p, q, generator=g)
     truth = kl_by_quadrature(p, q)
-    assert found.kind is f.Kind.ESTIMATED
+    assert found.kind is EstimateKind.ESTIMATED
     assert 0 <= float(found.lower) <= truth + 1e-7
     assert truth <= float(found.upper) + 1e-7
     assert abs(float(found.value) - truth) <= 5 * float(found.standard_error) + 1e-9
     bounds = f.kl(p, q, samples=0)
-    assert bounds.kind is f.Kind.BOUNDED
+    assert bounds.kind is EstimateKind.BOUNDED
     assert math.isnan(float(bounds.standard_error))
     assert (float(bounds.lower), float(bounds.upper)) == (float(found.lower), float(found.upper))
 
@@ -65,7 +66,7 @@ def test_brackets_are_tight_where_they_should_be() -> None:
     entropy = far.entropy(generator=g)
     exact = float(f.Categorical(far.log_weight).entropy() + far.components.entropy()[0])
     assert float(entropy.upper) == pytest.approx(exact, rel=1e-9)
-    assert far.entropy(0).kind is f.Kind.BOUNDED
+    assert far.entropy(0).kind is EstimateKind.BOUNDED
 
 
 def test_from_and_to_a_single_gaussian() -> None:
@@ -108,7 +109,7 @@ def test_families_within_families() -> None:
     diagonal = f.DiagonalGaussian(torch.tensor([0.3, 1.0]), torch.tensor([0.5, 2.0]))
     full = f.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.4], [0.4, 1.0]]))
     same = f.Gaussian(diagonal.mean_vector, torch.diag(diagonal.variance))
-    assert f.kl(diagonal, full).kind is f.Kind.EXACT
+    assert f.kl(diagonal, full).kind is EstimateKind.EXACT
     torch.testing.assert_close(f.kl(diagonal, full).value, f.kl(same, full).value)
     torch.testing.assert_close(f.kl(full, diagonal).value, f.kl(full, same).value)
     twin = torch.distributions.kl_divergence(full.to_torch(), same.to_torch())
@@ -309,7 +310,11 @@ def test_infinite_where_the_support_is_too_small() -> None:
         (counts, outcomes),
     ):
         found = f.kl(p, q, generator=generator)
-        assert (float(found.value), float(found.standard_error), float(found.lower)) == (math.inf, 0.0, 0.0)
+        assert (float(found.value), float(found.standard_error), float(found.lower)) == (
+            math.inf,
+            0.0,
+            math.inf,
+        )
     finite = f.kl(outcomes, coins, generator=generator)  # Σ p log p + 2 log 2
     assert abs(float(finite.value) - (2 * math.log(2) - float(outcomes.entropy()))) < 5 * float(
         finite.standard_error
@@ -369,7 +374,7 @@ def test_points_and_counts() -> None:
     p = torch.stack([p[0], p[1] + p[2]])
     expected = (p * (p.log() - f.Poisson(rates[:, None]).log_prob(numbers(0.0, 3.0)[:, None]))).sum(-1)
     torch.testing.assert_close(found.value, expected)
-    assert found.kind is f.Kind.EXACT
+    assert found.kind is EstimateKind.EXACT
     assert float(f.kl(f.Empirical(x + 0.5), f.Poisson(rates[0])).value) == math.inf
     mixture = f.Mixture(numbers(0.0, 0.0, 0.0), f.Poisson(rates))
     assert float(f.kl(f.Empirical(x[:1]), mixture).value) == pytest.approx(-float(mixture.log_prob(x[0])))
@@ -427,3 +432,65 @@ def test_nodes_on_the_edge_of_a_support() -> None:
     assert float(f.kl(box, f.Beta(numbers(2.0), numbers(0.5))).value) == pytest.approx(
         float(exact), rel=1e-10
     )
+
+
+def line(mean: float, dtype: torch.dtype = F64) -> f.Gaussian:
+    return f.Gaussian(torch.tensor([mean], dtype=dtype), torch.eye(1, dtype=dtype))
+
+
+def one(kind: type, *values: float) -> f.Measure:
+    return kind(*(torch.tensor([value], dtype=F64) for value in values))
+
+
+NORMAL_DENSITY = f.FromDensity.quadrature(lambda x: -((x[..., 0] - 10) ** 2) / 2, center=[10.0])
+HALF_LINE = f.FromDensity.quadrature(lambda x: -x[..., 0], lower=[0.0], upper=[math.inf])
+MULTINOMIALS = f.Mixture(
+    torch.tensor([0.0, -20.0], dtype=F64),
+    f.Multinomial(torch.zeros(2, dtype=F64), torch.tensor([3.0, 4.0], dtype=F64)),
+)
+TRIPLE = f.Multinomial(torch.zeros(2, dtype=F64), torch.tensor(3.0, dtype=F64))
+TWO_GAMMAS = f.Mixture(torch.zeros(2, dtype=F64), f.Gamma(*[torch.full((2, 1), 9.0, dtype=F64)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (line(10.0), one(f.Gamma, 100.0, 10.0)),
+        (line(10.0), TWO_GAMMAS),
+        (line(10.0), HALF_LINE),
+        (NORMAL_DENSITY, one(f.Gamma, 100.0, 10.0)),
+        (one(f.Gamma, 1.0, 1e3), one(f.Beta, 2.0, 2.0)),
+        (one(f.Poisson, 1e-5), one(f.BernoulliProduct, 0.0)),
+        (one(f.NegativeBinomial, 1.0, -12.0), one(f.BernoulliProduct, 0.0)),
+        (
+            f.BernoulliProduct(torch.tensor([30.0, -30.0], dtype=F64)),
+            f.Categorical(torch.zeros(2, dtype=F64)),
+        ),
+        (MULTINOMIALS, TRIPLE),
+    ],
+)
+def test_mass_that_no_draw_shows_off_the_other_support_is_infinite(p: f.Measure, q: f.Measure) -> None:
+    found = f.kl(p, q, generator=torch.Generator().manual_seed(0))
+    assert found.value.item() == math.inf
+    assert found.standard_error.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (one(f.Gamma, 100.0, 10.0), line(10.0)),
+        (TWO_GAMMAS, line(10.0)),
+        (one(f.Beta, 2.0, 2.0), one(f.Gamma, 1.0, 1.0)),
+        (one(f.BernoulliProduct, 0.0), one(f.Poisson, 1.0)),
+        (f.Categorical(torch.zeros(2, dtype=F64)), f.BernoulliProduct(torch.zeros(2, dtype=F64))),
+        (TRIPLE, MULTINOMIALS),
+        (line(10.0), NORMAL_DENSITY),
+    ],
+)
+def test_a_smaller_support_is_no_hindrance(p: f.Measure, q: f.Measure) -> None:
+    assert bool(f.kl(p, q, generator=torch.Generator().manual_seed(0)).value.isfinite())
+
+
+def test_draws_that_x_cannot_hold_are_refused_where_the_other_needs_x() -> None:
+    with pytest.raises(ValueError, match="does not hold"):
+        f.kl(one(f.Beta, 0.001, 1.0), one(f.Gamma, 1.0, 1.0))

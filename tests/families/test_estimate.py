@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from exptilt import families as f
+from exptilt.families.estimate import EstimateKind
 
 F64 = torch.float64
 
@@ -25,7 +27,7 @@ def test_standard_errors_are_those_of_repeated_sampling() -> None:
     g = torch.Generator().manual_seed(0)
     a, b = noisy(5.0, g), noisy(-8.0, g)
     for result in (a + b, a - b, a * b, a / b, 3 * a - b / 2, 1 / b, 2 - a):
-        assert result.kind is f.Kind.ESTIMATED
+        assert result.kind is EstimateKind.ESTIMATED
         assert float(result.standard_error.mean()) == pytest.approx(float(result.value.std()), rel=0.06)
 
 
@@ -37,7 +39,7 @@ def test_brackets_hold() -> None:
         a, b = (f.Estimate.bounded(low[i], high[i]) for i in range(2))
         x, y = low + (high - low) * torch.rand(2, dtype=F64, generator=g)
         for got, value in ((a + b, x + y), (a - b, x - y), (a * b, x * y), (a / b, x / y), (2 - a, 2 - x)):
-            assert got.kind is f.Kind.BOUNDED
+            assert got.kind is EstimateKind.BOUNDED
             assert bool(got.lower <= value + 1e-12)
             assert bool(value - 1e-12 <= got.upper)
             assert math.isnan(float(got.standard_error))
@@ -51,7 +53,7 @@ def test_exact_numbers_stay_exact() -> None:
         (a * b, t(18.0, 2.0)),
         (a / b, t(2.0, 0.5)),
     ):
-        assert got.kind is f.Kind.EXACT
+        assert got.kind is EstimateKind.EXACT
         for part in (got.value, got.lower, got.upper):
             torch.testing.assert_close(part, value)
         assert got.standard_error.tolist() == [0.0, 0.0]
@@ -72,3 +74,30 @@ def test_infinite_ends() -> None:
     assert float(divergence) == float(divergence.value)
     with pytest.raises(TypeError):
         divergence + "1"  # type: ignore[operator]
+
+
+def test_formats_compares_and_converts() -> None:
+    exact, bounded = f.Estimate.exact(t(0.25)[0]), f.Estimate.bounded(t(1.0)[0], t(2.0)[0])
+    sampled = f.Estimate.sampled(t(1.0, 2.0, 3.0, 4.0), t(0.0)[0], t(math.inf)[0])
+    assert f"{exact:.3f}" == "0.250"
+    assert f"{sampled:.2f}" == "2.50 ± 0.65"
+    assert f"{bounded:>6.1f}" == "   1.5 in [   1.0,    2.0]"
+    assert f"{exact}" == str(exact)
+    with pytest.raises(ValueError, match="format code"):
+        f"{exact:s}"
+    assert bool(exact < 0.5)
+    assert bool(exact <= bounded)
+    assert bool(bounded > exact)
+    assert bool(t(0.5)[0] >= exact)
+    assert bool(exact == 0.25)
+    assert bool(exact != bounded)
+    assert max(exact, bounded, sampled) is sampled
+    assert (exact == "a quarter") is False
+    assert len({exact, bounded, exact}) == 2
+    batch = f.Estimate.exact(t(1.0, 3.0))
+    assert (batch < 2).tolist() == [True, False]
+    np.testing.assert_array_equal(np.asarray(batch), [1.0, 3.0])
+    assert float(exact) == 0.25
+    assert (np.float64(2.0) * sampled).kind is EstimateKind.ESTIMATED
+    with pytest.raises(TypeError):
+        exact < "1"  # type: ignore[operator]  # noqa: B015

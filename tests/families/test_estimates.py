@@ -100,3 +100,59 @@ def test_an_infinite_divergence_has_no_nan_in_its_derivative() -> None:
     found = f.kl(p, q, generator=torch.Generator().manual_seed(0)).value
     assert float(found.detach()) == torch.inf
     assert bool(torch.autograd.grad(found, weight)[0].isfinite().all())
+
+
+def spread_out(name: str, small: float, dtype: torch.dtype) -> f.ExponentialFamily:
+    """A member so spread out that most of its draws round to the edge of the support."""
+    one = torch.full((2,), small, dtype=dtype)
+    nu, unit = torch.tensor(1 + small, dtype=dtype), torch.eye(2, dtype=dtype)
+    return {
+        "Beta": lambda: f.Beta(one, one),
+        "Gamma": lambda: f.Gamma(one, one + 1),
+        "InverseGamma": lambda: f.InverseGamma(one, one + 1),
+        "Dirichlet": lambda: f.Dirichlet(one),
+        "LogNormal": lambda: f.LogNormal(one, 40 / one),
+        "Exponential": lambda: f.Exponential(one),
+        "NormalGamma": lambda: f.NormalGamma(one, one + 1, one, one + 1),
+        "Wishart": lambda: f.Wishart(nu, unit * (1 + small)),
+        "NormalInverseWishart": lambda: f.NormalInverseWishart(one, nu, nu, unit * (1 + small)),
+    }[name]()
+
+
+SPREAD_OUT = ["Beta", "Gamma", "InverseGamma", "Dirichlet", "LogNormal", "Exponential"]
+SPREAD_OUT += ["NormalGamma", "Wishart", "NormalInverseWishart"]
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("name", SPREAD_OUT)
+def test_draws_at_the_edge_of_the_support_count(name: str, dtype: torch.dtype) -> None:
+    p, q = (spread_out(name, small, dtype) for small in (0.01, 0.02))
+    alone = torch.zeros(1, dtype=dtype)
+    mixtures = [f.Mixture(alone, f.stack([member])) for member in (p, q)]
+    g = torch.Generator().manual_seed(3)
+    y, score = mixtures[0]._sample_scored(4096, g)
+    surprise = -mixtures[0]._log_prob_inner(y)
+    ratio = -surprise - mixtures[1]._log_prob_inner(y)
+    for drawn, exact in ((surprise, p.entropy()), (ratio, f.kl(p, q).value)):  # no bracket helps here
+        free = torch.full_like(exact, torch.inf)
+        found = f.Estimate.sampled(drawn, -free, free, score)
+        assert float((found.value - exact).abs()) < 4.5 * float(found.standard_error)
+        assert 0 < float(found.standard_error) < 8
+    for found in (f.kl(*mixtures, generator=g), mixtures[0].entropy(generator=g)):
+        assert float(found.lower) <= float(found.value) <= float(found.upper)
+    x = p.sample((2000,), generator=g)
+    assert bool(p.log_prob(x).isfinite().all())
+
+
+@pytest.mark.parametrize("center", [0.3, 9.0, float("nan")])
+def test_a_mean_that_contradicts_its_bracket_is_an_error(center: float) -> None:
+    draws = center + torch.linspace(-0.01, 0.01, 100, dtype=F64)
+    with pytest.raises(RuntimeError, match="contradicts the bracket"):
+        f.Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
+
+
+def test_a_mean_that_noise_took_out_of_its_bracket_is_moved_to_its_end() -> None:
+    draws = (0.99 + torch.linspace(-1, 1, 100, dtype=F64)).requires_grad_()
+    found = f.Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
+    assert found.value.item() == 1.0
+    assert torch.autograd.grad(found.value, draws)[0].allclose(torch.full_like(draws, 0.01))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, distributions
 
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError
+from exptilt.families.members.normal_gamma import MeanPrecision
+from exptilt.families.members.normal_inverse_wishart import MeanCovariance
 from exptilt.families.numerics.deviance import deviance, log_excess
 
 F32, F64 = torch.float32, torch.float64
@@ -49,14 +52,14 @@ def test_the_location_does_not_matter() -> None:
         assert float(near.entropy()) == float(far.entropy())
         assert float(f.kl(near, other).value) == float(f.kl(far, further).value) > 0
     one = torch.ones(1)
-    x, y = f.MeanPrecision(one, one), f.MeanPrecision(one + 2.0**20, one)
+    x, y = MeanPrecision(one, one), MeanPrecision(one + 2.0**20, one)
     assert (
         float(normal_gamma(0.0).log_prob(x))
         == float(normal_gamma(2.0**20).log_prob(y))
         == pytest.approx(-2.22171, abs=1e-5)
     )
-    x, y = (f.MeanCovariance(t(m, 3.0), torch.eye(2, dtype=F64)) for m in (1.0, 1.0))
-    y = f.MeanCovariance(x.mean + t(2.0**27, -(2.0**27)), x.covariance)
+    x, y = (MeanCovariance(t(m, 3.0), torch.eye(2, dtype=F64)) for m in (1.0, 1.0))
+    y = MeanCovariance(x.mean + t(2.0**27, -(2.0**27)), x.covariance)
     assert float(normal_inverse_wishart(0.0).log_prob(x)) == float(
         normal_inverse_wishart(2.0**27).log_prob(y)
     )
@@ -93,8 +96,8 @@ def test_events_in_another_dtype() -> None:
     gamma = f.Gamma(t(3e5), t(1.0)).log_prob(torch.tensor([300123.0]))
     assert gamma.dtype == F64
     assert float(gamma) == pytest.approx(scipy.stats.gamma(3e5).logpdf(300123), rel=1e-9)
-    x = f.MeanCovariance(torch.zeros(2), torch.eye(2))
-    assert isinstance(normal_inverse_wishart(0.0)._event(x), f.MeanCovariance)
+    x = MeanCovariance(torch.zeros(2), torch.eye(2))
+    assert isinstance(normal_inverse_wishart(0.0)._event(x), MeanCovariance)
     assert normal_inverse_wishart(0.0).log_prob(x).dtype == F64
 
 
@@ -416,3 +419,32 @@ def test_tilts_that_are_no_numbers() -> None:
 def test_refusals(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_coins_near_certainty_keep_their_divergence_in_float32() -> None:
+    p, q = (f.BernoulliProduct(torch.tensor([logit])) for logit in (20.0, 21.0))
+    assert float(f.kl(p, q).value) == pytest.approx(7.582560e-10, rel=1e-5)  # e⁻²⁰ − (e⁻²⁰ − e⁻²¹)
+
+
+def test_a_sharp_beta_in_float32() -> None:
+    """Against mpmath at the very numbers that float32 holds."""
+    a, b, x = (torch.tensor([value]) for value in (1e12, 1e6, 1 - 1e-6))
+    with mpmath.workdps(60):
+        A, B, X = (mpmath.mpf(float(value)) for value in (a, b, x))
+        wanted = (A - 1) * mpmath.log(X) + (B - 1) * mpmath.log(1 - X) - mpmath.log(mpmath.beta(A, B))
+    assert float(f.Beta(a, b).log_prob(x)) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_the_fisher_information_of_a_gaussian_is_the_covariance_of_its_statistic() -> None:
+    """By a product rule of five nodes a dimension, which is exact for fourth powers."""
+    g = torch.Generator().manual_seed(0)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(5)
+    half = torch.randn(3, 3, dtype=torch.float64, generator=g).tril()
+    member = f.Gaussian(torch.randn(3, dtype=torch.float64, generator=g), half @ half.mT)
+    z = torch.cartesian_prod(*[torch.as_tensor(nodes)] * 3)
+    weight = torch.cartesian_prod(*[torch.as_tensor(weights / weights.sum())] * 3).prod(-1, keepdim=True)
+    u = f.Gaussian.statistic(member.mean_vector + z @ torch.linalg.cholesky(member.covariance_matrix).mT)
+    u = u - (weight * u).sum(0)
+    torch.testing.assert_close(member.fisher_information(), (weight * u).mT @ u)
+    wide = f.Gaussian(torch.zeros(60), torch.eye(60))  # 1890 statistics: no derivative is taken of each
+    assert wide.fisher_information().shape == (1890, 1890)

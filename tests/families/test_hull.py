@@ -4,6 +4,7 @@ import cvxpy
 import numpy as np
 import pytest
 import scipy.spatial
+import scipy.special
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,6 +209,7 @@ def test_means_close_to_a_vertex_are_inside(dtype: torch.dtype, depth: float) ->
     assert h.natural(torch.full((1,), -depth, dtype=dtype)).status is not f.Status.CONVERGED
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), count=st.integers(4, 12), offset=st.sampled_from([0.0, 1e3, 1e6]))
 def test_boundary_only_on_the_boundary(seed: int, count: int, offset: float) -> None:
@@ -230,3 +232,42 @@ def test_boundary_only_on_the_boundary(seed: int, count: int, offset: float) -> 
             x = points - middles[index]
             reached = torch.softmax(x @ on.value[index], 0) @ x
             assert float(reached.norm()) < 1e-14 * (1 + offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_means_on_a_facet_are_on_the_boundary_with_the_conjugate_of_the_face(dtype: torch.dtype) -> None:
+    """Σ v log v for a face that is a simplex, v the weights of its vertices; 0 for those that have none."""
+    rng = np.random.default_rng(4)
+    for size in (2, 3, 4):
+        points = rng.integers(-40, 41, size=(12, size)).astype(float)
+        cloud = f.Empirical(torch.tensor(points, dtype=dtype))
+        hull = scipy.spatial.ConvexHull(points)
+        for plane, corners in list(zip(hull.equations, hull.simplices, strict=True))[:2]:
+            assert (np.abs(points @ plane[:-1] + plane[-1]) < 1e-9).sum() == size  # no other point on it
+            weight = np.arange(size, dtype=float)
+            weight[-1] = 16 - weight[:-1].sum()
+            mean = torch.tensor(weight / 16 @ points[corners], dtype=dtype)
+            found = cloud.natural(mean)
+            assert found.status is f.Status.BOUNDARY
+            assert not bool(found.distance)
+            wanted = scipy.special.xlogy(weight / 16, weight / 16).sum()
+            assert float(cloud.conjugate(mean)) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_separated_components_are_crossed() -> None:
+    """At the mean 500 only the component at 100 counts: η = 400 and G* = ½ 400²."""
+    h = f.GaussianMixture(torch.zeros(2), torch.tensor([[-100.0], [100.0]]), torch.eye(1)).to(torch.float64)
+    mean = torch.tensor([[500.0], [150.0], [-1e6]], dtype=torch.float64)
+    found = h.natural(mean)
+    assert found.converged
+    eta = torch.tensor([[400.0], [50.0], [-999900.0]], dtype=torch.float64)
+    torch.testing.assert_close(found.value, eta)
+    torch.testing.assert_close(h.conjugate(mean), eta[:, 0] ** 2 / 2)
+
+
+def test_a_conjugate_whose_tilt_was_not_found_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = f.GaussianMixture(torch.zeros(2), torch.tensor([[-30.0], [30.0]]), torch.eye(1)).to(torch.float64)
+    once = f.GaussianMixture.natural
+    monkeypatch.setattr(f.GaussianMixture, "natural", lambda self, mean: once(self, mean, max_steps=1))
+    with pytest.raises(RuntimeError, match="max_steps"):
+        h.conjugate(torch.tensor([35.0], dtype=torch.float64))

@@ -87,3 +87,8 @@ def test_bad_input() -> None:
         f.fit_linear_link((torch.ones(3, 2), torch.ones(3, 3)))
     with pytest.raises(ArgumentError, match="finite"):
         f.fit_linear_link((torch.ones(3, 2), torch.full((3, 2), torch.nan)))
+
+
+def test_a_family_with_a_known_parameter_needs_a_member() -> None:
+    with pytest.raises(ValueError, match="pass a member of NegativeBinomial, which holds its failures"):
+        f.link(f.NegativeBinomial)

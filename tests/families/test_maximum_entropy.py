@@ -169,3 +169,18 @@ def test_arguments_by_their_own_names() -> None:
     for arguments, named, message in bad:
         with pytest.raises(ValueError, match=message):
             f.maximum_entropy(*arguments, **named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2])
+def test_the_residual_is_that_of_the_returned_law(size: float) -> None:
+    """Columns far from 0 in float32: against the constraints in float64."""
+    g = torch.Generator().manual_seed(0)
+    a = (1e4 + size * torch.randn(40, 3, dtype=torch.float64, generator=g)).float()
+    mean = a[:5].mean(0)
+    found = f.maximum_entropy(a, mean=mean)
+    offset = a.double() - mean.double()
+    broken = (found.value.probability.double().unsqueeze(-1) * offset).sum(0).abs().max()
+    assert found.converged
+    assert float(broken) < 1e-5 * size
+    assert float((found.residual - broken).abs()) < 1e-6 * size
+    assert abs(float(found.value.gap)) < 1e-5

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from exptilt import families as f
+from exptilt._support.linalg import pack
 
 F64 = torch.float64
 OUT = -math.inf
@@ -103,7 +104,7 @@ def test_a_component_without_weight_may_be_outside_its_domain() -> None:
     small = torch.eye(2, dtype=F64)
     family = f.Wishart(t(4.0, 4.0), torch.stack([0.1 * small, small]))
     h, alone = f.Mixture(t(0.0, OUT), family), f.Wishart(t(4.0)[0], 0.1 * small)
-    eta = f.pack(2 * small).requires_grad_()  # beyond ½V⁻¹ of the second
+    eta = pack(2 * small).requires_grad_()  # beyond ½V⁻¹ of the second
     torch.testing.assert_close(h.log_normalizer(eta), alone.log_normalizer(eta))
     torch.testing.assert_close(h.mean(eta), alone.mean(eta))
     torch.testing.assert_close(h.covariance(eta), alone.covariance(eta))

@@ -1,4 +1,4 @@
-"""NegativeBinomial, Multinomial, InverseGamma and LogNormal at extreme parameters, against mpmath."""
+"""Members of NegativeBinomial, Multinomial, Binomial, Laplace, ... at extreme parameters, against mpmath."""
 
 import mpmath as mp
 import pytest
@@ -157,3 +157,72 @@ def test_log_density_of_log_normal(m: float, v: float, x: float) -> None:
         y = mp.log(mp.mpf(x))
         exact = float(-((y - m) ** 2) / (2 * mp.mpf(v)) - mp.log(2 * mp.pi * mp.mpf(v)) / 2 - y)
     assert float(f.LogNormal(t(m), t(v)).log_prob(t(x))) == pytest.approx(exact, rel=1e-9)
+
+
+def log_binomial(x: int, n: int, logit: float) -> mp.mpf:
+    p = 1 / (1 + mp.exp(-mp.mpf(logit)))
+    return mp.log(mp.binomial(n, x)) + x * mp.log(p) + (n - x) * mp.log(1 - p)
+
+
+@pytest.mark.parametrize(("n", "logit", "x"), [(1, -30.0, 1), (10**9, -20.0, 3), (10**12, 0.5, 6 * 10**11)])
+def test_log_probability_of_binomial(n: int, logit: float, x: int) -> None:
+    with mp.workdps(60):
+        orders = mp.loggamma(n + 1) - mp.loggamma(x + 1) - mp.loggamma(n - x + 1)
+        p = 1 / (1 + mp.exp(-mp.mpf(logit)))
+        exact = float(orders + x * mp.log(p) + (n - x) * mp.log(1 - p))
+    assert float(f.Binomial(t(float(n)), t(logit)).log_prob(t(float(x)))) == pytest.approx(exact, rel=1e-11)
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 7), (7, 9), (40, 400)])
+def test_entropy_and_divergence_of_binomials(n: int, m: int) -> None:
+    logit, other = 0.4, -1.3
+    with mp.workdps(30):
+        law = [(log_binomial(x, n, logit), log_binomial(x, m, other)) for x in range(n + 1)]
+        entropy = float(-mp.fsum(mp.exp(a) * a for a, _ in law))
+        exact = float(mp.fsum(mp.exp(a) * (a - b) for a, b in law))
+    p, q = f.Binomial(t(float(n)), t(logit)), f.Binomial(t(float(m)), t(other))
+    assert float(p.entropy()) == pytest.approx(entropy, rel=1e-11)
+    assert float(f.kl(p, q)) == pytest.approx(exact, rel=1e-11)
+    assert n == m or float(f.kl(q, p)) == float("inf")
+
+
+@pytest.mark.parametrize(("logit", "x"), [(-30.0, 10**13), (40.0, 1), (2.0, 0)])
+def test_geometric(logit: float, x: int) -> None:
+    with mp.workdps(60):
+        p = 1 / (1 + mp.exp(-mp.mpf(logit)))
+        exact = float(x * mp.log(1 - p) + mp.log(p))
+        entropy = float(-mp.log(p) - (1 - p) / p * mp.log(1 - p))
+    h = f.Geometric(t(logit))
+    assert float(h.log_prob(t(float(x)))) == pytest.approx(exact, rel=1e-12)
+    assert float(h.entropy()) == pytest.approx(entropy, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "away"), [(1.0, 2.0, 0.0), (0.3, 5.0, 7.0), (1.0, 1.0, 1e-7), (1.0, 1 + 2**-30, 0.0)]
+)
+def test_divergence_of_laplaces(b: float, c: float, away: float) -> None:
+    with mp.workdps(60):
+        B, C, d = mp.mpf(b), mp.mpf(c), mp.mpf(away)
+        exact = float(mp.log(C / B) + (B * mp.exp(-d / B) + d) / C - 1)
+    p, q = f.Laplace(t(0.0), t(b)), f.Laplace(t(away), t(c))
+    assert float(f.kl(p, q)) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("degrees", [2.5, 30.0, 1e5])
+def test_inverse_wishart(degrees: float) -> None:
+    """Against the formula, and the entropy and the divergence of its inverse, which a bijection keeps."""
+    scale, x = [[2.0, 0.5], [0.5, 1.0]], [[0.4, -0.1], [-0.1, 0.3]]
+    with mp.workdps(50):
+        nu, D = mp.mpf(degrees), 2
+        P, X = mp.matrix(scale), mp.matrix(x)
+        multi = mp.log(mp.pi) / 2 + mp.loggamma(nu / 2) + mp.loggamma((nu - 1) / 2)
+        exact = (
+            nu / 2 * mp.log(mp.det(P)) - nu * D / 2 * mp.log(2) - multi - (nu + D + 1) / 2 * mp.log(mp.det(X))
+        )
+        trace = P * X**-1
+        exact = float(exact - (trace[0, 0] + trace[1, 1]) / 2)
+    h = f.InverseWishart(t(degrees)[0], torch.tensor(scale, dtype=F64))
+    assert float(h.log_prob(torch.tensor(x, dtype=F64))) == pytest.approx(exact, rel=1e-11)
+    other = f.InverseWishart(t(4.0)[0], torch.eye(2, dtype=F64))
+    mine, theirs = (f.Wishart(m.degrees, torch.linalg.inv(m.scale)) for m in (h, other))
+    assert float(f.kl(h, other)) == pytest.approx(float(f.kl(mine, theirs)), rel=1e-10)

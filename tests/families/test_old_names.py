@@ -7,6 +7,7 @@ import torch
 
 from exptilt import families as f
 from exptilt._support.transforms import pytree
+from exptilt.families.relations import Predictive
 
 MEASURES = [
     f.Gamma(torch.ones(2), torch.ones(2)),
@@ -26,7 +27,7 @@ def test_old_module_names(measure: f.Measure) -> None:
 
 
 def test_predictive_laws_had_a_module_of_their_own() -> None:
-    law = f.Predictive(f.Gamma(torch.ones(1), torch.ones(1)), f.Exponential)
+    law = Predictive(f.Gamma(torch.ones(1), torch.ones(1)), f.Exponential)
     old = pickle.dumps(law, protocol=0).replace(b"families.relations", b"families.predictive")
     assert torch.equal(pickle.loads(old).log_prob(torch.ones(1)), law.log_prob(torch.ones(1)))
 

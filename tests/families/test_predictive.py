@@ -10,6 +10,8 @@ import scipy.stats
 import torch
 
 from exptilt import families as f
+from exptilt.families.members.normal_gamma import MeanPrecision
+from exptilt.families.relations import Predictive
 
 F64 = torch.float64
 
@@ -98,7 +100,7 @@ def test_integral_over_the_parameter() -> None:
         for each in x:
             likelihood = likelihood + (precision.log() - math.log(2 * math.pi)).sum(-1) / 2
             likelihood = likelihood - (precision * (each - mean) ** 2).sum(-1) / 2
-        return prior.log_prob(f.MeanPrecision(mean, precision)) + likelihood
+        return prior.log_prob(MeanPrecision(mean, precision)) + likelihood
 
     rule = f.FromDensity.quadrature(joint, lower=[-math.inf, 0.0], upper=[math.inf] * 2)
     exact = rule.log_normalizer(t(0.0, 0.0))
@@ -187,3 +189,51 @@ def test_errors_and_supports() -> None:
     counts = t(3.0, 1.0, 0.0, 9.0).reshape(2, 2)
     after = f.posterior(f.Dirichlet(t(1.0, 1.0)), f.Multinomial, counts)
     torch.testing.assert_close(after.concentration, t(4.0, 11.0))
+
+
+LAWS: dict[str, Any] = {
+    "times": scipy.stats.lomax(np.array([2.5, 3.0]), scale=np.array([0.8, 2.0])),
+    "diagonal": scipy.stats.t(np.array([5.0, 6.0]), [0.5, -1.0], np.sqrt([1.0 * 1.5 / 2.5, 2.0 * 2 / 3])),
+    "failures": scipy.stats.betanbinom(np.array([2.5, 1.0]), np.array([3.5, 2.4]), np.array([0.7, 2.0])),
+}
+
+
+@every
+def test_moments_are_those_of_draws(name: str) -> None:
+    """And SciPy's, where it has the law; a variance of heavy tails is compared with SciPy's alone."""
+    prior, likelihood, _ = PAIRS[name]
+    law = f.predictive(prior, likelihood)
+    mean, variance = law.event_mean, law.event_variance
+    x = law.sample(40_000, generator=torch.Generator().manual_seed(2))
+    assert mean.shape == variance.shape == x.shape[1:]
+    assert bool(((x.mean(0) - mean).abs() <= 5 * (variance / len(x)).sqrt()).all())
+    if name in LAWS:
+        known = ~np.isnan(LAWS[name].mean())  # SciPy's betanbinom takes whole failures alone
+        assert known.any()
+        np.testing.assert_allclose(mean.numpy()[known], LAWS[name].mean()[known], rtol=1e-11)
+        np.testing.assert_allclose(variance.numpy()[known], LAWS[name].var()[known], rtol=1e-9)
+    elif name not in ("full", "precision"):
+        square = (x - mean) ** 2
+        assert bool(((square.mean(0) - variance).abs() <= 6 * square.std(0) / len(x) ** 0.5).all())
+
+
+def test_moments_of_student_laws() -> None:
+    free = 4.0  # ν − D + 1
+    scale = NIW.scale * (3 / (2 * free))
+    law = f.predictive(NIW, f.Gaussian)
+    torch.testing.assert_close(law.event_variance, (scale * free / (free - 2)).diagonal())
+    wishart = f.predictive(f.Wishart(t(4.0)[0], SIGMA), f.Gaussian)
+    torch.testing.assert_close(
+        wishart.event_variance, torch.linalg.inv(SIGMA).diagonal()
+    )  # V⁻¹/3 · 3/(3 − 2)
+    heavy = f.predictive(
+        f.NormalGamma(*(t(*v) for v in ((7.0,) * 3, (1.0,) * 3, (0.4, 0.9, 3.0), (2.0,) * 3))),
+        f.DiagonalGaussian,
+    )
+    torch.testing.assert_close(heavy.event_mean, t(math.nan, 7.0, 7.0), equal_nan=True)
+    torch.testing.assert_close(heavy.event_variance, t(math.nan, math.inf, 2.0), equal_nan=True)
+    lomax = f.predictive(f.Gamma(t(0.5, 1.5), t(1.0, 1.0)), f.Exponential)
+    torch.testing.assert_close(lomax.event_mean, t(math.inf, 2.0))
+    torch.testing.assert_close(lomax.event_variance, t(math.nan, math.inf), equal_nan=True)
+    by_hand = Predictive(f.Beta(t(2.0), t(3.0)), f.BernoulliProduct)
+    torch.testing.assert_close(by_hand.event_mean, t(0.4))

@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 
 from exptilt import families as f
+from exptilt.families.projection import expected_statistic
 from laws.registry import FAMILIES, Case
 
 
@@ -247,7 +248,7 @@ def test_observations_off_the_support() -> None:
         ),
         (lambda: f.posterior(rate, f.Poisson, torch.tensor([[torch.nan]])), r"x\[0, 0\] must be finite"),
         (lambda: f.posterior(rate, f.Poisson(torch.ones(1)), torch.ones(1, 1)), "got an instance of Poisson"),
-        (lambda: f.expected_statistic(coin, 3), "expected_statistic: family must be"),
+        (lambda: expected_statistic(coin, 3), "expected_statistic: family must be"),
     ]
     for call, message in bad:
         with pytest.raises(ValueError, match=message):
@@ -256,3 +257,74 @@ def test_observations_off_the_support() -> None:
         coin, f.BernoulliProduct, torch.tensor([[1.0], [-1.0]]), weight=torch.tensor([1.0, 0.0])
     )
     assert float(padded.alpha) == 2
+
+
+def test_data_are_projected() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = f.Gamma(2.0, 1.0).to(torch.float64).sample(200, generator=g)
+    fitted, same = f.project(x, f.Gamma), f.project(f.Empirical(x), f.Gamma)
+    assert torch.equal(fitted.shape, same.shape)
+    assert torch.equal(f.project(x[:, 0], f.Gamma).shape, same.shape)
+    shape, _, scale = scipy.stats.gamma.fit(x[:, 0].numpy(), floc=0)
+    assert float(fitted.shape) == pytest.approx(shape, rel=1e-6)
+    assert float(fitted.rate) == pytest.approx(1 / scale, rel=1e-6)
+    counts = torch.tensor([3.0, 5.0, 9.0], dtype=torch.float64)
+    coins = f.project(counts, f.Binomial, known=torch.tensor([9.0], dtype=torch.float64))
+    assert float(torch.sigmoid(coins.logit)) == pytest.approx(17 / 27)
+    about = f.project(counts, f.Laplace, known=torch.tensor([4.0], dtype=torch.float64))
+    assert float(about.scale) == pytest.approx(7 / 3)
+    with pytest.raises(ValueError, match=r"points\[2\] must be in the support of Binomial"):
+        f.project(counts, f.Binomial, known=torch.tensor([8.0], dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"pass known=total"):
+        f.project(counts, f.Binomial)
+
+
+T = torch.tensor
+
+
+@pytest.mark.parametrize(
+    "h",
+    [
+        f.Beta(T([2.0, 0.7]), T([3.0, 1.5])),
+        f.Gamma(T([2.0, 0.7]), T([3.0, 1.5])),
+        f.LogNormal(T([0.2, -0.7]), T([0.3, 0.5])),
+        f.InverseGamma(T([7.0, 9.0]), T([0.3, 0.5])),
+        f.Laplace(T([0.2, -0.7]), T([0.3, 0.5])),
+        f.Mixture(T([0.0, 1.0]), f.Beta(T([[2.0, 0.7], [1.0, 9.0]]), T([[3.0, 1.5], [2.0, 2.0]]))),
+    ],
+    ids=lambda h: type(h).__name__,
+)
+def test_onto_a_gaussian_by_moments(h: f.Measure) -> None:
+    """Moments of draws, and the least KL(h ‖ ·) among Gaussians near by: by E log p of the same draws."""
+    h = h.to(torch.float64)
+    x = h.sample(100_000, generator=torch.Generator().manual_seed(0))
+    best = f.project(h, f.Gaussian)
+    error = x.std(0) / len(x) ** 0.5
+    assert bool(((x.mean(0) - best.mean_vector).abs() < 5 * error).all())
+    offset = x - best.mean_vector
+    products = offset.unsqueeze(-1) * offset.unsqueeze(-2)
+    spread = products.std(0) / len(x) ** 0.5
+    assert bool(((products.mean(0) - best.covariance_matrix).abs() < 5 * spread).all())
+    diagonal = f.project(h, f.DiagonalGaussian)
+    torch.testing.assert_close(diagonal.variance, best.covariance_matrix.diagonal())
+    cost = best.log_prob(x).mean()
+    for scale in (0.8, 1.25):
+        assert f.Gaussian(best.mean_vector, scale * best.covariance_matrix).log_prob(x).mean() < cost
+
+
+def test_a_dirichlet_has_no_nearest_full_gaussian() -> None:
+    h = f.Dirichlet(T([2.0, 0.7, 4.0], dtype=torch.float64))
+    x = h.sample(50_000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(x.mT.cov(), h._event_covariance(), rtol=0.05, atol=1e-3)
+    nearest = f.project(h, f.DiagonalGaussian)
+    torch.testing.assert_close(nearest.variance, h.event_variance)
+    with pytest.raises(ValueError, match="sum to 1, and no Gaussian has their singular covariance"):
+        f.project(h, f.Gaussian)
+
+
+def test_a_projection_asks_for_the_known_parameter() -> None:
+    points = torch.tensor([[1.0], [4.0]])
+    with pytest.raises(ValueError, match=r"failures of a NegativeBinomial: pass known=failures"):
+        f.project(f.Empirical(points), f.NegativeBinomial)
+    member = f.project(f.Empirical(points), f.NegativeBinomial, known=torch.tensor([2.0]))
+    assert float(member.mean()) == pytest.approx(2.5, rel=1e-5)

@@ -8,6 +8,7 @@ import torch
 
 from exptilt import families as f
 from exptilt._support.errors import ExptiltWarning
+from exptilt._support.linalg import repaired
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -24,7 +25,7 @@ from exptilt._support.errors import ExptiltWarning
 def test_anything_becomes_a_covariance(matrix: torch.Tensor, dtype: torch.dtype) -> None:
     matrix = matrix.to(dtype)
     with pytest.warns(ExptiltWarning, match="added up to"):
-        mended = f.repaired(matrix)
+        mended = repaired(matrix)
     f.Gaussian(torch.zeros(matrix.shape[-1], dtype=dtype), mended)
     added = mended - (matrix + matrix.mT) / 2
     torch.testing.assert_close(added, added[0, 0] * torch.eye(matrix.shape[-1], dtype=dtype))
@@ -38,10 +39,10 @@ def test_the_warning_says_which_got_most() -> None:
     batch[1, 2] *= -3
     batch[0, 1] *= -2
     with pytest.warns(ExptiltWarning, match=r"added up to 3 to the diagonal \(matrix \[1, 2\]\)"):
-        f.repaired(batch)
+        repaired(batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        f.Gaussian(torch.zeros(2), torch.func.vmap(f.repaired)(batch[0]))
+        f.Gaussian(torch.zeros(2), torch.func.vmap(repaired)(batch[0]))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,6 @@ def test_the_warning_says_which_got_most() -> None:
 )
 def test_what_cannot_be_mended(matrix: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        f.repaired(matrix)
+        repaired(matrix)
     with pytest.raises(ValueError, match="floor must be positive"):
-        f.repaired(torch.eye(2), floor=-1.0)
+        repaired(torch.eye(2), floor=-1.0)

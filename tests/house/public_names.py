@@ -9,8 +9,11 @@ import inspect
 import json
 import re
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
+
+from exptilt._support.former import FORMER
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "data" / "public_names.json"
@@ -59,11 +62,14 @@ def describe(thing):
     return parameters(thing) if callable(thing) else type(thing).__name__
 
 
-def collect():
-    return {
-        name: {key: describe(getattr(module, key)) for key in sorted(module.__all__)}
-        for name, module in modules().items()
-    }
+def collect(*, former=False):
+    """Public names by module; with `former` also those that still work, with a warning."""
+    found = {}
+    for name, module in modules().items():
+        gone = FORMER.get(name.removeprefix("exptilt."), {}) if former else {}
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            found[name] = {key: describe(getattr(module, key)) for key in sorted({*module.__all__, *gone})}
+    return found
 
 
 def differences(old, new, where=""):
@@ -124,7 +130,20 @@ def _as_text(snapshot):
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def former_table():
+    """The table of former names, as docs/stability.md shows it."""
+    rows = [
+        f"| `{folder}.{name}` | `{path.removeprefix('exptilt.')}` |"
+        for folder, names in FORMER.items()
+        for name, path in names.items()
+    ]
+    return "\n".join(["| was | is |", "|---|---|", *rows, ""])
+
+
 if __name__ == "__main__":
+    page = ROOT / "docs" / "stability.md"
+    text, mark, _ = page.read_text("utf-8").partition("by: python tests/house/public_names.py -->\n")
+    page.write_text(text + mark + "\n" + former_table(), "utf-8")
     before = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     FILE.write_text(_as_text(_with_additions(before, collect())), "utf-8")
     sys.stdout.write(f"{FILE.relative_to(ROOT)} is written\n")

@@ -120,6 +120,7 @@ def test_public_names_are_documented(folder):
 UNTYPED = re.compile(  # results whose kind depends on the call
     r"\w+\.to_frame"  # a DataFrame of pandas, which is optional
     r"|(Filtered|Smoothed|OnlineState)\.\w+|SwitchingLinearGaussian\.most_likely_path"  # as the data came
+    r"|Fit\.(regime_probability|residuals)"
     r"|Measure\.sample"  # a tensor, or one for each site
     r"|linear_cross_entropy"  # a loss, or a loss with statistics
 )
@@ -289,8 +290,6 @@ def test_attend_goes_the_way_that_the_map_says():
         ("tilting/attend.py", "attend"),
         ("tilting/remembered.py", "prepare_again"),
         ("tilting/attend.py", "run"),
-        ("tilting/derivatives/rules.py", "forward"),
-        ("tilting/derivatives/operators.py", "call"),
         ("tilting/backends/dispatch.py", "forward"),
         ("tilting/backends/cpu.py", "forward"),
         ("_support/threads.py", "run_region"),
@@ -302,7 +301,7 @@ def test_first_calls_load_nothing_that_they_do_not_need():
     """SciPy takes longer to import than this package; benchmarks/cold_start.py measures what is left."""
     import cold_start
 
-    for name in ("attend", "gradient"):
+    for name in ("attend", "gradient", "filter"):
         assert cold_start.run(cold_start.CASES[name], 1)["loaded"] == []
 
 

@@ -2,10 +2,12 @@
 
 import copy
 import json
+import warnings
 from importlib import import_module
 
 import pytest
 
+from exptilt._support.former import FORMER
 from house import public_names
 
 
@@ -15,7 +17,37 @@ def snapshot():
 
 
 def test_nothing_is_lost_or_changed(snapshot):
-    assert public_names.differences(snapshot, public_names.collect()) == []
+    """Former names of the table in ``_support/former.py`` are still there, too."""
+    assert public_names.differences(snapshot, public_names.collect(former=True)) == []
+
+
+def test_public_names_are_few():
+    """At most 20 in a folder, and 170 in all. Laws (families/members) and theory are folders of families."""
+    found = {name: set(names) for name, names in public_names.collect().items()}
+    top, families = found.pop("exptilt"), import_module("exptilt.families")
+    for inner in ("families.members", "families.theory"):
+        names = {n for n in families.__all__ if inner in getattr(families, n).__module__}
+        found["exptilt.families"] -= names
+        found[f"exptilt.{inner}"] = names
+    found["exptilt.families.members"] = set()  # one name a law, as many as there are
+    assert {name: len(names) for name, names in found.items() if len(names) > 20} == {}
+    folders = {path.partition(".")[2] for path in found}
+    assert len((top - folders).union(families.__all__, *found.values())) <= 170
+
+
+@pytest.mark.parametrize("folder", FORMER)
+def test_former_names_warn_and_say_what_to_write(folder):
+    module = import_module(f"exptilt.{folder}")
+    page = (public_names.ROOT / "docs" / "stability.md").read_text("utf-8")
+    for name, path in FORMER[folder].items():
+        assert name not in module.__all__
+        with pytest.warns(FutureWarning, match=f"exptilt.{folder}.{name} goes in the next release: write"):
+            found = getattr(module, name)
+        home, _, current = path.rpartition(".")
+        assert found is getattr(import_module(home), current)
+        assert f"`{folder}.{name}` | `{path.removeprefix('exptilt.')}`" in page, name
+    with pytest.raises(AttributeError, match=f"module 'exptilt.{folder}' has no attribute 'nothing'"):
+        _ = module.nothing
 
 
 def test_everything_public_is_in_the_snapshot(snapshot):
@@ -55,5 +87,6 @@ def test_classes_are_found_where_older_pickles_look_for_them():
     assert len(former) > 50
     for public, module in former.items():
         folder, name = public.split(".")
-        here = getattr(import_module(f"exptilt.{folder}"), name)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            here = getattr(import_module(f"exptilt.{folder}"), name)
         assert getattr(import_module(module), name) is here, public

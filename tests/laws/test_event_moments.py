@@ -9,7 +9,12 @@ from torch.utils import _pytree as pytree
 
 from laws.registry import CASES, Case, f, t
 
-HEAVY = {"InverseGamma", "NormalGamma", "NormalInverseWishart"}  # a fourth moment need not exist
+HEAVY = {
+    "InverseGamma",
+    "InverseWishart",
+    "NormalGamma",
+    "NormalInverseWishart",
+}  # a fourth moment need not exist
 
 
 def light(case: Case, g: torch.Generator) -> f.Measure:
@@ -32,7 +37,9 @@ def test_moments_of_draws(case: Case, g: torch.Generator) -> None:
         assert bool(((square.mean(0) - variance).abs() <= 6 * square.std(0) / math.sqrt(count) + 1e-9).all())
 
 
-@pytest.mark.parametrize("name", ["Beta", "Dirichlet", "InverseGamma", "LogNormal", "NegativeBinomial"])
+@pytest.mark.parametrize(
+    "name", ["Beta", "Dirichlet", "InverseGamma", "Laplace", "LogNormal", "NegativeBinomial"]
+)
 def test_scipy(name: str, g: torch.Generator) -> None:
     case = next(case for case in CASES if case.name == name)
     assert case.scipy is not None

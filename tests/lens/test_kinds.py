@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-import exptilt as xt
 from exptilt.lens.heads.kinds import RULES, kinds
 from exptilt.lens.inputs.texts import Chunk, with_delimiters
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_repeats, measure_unit
+from exptilt.lens.studying.results import HeadMeasure
 from oracles import tiny_models as models
 
 IDS = torch.randint(3, 61, (12,), generator=torch.Generator().manual_seed(0))
@@ -67,14 +67,12 @@ def test_what_is_a_delimiter():
 
 def test_a_head_is_of_a_kind_beyond_two_errors():
     def measure(value, error):
-        return xt.lens.HeadMeasure(
-            "", "", "", "", np.array([value]), None if error is None else np.array([error])
-        )
+        return HeadMeasure("", "", "", "", np.array([value]), None if error is None else np.array([error]))
 
     heads = {
         "previous_mass": measure([0.9, 0.55, 0.2], [0.01, 0.03, np.nan]),
         "width": measure([1.0, 7.9, 40.0], None),
-        "write_size": xt.lens.HeadMeasure("", "", "", "", None),
+        "write_size": HeadMeasure("", "", "", "", None),
     }
     found = kinds(heads)
     assert list(found) == ["previous token", "local"]

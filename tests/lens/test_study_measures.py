@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.attention import attend
 from exptilt.lens.heads.scores import Scores, problem
 from exptilt.lens.heads.statistics import first_key, text_statistics
 from exptilt.lens.heads.visibility import Visibility
@@ -17,6 +16,7 @@ from exptilt.lens.questions.hidden_states import cloud, holm
 from exptilt.lens.questions.local_gaussian import gaussian_fit
 from exptilt.lens.studying import histograms
 from exptilt.lens.studying.summary import average
+from exptilt.tilting import attend
 
 
 def draw(*shape, seed=0):

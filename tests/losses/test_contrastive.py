@@ -96,7 +96,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+def some_slow(names, quick):
+    """All of the names, those that are not quick only among the slow tests."""
+    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in names]
+
+
+@pytest.mark.parametrize("name", some_slow(CASES, ("info_nce", "sigmoid", "supervised", "sampled_softmax")))
 def test_values_and_derivatives(name):
     shapes, ours, formula = CASES[name]
     tensors = batch(*shapes)
@@ -121,11 +126,6 @@ def test_transforms(name):
     found = torch.func.vmap(lambda x: ours(x, *tensors[1:]))(two)
     want = torch.stack([formula(x, *tensors[1:]) for x in two])
     torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
-
-
-def some_slow(names, quick):
-    """All of the names, those that are not quick only among the slow tests."""
-    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in names]
 
 
 @pytest.mark.parametrize("name", some_slow(CASES, ("info_nce", "sigmoid", "supervised", "sampled_softmax")))

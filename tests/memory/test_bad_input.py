@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
+from exptilt.claims import boltzmann_check, classical_cliff, linear_attention_check, storage_capacity
 from exptilt.memory import (
     ClassicalHopfield,
     Entmax,
@@ -13,13 +14,9 @@ from exptilt.memory import (
     HopfieldPooling,
     Polynomial,
     RestrictedBoltzmann,
-    associate,
-    boltzmann_check,
-    classical_cliff,
-    learn,
-    linear_attention_check,
+    hopfield_attention,
     storage_bound,
-    storage_capacity,
+    train_boltzmann,
 )
 from exptilt.memory.theory import separation_needed
 
@@ -100,12 +97,15 @@ X = torch.eye(4)
         (lambda: HopfieldPooling(4, steps=0), "HopfieldPooling: steps"),
         (lambda: HopfieldLayer(4, steps=0), "HopfieldLayer: steps"),
         (lambda: HopfieldLayer(4, stored=0), "stored is 0"),
-        (lambda: associate(X[None], X[None], X[None], -torch.ones(1)), "inverse temperature"),
-        (lambda: associate(X[None], X[None], X[None], torch.tensor([torch.nan])), "inverse temperature"),
-        (lambda: associate(X[None], X[None], X[None], 1.0), "beta is a float"),
-        (lambda: associate(X[None], X[None], X[None], torch.ones(3)), "one beta a head"),
-        (lambda: associate(X[None], X[None], X[None], torch.ones(2, 3)), "one beta a head"),
-        (lambda: associate(X, X, X, torch.ones(1)), r"\(\.\.\., H, Q, D\)"),
+        (lambda: hopfield_attention(X[None], X[None], X[None], -torch.ones(1)), "inverse temperature"),
+        (
+            lambda: hopfield_attention(X[None], X[None], X[None], torch.tensor([torch.nan])),
+            "inverse temperature",
+        ),
+        (lambda: hopfield_attention(X[None], X[None], X[None], 1.0), "beta is a float"),
+        (lambda: hopfield_attention(X[None], X[None], X[None], torch.ones(3)), "one beta a head"),
+        (lambda: hopfield_attention(X[None], X[None], X[None], torch.ones(2, 3)), "one beta a head"),
+        (lambda: hopfield_attention(X, X, X, torch.ones(1)), r"\(\.\.\., H, Q, D\)"),
         (lambda: HopfieldLayer(4, heads=2, beta=[1.0, 2.0, 3.0]), "2 of them"),
         (lambda: HopfieldLayer(4, heads=2, beta="1"), "beta is '1'"),
         (lambda: HopfieldPooling(4, heads=2, beta=torch.tensor([1.0, -2.0])), "2 of them"),
@@ -121,7 +121,7 @@ X = torch.eye(4)
         (lambda: linear_attention_check(torch.ones(2, 3), torch.ones(5, 4)), "same N"),
         (lambda: RestrictedBoltzmann.random(2, 3).hidden_mean(torch.ones(3).double()), r"\(\.\.\., 2\)"),
         (lambda: RestrictedBoltzmann.random(2, 3).visible_mean(torch.ones(2).double()), r"\(\.\.\., 3\)"),
-        (lambda: associate(X[None], X[None], X[None], torch.ones(1), steps=0), "steps"),
+        (lambda: hopfield_attention(X[None], X[None], X[None], torch.ones(1), steps=0), "steps"),
         (lambda: storage_bound(1), "dimension"),
         (lambda: storage_bound(20, beta=torch.inf), "finite"),
         (lambda: storage_bound(20, radius=torch.nan), "finite"),
@@ -162,7 +162,7 @@ X = torch.eye(4)
         ),
         (lambda: RestrictedBoltzmann.random(2, 3).free_energy([1.0, 0.0]), "a list"),
         (lambda: RestrictedBoltzmann.random(2.5, 3), "visible_units"),
-        (lambda: learn(RestrictedBoltzmann.random(2, 2), [[1.0, 0.0]]), "a list"),
+        (lambda: train_boltzmann(RestrictedBoltzmann.random(2, 2), [[1.0, 0.0]]), "a list"),
         (lambda: RestrictedBoltzmann.random(2, 2, hidden="poisson"), "gaussian"),
         (
             lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.tensor([0.5, 1.0]).double()),
@@ -171,10 +171,15 @@ X = torch.eye(4)
         (lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.ones(3).double()), r"\(\.\.\., 2\)"),
         (lambda: RestrictedBoltzmann.random(30, 30).log_partition(), "2\\^30"),
         (
-            lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(3, 2).double(), method="exact"),
+            lambda: train_boltzmann(
+                RestrictedBoltzmann.random(2, 2), torch.ones(3, 2).double(), method="exact"
+            ),
             "'cd', 'pcd'",
         ),
-        (lambda: learn(RestrictedBoltzmann.random(2, 2), torch.ones(0, 2).double()), "at least one"),
+        (
+            lambda: train_boltzmann(RestrictedBoltzmann.random(2, 2), torch.ones(0, 2).double()),
+            "at least one",
+        ),
     ],
 )
 def test_refused(make, words):
@@ -186,8 +191,8 @@ def test_layer_that_does_not_settle_says_so():
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 4), torch.randn(1, 9, 4)
     with pytest.raises(ConvergenceError):
-        associate(q, k, k, torch.ones(1), steps=None, max_steps=1)
-    assert associate(q, k, k, torch.ones(1), steps=None, max_steps=1, throw=False).isfinite().all()
+        hopfield_attention(q, k, k, torch.ones(1), steps=None, max_steps=1)
+    assert hopfield_attention(q, k, k, torch.ones(1), steps=None, max_steps=1, throw=False).isfinite().all()
 
 
 def test_numbers_of_numpy_are_numbers():

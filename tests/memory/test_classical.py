@@ -8,18 +8,10 @@ import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt._support.solution import Status
-from exptilt.memory import (
-    ClassicalHopfield,
-    RestrictedBoltzmann,
-    boltzmann_check,
-    classical_cliff,
-    hopfield_to_boltzmann,
-    learn,
-    linear_attention,
-    linear_attention_check,
-)
+from exptilt.claims import boltzmann_check, classical_cliff, linear_attention_check
+from exptilt.claims.experiments.equivalence import integrated_free_energy, linear_attention
+from exptilt.memory import ClassicalHopfield, RestrictedBoltzmann, hopfield_to_boltzmann, train_boltzmann
 from exptilt.memory.binary.contrastive_divergence import gradient
-from exptilt.memory.experiments.equivalence import integrated_free_energy
 from oracles import memory as oracle
 
 F64 = torch.float64
@@ -214,7 +206,7 @@ def test_learning_real_data(method):
     truth = RestrictedBoltzmann(w, -w[:, 0] / 2, torch.zeros(1, dtype=F64), visible="gaussian")
     best = float(truth.log_likelihood(data).mean())
     start = RestrictedBoltzmann.random(3, 2, visible="gaussian", size=0.1, generator=generator)
-    found = learn(start, data, method=method, epochs=60, rate=0.05, steps=3, batch=50, exact=True)
+    found = train_boltzmann(start, data, method=method, epochs=60, rate=0.05, steps=3, batch=50, exact=True)
     assert float(start.log_likelihood(data).mean()) < best - 0.5
     assert float(found.trace.log_likelihood[-1]) > best - 0.1
     assert (found.machine.visible_bias - start.visible_bias).abs().max() > 0.3
@@ -269,7 +261,7 @@ def test_learning_raises_the_likelihood(method, hidden):
         4, 3, hidden=hidden, size=0.1, generator=torch.Generator().manual_seed(0)
     )
     rate, decay = (0.1, 0.01) if hidden == "gaussian" else (0.6, 0.0)
-    found = learn(
+    found = train_boltzmann(
         begin, data, method=method, steps=2, epochs=60, rate=rate, decay=decay, batch=20, exact=True
     )
     trace = found.trace.log_likelihood
@@ -285,10 +277,10 @@ def test_learning_raises_the_likelihood(method, hidden):
         begin.weight,
         RestrictedBoltzmann.random(4, 3, size=0.1, generator=torch.Generator().manual_seed(0)).weight,
     )
-    again = learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20)
+    again = train_boltzmann(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20)
     assert torch.equal(
         again.machine.weight,
-        learn(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20).machine.weight,
+        train_boltzmann(begin, data, method=method, steps=2, epochs=2, rate=0.1, batch=20).machine.weight,
     )
     assert again.trace.log_likelihood.numel() == 0
 

@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from exptilt._support.errors import ConvergenceError
-from exptilt.memory import Entmax, Hopfield, HopfieldLayer, HopfieldPooling, Polynomial, associate
+from exptilt.memory import Entmax, Hopfield, HopfieldLayer, HopfieldPooling, Polynomial, hopfield_attention
 
 F64 = torch.float64
 RULES = ["softmax", "sparsemax", Entmax(1.3), Polynomial(3)]
@@ -163,8 +163,8 @@ def test_layer_is_the_obvious_one():
 def test_beta_of_a_head_touches_that_head_only():
     torch.manual_seed(0)
     q, k, v = drawn(3, 5, 4), drawn(3, 9, 4, seed=1), drawn(3, 9, 2, seed=2)
-    a = associate(q, k, v, torch.tensor([1.0, 1.0, 1.0], dtype=F64), steps=2)
-    b = associate(q, k, v, torch.tensor([1.0, 5.0, 1.0], dtype=F64), steps=2)
+    a = hopfield_attention(q, k, v, torch.tensor([1.0, 1.0, 1.0], dtype=F64), steps=2)
+    b = hopfield_attention(q, k, v, torch.tensor([1.0, 5.0, 1.0], dtype=F64), steps=2)
     assert torch.equal(a[[0, 2]], b[[0, 2]])
     assert (a[1] - b[1]).abs().max() > 0.01
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.memory import ClassicalHopfield, Hopfield, Polynomial, RestrictedBoltzmann, boltzmann_check
+from exptilt.claims import boltzmann_check
+from exptilt.claims.experiments import equivalence
+from exptilt.memory import ClassicalHopfield, Hopfield, Polynomial, RestrictedBoltzmann
 from exptilt.memory.binary import boltzmann, classical
-from exptilt.memory.experiments import equivalence
 from exptilt.memory.landscape import metastable, recall
 from oracles import memory as oracle
 

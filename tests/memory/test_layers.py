@@ -25,22 +25,38 @@ def plain(layer, state, memory, values=None, seen=None, updates=0):
             F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias)
             for x, norm in ((q_in, layer.norm_state), (k_in, layer.norm_memory), (v_in, layer.norm_value))
         )
+    if layer.connected:
+        v_in = layer.to_key(v_in)  # Z = softmax(β R W_Q W_K' Y') Y W_K W_V, eq. 10 of Ramsauer et al.
+
+    def projected(x, projection, h):
+        size = 0 if projection is None else projection.out_features // layer.heads
+        return x if projection is None else projection(x)[..., size * h : size * (h + 1)]
+
     matrices, found = [], []
-    size = layer.to_query.out_features // layer.heads
     for h in range(layer.heads):
-        part = slice(size * h, size * (h + 1))
-        q, k, v = (
-            layer.to_query(q_in)[..., part],
-            layer.to_key(k_in)[..., part],
-            layer.to_value(v_in)[..., part],
-        )
+        q, k = projected(q_in, layer.to_query, h), projected(k_in, layer.to_key, h)
+        v = projected(v_in, layer.to_value, h)
+        if layer.connected and layer.to_value is None:
+            v = projected(memory if values is None else values, layer.to_key, h)
+        if layer.normalize_heads:
+            q, k = (
+                (x - x.mean(-1, True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() for x in (q, k)
+            )
+        if layer.bias_pattern:
+            k, v = (
+                torch.cat([x, bias[h].expand(*x.shape[:-2], 1, -1)], -2)
+                for x, bias in ((k, layer.bias_key), (v, layer.bias_value))
+            )
         for turn in range(updates + 1):
             score = layer.beta[h] * q @ k.mT
-            y = torch.softmax(score if seen is None else score.masked_fill(~seen, -torch.inf), -1)
+            if seen is not None:
+                score[..., : seen.shape[-1]].masked_fill_(~seen, -torch.inf)
+            y = torch.softmax(score, -1)
             q = y @ k if turn < updates else y @ v
         matrices.append(y)
         found.append(q)
-    return torch.stack(matrices, -3), layer.to_output(torch.cat(found, -1))
+    joined = torch.cat(found, -1)
+    return torch.stack(matrices, -3), joined if layer.to_output is None else layer.to_output(joined)
 
 
 @pytest.mark.parametrize("updates", [0, 1, 3])
@@ -77,6 +93,49 @@ def test_sizes_norms_and_masks(updates, normalize):
         assert torch.allclose(layer(state, memory, values=values, **masks), expected, atol=1e-12)
         assert torch.allclose(layer.association(state, memory, **masks), matrix, atol=1e-12)
     assert expected.shape == (2, 4, 6)
+
+
+OPTIONS = [
+    {"static": ("state", "memory", "values"), "project_output": False},
+    {"static": ("state",)},
+    {"static": ("memory",)},
+    {"static": ("values",)},
+    {"connected": True},
+    {"connected": True, "static": ("values",)},
+    {"normalize_heads": True},
+    {"bias_pattern": True},
+    {"project_output": False},
+    {"static": ("values",), "normalize_heads": True, "bias_pattern": True, "project_output": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_options_of_hflayers(options, steps):
+    torch.manual_seed(0)
+    layer = HopfieldLayer(6, heads=2, steps=steps, head_dimension=6, beta=[0.3, 1.0], **options).double()
+    state, memory, values = drawn(2, 4, 6), drawn(2, 9, 6, seed=1), drawn(2, 9, 6, seed=2)
+    own = torch.rand(4, 9, generator=torch.Generator().manual_seed(3)) < 0.6
+    own[:, 0] = True
+    for seen in (None, own):
+        matrix, expected = plain(layer, state, memory, values, seen, steps - 1)
+        assert torch.allclose(
+            layer(state, memory, values=values, association_mask=seen), expected, atol=1e-12
+        )
+        assert torch.allclose(layer.association(state, memory, association_mask=seen), matrix, atol=1e-12)
+    assert expected.shape == (2, 4, 6 if layer.to_output is not None else 12)
+    learnt = HopfieldLayer(6, heads=2, stored=9, head_dimension=6, **options)
+    learnt(torch.randn(3, 6)).sum().backward()
+    assert all(p.grad is not None for p in learnt.parameters())
+    pool = HopfieldPooling(6, heads=2, queries=3, **options).double()
+    query = pool.query.expand(2, -1, -1)
+    assert torch.allclose(pool(memory), plain(pool.lookup, query, memory)[1], atol=1e-12)
+
+
+def test_static_values_have_a_size_of_their_own():
+    layer = HopfieldLayer(6, heads=2, value_dimension=3, static=("values",))
+    assert layer.to_output.in_features == 6
+    assert layer(torch.randn(4, 6), torch.randn(5, 6), values=torch.randn(5, 3)).shape == (4, 6)
 
 
 def test_a_state_that_sees_nothing_is_associated_with_nothing():
@@ -149,6 +208,11 @@ X = torch.ones(2, 5, 8)
         ),
         (lambda: HopfieldLayer(8, dropout=1.0), "dropout is 1.0"),
         (lambda: HopfieldLayer(8, heads=3), "Or pass head_dimension"),
+        (lambda: HopfieldLayer(8, static=("value",)), "Pass one of 'state', 'memory', 'values'"),
+        (lambda: HopfieldLayer(8, heads=2, static=("state",)), "Pass head_dimension=8"),
+        (lambda: HopfieldLayer(8, connected=True, value_dimension=3), "memory of 8 and values of 3 features"),
+        (lambda: HopfieldLayer(8, connected=True, static=("memory",)), "there must be one"),
+        (lambda: HopfieldLayer(8, project_output=False, output_dimension=3), "Pass one of the two"),
     ],
 )
 def test_refused(make, words):

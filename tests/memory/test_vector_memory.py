@@ -153,12 +153,21 @@ def test_values_are_read_with_the_weights_of_their_patterns(similarity, separati
         return
     x, s, v = drawn(30, 4), drawn(6, 4, seed=1), drawn(30, 3, seed=2)
     y = oracle.weights(oracle.scores(x, s, similarity), 0.8, separation)
+    y = y / y.sum(-1, keepdim=True)  # reading is averaging, whatever the weights of a step sum to
     memory = Hopfield(x, 0.8, similarity=similarity, separation=separation, values=v)
     assert torch.allclose(memory.read(s), y @ v, atol=1e-9)
+    same = Hopfield(x, 0.8, similarity=similarity, separation=separation, values=torch.full_like(v, 7.0))
+    assert torch.allclose(same.read(s), torch.tensor(7.0, dtype=v.dtype), atol=1e-9)
     assert torch.allclose(memory.step(s), oracle.step(x, s, 0.8, similarity, separation), atol=1e-9)
     leaf = v.clone().requires_grad_()
     Hopfield(x, 0.8, similarity=similarity, separation=separation, values=leaf).read(s).sum().backward()
     assert torch.allclose(leaf.grad, y.sum(0)[:, None].expand(-1, 3), atol=1e-9)
+
+
+def test_a_polynomial_memory_reads_nothing_where_no_score_is_positive():
+    x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    memory = Hopfield(x, separation="polynomial", values=torch.tensor([[3.0], [5.0]]))
+    assert memory.read(torch.tensor([[-1.0, -2.0], [0.0, 2.0]])).tolist() == [[0.0], [5.0]]
 
 
 def test_values_of_any_kind_are_found():
@@ -232,6 +241,7 @@ def test_arrays_that_may_be_written_to_are_copied():
         assert made.step(s).isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_memory_made_outside_is_compiled_and_mapped_over():
     x, s = drawn(10, 3), drawn(4, 3, seed=1)
     for similarity in SIMILARITIES:

@@ -138,16 +138,16 @@ def test_the_oldest_processor_of_a_target(folder, target, processor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processor", "expected"), [("core2duo", "0 0 0 "), ("Nehalem", "1 0 0 "), ("Haswell", "1 1 0 ")]
-)
-def test_a_library_says_where_it_runs(folder, processor, expected):
+@pytest.mark.parametrize(("processor", "runs"), [("core2duo", ""), ("Nehalem", "v2"), ("Haswell", "v2 v3")])
+def test_a_library_says_where_it_runs(folder, processor, runs):
+    """It can be loaded and asked wherever x86-64 runs."""
     emulator, program = tool("qemu-x86_64"), folder / "runs"
-    libraries = [built().get(target) for target in ("v2", "v3", "v4")]
-    if None in libraries:
-        pytest.skip("not all of v2, v3 and v4 were built")
+    libraries = {target: file for target, file in built().items() if target in ("v2", "v3", "v4")}
+    if not libraries:
+        pytest.skip("nothing was built for x86-64")
     run(*compiler(), "-std=c++17", HERE / "runs.cpp", "-ldl", "-o", program)
-    assert run(emulator, "-cpu", processor, program, *libraries) == expected
+    expected = [str(int(target in runs.split())) for target in libraries]
+    assert run(emulator, "-cpu", processor, program, *libraries.values()).split() == expected
 
 
 @pytest.mark.slow

@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Study, TokenMass, Training
+from exptilt.lens import Study
+from exptilt.lens.studying.results import (
+    HeadDetail,
+    HeadMeasure,
+    Histogram,
+    LayerMeasure,
+    TokenMass,
+    Training,
+)
 from exptilt.report.regimes import Regimes
 
 HOSTILE = "</script><script>window.bad=1</script>"

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from exptilt._support.errors import MissingExtraError
-from exptilt.claims import Check, Evidence, Picture, find
-from exptilt.lens import HeadMeasure, LayerMeasure, Study
+from exptilt.claims import Check, Evidence, find
+from exptilt.claims.evidence import Picture
+from exptilt.lens import Study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
+from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
 from exptilt.report import write
 from exptilt.report.ledger import write_ledger
 from exptilt.report.study import page, payload, sentences

@@ -275,3 +275,17 @@ def test_what_has_no_joint_law_ends_with_the_step() -> None:
         smc(joint, particles=64, runs=2, sweeps=60, generator=generator())
     with pytest.raises(ConvergenceError, match="after 2 steps"):
         smc(Joint({"x": GAUSS}, bias={"x": torch.full((1,), 30.0)}), max_steps=2, generator=generator())
+
+
+def test_evidence_is_as_exact_as_its_dtype() -> None:
+    """A constant weight has no noise: log Z is 0 to the last digits of float64, whatever log N is."""
+    still = Joint({"x": f.Gaussian(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))})
+    found = smc(still, particles=1000, runs=3, generator=generator())
+    assert float(found.log_evidence.abs()) < 1e-14
+    assert found.strength.dtype == F64
+
+
+def test_a_joint_of_two_dtypes_is_refused_by_name() -> None:
+    sites = {"a": f.BernoulliProduct(torch.zeros(1)), "b": f.BernoulliProduct(torch.zeros(1, dtype=F64))}
+    with pytest.raises(ArgumentError, match=r"one dtype; got site 'a' torch.float32, site 'b' torch.float64"):
+        Joint(sites, {("a", "b"): torch.ones(1, 1)})

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from exptilt._support import native
 from exptilt._support import threads as regions
 
 
@@ -72,3 +73,24 @@ def test_no_team_in_a_forked_child():
         regions.run_chunks(lambda start, stop: done.extend(range(start, stop)), 9, threads=2)
         os._exit(0 if regions.team() is None and sorted(done) == list(range(9)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_kernel_says_what_it_returned_on_every_thread(team, threads, monkeypatch):
+    """What threads return is added up; memory that ran out on one of them is an error."""
+    lacking, calls = False, []
+
+    def body(_):
+        calls.append(0)
+        return -1 if lacking and len(calls) == 1 else 5
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(body)
+    place, own = ctypes.cast(callback, ctypes.c_void_p).value, native.address
+    monkeypatch.setattr(native, "address", lambda name: place if name == "own" else own(name))
+    monkeypatch.setattr(native, "function", lambda name: callback)
+    frame = native.frame("Shared")()
+    assert regions.run_kernel("own", frame, threads) == 5 * threads
+    lacking, calls = True, []
+    with pytest.raises(MemoryError, match="no memory is left for own"):
+        regions.run_kernel("own", frame, threads)
+    assert len(calls) == threads

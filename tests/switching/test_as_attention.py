@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.attention import attend, propagate
+from exptilt.attention import propagate
 from exptilt.switching import SwitchingLinearGaussian, as_filter, attention_as_imm
+from exptilt.tilting import attend
 
 F64 = torch.float64
 

@@ -68,7 +68,7 @@ def test_filter_and_smoother_are_those_of_statsmodels(level, missing):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_modes_that_are_alike_are_one(method):
-    y = walks(1, 9)
+    y = walks(1, 6)
     y[1] = np.nan
     one, three = trend(), trend(3)
     want = one.filter(y).log_likelihood
@@ -182,6 +182,7 @@ def test_gradients_are_those_of_differences(method):
         ), name
 
 
+@pytest.mark.slow
 def test_em_rises_from_a_diffuse_start():
     """One mode, where EM is exact: no step lowers the likelihood, and it ends where the gradient is zero."""
     y = walks(8, 80)

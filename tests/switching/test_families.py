@@ -12,7 +12,7 @@ import torch
 
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import SwitchingFamily, SwitchingLinearGaussian, discounted, pushed
+from exptilt.switching import DiscountedDynamics, LinearDynamics, SwitchingFamily, SwitchingLinearGaussian
 
 F64 = torch.float64
 TRANSITION = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=F64)
@@ -59,7 +59,7 @@ def cases() -> dict[str, tuple]:
 
 def model_of(name: str) -> tuple[SwitchingFamily, torch.Tensor]:
     prior, likelihood, rest, y = cases()[name]
-    dynamics = [discounted(0.9, prior), discounted(0.4, rest)]
+    dynamics = [DiscountedDynamics(0.9, prior), DiscountedDynamics(0.4, rest)]
     return SwitchingFamily(TRANSITION, prior, likelihood, dynamics, START), y
 
 
@@ -104,7 +104,7 @@ def test_against_all_mode_paths(name: str) -> None:
 @pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
 def test_one_mode_is_the_conjugate_update(name: str, method: str) -> None:
     prior, likelihood, _, y = cases()[name]
-    model = SwitchingFamily(torch.ones(1, 1, dtype=F64), prior, likelihood, [discounted(1.0, prior)])
+    model = SwitchingFamily(torch.ones(1, 1, dtype=F64), prior, likelihood, [DiscountedDynamics(1.0, prior)])
     post = model.filter(y, method=method)
     wanted = f.posterior(prior, likelihood, y)
     torch.testing.assert_close(
@@ -147,7 +147,7 @@ def test_concentrations_of_very_different_sizes(method: str) -> None:
     for _ in range(5):
         rests = [f.Dirichlet(torch.from_numpy(10 ** rng.uniform(-5, 4, 3))) for _ in range(2)]
         law = f.Multinomial(one(0, 0, 0), torch.tensor(12.0, dtype=F64))
-        moves = [discounted(0.5, rest) for rest in rests]
+        moves = [DiscountedDynamics(0.5, rest) for rest in rests]
         model = SwitchingFamily(TRANSITION, rests[0], law, moves, START)
         y = torch.from_numpy(rng.multinomial(12, rng.dirichlet(np.ones(3)), 6).astype(float))
         found, wanted = (m.filter(y, method=method) for m in (model, step_by_step(model)))
@@ -226,7 +226,7 @@ def test_smoothing_against_all_mode_paths(name: str) -> None:
 
 def test_one_mode_is_smoothed_exactly() -> None:
     prior, likelihood, _, y = cases()["Gamma–Poisson"]
-    model = SwitchingFamily(torch.ones(1, 1, dtype=F64), prior, likelihood, [discounted(1.0, prior)])
+    model = SwitchingFamily(torch.ones(1, 1, dtype=F64), prior, likelihood, [DiscountedDynamics(1.0, prior)])
     whole = f.posterior(prior, likelihood, y).natural_parameter
     torch.testing.assert_close(
         model.smooth(y).belief.natural_parameter, whole.expand(5, 1, -1), rtol=1e-9, atol=1e-9
@@ -243,7 +243,7 @@ def test_two_sided_discounting_is_rauchs_smoother_of_a_steady_level() -> None:
     known = f.Gaussian(one(0), torch.full((1, 1), R, dtype=F64))
     y = torch.randn(160, 1, dtype=F64, generator=torch.Generator().manual_seed(0)).cumsum(0)
     single = torch.ones(1, 1, dtype=F64)
-    found = SwitchingFamily(single, prior, known, [discounted(discount, flat)]).smooth(y).belief
+    found = SwitchingFamily(single, prior, known, [DiscountedDynamics(discount, flat)]).smooth(y).belief
     mean, level = 0.0, []
     for value in y[:, 0].tolist():  # the steady filter, gain P/R
         mean += P / R * (value - mean)
@@ -267,7 +267,7 @@ def test_what_is_learned() -> None:
         torch.tensor([[0.92, 0.08], [0.08, 0.92]], dtype=F64),
         rests[0],
         f.Poisson,
-        [discounted(0.7, rest) for rest in rests],
+        [DiscountedDynamics(0.7, rest) for rest in rests],
     )
     fit = truth.fit(y, max_steps=60)
     assert fit.log_likelihood > float(truth.filter(y).log_likelihood)
@@ -287,14 +287,16 @@ def test_what_is_learned() -> None:
 
 def test_gammas_are_pushed_by_scaling_or_by_their_moments() -> None:
     belief = f.Gamma(one(3, 5), one(2, 4))
-    scaled = pushed(torch.diag(one(2, 7)), torch.zeros(2, 2, dtype=F64))(belief)
+    scaled = LinearDynamics(torch.diag(one(2, 7)), torch.zeros(2, 2, dtype=F64))(belief)
     torch.testing.assert_close(scaled.shape, belief.shape)  # closed: only the rate changes
     torch.testing.assert_close(scaled.rate, belief.rate / one(2, 7))
     W, Q = torch.tensor([[1.0, 2.0], [0.5, 0.0]], dtype=F64), torch.diag(one(0.3, 0.1))
-    mixed = pushed(W, Q)(belief)
+    mixed = LinearDynamics(W, Q)(belief)
     torch.testing.assert_close(mixed.event_mean, W @ belief.event_mean)
     torch.testing.assert_close(mixed.event_variance, W**2 @ belief.event_variance + Q.diagonal())
-    model = SwitchingFamily(TRANSITION, belief, f.Poisson, [pushed(W, Q), discounted(0.5, belief)], START)
+    model = SwitchingFamily(
+        TRANSITION, belief, f.Poisson, [LinearDynamics(W, Q), DiscountedDynamics(0.5, belief)], START
+    )
     assert model.filter(torch.ones(3, 2, dtype=F64)).log_likelihood.isfinite()
     with pytest.raises(ArgumentError, match="Use filter"):
         model.smooth(torch.ones(3, 2, dtype=F64))
@@ -320,7 +322,7 @@ def test_gaussians_give_the_numbers_of_the_linear_model(method: str) -> None:
         TRANSITION,
         f.Gaussian(one(0, 0), torch.eye(2, dtype=F64)),
         f.Gaussian(one(0, 0), 0.5 * torch.eye(2, dtype=F64)),
-        [pushed(*map(torch.from_numpy, pair)) for pair in zip(W, Q, strict=True)],
+        [LinearDynamics(*map(torch.from_numpy, pair)) for pair in zip(W, Q, strict=True)],
         START,
     )
     wanted, data = linear.filter(y, method=method), torch.from_numpy(y)
@@ -362,47 +364,54 @@ def test_a_mode_that_cannot_be_reached() -> None:
     prior = f.Gamma(one(2), one(1))
     still = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=F64)
     for method in ("gpb2", "imm", "gpb1"):
-        model = SwitchingFamily(still, prior, f.Poisson, [discounted(0.9, prior)] * 2, one(1, 0))
+        model = SwitchingFamily(still, prior, f.Poisson, [DiscountedDynamics(0.9, prior)] * 2, one(1, 0))
         post = model.filter(one(3, 4, 2)[:, None], method=method)
         assert post.mode_probability[-1].tolist() == [1.0, 0.0]
         assert post.belief.natural_parameter.isfinite().all()
 
 
 GAMMA = f.Gamma(torch.ones(1), torch.ones(1))
-MODEL = SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [discounted(0.9, GAMMA)])
+MODEL = SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [DiscountedDynamics(0.9, GAMMA)])
 WIDE = model_of("normal–inverse-Wishart")[0]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: discounted(0.0, GAMMA), "discount is 0.0"),
-        (lambda: discounted(1.5, GAMMA), "discount is 1.5"),
-        (lambda: discounted(0.5, "rest"), "one member"),
-        (lambda: discounted(0.5, GAMMA)(f.Beta(torch.ones(1), torch.ones(1))), "same family"),
+        (lambda: DiscountedDynamics(0.0, GAMMA), "discount is 0.0"),
+        (lambda: DiscountedDynamics(1.5, GAMMA), "discount is 1.5"),
+        (lambda: DiscountedDynamics(0.5, "rest"), "one member"),
+        (lambda: DiscountedDynamics(0.5, GAMMA)(f.Beta(torch.ones(1), torch.ones(1))), "same family"),
         (
-            lambda: pushed(torch.eye(1), torch.eye(1))(f.Beta(torch.ones(1), torch.ones(1))),
+            lambda: LinearDynamics(torch.eye(1), torch.eye(1))(f.Beta(torch.ones(1), torch.ones(1))),
             "Only Gaussian and Gamma",
         ),
         (
-            lambda: SwitchingFamily(torch.ones(1, 1), GAMMA, f.BernoulliProduct, [discounted(1, GAMMA)]),
+            lambda: SwitchingFamily(
+                torch.ones(1, 1), GAMMA, f.BernoulliProduct, [DiscountedDynamics(1, GAMMA)]
+            ),
             "not conjugate",
         ),
         (
-            lambda: SwitchingFamily(torch.ones(2, 2), GAMMA, f.Poisson, [discounted(1, GAMMA)]),
+            lambda: SwitchingFamily(torch.ones(2, 2), GAMMA, f.Poisson, [DiscountedDynamics(1, GAMMA)]),
             "transition must be",
         ),
         (
-            lambda: SwitchingFamily(torch.full((1, 1), 0.5), GAMMA, f.Poisson, [discounted(1, GAMMA)]),
+            lambda: SwitchingFamily(
+                torch.full((1, 1), 0.5), GAMMA, f.Poisson, [DiscountedDynamics(1, GAMMA)]
+            ),
             "sum to 1",
         ),
         (lambda: SwitchingFamily(torch.ones(1, 1), GAMMA, f.Poisson, [3]), "map of beliefs"),
-        (lambda: pushed(torch.eye(2), torch.eye(1)), "one size"),
-        (lambda: pushed(-torch.eye(1), torch.eye(1))(GAMMA), "at least 0"),
-        (lambda: pushed(torch.eye(1), -torch.eye(1)), "diagonal"),
+        (lambda: LinearDynamics(torch.eye(2), torch.eye(1)), "one size"),
+        (lambda: LinearDynamics(-torch.eye(1), torch.eye(1))(GAMMA), "at least 0"),
+        (lambda: LinearDynamics(torch.eye(1), -torch.eye(1)), "diagonal"),
         (
             lambda: SwitchingFamily(
-                torch.ones(1, 1), GAMMA, f.Poisson, [discounted(1, f.Gamma(torch.ones(2), torch.ones(2)))]
+                torch.ones(1, 1),
+                GAMMA,
+                f.Poisson,
+                [DiscountedDynamics(1, f.Gamma(torch.ones(2), torch.ones(2)))],
             ),
             "same dimension",
         ),

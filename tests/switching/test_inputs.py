@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy.linalg import solve_discrete_lyapunov
 
-from exptilt.switching import SwitchingLinearGaussian, join_modes
+from exptilt.switching import SwitchingLinearGaussian
+from exptilt.switching.builders import join_modes
 from oracles.switching import kalman
 from oracles.switching_models import random_data, random_model
 

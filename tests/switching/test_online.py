@@ -183,3 +183,8 @@ def test_what_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match=r"innovation covariance .* of mode 0 is not positive definite"):
         singular.online().step([0.0, 0.0])
+
+
+def test_a_state_is_not_made_by_itself():
+    with pytest.raises(ValueError, match="Call online of a model"):
+        OnlineState()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from exptilt.switching import SwitchingLinearGaussian, filter_series
+from exptilt.switching import SwitchingLinearGaussian
+from exptilt.switching.inference.filter import filter_series
 from exptilt.switching.inference.smooth import smooth_series
 from oracles.switching_models import random_data, random_model
 

@@ -1,5 +1,6 @@
 """Outliers, absorbing chains, missing steps, near-singular noises, long runs: where filters break."""
 
+import ctypes
 import itertools
 
 import mpmath
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from exptilt._support import native
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
 from exptilt.switching.inference import run
@@ -235,7 +237,7 @@ def test_filters_are_the_plain_recursions(sizes, options, method):
     model, y = random_model(rng, *sizes, **options), random_data(rng, 12, sizes[2])
     problem = prepare(model, y, None, "filter")
     out = run.run_filter(problem.parameters, problem.data.rows, problem.data.starts, method).out
-    for got, wanted in zip(out[1:6], collapsing_filter(model, y, method), strict=True):
+    for got, wanted in zip(out.steps, collapsing_filter(model, y, method), strict=True):
         np.testing.assert_allclose(got, wanted.reshape(got.shape), rtol=1e-8, atol=1e-9)
     if method == "viterbi":
         return
@@ -433,3 +435,14 @@ def test_a_posterior_of_float32_is_accepted_as_an_initial_law():
     assert cov.dtype is torch.float32
     for step in cov:
         model.replace(initial_covariance=step)
+
+
+def test_memory_that_runs_out_on_a_thread_is_an_error(monkeypatch):
+    """Of a filter too, whose other threads have found nothing wrong with their series."""
+    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda _: -1)
+    place, own = ctypes.cast(callback, ctypes.c_void_p).value, native.address
+    monkeypatch.setattr(native, "address", lambda name: place if name == "filter_series" else own(name))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rng = np.random.default_rng(0)
+    with pytest.raises(MemoryError, match="no memory is left for filter_series"):
+        random_model(rng, 2, 1, 1).filter(rng.normal(size=(2, 600, 1)), method="imm")

@@ -114,7 +114,9 @@ def test_constraints_are_those_of_a_build_function():
             transition=P, observation_noise=R, observation_offset=d, initial_probability=third
         )
 
-    want = fit_parameters(build, [-2.0, 1.0, 3.0], y, progress=False)
+    p, level = fit.model.transition[0, 1], fit.model.observation_offset[0, 0]
+    near = [np.log(p / (1 - p)) + 0.2, np.log(fit.model.observation_noise[0, 0, 0]) - 0.1, level + 0.3]
+    want = fit_parameters(build, near, y, progress=False)
     assert fit.log_likelihood == pytest.approx(want.log_likelihood, abs=1e-7)
     assert fit.free_parameters == 3
     R, P, d = fit.model.observation_noise, fit.model.transition, fit.model.observation_offset

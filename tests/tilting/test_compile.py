@@ -6,7 +6,7 @@ import torch
 import exptilt as xt
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fullgraph(compiler):
     torch.manual_seed(0)
     tensors = [torch.randn(2, 4, 33, 16, requires_grad=True) for _ in range(3)]
@@ -29,7 +29,7 @@ def test_fullgraph(compiler):
 def test_result_object_comes_out_of_a_compiled_function():
     q = torch.randn(1, 2, 8, 4)
     a = torch.compile(lambda x: xt.attend(x, x, x), fullgraph=True, backend="aot_eager")(q)
-    assert isinstance(a, xt.Tilted)
+    assert isinstance(a, xt.AttentionResult)
     assert torch.allclose(a.entropy, xt.attend(q, q, q).entropy)
     G = torch.compile(lambda x: xt.log_normalizer(x, x), fullgraph=True, backend="aot_eager")(q)
     assert torch.allclose(G, a.log_normalizer)

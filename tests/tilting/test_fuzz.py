@@ -110,7 +110,7 @@ def test_a_mistake_is_found(monkeypatch):
 
     def slightly_off(*args, **options):
         a = attend(*args, **options)
-        return xt.Tilted(a.output * (1 + 1e-5), *(getattr(a, name) for name in QUANTITIES[1:]))
+        return xt.AttentionResult(a.output * (1 + 1e-5), *(getattr(a, name) for name in QUANTITIES[1:]))
 
     def broken(*args, **options):
         raise RuntimeError("broken")

@@ -22,18 +22,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.tilting.backends import dispatch, reference, tiled
-from exptilt.tilting.problem import MASS, Dots, Inputs, Lines, Needs, wide_dtype
+from exptilt.tilting.problem import MASS, Inputs, InputTangents, Needs, RowStatistics, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 from harness import FOLDER, read
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
+pytestmark = [
+    pytest.mark.slow,  # kernels run in Triton's interpreter, or are compiled for GPUs that are not here
+    pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only"),
+]
 
 WORKER = """
 import sys, torch
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.tilting.backends.triton import launch as gpu
-from exptilt.tilting.problem import MASS, Dots, Inputs, Needs
+from exptilt.tilting.problem import MASS, InputTangents, Inputs, Needs
 from exptilt.tilting.score_rule import ScoreRule
 from oracles.triton_interpreter import mend, tiles
 
@@ -49,7 +52,7 @@ def attend(compiled=False, **arguments):
     return tuple(None if x is None else x.detach() for x in (*results, *gradients))
 
 def derivatives(tensors, options, dots, bar, output, output_dot, rows):
-    t, rule, dots = Inputs(*tensors), ScoreRule(*options), Dots(*dots)
+    t, rule, dots = Inputs(*tensors), ScoreRule(*options), InputTangents(*dots)
     return (
         gpu.tangent(t, dots, rows[:3], rule),
         tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False)),
@@ -183,14 +186,14 @@ def derivative_case(seed):
     t, rule, g = Inputs(*tensors), ScoreRule(*options), torch.Generator().manual_seed(seed + 1000)
     wide = wide_dtype(t.query.dtype)
     output, lines, _ = tiled.forward(t, rule)
-    lines = Lines(*lines)
+    lines = RowStatistics(*lines)
     dead = lines.weight == 0
     known = torch.where(dead, 0.0, lines.maximum), torch.where(dead, 0.0, 1 / lines.weight), lines.gap
 
     def like(x, dtype=None):
         return None if x is None else normal(g, *x.shape, dtype=dtype or x.dtype)
 
-    dots = Dots(*(like(x) for x in t[:5]))
+    dots = InputTangents(*(like(x) for x in t[:5]))
     dots = dots._replace(key=None, value=None) if seed % 4 == 0 else dots
     size = 1 + float(lines.variance.max().sqrt()) if lines.variance.numel() else 1.0
     factors = (1, 1 / size, 1 / size**2, 1, 1, 1 / size)  # of a0, a1, a2, pushed, e0, e1
@@ -207,7 +210,7 @@ def plain_derivatives(tensors, options, dots, bar, output, output_dot, rows, dty
     def cast(x):
         return x if dtype is None or x is None or not x.is_floating_point() else x.to(dtype)
 
-    t, dots, rule = Inputs(*map(cast, tensors)), Dots(*map(cast, dots)), ScoreRule(*options)
+    t, dots, rule = Inputs(*map(cast, tensors)), InputTangents(*map(cast, dots)), ScoreRule(*options)
     bar, output, output_dot, rows = map(cast, (bar, output, output_dot, rows))
     return (
         tiled.tangent(t, dots, rows[:3], rule),
@@ -384,13 +387,13 @@ def test_first_of_equal_maxima(found):
 
 def test_closed_forms(found):
     """A few numbers that need no reference."""
-    lines = Lines(*found["degenerate", "all scores -1e4"][1])
-    expected = Lines(math.log(40) - 1e4, math.log(40), -1e4, 0.0, -1e4, 40.0, 0.0)
+    lines = RowStatistics(*found["degenerate", "all scores -1e4"][1])
+    expected = RowStatistics(math.log(40) - 1e4, math.log(40), -1e4, 0.0, -1e4, 40.0, 0.0)
     for x, value in zip(lines, expected, strict=True):
         torch.testing.assert_close(x, torch.full_like(x, value), rtol=1e-14, atol=1e-11)
     for name in ("no keys", "all hidden", "window 0", "all weights zero"):
         output, lines, _ = found["degenerate", name]
-        lines = Lines(*lines)
+        lines = RowStatistics(*lines)
         assert (output == 0).all()
         assert lines.log_normalizer.isneginf().all()
         assert lines.maximum.isneginf().all()
@@ -680,7 +683,7 @@ FOUND = (1000022,)  # was over: a gap from the side that weighs less, <ō,o> sum
     ("seeds", "compiled", "found", "small"),
     [
         (range(120), (4, 7), FOUND, True),
-        pytest.param(range(130), range(8, 20), THERE, False, marks=pytest.mark.slow),
+        pytest.param(range(130), range(8, 20), THERE, False, marks=pytest.mark.zoo),
     ],
 )
 def test_option_mixes(seeds, compiled, found, small):

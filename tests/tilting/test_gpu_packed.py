@@ -15,8 +15,9 @@ import torch
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
-from exptilt.attention import attend_packed
+from exptilt.tilting import attend_packed
 
+pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
 
 
@@ -233,7 +234,7 @@ def dropped_by_hand(q, k, v, causal=False, mask=None, sink=None, dropout=0.0, se
     if sink is not None:
         s = torch.cat([s, sink[None, :, None, None].expand(2, 4, 9, 1)], -1)
     weights = s.softmax(-1)[..., :14] * keep(8, 9, 14, seed, dropout).reshape(2, 4, 9, 14).to(s.dtype)
-    return xt.Tilted(weights @ v.repeat_interleave(2, 1), *(getattr(a, x) for x in STATISTICS))
+    return xt.AttentionResult(weights @ v.repeat_interleave(2, 1), *(getattr(a, x) for x in STATISTICS))
 
 
 def dropped_packed_by_hand(q, k, v, query_starts, key_starts, dropout, seed, **options):
@@ -246,7 +247,7 @@ def dropped_packed_by_hand(q, k, v, query_starts, key_starts, dropout, seed, **o
         one, eye = (q[:, i], k[:, j]), torch.eye(j.stop - j.start, dtype=q.dtype).expand(k.shape[0], -1, -1)
         weights = xt.attend(*one, eye, **options, backend="reference").output
         outputs.append((weights * kept[:, i, j]) @ v[:, j].repeat_interleave(2, 0))
-    return xt.Tilted(torch.cat(outputs, 1), *(getattr(a, x) for x in STATISTICS))
+    return xt.AttentionResult(torch.cat(outputs, 1), *(getattr(a, x) for x in STATISTICS))
 
 
 STATISTICS = "log_normalizer", "entropy", "score_mean", "score_variance", "score_max"

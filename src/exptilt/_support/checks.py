@@ -1,12 +1,12 @@
 """Arguments checked before anything is computed; a message says what was got and what to pass.
 
-Each function hands back what it was given, or raises an `ArgumentError` that begins with the caller's name:
+Each function returns the argument it checks, or raises an `ArgumentError` that begins with the caller's name:
 
     max_steps = whole("fixed_point", "max_steps", max_steps)
 
-`caller` begins the message, `name` is the argument's and `value` what was given for it; `otherwise` says what
-else may be passed, such as ", or None for all". Values of tensors are looked at only where that is possible:
-not inside `torch.compile` nor under `torch.func`.
+`caller` begins the message; `name` and `value` are those of the argument; `otherwise` says what else may be
+passed, such as ", or None for all". Values of tensors are read only where that is possible: not inside
+`torch.compile` nor under `torch.func`.
 """
 
 import math
@@ -24,7 +24,7 @@ Word = TypeVar("Word")
 
 
 def whole(caller: str, name: str, value: object, *, least: int = 1, otherwise: str = "") -> int:
-    """A whole number of at least `least`, as an `int`; True and 2.0 are none.
+    """`value` as an `int`, if it is a whole number ≥ `least`; raises for True and 2.0.
 
     Example:
         >>> whole("retrieve", "steps", 0)
@@ -47,7 +47,7 @@ def number(
     below: float = math.inf,
     otherwise: str = "",
 ) -> float:
-    """A finite number within bounds (`least` and `most` may be reached), as a `float`; a tensor is none.
+    """`value` as a `float`, if it is finite and within bounds (`least`, `most` included); tensors raise.
 
     Example:
         >>> number("Flow", "step", 0, above=0)
@@ -68,7 +68,7 @@ def number(
 
 
 def choice(caller: str, name: str, value: Word, among: Iterable[Word], *, otherwise: str = "") -> Word:
-    """One of the words in `among`.
+    """`value`, if it is one of the words in `among`.
 
     Example:
         >>> choice("filter", "store", "some", ("all", "last"))
@@ -91,9 +91,9 @@ def floating(
     shape: str = "",
     dtypes: tuple[torch.dtype, ...] = (),
 ) -> Tensor:
-    """A floating-point tensor of at least so many axes, none of the last ones empty, and one of `dtypes`.
+    """`value`, if it is a floating-point tensor with at least `axes` axes, the last of which are not empty.
 
-    `shape` has these axes in words, such as "(..., N, D)"; without `dtypes` every floating-point one will do.
+    `dtypes` are those allowed, () for any; `shape` names the axes in the message, such as "(..., N, D)".
     """
     if not isinstance(value, Tensor):
         got = type(value).__name__
@@ -125,7 +125,7 @@ def alike(caller: str, **tensors: Tensor | None) -> None:
 
 
 def generator(caller: str, value: object, device: torch.device | None = None) -> torch.Generator | None:
-    """A torch generator for draws on `device` (None takes any device's), or None for torch's own."""
+    """`value`, if it is None or a torch generator for draws on `device` (None allows any device)."""
     if value is None:
         return None
     if not isinstance(value, torch.Generator):
@@ -143,7 +143,7 @@ def generator(caller: str, value: object, device: torch.device | None = None) ->
 def entries(caller: str, name: str, tensor: Tensor, valid: Tensor, wanted: str) -> None:
     """Raise at the first leading index of tensor ``(..., *event)`` where `valid` ``(...)`` is false.
 
-    What an entry must be is `wanted`, in words.
+    `wanted` says in words what an entry must be.
     """
     if not is_concrete(tensor, valid) or bool(valid.all()):
         return
@@ -167,7 +167,7 @@ def positive(caller: str, **tensors: Tensor) -> None:
 
 
 def _between(tensor: Tensor, lower: float) -> bool:
-    """Whether lower < x < ∞ for every entry, in one pass: NaN is both the least and the largest."""
+    """Whether lower < x < ∞ for every entry, in one pass: aminmax returns NaN if any entry is NaN."""
     if tensor.numel() == 0:
         return True
     least, largest = tensor.detach().aminmax()

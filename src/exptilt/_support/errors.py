@@ -17,7 +17,7 @@ class ArgumentError(ExptiltError, ValueError):
 
 
 class KeywordError(ExptiltError, TypeError):
-    """A keyword that another library has for this; the message says what it is called here."""
+    """A keyword of another library was passed; the message says what to write here instead."""
 
 
 class BackendError(ExptiltError, RuntimeError):
@@ -25,7 +25,7 @@ class BackendError(ExptiltError, RuntimeError):
 
 
 class ConvergenceError(ExptiltError, RuntimeError):
-    """A solver stopped before it reached its tolerance and the caller asked for an error then."""
+    """A solver stopped before it reached its tolerance, and the caller had asked for an error then."""
 
 
 class ExptiltWarning(UserWarning):
@@ -33,7 +33,7 @@ class ExptiltWarning(UserWarning):
 
 
 def needed(library: str, extra: str) -> Any:
-    """The module of an optional library, or an error that says how to install it."""
+    """The module of an optional library; if it is missing, raises an error that says how to install it."""
     try:
         return import_module(library)
     except ImportError as problem:
@@ -41,7 +41,7 @@ def needed(library: str, extra: str) -> Any:
 
 
 class MissingExtraError(ExptiltError, ImportError):
-    """A part of the package that needs an optional library was called where that library is not installed."""
+    """An optional library that the called part of the package needs is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(

@@ -5,8 +5,8 @@ is then renamed over the target in one step, so that a reader sees the old file 
 one, and a failure leaves the old one.
 
 A process that is killed leaves its folder behind. While a writer is alive it holds a lock on its folder, and
-every write removes the folders beside its target that nobody holds a lock on. Whatever temporary files the
-writer made of its own accord (safetensors does) stand in the same folder and go with it.
+every write removes the folders beside its target that nobody holds a lock on. Temporary files that the writer
+itself makes (safetensors does) lie in the same folder and are removed with it.
 """
 
 import os
@@ -20,14 +20,14 @@ from exptilt._support.errors import ArgumentError
 
 try:
     import fcntl
-except ImportError:  # Windows: drafts are not locked there, and those of killed processes stay
+except ImportError:  # Windows: drafts are not locked, and the folders of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = ".exptilt-draft"
 
 
 def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Lock a draft folder: the descriptor that holds the lock, or None if it is gone or (no `wait`) taken."""
+    """Descriptor that holds the lock of a draft folder; None if the folder is gone or (no `wait`) locked."""
     if fcntl is None:
         return -1 if wait else None
     try:
@@ -56,7 +56,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 @contextmanager
 def _draft_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder in `parent` that is gone at the end; those of writers that died are removed first."""
+    """A hidden folder in `parent`, removed at the end; folders left by dead writers are removed first."""
     for abandoned in parent.glob(f".*{_SUFFIX}"):
         if (lock := _lock(abandoned, wait=False)) is not None:
             _remove(abandoned, lock)
@@ -79,8 +79,7 @@ def _to_disk(path: Path) -> None:
 def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; at the end of the block the file there becomes `target`, unless the block raises.
 
-    The file has the permissions that `open` would have given it, whatever those of the draft are. A link is
-    written through.
+    The file gets the permissions that `open` would give it. A link is written through.
 
     Example:
         >>> import tempfile
@@ -102,7 +101,7 @@ def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(target: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, whole or not at all; its folder exists."""
+    """Write a file, whole or not at all; its folder must exist."""
     with draft(target) as path:
         path.write_bytes(content)
 
@@ -113,10 +112,10 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> list[Path]:
-    """Write texts, by name of the file, into `folder`: all of them, or none with the old ones restored.
+    """Write texts (file name: text) into `folder`: all of them, or none, with the old files restored.
 
-    The folder is made if it is not there. Files are moved in the order given, so that the page that speaks of
-    the others comes last, and their paths are returned in that order.
+    The folder is made if it is missing. Files are moved in the order given, so that a page that refers to the
+    others can come last; their paths are returned in that order.
     """
     place, made = Path(folder), prepare_folder(folder)
     try:
@@ -144,9 +143,9 @@ def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> 
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
-    """Make `folder` and its missing parents, and see that files can be written there.
+    """Make `folder` and its missing parents, and check that files can be written there.
 
-    Returns the folders that were made, innermost first, for `forget_folders` if nothing comes of it.
+    Returns the folders that were made, innermost first, for `forget_folders` if nothing is written.
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
@@ -166,7 +165,7 @@ def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def forget_folders(made: list[Path]) -> None:
-    """Remove those of the folders that `prepare_folder` made which are still empty."""
+    """Remove the folders that `prepare_folder` made and that are still empty."""
     for path in made:
         with suppress(OSError):
             path.rmdir()

@@ -1,4 +1,4 @@
-"""Confidence intervals of what experiments average and count, at 95%."""
+"""95% confidence intervals of means and shares."""
 
 from typing import NamedTuple
 
@@ -46,8 +46,8 @@ def share_interval(hits: int, count: int) -> tuple[float, float, float]:
     """Share of hits among trials, with Clopper and Pearson's exact interval.
 
     Args:
-        hits: how many.
-        count: out of how many, at least 1.
+        hits: number of hits.
+        count: number of trials, at least 1.
 
     Example:
         >>> [round(x, 3) for x in share_interval(8, 10)]

@@ -21,12 +21,12 @@ from exptilt._support.transforms import is_concrete
 
 
 def common_shape(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, which is slow; returns immediately if all shapes are equal."""
+    """The broadcast shape; equal shapes skip `torch.broadcast_shapes`, which is slow."""
     return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def packed_size(dimension: int) -> int:
-    """How many free entries a symmetric matrix of this dimension has."""
+    """Number of free entries of a symmetric matrix of this dimension."""
     return dimension * (dimension + 1) // 2
 
 
@@ -103,7 +103,7 @@ def check_covariance(matrix: Tensor, name: str) -> None:
 
 
 def repaired(matrix: Tensor, *, floor: float | None = None) -> Tensor:
-    """The symmetric part of each matrix plus the least multiple of 1 that lifts its eigenvalues to a floor.
+    """The symmetric part of each matrix plus the least multiple of I that lifts its eigenvalues to a floor.
 
     Warns with the largest amount added, and to which matrix.
 
@@ -158,14 +158,14 @@ def factorize(matrix: Tensor) -> Tensor:
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """``(...)``: which matrices are symmetric but for rounding, up to the root of the dtype's precision."""
+    """``(...)``: whether each matrix is symmetric, up to the square root of the dtype's precision."""
     gap, size = ((matrix - matrix.mT).abs().amax((-2, -1)), matrix.abs().amax((-2, -1)))
     within: Tensor = gap <= torch.finfo(matrix.dtype).eps ** 0.5 * size
     return within
 
 
 def positive_definite(matrix: Tensor) -> Tensor:
-    """``(...)``: which matrices have a Cholesky factor."""
+    """``(...)``: whether each matrix has a Cholesky factor."""
     info: Tensor = torch.linalg.cholesky_ex(matrix).info
     return (info == 0) & matrix.isfinite().all(-1).all(-1)
 
@@ -184,7 +184,7 @@ def indefiniteness(matrix: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """Sum over the last axis, which is often one entry long; torch would still go through all of them."""
+    """Sum over the last axis; an axis of one entry is squeezed, which is faster than torch's sum."""
     return x.squeeze(-1) if x.shape[-1] == 1 else x.sum(-1)
 
 

@@ -6,7 +6,8 @@
 
 A library is refused, with the reason in one sentence, if it cannot be read, if it belongs to another version
 of this package, or, in a checkout, if it was built from other sources than those in ``csrc/``. Attention then
-runs in plain torch and says so once; what has no other way raises `CoreMissingError` with the same sentence.
+runs in plain torch and says so once; a function that needs the core raises `CoreMissingError` with the same
+sentence.
 
 A kernel is a C function of one pointer to a frame, a struct of named fields. The library itself says which
 fields a frame has, so `frame` makes the same struct here and the two cannot differ.
@@ -22,16 +23,16 @@ from typing import Any
 
 from exptilt._support.errors import BackendError
 
-ABI = 1  # that of csrc/library.cpp
+ABI = 1  # as in csrc/library.cpp
 TARGETS = ("v4", "v3", "v2", "arm", "plain")  # the best first
 _PACKAGE = Path(__file__).parents[1]
 _SOURCES = _PACKAGE.parents[1] / "csrc"
 _KINDS = {"whole": ctypes.c_int64, "real": ctypes.c_double, "place": ctypes.c_int64}
-_OUT_OF_MEMORY = -1
+OUT_OF_MEMORY = -1  # as in csrc/frame.hpp
 
 
 class CoreMissingError(BackendError):
-    """The compiled core is not there, or is not the one that belongs to this package."""
+    """The compiled core is missing, or does not belong to this version of the package."""
 
 
 def folders() -> list[Path]:
@@ -130,7 +131,7 @@ def target() -> str:
 
 
 def load() -> Any:
-    """The library in use."""
+    """The library in use; raises `CoreMissingError` if there is none."""
     library, said = _loaded()
     if library is None:
         raise CoreMissingError(f"{said[0].upper()}{said[1:]}")
@@ -147,13 +148,13 @@ def function(name: str) -> Any:
 
 @cache
 def address(name: str) -> int:
-    """Where a function of the library is, for a region of threads."""
+    """Address of a function of the library, for `threads.run_region`."""
     return int(ctypes.cast(getattr(load(), f"exptilt_{name}"), ctypes.c_void_p).value or 0)
 
 
 @cache
 def frame(name: str) -> type[ctypes.Structure]:
-    """The struct of that name, as the library has it; see csrc/frame.hpp."""
+    """The ctypes struct of that name, with the fields that the library lists; see csrc/frame.hpp."""
     text = getattr(load(), f"exptilt_fields_{name}")
     text.restype = ctypes.c_char_p
     pairs = [line.split() for line in text().decode().splitlines()]
@@ -162,8 +163,13 @@ def frame(name: str) -> type[ctypes.Structure]:
 
 
 def call(name: str, filled: ctypes.Structure) -> int:
-    """Run a kernel on this thread, and return what it returns; MemoryError where memory ran out."""
+    """Run a kernel on this thread and return its result; raises MemoryError if memory runs out."""
     found: int = function(name)(ctypes.addressof(filled))
-    if found == _OUT_OF_MEMORY:
-        raise MemoryError(f"exptilt: no memory is left for {name}")
+    if found == OUT_OF_MEMORY:
+        raise no_memory(name)
     return found
+
+
+def no_memory(name: str) -> MemoryError:
+    """The MemoryError for a kernel that ran out of memory."""
+    return MemoryError(f"exptilt: no memory is left for {name}")

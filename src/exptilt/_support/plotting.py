@@ -1,7 +1,7 @@
 """Pictures in the style of the house: figures of matplotlib, and small tables and drawings for notebooks.
 
-Figures are made without `pyplot`, so that no global state is touched. What results show of themselves in a
-notebook (`_repr_html_`) is plain HTML and SVG, needs no library, and escapes all text.
+Figures are made without `pyplot`, so that no global state is touched. Results in a notebook (`_repr_html_`)
+are plain HTML and SVG, need no library, and escape all text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#2b83c6", "#d1701c", "#3a9a6b", "#8e5bb5", "#b8860b", "#c0395e")
-"""Differ for colour-blind readers; the first three have a contrast of 3 : 1 on light and dark paper."""
+"""Distinct for colour-blind readers; the first three have a contrast of 3 : 1 on light and dark paper."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -37,7 +37,7 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def new_figure(width: float, height: float, style: dict[str, Any] | None = None) -> "Iterator[Figure]":
-    """A white figure, its sizes in inches, to draw on and to save inside the block, where `style` holds."""
+    """A white figure, its size in inches, to draw and save inside the block, where `style` holds."""
     try:
         import matplotlib
         from cycler import cycler
@@ -55,7 +55,7 @@ def caption(axes: Any, title: str, x: str, y: str = "") -> None:
 
 
 def measured(axes: Any, x: Any, by_seed: Any, mean: Any, interval: Any, label: str) -> None:
-    """A dot for each seed ``(X, seeds)``, a line through means ``(X,)``, and their intervals ``(X, 2)``."""
+    """Plot a dot for each seed ``(X, seeds)``, a line through means ``(X,)``, and intervals ``(X, 2)``."""
     x, by_seed, mean, interval = (np.asarray(values) for values in (x, by_seed, mean, interval))
     axes.plot(x, by_seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
     reach = np.where(np.isnan(interval), mean[:, None], interval)
@@ -98,7 +98,7 @@ def html_squares(weight: np.ndarray, title: str, side: int = 144) -> str:
 
 
 def html_curves(values: np.ndarray, title: str, width: int = 360, height: int = 72) -> str:
-    """A drawing of the columns of ``(place, curve)``; "" without two places. At most 200 places are drawn."""
+    """A drawing of the columns of ``(place, curve)``, of at most 200 places; "" for fewer than two places."""
     values = np.asarray(values, dtype=np.float64)
     values = values[np.unique(np.linspace(0, len(values) - 1, min(len(values), 200)).round().astype(int))]
     finite = values[np.isfinite(values)]

@@ -24,7 +24,7 @@ def track(
 
 @contextmanager
 def announce_if_slow(message: str, *, after: float = 1.0) -> Iterator[None]:
-    """Print `message` on standard error if the block has not ended after so many seconds."""
+    """Print `message` on standard error if the block has not ended after `after` seconds."""
     timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))  # noqa: T201
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""What a solver hands back: the value, and how far it may be trusted.
+"""The result of a solver: the value, and how far it can be trusted.
 
 A solver that works on a batch solves many problems at once, and each of them ends in its own way.
 `Solution.code` keeps one small integer per problem; `Solution.status` is the worst of them as a `Status`,
@@ -42,13 +42,17 @@ class Status(Enum):
     NOT_FINITE = (
         "the function returned NaN or infinity; the value is the point with the least residual before that"
     )
+    UNBOUNDED = (
+        "unbounded: the likelihood grows without end as a component shrinks onto too few points; "
+        "the value is no maximum"
+    )
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def code(self) -> int:
-        """Place of this member among all, 0 is best."""
+        """Position of this member in the enum, 0 is best."""
         return _CODES[self]
 
 
@@ -60,10 +64,10 @@ class Solution(Generic[Value]):
     """Value of a solver with its certificate.
 
     Args:
-        value: what was solved for, leading axes are batch.
-        code: ``(...)`` integers, one per problem: the place of its `Status` in the enum.
+        value: the solution; leading axes are batch.
+        code: ``(...)`` integers, one per problem: the position of its `Status` in the enum.
         residual: ``(...)``, how far each problem is from solved, in the units its solver documents.
-        steps: ``()``, how many steps were taken, the most over the batch.
+        steps: ``()``, the number of steps taken, the largest over the batch.
         distance: ``(...)``, how far a target is outside of what can be attained; 0 where it is not.
         trace: ``(steps, ...)``, residuals by step, from solvers that keep them; a problem that has ended
             repeats its last.
@@ -81,10 +85,10 @@ class Solution(Generic[Value]):
         """A solution whose problems all ended in the same way.
 
         Args:
-            value: what was solved for.
-            status: how they ended.
+            value: the solution.
+            status: how the problems ended.
             residual: ``(...)``.
-            steps: how many were taken.
+            steps: number of steps taken.
         """
         code = torch.full_like(residual, status.code, dtype=torch.int8)
         return cls(value, code, residual, torch.tensor(steps), torch.zeros_like(residual))

@@ -1,8 +1,8 @@
 """Work on several threads: as many as torch is set to use, and torch's own where that is possible.
 
 `run_region` calls a C function of one pointer on the threads of torch's OpenMP team, where torch runs on GNU
-OpenMP: after each of its operations they keep spinning for some milliseconds, and any other thread would
-have to share a core with them. The threads share out the work through a counter in memory; Python is not
+OpenMP: these threads keep spinning for some milliseconds after each torch operation, and any other thread
+would have to share a core with them. They share out the work through a counter in memory; Python is not
 called. Elsewhere, and in a forked child, where OpenMP's team is gone and a new one would hang, a thread pool
 calls the same function. `run_chunks` does the same for work that is a Python function.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from exptilt._support.process import FIRST_PROCESS
+from exptilt._support import FIRST_PROCESS, native
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -26,7 +26,7 @@ _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def _team() -> Any:
-    """GNU OpenMP's entry into a parallel region, of the library that torch has loaded, or None."""
+    """`GOMP_parallel` of the GNU OpenMP library that torch has loaded, or None."""
     folder = Path(torch.__file__).parent
     for path in (*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")):
         try:
@@ -40,12 +40,12 @@ def _team() -> Any:
 
 
 def team() -> Any:
-    """The entry into torch's OpenMP team, or None; None in a forked child, where it would hang."""
+    """`GOMP_parallel` of torch's OpenMP, or None; None in a forked child, where it would hang."""
     return _team() if os.getpid() == FIRST_PROCESS else None
 
 
 def _pool(helpers: int) -> ThreadPoolExecutor:
-    """A pool that belongs to this process alone."""
+    """This process's pool of `helpers` threads."""
     key = os.getpid(), helpers
     return _pools.get(key) or _pools.setdefault(
         key, ThreadPoolExecutor(helpers, thread_name_prefix="exptilt")
@@ -58,15 +58,29 @@ def _callable(address: int) -> Any:
 
 
 def run_region(address: int, argument: int, threads: int) -> None:
-    """Call the C function at `address` with the pointer `argument` on so many threads, and wait for all."""
+    """Call the C function at `address` with the pointer `argument` on `threads` threads, and wait for all."""
     if threads <= 1:
         _callable(address)(argument)
     else:
         _together(_callable(address), address, argument, threads)
 
 
+def run_kernel(name: str, filled: ctypes.Structure, threads: int) -> int:
+    """Run a kernel on `threads` threads that share its frame, and return the sum of their results.
+
+    Raises MemoryError if memory runs out on any of them.
+    """
+    if threads <= 1:
+        return native.call(name, filled)
+    shared: Any = native.frame("Shared")(kernel=native.address(name), frame=ctypes.addressof(filled))
+    run_region(native.address("share"), ctypes.addressof(shared), threads)
+    if shared.lacking:
+        raise native.no_memory(name)
+    return int(shared.sum)
+
+
 def _together(function: Any, address: Any, argument: int | None, threads: int) -> None:
-    """Call a C function, which is at `address`, on so many threads, and wait for all."""
+    """Call the C function `function`, which is at `address`, on `threads` threads, and wait for all."""
     if (enter := team()) is not None:
         enter(address, argument, threads, 0)
         return
@@ -77,9 +91,9 @@ def _together(function: Any, address: Any, argument: int | None, threads: int) -
 
 
 def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | None = None) -> None:
-    """Call ``work(start, stop)`` over 0..total in chunks, on several threads; by default as many as torch's.
+    """Call ``work(start, stop)`` over 0..total in chunks on `threads` threads, by default as many as torch's.
 
-    The work must release the interpreter lock to gain anything.
+    This is faster only if `work` releases the interpreter lock.
     """
     threads = min(torch.get_num_threads() if threads is None else threads, total)
     if threads <= 1:

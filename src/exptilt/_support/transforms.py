@@ -21,16 +21,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
 pytree = _pytree
-"""Trees of tensors, as torch itself takes arguments and results apart and puts them together again."""
+"""torch's own module that flattens and rebuilds nested arguments and results."""
 
 
 def apply(function: Any, *arguments: Any) -> Any:
-    """What a `torch.autograd.Function` returns (its `apply` has no types)."""
+    """``function.apply(*arguments)`` of a `torch.autograd.Function`, which torch leaves without types."""
     return function.apply(*arguments)
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform is under way (forward_ad.dual_level does not nest, and is not meant)."""
+    """True under grad, vmap or jvp of torch.func; a bare forward_ad.dual_level does not count."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -45,12 +45,12 @@ def in_backward() -> bool:
 
 
 def backward_pass() -> int:
-    """The number of the backward pass under way on this thread, which no other has; −1 if there is none."""
+    """Unique number of the backward pass under way on this thread; −1 if there is none."""
     return torch._C._current_graph_task_id()
 
 
 def forward_derivatives(on: bool = True) -> AbstractContextManager[None]:
-    """Forward derivatives inside a `jvp`, where torch switches them off; or none of them, with False."""
+    """Context with forward derivatives on (torch turns them off inside a `jvp`), or off if `on` is False."""
     return forward_ad._set_fwd_grad_enabled(on)
 
 
@@ -60,16 +60,16 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def derivatives_wanted(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether anyone may ask for a derivative of what is computed from these tensors."""
+    """Whether a derivative may be taken of results computed from these tensors."""
     if in_transform() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def not_traced(function: _Function) -> _Function:
-    """Let the compiler call a function while it traces, and keep what it returns.
+    """Mark a function so that the compiler calls it while tracing and takes its result for a constant.
 
-    `torch.compiler.assume_constant_result` does the same, and loads the compiler.
+    `torch.compiler.assume_constant_result` does the same, but loads the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -77,7 +77,7 @@ def not_traced(function: _Function) -> _Function:
 
 @not_traced
 def transform_compiled() -> bool:
-    """Whether a torch.func transform is being compiled; asked while tracing, and not traced."""
+    """Whether a torch.func transform is being compiled; called while tracing, never traced itself."""
     return in_transform() or in_forward_mode()
 
 
@@ -87,12 +87,12 @@ def is_concrete(*tensors: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written to in place; −1 for tensors of inference mode, which do not count."""
+    """Number of in-place writes to the tensor; −1 for tensors of inference mode, which keep no count."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a torch.func transform follows this tensor: it is wrapped once for each."""
+    """Whether a torch.func transform tracks this tensor; each transform wraps it once."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
@@ -102,7 +102,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 def vmap_axis(tensor: Tensor) -> tuple[int, int] | None:
-    """The axis that the outermost ``vmap`` has hidden, and its level; None if it is not a vmap's tensor."""
+    """Axis that the tensor's outermost wrapper, a ``vmap``, hides, and its level; None for other tensors."""
     functorch = torch._C._functorch
     return (
         (functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor))
@@ -112,7 +112,7 @@ def vmap_axis(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def with_vmap_axis(tensor: Tensor, level: int) -> Tensor:
-    """The tensor with its first axis hidden, as the ``vmap`` of that level would."""
+    """The tensor with its first axis hidden, as the ``vmap`` of `level` would hide it."""
     return torch._C._functorch._add_batch_dim(tensor, 0, level)
 
 
@@ -122,22 +122,23 @@ def current_level() -> int:
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Take all transforms off; gives them, for `inside_transforms`."""
+    """Context without torch.func transforms; yields those it removed, for `inside_transforms`."""
     return temporarily_clear_interpreter_stack()
 
 
 def inside_transforms(transforms: Any) -> AbstractContextManager[Any]:
-    """Put transforms back that `outside_transforms` has taken off."""
+    """Context that restores the transforms that `outside_transforms` removed."""
     return temporarily_restore_interpreter_stack(transforms)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor: not one that stands for values while a graph is traced, nor one of
-    a batch.
+def is_batch(tensor: Tensor) -> bool:
+    """Whether this is a batch of ``torch.autograd.grad(is_grads_batched=True)``, torch's older `vmap`."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor)
 
-    The batches are those of ``torch.autograd.grad(is_grads_batched=True)``, which has a `vmap` of its own.
-    """
-    return type(tensor) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether this is an ordinary tensor: no subclass (as in a traced graph), and no batch (`is_batch`)."""
+    return type(tensor) in (Tensor, Parameter) and not is_batch(tensor)
 
 
 def without_tangent(tensor: _Tensor) -> _Tensor:
@@ -149,7 +150,7 @@ def without_tangent(tensor: _Tensor) -> _Tensor:
 
 
 def derivative_levels(tensor: Tensor) -> int:
-    """How many torch.func transforms would differentiate this tensor, forward or backward; 0 if none."""
+    """Number of torch.func transforms that differentiate this tensor, forward or backward."""
     count = 0
     with outside_transforms() as stack:  # innermost first
         while is_wrapped(tensor):
@@ -164,10 +165,9 @@ def derivative_levels(tensor: Tensor) -> int:
 
 
 def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: Any) -> tuple[Tensor, ...]:
-    """The forward derivative of a function along tangents, from inside a `jvp` rule too.
+    """The forward derivative of a function along tangents, also inside a `jvp` rule.
 
-    torch.func.jvp would open a level inside that of `forward_ad`, which torch refuses: there the open one is
-    used.
+    There torch.func.jvp would open a second level of `forward_ad`, which torch refuses: the open one is used.
     """
     if in_transform():
         pushed: tuple[Tensor, ...] = torch.func.jvp(function, primals, tangents)[1]
@@ -180,7 +180,7 @@ def push(function: Callable[..., tuple[Tensor, ...]], primals: Any, tangents: An
     return tuple(torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in unpacked)
 
 
-# ---- private for other reasons
+# ---- other private names
 
 
 class _Inside:
@@ -195,10 +195,10 @@ class _Inside:
 
 
 def rerun_checkpoint_inside(context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Have the part under activation checkpointing that runs now, if any, run again inside a context.
+    """If an activation checkpoint is running now, have its recomputation run inside `context`.
 
-    torch runs a non-reentrant checkpoint anew in the backward pass and wants the same tensors saved as at
-    first. What is running is known by the hook that saves its tensors.
+    torch recomputes a non-reentrant checkpoint in the backward pass and expects it to save the same tensors.
+    The running checkpoint is found by the hook that saves its tensors.
     """
     checkpoint = sys.modules.get("torch.utils.checkpoint")  # loaded by whoever checkpoints
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if checkpoint is not None else None
@@ -217,7 +217,7 @@ def function_modes() -> list[Any]:
 
 
 no_torch_function = torch._C._disabled_torch_function_impl
-"""What a subclass of Tensor sets ``__torch_function__`` to if it has nothing to say there."""
+"""Value of ``__torch_function__`` for a subclass of Tensor that does not override torch's functions."""
 
 
 def empty_wrapper(cls: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
@@ -241,7 +241,7 @@ def autocasts(device: torch.device) -> bool:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: it would compute products of matrices in half precision, and return another dtype."""
+    """Context with autocast off: it would multiply matrices in half precision and return another dtype."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
@@ -252,7 +252,7 @@ class _Observed(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: nothing here is compiled, and torch would import its compiler to say so, for a second."""
+        """False: nothing here is compiled. torch's own answer imports its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,8 +1,10 @@
 """Attention: the mean of the values under the tilted measure of the keys, and its uncertainty."""
 
+from exptilt._support.former import former_names
 from exptilt.attention.module import MultiheadAttention
 from exptilt.attention.moments import Moments
 from exptilt.attention.propagate import propagate
-from exptilt.tilting import attend, attend_packed
 
-__all__ = ["Moments", "MultiheadAttention", "attend", "attend_packed", "propagate"]
+__all__ = ["Moments", "MultiheadAttention", "propagate"]
+
+__getattr__ = former_names(__name__)

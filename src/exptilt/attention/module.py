@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import pytree
-from exptilt.tilting import Tilted, attend
+from exptilt.tilting import AttentionResult, attend
 from exptilt.tilting.backends.reference import scores
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
@@ -48,7 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
         *,
         statistics: bool = False,
-    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, AttentionResult]:
         """Attend, as torch.nn.MultiheadAttention does.
 
         Args:
@@ -61,12 +61,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             average_attn_weights: average the weights over heads.
             is_causal: a hint that attn_mask is causal; as in torch, it needs attn_mask.
             statistics: also return the statistics of the scores, each ``(N, heads, L)`` (unbatched: ``(heads,
-                L)``), of the undropped weights.
+                L)``), before dropout.
 
         Returns:
-            (output, weights or None), and with ``statistics=True`` a `Tilted` third, whose output is each
-            head's own ``(N, heads, L, head dim)``. For nested tensors the output is nested; weights and
-            statistics are padded to the longest sequence, as for queries that see nothing.
+            (output, weights or None), and with ``statistics=True`` also an `AttentionResult`, whose output
+            is each head's own ``(N, heads, L, head dim)``. For nested tensors the output is nested; weights
+            and statistics are padded to the longest sequence, with queries that see nothing.
         """
         if is_causal and attn_mask is None:
             raise ArgumentError(
@@ -131,8 +131,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, statistics: bool
-    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tilted]:
-        """What `forward` returns for nested tensors: found with padded ones, the output nested again."""
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, AttentionResult]:
+        """The result of `forward` for nested tensors: found with padded ones, the output nested again."""
         lengths, keys, values = ([len(x) for x in y.unbind()] for y in (query, key, value))
         if keys != values or len(lengths) != len(keys):
             raise ArgumentError(
@@ -148,7 +148,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             q, k, v, ~seen_keys, need_weights, None, average, statistics=statistics
         )
         pieces = [x[:n] for x, n in zip(output, lengths, strict=True)]
-        if query.layout == torch.jagged:  # torch adds two of them only if they share their offsets
+        if query.layout == torch.jagged:  # torch adds two jagged tensors only if they share their offsets
             offsets: Tensor = query.offsets()  # type: ignore[attr-defined]
             output = torch.nested.nested_tensor_from_jagged(torch.cat(pieces), offsets)
         else:
@@ -201,8 +201,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return torch.exp(s - torch.where(torch.isneginf(G), 0.0, G)[..., None]).to(q.dtype)
 
 
-def _rows_there(seen: Tilted, there: Tensor) -> Tilted:
-    """The statistics with all queries that are not there made queries that see nothing."""
+def _rows_there(seen: AttentionResult, there: Tensor) -> AttentionResult:
+    """The result with padded queries (`there` is False) turned into queries that see nothing."""
     empty = {"log_normalizer": -torch.inf, "score_max": -torch.inf}
     rows = ("log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
     made = {name: torch.where(there, getattr(seen, name), empty.get(name, 0.0)) for name in rows}

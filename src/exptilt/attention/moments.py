@@ -1,4 +1,4 @@
-r"""Mean and covariance of uncertain hidden states, and what a function makes of them.
+r"""Mean and covariance of uncertain hidden states, and of functions of them.
 
 A covariance is held as a set of directions d_1 … d_m with Σ = Σ_k d_k d_k', and a function f moves each of
 them:
@@ -37,7 +37,7 @@ class Moments:
         mean: ``(..., length, dim)``.
         covariance: ``(..., length, dim, dim)`` if full, ``(..., length, dim)`` of variances if diagonal, or
             ``(..., length, dim, rank)``, the factor U of a low-rank one.
-        form: "full", "diagonal" or "low-rank"; None tells by the shape, and takes a square for full.
+        form: "full", "diagonal" or "low-rank"; None decides by the shape, and takes a square for full.
 
     Example:
         >>> noisy = Moments(torch.zeros(1, 2), torch.tensor([[1.0, 4.0]]))
@@ -97,8 +97,8 @@ class Moments:
         """Directions d whose Σ_k d_k d_k' is the covariance.
 
         Args:
-            joint: one position of a full or diagonal covariance at a time; otherwise all positions have a
-                part in each direction, which is right for functions of one position.
+            joint: whether each direction of a full or diagonal covariance moves one position only; otherwise
+                it moves all of them, which is right for functions of one position.
 
         Returns:
             ``(count, ..., length, dim)``.
@@ -124,8 +124,8 @@ class Moments:
                 within `torch.func.vmap`: a norm, an MLP, a block with its residual connection.
             method: "delta" or "unscented", which doubles the rank of a low-rank covariance.
             joint: whether f mixes positions, as attention does. Then a full or diagonal covariance has
-                length × dim directions in place of dim, and what becomes of different positions is
-                dependent, which only the low-rank form goes on to carry.
+                length × dim directions in place of dim, and the results at different positions depend on
+                each other, which only the low-rank form keeps.
         """
         choice("Moments.through", "method", method, ("delta", "unscented"))
         along = self.directions(joint=joint)
@@ -141,7 +141,7 @@ class Moments:
         return type(self)(mean, gathered(moved, str(self.form)), self.form)
 
     def covers(self, x: Tensor, level: float) -> Tensor:
-        """Whether each coordinate of x lies in the interval that a Gaussian is in with probability `level`.
+        """Whether each coordinate of x lies in the central Gaussian interval of probability `level`.
 
         Args:
             x: ``(..., length, dim)``.

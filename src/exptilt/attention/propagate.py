@@ -42,7 +42,7 @@ from exptilt.tilting import attend
 from exptilt.tilting.arguments import Call, prepare
 from exptilt.tilting.problem import per_query_head
 
-_NUMBERS = 1 << 22  # of the largest intermediate tensor
+_NUMBERS = 1 << 22  # entries of the largest intermediate tensor, roughly
 
 
 class _Layer(NamedTuple):
@@ -86,11 +86,12 @@ def propagate(
     sink: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Mean and covariance of what attention makes of uncertain hidden states (THEORY E6).
+    r"""Mean and covariance of the output of attention for uncertain hidden states (THEORY E6).
 
     A diagonal covariance is streamed like attention itself: coordinates, heads and positions count as
-    independent, and the only further term is that of the residual. A full one has all heads and coordinates,
-    a low-rank one also all positions; the full one holds the weights of a few queries at a time.
+    independent, and the only correlation counted is that of the residual. A full covariance also keeps the
+    correlations of heads and coordinates, a low-rank one those of positions too; the full one holds the
+    weights of a few queries at a time.
 
     Args:
         mean: ``(..., K, E)``, of the hidden states.
@@ -98,21 +99,21 @@ def propagate(
         query: ``(..., Hq, Q, D)``, at the mean.
         key: ``(..., Hkv, K, D)``, at the mean.
         value_weight: ``(Hkv, Dv, E)``, W of v = W x + b.
-        form: of the covariance: "full", "diagonal" or "low-rank"; None tells by its shape.
-        reading: "mixture" (E6: one position is drawn) or "average" (what a network computes). Of a mixture
-            a low-rank covariance cannot tell: its spread has full rank.
+        form: of the covariance: "full", "diagonal" or "low-rank"; None decides by its shape.
+        reading: "mixture" (E6: one position is drawn) or "average" (what a network computes). A low-rank
+            covariance needs "average": the spread of a mixture has full rank.
         value_bias: ``(Hkv, Dv)``, b.
-        output_weight: ``(E', Hq·Dv)``, as that of `torch.nn.Linear`; None leaves heads apart.
+        output_weight: ``(E', Hq·Dv)``, as that of `torch.nn.Linear`; None keeps heads separate.
         output_bias: ``(E',)``.
         norm: a function of ``(..., K, E)``, applied to each position before values are taken, by the delta
             method: a layer norm or RMS norm.
         residual: add the hidden states to the output, as a transformer does; needs output_weight, Q = K
-            and E' = E. What both have in common, through A_jj and the norm, is counted.
-        query_weight: ``(Hq, D, E)``, of the query at the position itself (Q = K); with key_weight, the
-            weights' own dependence on the hidden states is added, by the delta method. A diagonal
-            covariance is no longer streamed.
+            and E' = E. Their correlation, through A_jj and the norm, is counted.
+        query_weight: ``(Hq, D, E)``, the matrix that makes the query of each position (Q = K); with
+            key_weight, the dependence of the attention weights on the hidden states is added, by the delta
+            method. A diagonal covariance is then not streamed.
         key_weight: ``(Hkv, D, E)``.
-        scale: as the following, that of `attend`.
+        scale: as in `attend`, like all that follow.
         log_weight: ``(..., Hkv, K)``.
         bias: broadcasts to ``(..., Hq, Q, K)``.
         mask: broadcasts to ``(..., Hq, Q, K)``.
@@ -123,8 +124,8 @@ def propagate(
         backend: as in `attend`.
 
     Returns:
-        Mean and covariance, in the form given, of the output ``(..., Q, E')``; without output_weight of
-        each head's, ``(..., Hq, Q, Dv)``.
+        Mean and covariance, in the form given, of the output ``(..., Q, E')``; without output_weight, of the
+        output of each head ``(..., Hq, Q, Dv)``.
 
     Example:
         >>> x = torch.tensor([[-1.0], [1.0]])  # two positions, known exactly
@@ -186,7 +187,7 @@ def propagate(
 def _shapes(
     mean: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None
 ) -> dict[str, tuple[int, ...]]:
-    """What the shapes of the weights must be, by name."""
+    """The required shape of each weight, by name."""
     size, (Hq, Hkv, D) = mean.shape[-1], (query.shape[-3], key.shape[-3], key.shape[-1])
     return {
         "value_weight": (Hkv, value.shape[-2] if value.ndim == 3 else -1, size),
@@ -197,7 +198,7 @@ def _shapes(
 
 
 def _attend(call: Call, value: Tensor, times: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Output and G of the call for another value, all its scores multiplied."""
+    """Output and G of the call with another value and all scores multiplied by `times`."""
     t, (scale, causal, window, softcap) = call.inputs, call.settings.rule.numbers
 
     def more(x: Tensor | None) -> Tensor | None:
@@ -270,7 +271,7 @@ def _own_weight(call: Call, G: Tensor) -> Tensor:
 
 
 def _moved(layer: _Layer) -> tuple[Tensor, Tensor]:
-    """Directions ``(count, ..., K, E)`` of the hidden states, and what the norm makes of them."""
+    """Directions ``(count, ..., K, E)`` of the hidden states, before and after the norm."""
     along = layer.given.directions()
     return along, (along if layer.norm is None else pushed(layer.norm, layer.given.mean, along))
 
@@ -303,7 +304,7 @@ def _factor(layer: _Layer) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
-    """Output of the heads, and the covariance by the derivative in each position, by blocks of queries."""
+    """Output of the heads, and the covariance, from derivatives by each position, in blocks of queries."""
     call, form = layer.call, str(layer.given.form)
     t, rule = call.inputs, call.settings.rule
     heads, length = t.query.shape[-3:-1]
@@ -343,7 +344,7 @@ def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
 
 
 def _spread(A: Tensor, gap: Tensor, dv: Tensor, o: Tensor, out: Tensor | None, form: str) -> Tensor:
-    """Σ_i A(1−A) W Σ_i W' + Σ_i A (v_i − o)(v_i − o)'; heads draw apart, the sink has value 0."""
+    """Σ_i A(1−A) W Σ_i W' + Σ_i A (v_i − o)(v_i − o)'; heads draw independently, the sink has value 0."""
     steps = torch.cat(
         [
             ((A * (1 - A)).clamp_min(0).sqrt().unsqueeze(-1) * dv.unsqueeze(-3)).movedim(-2, 0).flatten(0, 1),

@@ -17,9 +17,10 @@ from exptilt.claims.evidence import (
     off,
     same,
 )
+from exptilt.claims.experiments.divergence import divergence_rate
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
-from exptilt.dynamics import Flow, Whiten, divergence_rate
+from exptilt.dynamics import Flow, Whiten
 from exptilt.tilting import log_normalizer
 
 
@@ -86,7 +87,7 @@ def divergence(
         length of the pattern they follow, and how far that pattern is from the hull of the others.
 
     Example:
-        >>> found = xt.dynamics.divergence_rate()
+        >>> found = xt.claims.divergence_rate()
         >>> print(bool((found.error < 1e-3).all()), bool((found.extreme > 0).all()))
         True True
     """

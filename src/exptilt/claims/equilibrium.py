@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
+from exptilt.claims.experiments.equal_cosine import equal_cosine
+from exptilt.claims.experiments.sweep import equilibrium_sweep
+from exptilt.claims.experiments.theorem_one import theorem_one
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
-from exptilt.dynamics import equal_cosine, equilibrium_sweep, fixed_point, monotone_operator, theorem_one
+from exptilt.dynamics import fixed_point, monotone_operator
 
 RENORMALIZERS = ("sphere", "layer", "batch", "whiten")
 
@@ -39,7 +42,7 @@ def theorem(
         the theorem, how far points move at the fixed point, and tests of Gaussianity.
 
     Example:
-        >>> found = xt.dynamics.theorem_one()
+        >>> found = xt.claims.theorem_one()
         >>> print(
         ...     found.row("gaussian").covariance_error[1] < 1e-12, found.row("laplace").gaussian_p[-1] < 1e-6
         ... )
@@ -90,7 +93,7 @@ def moving(
         Gaussianity on the way.
 
     Example:
-        >>> found = xt.dynamics.equilibrium_sweep(
+        >>> found = xt.claims.equilibrium_sweep(
         ...     counts=(60,),
         ...     dimensions=(2,),
         ...     starts=("laplace",),

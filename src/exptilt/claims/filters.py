@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 from exptilt.claims.evidence import Findings, axes, covariance_of, curve, dots, least, most, normals, note
 from exptilt.claims.ledger import FILTER, Between, claim
 from exptilt.families import Gamma, Gaussian, Mixture, Poisson, project
-from exptilt.switching import SwitchingFamily, SwitchingLinearGaussian, discounted, pushed
+from exptilt.switching import DiscountedDynamics, LinearDynamics, SwitchingFamily, SwitchingLinearGaussian
 
 Modes = Annotated[int, Between(2, 4)]
 Steps = Annotated[int, Between(2, 8)]
@@ -252,7 +252,7 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findi
         transition=t["transition"],
         prior=Gaussian(t["initial_mean"], t["initial_covariance"].contiguous()),
         likelihood=Gaussian(torch.zeros(2, dtype=torch.float64), noise),
-        dynamics=[pushed(t["dynamics"][j], t["process_noise"][j]) for j in range(2)],
+        dynamics=[LinearDynamics(t["dynamics"][j], t["process_noise"][j]) for j in range(2)],
     ).filter(torch.from_numpy(data))
     apart = float(np.abs(family.mode_probability.numpy() - linear.mode_probability).max())
     wide = partial(torch.tensor, dtype=torch.float64)
@@ -265,7 +265,7 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findi
         transition=wide([[0.9, 0.1], [0.3, 0.7]]),
         prior=calm,
         likelihood=Poisson,
-        dynamics=[discounted(0.8, calm), discounted(0.2, busy)],
+        dynamics=[DiscountedDynamics(0.8, calm), DiscountedDynamics(0.2, busy)],
     )
     seen = counts.filter(wide([[6.0]]))
     rate = torch.linspace(1e-3, 80, 200_001, dtype=torch.float64)[:, None]

@@ -6,18 +6,13 @@ from typing import Annotated
 import torch
 
 from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
+from exptilt.claims.experiments.capacity import storage_capacity
+from exptilt.claims.experiments.cliff import classical_cliff
+from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
 from exptilt.dynamics import Flow, Sphere
-from exptilt.memory import (
-    Hopfield,
-    boltzmann_check,
-    classical_cliff,
-    linear_attention_check,
-    retrieval_error_bound,
-    storage_bound,
-    storage_capacity,
-)
+from exptilt.memory import Hopfield, retrieval_error_bound, storage_bound
 
 
 @claim(
@@ -205,8 +200,8 @@ def classical(
     Example:
         >>> x = torch.randint(0, 2, (9, 12)) * 2 - 1
         >>> print(
-        ...     xt.memory.boltzmann_check(x[:5], x[5:]).gap < 1e-10,
-        ...     xt.memory.linear_attention_check(x[:5], x[5:]).gap < 1e-10,
+        ...     xt.claims.boltzmann_check(x[:5], x[5:]).gap < 1e-10,
+        ...     xt.claims.linear_attention_check(x[:5], x[5:]).gap < 1e-10,
         ... )
         True True
     """

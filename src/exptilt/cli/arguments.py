@@ -1,4 +1,4 @@
-"""Words of the command line as numbers; what is out of range gets a line that says so."""
+"""Numbers on the command line; one that is out of range gets a line that says so."""
 
 import argparse
 

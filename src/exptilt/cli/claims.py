@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not asked:
             raise ArgumentError("--model: none of these claims is about a trained model.")
         own = {name: value for name, value in settings.items() if any(name in c.settings for c in asked)}
-        # First: that a model cannot be loaded is said before anything else is run.
+        # First, so that a model that cannot be loaded is reported before anything else runs.
         plan.insert(0, (others, arguments.model, asked, own | {"model": arguments.model}))
     runs = [
         (done, track(ledger.run([c.id for c in some], settings=given, **options), title, total=len(some)))

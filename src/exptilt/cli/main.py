@@ -8,8 +8,8 @@ A subcommand is a module of this folder with four things:
     run(arguments) -> int its work; returns the exit code
 
 `main` reads the arguments with the light modules of this folder alone; torch and the rest load inside `run`.
-What a user typed wrong gets one line and exit code 2, and so does an error this package raises on purpose, or
-the disk; a bug keeps its traceback.
+A wrong command line, an error that this package raises on purpose and an error of the disk each get one line
+and exit code 2; a bug keeps its traceback.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from exptilt import __version__
 from exptilt._support.errors import ExptiltError
 
 COMMANDS = ("report", "claims", "switch", "bench")
-FIRST = {  # what to type of each
+FIRST = {  # the first command to try of each
     "report": "report",
     "claims": "claims A1 A10",
     "switch": "switch FILE.csv",

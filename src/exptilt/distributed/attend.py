@@ -1,10 +1,10 @@
-r"""`attend` where the keys lie on several processes: the same numbers as one process would get from all.
+r"""`attend` for keys on several processes: the same numbers as one process would get from all keys.
 
-    G = log Σ_r e^{G_r},    o = Σ_r e^{G_r − G} o_r,    …                       (``tilting/tilted.py``)
+    G = log Σ_r e^{G_r},    o = Σ_r e^{G_r − G} o_r,    …                       (``tilting/result.py``)
 
 The results over each process's keys join exactly, so nothing is approximated and no process ever holds all
 keys. ``replicated.py`` joins them by sums over the processes, for queries that every process has;
-``ring.py`` lets the keys go around, for queries that are spread out with them.
+``ring.py`` passes the keys around, for queries that are spread out with them.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from exptilt.distributed.order import ORDERS
 from exptilt.distributed.ring import Ring
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
 from exptilt.tilting.attend import run
-from exptilt.tilting.tilted import Tilted
+from exptilt.tilting.result import AttentionResult
 
 QUERIES = ("replicated", "sharded")
 _Three = tuple[Tensor, Tensor, Tensor]  # query, key and value
@@ -48,50 +48,51 @@ def attend(
     key_mass: bool = False,
     backend: str | None = None,
     check: bool = True,
-) -> Tilted:
+) -> AttentionResult:
     r"""Exact attention over keys that lie on several processes, with all statistics of `exptilt.attend`.
 
     Every process of the group makes the same call with its own keys. Two layouts:
 
     ``queries="replicated"``: all processes pass the same queries and get the same results. If each then
-    computes the same loss, gradients are those of one process with all keys: of its own keys on each process,
-    of query and sink the whole gradient on all. Three sums over the processes, whose size does not depend on
-    the keys.
+    computes the same loss, gradients are those of one process with all keys: each process gets the gradient
+    by its own keys, and all get the whole gradient by query and sink. This takes three sums over the
+    processes, whose size does not depend on the number of keys.
 
     ``queries="sharded"``: each process passes its own queries and gets their results. The objective is the
-    sum of what the processes compute, and each gets its gradient by its own query and key; by what all
-    processes have, such as sink, its own part, to be added up as data-parallel training does. Keys and values
-    go around a ring while the process computes with those that it has.
+    sum of the processes' losses. Each process gets its gradient by the process's own query and key; of the
+    gradient by a tensor that all processes have, such as sink, it gets a part, and the parts are to be added
+    up as data-parallel training does. Keys and values go around a ring while each process computes with
+    those that it holds.
 
-    Derivatives are exact backwards, forwards and twice. What needs all keys at once raises for sharded
-    queries: forward over forward, third order, and second order of score_max and key_mass. All processes
-    must ask for the same derivatives.
+    Derivatives are exact backwards, forwards and twice. Derivatives that need all keys at once raise for
+    sharded queries: forward over forward, third order, and second order of score_max and key_mass. All
+    processes must ask for the same derivatives.
 
     Args:
-        query: ``(..., Hq, Q, D)``; of sharded queries the own ones, whose number may differ.
+        query: ``(..., Hq, Q, D)``; if sharded, this process's queries, whose number may differ.
         key_shard: ``(..., Hkv, K, D)``, this process's keys; K may differ from process to process.
         value_shard: ``(..., Hkv, K, Dv)``.
         group: the processes, as ``torch.distributed.new_group`` returns them; None for all.
         queries: "replicated" or "sharded".
         order: how sharded queries and keys lie in the sequence, which matters for causal and window:
-            "contiguous", or "zigzag", with which causal attention is the same work for all (`shard` cuts so).
+            "contiguous", or "zigzag", which makes causal attention the same work for all (see `shard`).
         scale: factor of <q,k>; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, of this process's keys; −inf hides a key.
         bias: broadcasts to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
         causal: query i sees key j where j <= i + (all keys) − Q for replicated queries; a sharded query sees
             the keys that stand no later in the sequence.
-        window: as in `exptilt.attend`, in places of the whole sequence. A window's edge costs a mask.
+        window: as in `exptilt.attend`, in positions of the whole sequence. A window's edge costs a mask.
         softcap: c > 0, for scores c·tanh(s/c).
         sink: ``(..., Hq)``, the score of one more outcome, the same on every process; it counts once.
         key_mass: also return the attention that this process's keys receive from all queries.
-        backend: that sweeps one process's keys: ``tiled``, ``cpu`` or ``gpu``; None chooses.
-        check: first compare what the processes pass, 24 bytes each, and raise on all of them if they differ
-            or if a result is NaN. False leaves that out, and takes it that all have as many keys.
+        backend: for the sweeps over one process's keys: ``tiled``, ``cpu`` or ``gpu``; None chooses.
+        check: first compare the arguments of the processes, 24 bytes each, and raise on all of them if they
+            differ or if a result is NaN. False skips this, and assumes that all have equally many keys.
 
     Returns:
-        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` of this
-        process's keys, or None.
+        `AttentionResult`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)``
+        of this process's keys, or None.
     """
     work = _Work(Members("attend", group), queries, order, key_mass, check)
     options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "bias": bias, "mask": mask}
@@ -108,7 +109,7 @@ def attend_agreed(
     *,
     queries: str = "replicated",
     **options: Any,
-) -> Tilted:
+) -> AttentionResult:
     """`attend` without its own agreement, for callers whose processes have agreed on all arguments.
 
     `sizes` is how many keys each process has; options are scale, log_weight and softcap.
@@ -151,7 +152,7 @@ def log_normalizer(
     none = key_shard[..., :0] if isinstance(key_shard, Tensor) else key_shard
     options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
     options |= {"group": group, "queries": queries, "backend": backend, "check": check}
-    found: Tilted = attend(query, key_shard, none, **options)
+    found: AttentionResult = attend(query, key_shard, none, **options)
     return found.log_normalizer
 
 
@@ -159,7 +160,7 @@ def log_normalizer(
 class _Work:
     """How the processes share a call.
 
-    The fields are those of `attend`. `sizes` is how many keys each process has, if they have agreed before.
+    The fields are those of `attend`. `sizes` is the number of keys of each process, if already agreed upon.
     """
 
     members: Members
@@ -169,8 +170,10 @@ class _Work:
     check: bool
     sizes: tuple[int, ...] | None = None
 
-    def attend(self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]) -> Tilted:
-        """The result; if arguments are refused here, every process raises."""
+    def attend(
+        self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]
+    ) -> AttentionResult:
+        """The result of the call; if this process refuses its arguments, every process raises."""
         try:
             call = self.prepared(tensors, causal, window, options)
         except (ArgumentError, BackendError) as problem:
@@ -182,7 +185,7 @@ class _Work:
             return self.run(call, sizes)
 
     def prepared(self, tensors: _Three, causal: bool, window: int | None, options: dict[str, Any]) -> Call:
-        """The checked call of this process's keys; its rule is that of all keys."""
+        """The checked call for this process's keys; its score rule refers to all keys."""
         choice("attend", "queries", self.queries, QUERIES)
         choice("attend", "order", self.order, ORDERS)
         if options["backend"] == "reference":
@@ -216,7 +219,7 @@ class _Work:
         return replace(call, settings=replace(call.settings, rule=rule))
 
     def agreed(self, call: Call) -> tuple[int, ...]:
-        """How many keys each process has; raises on all of them unless they agree."""
+        """Number of keys of each process; raises on every process unless all agree."""
         t = call.inputs
         if self.sizes is not None:
             return self.sizes
@@ -246,7 +249,7 @@ class _Work:
             )
         return sizes
 
-    def run(self, call: Call, sizes: tuple[int, ...]) -> Tilted:
+    def run(self, call: Call, sizes: tuple[int, ...]) -> AttentionResult:
         """The result, given how many keys each process has."""
         if self.queries == "replicated":
             return replicated.attend(call, self.members, sizes, self.key_mass, self.check)

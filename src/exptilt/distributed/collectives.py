@@ -23,12 +23,12 @@ from exptilt.distributed.group import GroupError, Members
 
 
 def total(x: Tensor, members: Members) -> Tensor:
-    """The sum over all processes of what each of them has; the result is common."""
+    """The sum of `x` over all processes; the result is common."""
     return _mapped(x, members, "sum") if members.count > 1 else x
 
 
 def share(x: Tensor, members: Members) -> Tensor:
-    """A common tensor, for use with what differs from process to process: its gradients are added up."""
+    """A common tensor as an own one: its gradients are added up over the processes."""
     return _mapped(x, members, "share") if members.count > 1 else x
 
 
@@ -70,7 +70,7 @@ class _Map(Function):
 
 
 def highest(x: Tensor, members: Members) -> Tensor:
-    """The largest of the processes' numbers, common, with the derivative of the one that it is."""
+    """The maximum over all processes, common, with the derivative of the largest, averaged over ties."""
     top = largest(x.detach(), members)
     own = x.detach() == top
     ties = total(own.to(x.dtype), members)
@@ -79,21 +79,21 @@ def highest(x: Tensor, members: Members) -> Tensor:
 
 
 class Final(Function):
-    """What a function of tensors returns; asking for its derivatives is a `GroupError` that says `why`."""
+    """Calls a function of tensors whose derivatives raise a `GroupError` with the message `why`."""
 
     @staticmethod
     def forward(run: Callable[..., tuple[Tensor, ...]], why: str, *given: Tensor) -> tuple[Tensor, ...]:
-        """Call it."""
+        """Result of ``run(*given)``."""
         return run(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep what is said."""
+        """Store the error message."""
         ctx.why = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *bars: Any) -> Any:
-        """Raise."""
+        """Raise GroupError: there is no derivative here."""
         raise GroupError(ctx.why)
 
     jvp = backward

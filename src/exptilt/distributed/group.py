@@ -1,7 +1,7 @@
-"""The processes of a group: who they are, whether they agree, and what is said when one of them is gone.
+"""The processes of a group: who they are, whether they agree, and the error when one of them is gone.
 
 A mistake on one process must not leave the others waiting. So before anything large is sent, each process
-tells all others in 24 bytes what it is about to do (`agree`): the hash of what must be the same everywhere,
+tells all others in 24 bytes what it is about to do (`agree`): a hash of the facts that must be equal for all,
 the number of its keys, and whether its own arguments were refused. If they do not agree, every process raises
 the same error, with the details of all.
 
@@ -34,7 +34,7 @@ class Members:
     Attributes:
         group: the process group; None is that of all processes.
         rank: the number of this process in the group.
-        count: how many there are.
+        count: number of processes in the group.
     """
 
     def __init__(self, caller: str, group: Group = None) -> None:
@@ -62,7 +62,7 @@ class Members:
         self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     def peer(self, step: int) -> int:
-        """The rank, among all processes, of the process that many places on around the ring."""
+        """Rank, among all processes, of the process `step` places further around the ring."""
         return dist.get_global_rank(self.group, (self.rank + step) % self.count)
 
     @property
@@ -72,7 +72,7 @@ class Members:
 
     @property
     def device(self) -> torch.device:
-        """Where the group wants tensors that are not the caller's: nccl takes none of the CPU's."""
+        """Device of the tensors that are made here and sent to the group: nccl takes no CPU tensors."""
         return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
     @contextmanager
@@ -113,7 +113,7 @@ def agree(
 ) -> tuple[int, ...]:
     """Raise on every process if the processes differ in a fact, or if one has a problem.
 
-    A problem is what this process would have raised, had it been alone; `repr` of a fact says all about it.
+    `problem` is the error that this process would have raised alone. Facts are compared by their `repr`.
     Returns the counts of all processes, which may differ.
     """
     if members.count == 1:
@@ -144,7 +144,7 @@ def agree(
 
 @contextmanager
 def refused_together(caller: str, group: Group) -> Iterator[None]:
-    """If arguments are refused here, let every process raise: the others are told when they next `agree`."""
+    """If the block refuses its arguments, every process raises; the others learn of it when they `agree`."""
     try:
         yield
     except ArgumentError as problem:
@@ -154,7 +154,7 @@ def refused_together(caller: str, group: Group) -> Iterator[None]:
 
 
 def _difference(details: list[Any]) -> str:
-    """The first thing that two processes differ in, in words."""
+    """A sentence that names the first difference between two processes."""
     _, first, known = details[0]
     for rank, (_, caller, facts) in enumerate(details):
         if caller != first:

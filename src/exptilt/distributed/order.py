@@ -1,4 +1,4 @@
-"""Which part of a sequence each process has, cutting it up and putting it together again."""
+"""The part of a sequence that each process has: `shard` cuts the sequence up, `gather` joins it again."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ ORDERS = ("contiguous", "zigzag")
 
 
 def positions(sizes: tuple[int, ...], rank: int, order: str, device: torch.device | None = None) -> Tensor:
-    """Where in the whole sequence the entries of a process stand, ascending, ``(sizes[rank],)``.
+    """Positions of a process's entries in the whole sequence, ascending, ``(sizes[rank],)``.
 
     In order "zigzag" process r has parts r and 2P − 1 − r of 2P equal ones.
     """
@@ -27,9 +27,9 @@ def shard(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group =
     Args:
         x: ``(..., length, ...)``, the same on every process.
         dim: the axis that is cut up.
-        order: "contiguous" cuts it into one part for each process, the first ones longer by one where it does
-            not come out even. "zigzag" cuts it into 2P parts of one length, of which process r gets parts r
-            and 2P − 1 − r: with causality all processes then have the same work.
+        order: "contiguous" cuts it into one part for each process, the first parts longer by one if the
+            length does not divide evenly. "zigzag" cuts it into 2P parts of one length, of which process r
+            gets parts r and 2P − 1 − r: with causality all processes then have the same work.
         group: the processes; None for all.
 
     Returns:
@@ -46,7 +46,7 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
 
     Args:
         x: ``(..., part, ...)``; the processes' parts may differ in length.
-        dim: the axis along which they are joined.
+        dim: the axis along which the parts are joined.
         order: as in `shard`.
         group: the processes; None for all.
 
@@ -67,7 +67,7 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
 
 
 def parts(length: int, count: int, order: str, caller: str) -> tuple[int, ...]:
-    """How many of `length` entries each of `count` processes gets."""
+    """Number of the `length` entries that each of `count` processes gets."""
     if order == "zigzag":
         if length % (2 * count):
             hint = f"Pad it to {-(-length // (2 * count)) * 2 * count}, or pass order='contiguous'."

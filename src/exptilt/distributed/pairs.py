@@ -1,4 +1,4 @@
-r"""Sums over all pairs of a row here and a row anywhere, for losses that compare everything with everything.
+r"""Sums over all pairs of a row of this process and a row of any process, for losses that compare all rows.
 
     f_i = Σ_s f(x_i, Y_s)        x_i a row of this process, Y_s the rows of process s
 
@@ -19,7 +19,7 @@ from exptilt.distributed.collectives import Final
 from exptilt.distributed.group import Members
 from exptilt.distributed.travel import Homewards, Shape, tour
 
-Block = Callable[..., Tensor]  # (rows that travel, whether they are the own ones, *own tensors) → (rows,)
+Block = Callable[..., Tensor]  # (travelling rows, whether they are this process's, *own tensors) → (rows,)
 _TWICE = (
     "second derivatives of a sum over all pairs are not known where rows lie on several processes. "
     "Compute the loss without group= for them."
@@ -29,7 +29,7 @@ _TWICE = (
 def pair_sum(
     function: Block, rows: Tensor, own: Sequence[Tensor], members: Members, sizes: tuple[int, ...]
 ) -> Tensor:
-    """Σ_s function(rows of process s, s is this process, *own), with first derivatives.
+    """Σ_s function(rows of process s, whether s is this process, *own), with first derivatives.
 
     The rows ``(n, d)``, `sizes` of them on each process, go around; the own tensors stay.
     """

@@ -1,4 +1,4 @@
-"""Parts of a problem: some queries and some keys, and the rule by which the ones see the others."""
+"""Parts of a problem: some queries, some keys, and the rule by which these queries see these keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from exptilt._support.transforms import pytree
-from exptilt.tilting.problem import Dots, Inputs
+from exptilt.tilting.problem import Inputs, InputTangents
+from exptilt.tilting.result import AttentionResult
 from exptilt.tilting.score_rule import ScoreRule, columns
-from exptilt.tilting.tilted import Tilted
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What the own queries see of the keys that are here: which rows, which keys, by which rule."""
+    """Some rows of the queries, some of the keys, and the rule by which these rows see these keys."""
 
     rows: slice
     keys: slice
@@ -35,9 +35,9 @@ class Piece:
         weight = None if t.log_weight is None else t.log_weight[..., self.keys]
         return Inputs(query, key, value, plane(t.bias), weight, None, mask)
 
-    def cut_dots(self, dots: Dots, key: Any, value: Any, log_weight: Any) -> Dots:
-        """Their tangents."""
-        return Dots(
+    def cut_dots(self, dots: InputTangents, key: Any, value: Any, log_weight: Any) -> InputTangents:
+        """Tangents of the inputs that `cut` selects."""
+        return InputTangents(
             None if dots.query is None else dots.query[..., self.rows, :],
             None if key is None else key[..., self.keys, :],
             None if value is None else value[..., self.keys, :],
@@ -46,10 +46,10 @@ class Piece:
         )
 
 
-def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: Tilted) -> Tilted:
-    """The result whose tensors are ``function(those of one name in the results, axis of the queries)``."""
+def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: AttentionResult) -> AttentionResult:
+    """The result whose tensors are ``function(tensors of one name in the results, axis of the queries)``."""
     flat = [pytree.tree_flatten(result) for result in results]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
-    found: Tilted = pytree.tree_unflatten(made, flat[0][1])  # output comes first
+    found: AttentionResult = pytree.tree_unflatten(made, flat[0][1])  # output comes first
     return found

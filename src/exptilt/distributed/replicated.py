@@ -1,6 +1,6 @@
 r"""Every process has all queries and some of the keys: each sweeps its own, and three sums join the results.
 
-Process k finds G_k, mean μ_k, variance V_k, entropy H_k and output o_k over its keys. ``tilting/tilted.py``
+Process k finds G_k, mean μ_k, variance V_k, entropy H_k and output o_k over its keys. ``tilting/result.py``
 says how such results join; here its sums run over processes. With c_k = μ_k − top and z_k = e^{G_k − top},
 where top is the largest score of all:
 
@@ -26,19 +26,21 @@ from exptilt.tilting.arguments import Call
 from exptilt.tilting.attend import run
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.identities import Statistics, apart_from
-from exptilt.tilting.derivatives.rules import Settings, gradient
-from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.derivatives.rules import gradient
+from exptilt.tilting.problem import Inputs, Settings, wide_dtype
+from exptilt.tilting.result import AttentionResult, merge, valued
 from exptilt.tilting.score_rule import ScoreRule
-from exptilt.tilting.tilted import Tilted, merge, valued
 
 _SLOT = 60  # 4^−59 is a normal number of float32
 _LOG_WEIGHT = (False, False, False, False, True, False)
 
 
-def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool, check: bool) -> Tilted:
-    """Common results of common queries over the keys of all processes, key mass of the own ones.
+def attend(
+    call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool, check: bool
+) -> AttentionResult:
+    """The common result of common queries over the keys of all processes; key_mass is that of the own keys.
 
-    The rule of the call speaks of all keys, `sizes` of them on each process, in the order of the ranks.
+    The rule of the call refers to all keys, `sizes` of them on each process, in the order of the ranks.
     """
     t = call.inputs
     t = t._replace(query=share(t.query, members))
@@ -60,7 +62,7 @@ def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool,
         for part, tilted in found:
             rows = slice(row, row + part.inputs.query.shape[-2])
             row = rows.stop
-            if part.inputs.key.shape[-2]:  # rows that see none of the own keys have none
+            if part.inputs.key.shape[-2]:  # rows that see no own key add no mass
                 mass = mass + _mass(part.inputs, tilted, weight[..., rows], part.settings)
     return replace(joined, output=joined.output.to(call.dtype), key_mass=mass)
 
@@ -68,9 +70,9 @@ def attend(call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool,
 def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> list[Piece]:
     """The own keys' part of the problem, as pieces of consecutive rows.
 
-    Own keys stand at start, …, start + K − 1 of all, query i at i' = i + (all keys) − Q. By causality the
-    rows before start see none of them, those after the last key all; the rows between end with it, as the
-    causal rule has it.
+    Own keys stand at start, …, start + K − 1 of all, query i at i' = i + (all keys) − Q. By causality, rows
+    before start see no own key and rows after the last own key see all of them; the rows between end with
+    that key, as the causal rule of a piece expects.
     """
     start, Q, K = sum(sizes[:rank]), t.query.shape[-2], t.key.shape[-2]
     first = sum(sizes) - Q  # the key at which query 0 stands
@@ -88,8 +90,10 @@ def _pieces(t: Inputs, rule: ScoreRule, sizes: tuple[int, ...], rank: int) -> li
     return [Piece(slice(a, b), keys, own) for a, b, keys, own in cuts if b > a or (Q == 0 and a == b == 0)]
 
 
-def join(local: Tilted, members: Members, check: bool = False, query: Tensor | None = None) -> Tilted:
-    """The result over the keys of all processes, from that over the own ones; common.
+def join(
+    local: AttentionResult, members: Members, check: bool = False, query: Tensor | None = None
+) -> AttentionResult:
+    """The common result over the keys of all processes, from each process's result over its own keys.
 
     `check` raises, on every process, where a log-normalizer is NaN or the query is not finite.
     """
@@ -112,7 +116,7 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
     top, maximum = reduced[:-1].reshape(tops.shape).unbind()
     top = torch.where(top == -torch.inf, 0.0, top)
     apart, slip = apart_from(torch.where(some, shift, top), top)
-    # Values come from the parts, derivatives from the results that they were rounded to.
+    # Values come from the parts, derivatives from the rounded results.
     G = torch.where(some, local.log_normalizer, 0.0)
     z = torch.where(some, weight * torch.exp(apart) * (1 + slip), 0.0) * torch.exp(G - G.detach())
     some = z.detach() != 0
@@ -134,7 +138,7 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
     top_share = torch.where(_first_of(codes, ties, members), local.score_max, 0.0)
     last = torch.stack([w * (local.score_variance + spread.square()), w * (local.entropy - log_w), top_share])
     variance, entropy, tie = total(last, members).unbind()
-    return Tilted(
+    return AttentionResult(
         output,
         torch.where(alive, top + log_Z, -torch.inf),
         entropy,
@@ -146,10 +150,10 @@ def join(local: Tilted, members: Members, check: bool = False, query: Tensor | N
 
 
 def _codes(highest: Tensor, members: Members, dtype: torch.dtype) -> Tensor:
-    """(..., slots): a power of 4 of this process where its keys have the largest score of all, else 0.
+    """(..., slots): this process's power of 4 where one of its keys has the largest score of all, else 0.
 
-    Keys on several processes may tie; then the first process counts. The sum of these codes over processes
-    tells it: powers that belong to later processes add up to a third of an earlier one's. 60 fit in a slot.
+    Keys on several processes may tie; then the first process counts. The sum of the codes over processes
+    shows which: powers of later processes add up to less than a third of an earlier one's. 60 fit in a slot.
     """
     slot, place = divmod(members.rank, _SLOT)
     own = torch.where(highest, 4.0**-place, 0.0).to(dtype).unsqueeze(-1)
@@ -163,8 +167,8 @@ def _first_of(codes: Tensor, ties: Tensor, members: Members) -> Tensor:
     return (own != 0) & (ties[..., :slot] == 0).all(-1) & (ties[..., slot] < 2 * own)
 
 
-def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:
-    """(..., Hq, Q): e^{G_k − G}, the probability that the own keys have among all."""
+def _share_of_part(local: AttentionResult, joined: AttentionResult, members: Members) -> Tensor:
+    """(..., Hq, Q): e^{G_k − G}, the probability of the own keys among all."""
     assert local.parts is not None
     assert joined.parts is not None
     (shift, weight, _), (top, Z, _) = local.parts, joined.parts
@@ -176,7 +180,7 @@ def _share_of_part(local: Tilted, joined: Tilted, members: Members) -> Tensor:
     return torch.where(some, torch.exp(valued(value, own - G)), 0.0)
 
 
-def _mass(t: Inputs, local: Tilted, weight: Tensor, settings: Settings) -> Tensor:
+def _mass(t: Inputs, local: AttentionResult, weight: Tensor, settings: Settings) -> Tensor:
     """(..., Hq, K): Σ_i w_i p_ij, the derivative of Σ_i w_i G_i by the keys' log-weights, for constant w."""
     assert local.parts is not None
     own = masses.with_own_weights(t)
@@ -190,7 +194,7 @@ def _mass(t: Inputs, local: Tilted, weight: Tensor, settings: Settings) -> Tenso
     return found
 
 
-def with_sink(x: Tilted, sink: Tensor | None) -> Tilted:
+def with_sink(x: AttentionResult, sink: Tensor | None) -> AttentionResult:
     """A result with one more outcome of score sink (..., Hq) and value 0; score_max is that of the keys."""
     if sink is None:
         return x
@@ -200,5 +204,5 @@ def with_sink(x: Tilted, sink: Tensor | None) -> Tilted:
     mean = torch.where(there, s, 0.0)
     none = torch.full_like(zero, -torch.inf)
     parts = shift, there.to(s.dtype), zero
-    outcome = Tilted(torch.zeros_like(x.output), s, zero, mean, zero, none, parts=parts)
+    outcome = AttentionResult(torch.zeros_like(x.output), s, zero, mean, zero, none, parts=parts)
     return replace(merge([x, outcome]), score_max=x.score_max)

@@ -1,12 +1,12 @@
 r"""Every process has some of the queries and some of the keys: the keys go around, the queries stay.
 
-The four sweeps of ``tilting/backends`` over keys that pass by, for the rules of ``tilting/derivatives``: to
-these a `Ring` is one more backend, so every derivative that they know is had here too, in the memory of two
-processes' keys. What makes this exact is that derivatives know a query by its statistics over *all* keys
-(shift, weight, gap, variance, output): with these, each key's share can be found wherever the key is.
+To the rules of ``tilting/derivatives`` a `Ring` is one more backend: it runs the four sweeps of
+``tilting/backends`` over keys that pass by. So the rules' derivatives hold here too, in the memory of two
+processes' keys. This is exact because derivatives need of a query only its statistics over *all* keys (shift,
+weight, gap, variance, output): with these, each key's share can be found wherever the key is.
 
     forward    keys and values travel; results join by `merge`
-    tangent    so do their tangents; results over the keys of k join by their weight w_k (see `tangent`)
+    tangent    their tangents travel too; results over the keys of k join by their weight w_k (see `tangent`)
     gradient   keys and values travel, and behind them their gradients, to which each process adds its
     second     queries' part; after a full turn they are home
 
@@ -40,9 +40,9 @@ from exptilt.distributed.travel import Homewards, Shape, tour
 from exptilt.tilting.backends import dispatch
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Statistics
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, wide_dtype
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, wide_dtype
+from exptilt.tilting.result import AttentionResult, merge
 from exptilt.tilting.score_rule import ScoreRule
-from exptilt.tilting.tilted import Tilted, merge
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Ring:
         members: the group.
         order: "contiguous" or "zigzag".
         sizes: how many keys each process has.
-        backend: that sweeps the keys of one process.
+        backend: name of the backend that sweeps the keys of one process.
     """
 
     members: Members
@@ -63,7 +63,7 @@ class Ring:
 
     @property
     def name(self) -> str:
-        """What `Settings.backend` is to be; the ring is found by it."""
+        """The name under which this ring is registered, for `Settings.backend`."""
         found = f"ring {self.members.name} {self.order} {self.sizes} {self.backend}"
         dispatch.register(found, self)
         return found
@@ -71,7 +71,7 @@ class Ring:
     # ---- who sees whom
 
     def piece(self, source: int, rule: ScoreRule, length_q: int, device: torch.device) -> Piece | None:
-        """What the own queries see of the keys of a process; None for nothing."""
+        """The piece of process `source`'s keys that the own queries see; None if they see nothing."""
         mine = self.members.rank
         rows, keys, causal, window = slice(None), slice(None), False, None
         if rule.causal:
@@ -100,7 +100,7 @@ class Ring:
     def _visits(
         self, t: Inputs, rule: ScoreRule, more: Sequence[Tensor | None] = ()
     ) -> Iterator[tuple[int, Piece | None, list[Any]]]:
-        """Each process's key, value, log_weight and more, with what the own queries see of them."""
+        """Rank of each process in turn, the piece of its keys that the own queries see, and its tensors."""
         own = [t.key, t.value, t.log_weight, *more]
         axes = [-2, -2, -1, -2, -2, -1][: len(own)]
         shapes = [[_resized(x, axis, size) for x, axis in zip(own, axes, strict=True)] for size in self.sizes]
@@ -110,21 +110,21 @@ class Ring:
     # ---- the sweeps
 
     def forward(self, t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
-        """Output (..., Hq, Q, Dv), the members of `Lines` stacked, and the number of the best key of all."""
+        """Output (..., Hq, Q, Dv), stacked `RowStatistics`, and the number of the best key of all."""
         shape, wide = t.query.shape[:-1], wide_dtype(t.query.dtype)
         zero = t.query.new_zeros(shape, dtype=wide)
         none = torch.full_like(zero, -torch.inf)
         output = zero.new_zeros(*shape, t.value.shape[-1])
-        found = Tilted(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
-        best, place = zero.to(torch.int64), zero.to(torch.int64)  # by its number, and where in the sequence
+        found = AttentionResult(output, none, zero, zero, zero, none, parts=(zero, zero, zero))
+        best, place = zero.to(torch.int64), zero.to(torch.int64)  # number and position of the key
         for source, piece, (key, value, weight) in self._visits(t, rule):
             if piece is None:
                 continue
             problem = piece.cut(_with_keys(t, (key, value, weight)))
             output, lines, at = _sweep(self.backend, "forward")(problem, piece.rule)[:3]
-            part = _as_tilted(output, Lines(*lines.unbind()))
+            part = _as_tilted(output, RowStatistics(*lines.unbind()))
             first = sum(self.sizes[:source]) + (piece.keys.start or 0)
-            start = piece.rows.start or 0  # of rows that go on to the last
+            start = piece.rows.start or 0  # a piece's rows run from here to the last
             before = _rows(found, start)
             if problem.key.shape[-2]:  # of equal scores the first one in the sequence counts
                 here = positions(self.sizes, source, self.order, at.device)[piece.keys][at]
@@ -139,7 +139,7 @@ class Ring:
         six = found.log_normalizer, found.entropy, found.score_mean, found.score_variance, found.score_max
         return found.output, torch.stack([*six, weight, gap]), best
 
-    def tangent(self, t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    def tangent(self, t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
         r"""Σ p (ṡ v + v̇) and the sums 0, Σ p ṡ, Σ p c ṡ, Σ p c² ṡ, stacked.
 
         Over the keys of one process, with their own statistics, tangents are Ġ_k, x_k = E_k[c ṡ], V̇_k, ȯ_k.
@@ -159,7 +159,7 @@ class Ring:
                 continue
             problem, at = piece.cut(_with_keys(t, (key, value, weight))), piece.rows
             output, stacked = _sweep(self.backend, "forward")(problem, piece.rule)[:2]
-            lines = Lines(*stacked.unbind())
+            lines = RowStatistics(*stacked.unbind())
             stats = Statistics(output, identities.shift_of(lines), lines.weight, lines.gap, lines.variance)
             moves, known = piece.cut_dots(dots, *moved), identities.tangent_rows(stats)
             towards, sums = _sweep(self.backend, "tangent")(problem, moves, known, piece.rule)
@@ -179,8 +179,8 @@ class Ring:
     def gradient(
         self, t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
     ) -> Gradients:
-        """A cotangent of the output carried back to the own queries and, all around the ring, to the keys."""
-        self._same("gradient", t, Dots(), needs)
+        """Gradients by the own queries and keys from a cotangent of the output, summed around the ring."""
+        self._same("gradient", t, InputTangents(), needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
             at = piece.rows
@@ -197,12 +197,12 @@ class Ring:
         cotangent: Tensor,
         output: Tensor,
         output_dot: Tensor,
-        dots: Dots,
+        dots: InputTangents,
         rows: Tensor,
         rule: ScoreRule,
         needs: Needs,
     ) -> Gradients:
-        """The gradient of a forward derivative."""
+        """Gradients of a forward derivative by the own queries and keys."""
         self._same("second", t, dots, needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
@@ -219,7 +219,7 @@ class Ring:
     def _gradients(
         self, t: Inputs, rule: ScoreRule, needs: Needs, sweep: "_Sweep", more: Sequence[Tensor | None] = ()
     ) -> Gradients:
-        """`_carry` for what a backward sweep yields."""
+        """`Gradients` of a backward sweep over the keys of all processes, by `_carry`."""
         lead, (heads, _, _) = t.query.shape[:-3], t.query.shape[-3:]
         kept = [
             (*lead, *t.key.shape[-3:]) if needs.key else None,
@@ -235,10 +235,9 @@ class Ring:
     def _carry(
         self, t: Inputs, visits: "_Visits", kept: Sequence[tuple[int, ...] | None], sweep: "_Sweep"
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Gradients and row sums of the own queries, summed here, and gradients of the own keys, summed on
-        their way around.
+        """Gradients and row sums of the own queries, and gradients of the own keys, summed around the ring.
 
-        `kept` has the shapes of the latter: key (..., K, D), value (..., K, Dv), log_weight (..., K).
+        `kept` has the shapes of the keys' gradients: key (..., K, D), value (..., K, Dv), weight (..., K).
         """
         wide, axes = wide_dtype(t.query.dtype), (-2, -2, -1)
         query = t.query.new_zeros(t.query.shape, dtype=wide)
@@ -267,9 +266,9 @@ class Ring:
     # ---- the largest score
 
     def maximum_tangent(
-        self, t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: ScoreRule
+        self, t: Inputs, dots: InputTangents, best: Tensor, maximum: Tensor, rule: ScoreRule
     ) -> Tensor:
-        """How the largest score moves: as the score of the key it stands on, wherever that is."""
+        """Tangent of the largest score: that of the score of its key, on whichever process the key is."""
         moving = (dots.key, dots.value, dots.log_weight)
 
         def run(*given: Tensor) -> tuple[Tensor]:
@@ -278,7 +277,7 @@ class Ring:
             for source, _, (key, value, weight, *moved) in self._visits(t, rule, moving):
                 here, at = self._at(source, best)
                 problem = _with_keys(t, (key, value, weight))
-                moved_by = Dots(dots.query, moved[0], moved[1], None, moved[2])
+                moved_by = InputTangents(dots.query, moved[0], moved[1], None, moved[2])
                 moves = identities.maximum_tangent(problem, moved_by, at, maximum, rule)
                 found = torch.where(here, moves, found)
             return (found,)
@@ -289,7 +288,7 @@ class Ring:
 
     def maximum_gradient(
         self, t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule: ScoreRule
-    ) -> Dots:
+    ) -> InputTangents:
         """The transpose of ``maximum_tangent``: keys get their part from every process."""
         kept = [t.key.shape, None, None if t.log_weight is None else t.log_weight.shape]
         empty = bar.new_empty(0)
@@ -304,22 +303,22 @@ class Ring:
             return Gradients(query, key, empty, weight, empty, empty)
 
         def run(*_: Tensor) -> tuple[Tensor, ...]:
-            self._same("maximum_gradient", t, Dots())
+            self._same("maximum_gradient", t, InputTangents())
             everything = ScoreRule(rule.scale, softcap=rule.softcap)
             query, _rows, sums = self._carry(t, self._visits(t, everything), kept, sweep)
             return query, *(x for x in sums if x is not None)
 
         given = [x for x in (*t[:6], bar, maximum) if x is not None]
         query, key, *weight = apply(Final, run, _TWICE, *given)
-        return Dots(query, key, log_weight=weight[0] if weight else None)
+        return InputTangents(query, key, log_weight=weight[0] if weight else None)
 
     def _at(self, source: int, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether a query's best key is one of that process, and its number there."""
+        """Whether each query's best key is on process `source`, and its number there."""
         first, size = sum(self.sizes[:source]), self.sizes[source]
         here = (best >= first) & (best < first + size)
         return here, torch.where(here, best - first, 0)
 
-    def _same(self, what: str, t: Inputs, dots: Dots, needs: Needs | None = None) -> None:
+    def _same(self, what: str, t: Inputs, dots: InputTangents, needs: Needs | None = None) -> None:
         """Raise on every process unless all want the same derivatives."""
         facts = {
             "the kind of derivative": what,
@@ -355,21 +354,21 @@ def _resized(x: Tensor | None, axis: int, size: int) -> Shape:
 
 
 def _sweep(backend: str, name: str) -> Callable[..., Any]:
-    """A sweep over some of the keys, given statistics over all."""
+    """The backend's sweep `name`, over some of the keys with statistics over all."""
     found = dispatch.sweep(backend, name)
     return partial(found, whole=False) if "whole" in signature(found).parameters else found
 
 
-def _as_tilted(output: Tensor, lines: Lines) -> Tilted:
+def _as_tilted(output: Tensor, lines: RowStatistics) -> AttentionResult:
     parts = identities.shift_of(lines), lines.weight, lines.gap
-    return Tilted(output, *lines[:5], parts=parts)
+    return AttentionResult(output, *lines[:5], parts=parts)
 
 
-def _rows(x: Tilted, start: int) -> Tilted:
-    """A result for the queries from this one on."""
+def _rows(x: AttentionResult, start: int) -> AttentionResult:
+    """The result for the queries from `start` on."""
     return by_tensor(lambda same, axis: same[0].narrow(axis, start, same[0].shape[axis] - start), x)
 
 
-def _with_rows(x: Tilted, new: Tilted, start: int) -> Tilted:
-    """A result with other numbers for the queries from this one on."""
+def _with_rows(x: AttentionResult, new: AttentionResult, start: int) -> AttentionResult:
+    """The result with the queries from `start` on replaced by those of `new`."""
     return by_tensor(lambda both, axis: torch.cat([both[0].narrow(axis, 0, start), both[1]], axis), x, new)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from exptilt.distributed.group import Members
 
-_ALIGNED = 64  # bytes: where a tensor may begin inside a message
-Shape = tuple[tuple[int, ...], torch.dtype] | None  # of a tensor; None where there is none
+_ALIGNED = 64  # bytes; each tensor of a message begins at a multiple of this
+Shape = tuple[tuple[int, ...], torch.dtype] | None  # shape and dtype of a tensor, or None
 
 
 def _places(shapes: Sequence[Shape]) -> tuple[list[tuple[int, int]], int]:
-    """First and last byte of each tensor inside a message, and the message's length."""
+    """Start and stop of each tensor inside a message, and the message's length, in bytes."""
     found, end = [], 0
     for shape in shapes:
         size = 0 if shape is None else prod(shape[0]) * shape[1].itemsize
@@ -40,7 +40,7 @@ def pack(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
 
 
 def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor | None]:
-    """The tensors of a message, in its own memory."""
+    """The tensors of a message, as views of its memory."""
     places, _ = _places(shapes)
     return [
         None if shape is None else message[start:stop].view(shape[1]).view(shape[0])
@@ -49,7 +49,7 @@ def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor | None]:
 
 
 class Sending:
-    """A message on its way to the next process, and one that comes from the one before."""
+    """A message on its way to the next process, and one that arrives from the previous process."""
 
     def __init__(self, members: Members, message: Tensor, shapes: Sequence[Shape], caller: str) -> None:
         self.members, self.caller, self.shapes = members, caller, shapes
@@ -65,7 +65,7 @@ class Sending:
                 self.works = dist.batch_isend_irecv(operations)
 
     def arrive(self) -> Tensor:
-        """Wait for both; the message that came."""
+        """Wait for both messages, and return the one that arrived."""
         with self.members.waiting(self.caller):
             for work in self.works:
                 work.wait()
@@ -75,7 +75,7 @@ class Sending:
 def tour(
     members: Members, own: Sequence[Tensor | None], shapes: Sequence[Sequence[Shape]], caller: str
 ) -> Iterator[tuple[int, list[Tensor | None]]]:
-    """Rank and tensors of each process in turn, the own first; the next are on their way meanwhile."""
+    """Rank and tensors of each process in turn, the own first, while the next are on their way."""
     tensors, message, source = list(own), None, members.rank
     device = next(x.device for x in own if x is not None)
     for step in range(members.count):
@@ -91,10 +91,10 @@ def tour(
 
 
 class Homewards:
-    """Sums that follow the tensors of a tour around the ring: each process adds its part, then they are home.
+    """Sums that follow the tensors of a tour around the ring and back home: each process adds its part.
 
-    What process r adds for the tensors of process s, at the step where it has them, goes on to r + 1, which
-    has them at the next step. It is waited for only when that step is done.
+    The sum that process r has for the tensors of process s goes on to r + 1, which has those tensors at the
+    next step and waits for the sum only when that step is done.
     """
 
     def __init__(self, members: Members, shapes: Callable[[int], list[Shape]], caller: str) -> None:
@@ -103,7 +103,7 @@ class Homewards:
         self.sums: list[Tensor | None] = []
 
     def add(self, source: int, sums: list[Tensor | None], device: torch.device) -> None:
-        """Add this process's part, of the tensors of `source`, and send the sum on."""
+        """Add this process's part for the tensors of `source`, and send the sum on."""
         if self.sending is not None:
             for into, more in zip(sums, unpack(self.sending.arrive(), self.shapes(source)), strict=True):
                 if into is not None and more is not None:

@@ -8,7 +8,7 @@ r"""One step of ascent on the log-normalizer (THEORY B1), the convention of the 
 
 The measure is that of the moving points themselves (self-attention), of patterns held still
 (cross-attention, a Hopfield memory), or any `Measure`. Points are streamed by `exptilt.tilting`: nothing of
-size N×N is made. A point that a mask lets see nothing stays where it is.
+size N×N is made. A point whose mask hides every pattern stays where it is.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ def slope(
     if isinstance(patterns, Empirical):
         key, log_weight = patterns.points, patterns.log_weight.unsqueeze(-2)
     elif isinstance(patterns, Measure):
-        if patterns.batch_shape:  # an axis for the points behind those of the batch
+        if patterns.batch_shape:  # the points' axis goes after the batch axes
             patterns = patterns.map(
                 lambda leaf, event: leaf.unsqueeze(leaf.ndim - event) if leaf.ndim > event else leaf
             )

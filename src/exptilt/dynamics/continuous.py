@@ -14,7 +14,7 @@ of x and v = g(x):
     Whiten    v − mean_n v − B(x − m),     B symmetric with  B S + S B = Cov(v,x) + Cov(x,v)
 
 (the last because Cov(x + h v) = S + h(Cov(v,x) + Cov(x,v)), and A = 1 − hB undoes it to first order). The
-derivative is taken by forward mode, so a renormaliser of the user's own needs no more than its function; it
+derivative is taken by forward mode, so a user's own renormaliser may be any function; it
 must be idempotent, RN(RN(x)) = RN(x).
 
 The solver is `torchdiffeq`'s ``dopri5``: Dormand–Prince of order 5 with an adaptive step.
@@ -30,12 +30,12 @@ from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.renormalizers import Renormalizer
 
-_TICKS = 100  # of the bar, evenly spread over the time
+_TICKS = 100  # ticks of the progress bar, evenly spread over the time
 _HELD = 1 << 26  # bytes of states that the solver may hold at once
 
 
 def velocity(slope: Callable[[Tensor], Slope], renormalize: Renormalizer | None, points: Tensor) -> Tensor:
-    """dx/dt at points ``(..., N, D)`` of the constraint, ``(..., N, D)``."""
+    """dx/dt ``(..., N, D)`` at points ``(..., N, D)`` that satisfy the constraint."""
     gradient = slope(points).gradient
     if renormalize is None:
         return gradient
@@ -44,7 +44,7 @@ def velocity(slope: Callable[[Tensor], Slope], renormalize: Renormalizer | None,
 
 
 def on_constraint(renormalize: Renormalizer | None, points: Tensor) -> Tensor:
-    """The renormalised start, once it is known that renormalising it again changes nothing."""
+    """The renormalised points; an error unless renormalising them again changes nothing."""
     if renormalize is None:
         return points
     start = renormalize(points)
@@ -68,7 +68,7 @@ def integrate(
     max_evaluations: int,
     progress: bool | None,
 ) -> Iterator[Tensor]:
-    """The states ``(..., N, D)`` of dx/dt = rate(x) at all times after the first, one by one."""
+    """Yield the state ``(..., N, D)`` of dx/dt = rate(x) at each time after the first."""
     odeint = needed("torchdiffeq", "ode").odeint
     time, evaluations, reached = float(times[-1]), 0, 0.0
     bar = track(range(_TICKS + 1), "flow, continuous", show=progress)
@@ -86,7 +86,7 @@ def integrate(
             ticks = next(bar)
         return rate(x)
 
-    # Some samples at a time: each new start of the solver costs a dozen evaluations, all at once may not fit.
+    # In parts: each start of the solver costs a dozen evaluations, but all states may not fit in memory.
     length = max(1, _HELD // (state.numel() * state.element_size()))
     for first in range(0, len(times) - 1, length):
         part = times[first : first + length + 1].to(state.device)

@@ -2,13 +2,13 @@ r"""A flow: ascend the log-normalizer, renormalise, repeat.
 
     η ← RN(η + step · g(η)),      g(η) = Σ_n softmax_n(β<x_n,η>) x_n     (``ascent.py``, ``renormalizers.py``)
 
-With moving patterns it is self-attention with a skip connection and a norm after it, layer upon layer
-without weights; with patterns held still it is cross-attention, and without RN each point runs off along an
+With moving patterns this is self-attention with a skip connection and a norm after it, layer upon layer
+without weights; with patterns held still this is cross-attention, and without RN each point runs off along an
 extreme point of the patterns' hull (THEORY B2). As step → 0 and steps·step → time it becomes an ordinary
 differential equation on the constraint that RN keeps (``continuous.py``).
 
 `Flow` holds the settings. `flow(points)` is one update; `flow.kernel` is the pair (init, step) that every
-recursion of the package has; `flow.run` repeats it, measures every state and keeps what was asked for.
+recursion of the package has; `flow.run` repeats the step, measures states and keeps those asked for.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ Keep = Literal["all", "last"] | int
 
 
 class FlowState(NamedTuple):
-    """Where a flow is.
+    """The points of a flow and the number of steps taken.
 
     Attributes:
         points: ``(..., N, D)``.
-        steps: how many it has taken.
+        steps: number of steps taken.
     """
 
     points: Tensor
@@ -48,7 +48,7 @@ class FlowState(NamedTuple):
 
 
 class FlowInfo(NamedTuple):
-    """What a step computed on its way.
+    """Intermediate results of one step.
 
     Attributes:
         log_normalizer: ``(..., N)``, G(βη) at the points before the step; −inf where a point sees nothing.
@@ -74,11 +74,11 @@ class Flow:
         renormalize: "layer", "rms", "batch", "whiten", "sphere", None, an instance such as
             ``Whiten(mean, covariance)``, or any function from points ``(..., N, D)`` to points.
         beta: factor of the scores <x,η>, ≥ 0; it does not multiply the step.
-        step: how far to go along g, > 0.
-        patterns: what g is of: None, the points themselves; ``(..., M, D)``, patterns held still; or a
-            `Measure` on D-vectors, such as `Gaussian`, or `Empirical` for patterns with weights. Its batch
-            axes are those in front of N.
-        causal: point i sees only patterns j ≤ i + M − N: with moving patterns, itself and those before it.
+        step: step size along g, > 0.
+        patterns: the measure that is ascended: None for the points themselves; ``(..., M, D)`` for patterns
+            held still; or a `Measure` on D-vectors, such as `Gaussian`, or `Empirical` for patterns with
+            weights, whose batch axes are those in front of N.
+        causal: point i sees only patterns j ≤ i + M − N: with moving patterns, those up to itself.
         mask: booleans that broadcast to ``(..., N, M)``, True where a point may see a pattern.
 
     Example:
@@ -124,7 +124,7 @@ class Flow:
         return slope(points, self.patterns, beta=self.beta, causal=self.causal, mask=self.mask)
 
     def __call__(self, points: Tensor) -> Tensor:
-        """One update. Differentiable; a function fit for `fixed_point`.
+        """One update of the points; differentiable, and usable as the function of `fixed_point`.
 
         Args:
             points: ``(..., N, D)``, finite (which cannot be checked within `torch.func` and `torch.compile`).
@@ -165,7 +165,7 @@ class Flow:
         return Kernel(init, step)
 
     def _start(self, name: str, points: Tensor) -> Tensor:
-        """The points, once they are known to fit, with the batch axes of patterns and mask."""
+        """The points, expanded to the batch axes of patterns and mask; an error if they do not fit."""
         check_points(name, points)
         shapes = {"points": points.shape[:-2]}
         if (given := self.patterns) is not None:
@@ -200,20 +200,20 @@ class Flow:
         tolerance: float = 0.05,
         progress: bool | None = None,
     ) -> Trajectory:
-        """Take many steps, without gradients.
+        """The `Trajectory` of many steps, without gradients.
 
         Nothing of size N×N is made, and with ``keep="last"`` memory does not grow with the steps.
 
         Args:
             points: ``(..., N, D)``, the start, repeated along batch axes that only patterns or mask have.
-                It is not renormalised: state 0 is what was given.
-            steps: how many.
-            keep: which states: "all", "last", or an integer k for every k-th. The last is always kept.
-            measure_every: measure every so many steps, and the last; None, only the first and the last.
-                Measuring costs about as much as a step, or a few.
-            tolerance: of the rule for clusters, see `clusters`.
-            progress: True shows a bar, False none, None one where standard error is a terminal; always
-                after two seconds.
+                State 0 is this start, not renormalised.
+            steps: number of steps.
+            keep: states to keep: "all", "last", or an integer k for every k-th. The last is always kept.
+            measure_every: steps between measurements; the last state is always measured. None: only the
+                first and the last. A measurement costs about as much as a step, or a few.
+            tolerance: largest gap within a cluster, see `clusters`.
+            progress: True shows a progress bar, False none, None one if standard error is a terminal; it
+                appears after two seconds.
         """
         whole("Flow.run", "steps", steps, least=0)
         if measure_every is not None:
@@ -255,13 +255,13 @@ class Flow:
         Args:
             points: ``(..., N, D)``, float32 or float64, the start; it is renormalised first, as the
                 equation lives on the constraint.
-            time: how far to go.
-            samples: at how many times, evenly spread from 0 to `time`, the state is measured.
-            keep: which of these states: "all", "last", or every k-th and the last.
+            time: when to end, > 0.
+            samples: number of times, evenly spread from 0 to `time`, at which the state is measured.
+            keep: measured states to keep: "all", "last", or every k-th and the last.
             rtol: relative tolerance of the error of a step, ≥ 0.
             atol: absolute tolerance, ≥ 0; one of the two must be positive.
-            tolerance: of the rule for clusters.
-            max_evaluations: of the velocity; more is an error.
+            tolerance: largest gap within a cluster, see `clusters`.
+            max_evaluations: most evaluations of the velocity; more is an error.
             progress: as for `run`.
         """
         points, renormalize = self._start("Flow.ode", points), as_renormalizer(self.renormalize)

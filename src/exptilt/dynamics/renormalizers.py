@@ -1,7 +1,7 @@
-r"""Renormalisers: what brings a cloud of points back after ∇G has blown it up (THEORY B3).
+r"""Renormalisers: maps that bring a cloud of points back to a constraint after ∇G expands it (THEORY B3).
 
-With N points x_n in D dimensions, each of these is the nearest way back to a constraint, and leaves a cloud
-that satisfies it alone:
+With N points x_n in D dimensions, each renormaliser moves to the nearest cloud that satisfies its constraint,
+and leaves a cloud that already does unchanged:
 
     Layer    each point: coordinates of mean 0 and variance 1              x ← (x − mean_d x) / std_d x
     RMS      each point: coordinates of mean square 1                      x ← x / √(mean_d x²)
@@ -41,7 +41,7 @@ _ZERO = "the point at index {} is zero and has no direction. Move it, or leave i
 def _scaled(name: str, x: Tensor, dim: int, epsilon: float, size: Tensor | float, what: str) -> Tensor:
     """x scaled to mean square 1 along an axis.
 
-    Without an epsilon, it is an error if x is no longer than the rounding of numbers as large as `size`.
+    With epsilon=0 it is an error if x is no larger than the rounding error of numbers as large as `size`.
     """
     if epsilon:
         return x / (x.square().mean(dim, keepdim=True) + epsilon).sqrt()
@@ -57,7 +57,7 @@ def _scaled(name: str, x: Tensor, dim: int, epsilon: float, size: Tensor | float
 
 @dataclass(frozen=True)
 class _Softened:
-    """What divides by √(variance + ε)."""
+    """Base of the renormalisers that divide by √(variance + ε)."""
 
     epsilon: float = 0.0
 
@@ -104,7 +104,7 @@ class RMS(_Softened):
 
 @dataclass(frozen=True)
 class Sphere:
-    """Each point is scaled to one length: cosine similarity.
+    """Each point is scaled to the same length, as for cosine similarity.
 
     Args:
         radius: the length.
@@ -195,7 +195,7 @@ class Whiten:
                 )
         with full_precision(points.device):
             centred = points - points.mean(-2, keepdim=True)
-            scale = cloud_scale(centred)  # the result does not depend on it
+            scale = cloud_scale(centred)  # keeps squares in range; the result does not depend on it
             centred = centred / scale
             covariance = self._lifted(centred.mT @ centred / count, count, scale)
             if self.covariance is None:
@@ -207,7 +207,7 @@ class Whiten:
             return white if self.mean is None else white + self.mean.unsqueeze(-2)
 
     def _lifted(self, covariance: Tensor, count: int, scale: Tensor) -> Tensor:
-        """The covariance of points over `scale`, eigenvalues lifted to the floor; an error if one is 0."""
+        """The covariance, of points divided by `scale`, with eigenvalues lifted to the floor; may raise."""
         if not is_concrete(covariance):
             return covariance
         values, vectors = torch.linalg.eigh(covariance.detach())
@@ -236,7 +236,7 @@ class Whiten:
 def symmetric_root(matrix: Tensor) -> Tensor:
     r"""The symmetric root of positive definite ``(..., D, D)``, with derivatives at equal eigenvalues.
 
-    Eigenvectors have no derivative at coinciding eigenvalues, the root has: S dS + dS S = dC. So the
+    Eigenvectors have no derivative where eigenvalues coincide, the root has: S dS + dS S = dC. So the
     eigenvectors are held fixed, and the chord iteration S ← S + L(C − S²), L the solution of S₀ L + L S₀ =
     · in the fixed eigenbasis, is run from the root itself. It changes no value beyond rounding, and each
     turn makes one more order of derivatives right: two turns, first and second derivatives.
@@ -262,7 +262,7 @@ _NAMED: dict[str, Renormalizer] = {
 
 
 def as_renormalizer(given: str | Renormalizer | None) -> Renormalizer | None:
-    """A renormaliser from its name; None and callables pass."""
+    """The renormaliser of this name; None and callables are returned unchanged."""
     if given is None or (callable(given) and not isinstance(given, type)):
         return given
     if isinstance(given, str) and given in _NAMED:

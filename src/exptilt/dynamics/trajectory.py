@@ -1,4 +1,4 @@
-"""What a flow went through: the states that were kept, and by step the numbers that were measured."""
+"""The record of a flow: the states that were kept, and the numbers measured by step."""
 
 import itertools
 from dataclasses import dataclass, fields
@@ -63,7 +63,7 @@ class Trajectory:
 
     @property
     def continuous(self) -> bool:
-        """Whether it is of `Flow.ode`, which has no steps."""
+        """Whether the trajectory is one of `Flow.ode`, which has no steps."""
         return len(self.steps) > 1 and bool(self.growth.expansion.isnan().all())
 
     def to_frame(self) -> "DataFrame":
@@ -128,7 +128,7 @@ class Trajectory:
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:
-    """Measured tensors by name, nested records opened."""
+    """Names and tensors of all measurements, nested records flattened."""
     found: list[tuple[str, Tensor]] = []
     for field in fields(record):
         value = getattr(record, field.name)
@@ -143,7 +143,7 @@ def _flat(record: Any) -> list[tuple[str, Tensor]]:
 
 
 def kept_steps(keep: Literal["all", "last"] | int, steps: int) -> set[int]:
-    """Which of the states 0..steps are kept."""
+    """The steps, from 0 to `steps`, whose states are kept."""
     if keep == "all" or keep == "last":
         return set(range(steps + 1)) if keep == "all" else {steps}
     every = whole("Flow", "keep", keep, otherwise=' for every k-th state, or "all" or "last"')
@@ -151,7 +151,7 @@ def kept_steps(keep: Literal["all", "last"] | int, steps: int) -> set[int]:
 
 
 class Recorder:
-    """Collects states and measurements while a flow runs, of the steps that are `kept` and `measured`."""
+    """Collects the states at the steps `kept`, and measurements at the steps `measured`, of a flow."""
 
     def __init__(self, tolerance: float, kept: set[int], measured: set[int]) -> None:
         self._tolerance, self._kept, self._measured = tolerance, kept, measured
@@ -159,14 +159,14 @@ class Recorder:
         self._rows: list[tuple[int, float, dict[str, Any]]] = []
 
     def add(self, count: int, time: float, points: Tensor, G: Tensor, grew: Growth | None) -> None:
-        """Take note of the state ``(..., N, D)`` after `count` steps."""
+        """Keep and measure the state ``(..., N, D)`` after `count` steps, if asked for."""
         if count in self._kept:
             self._states.append((count, points))
         if count in self._measured:
             self._rows.append((count, time, measure(points, G, grew, tolerance=self._tolerance)))
 
     def trajectory(self) -> Trajectory:
-        """All that was noted."""
+        """The `Trajectory` of all states and measurements added."""
         rows = [row for _, _, row in self._rows]
         return Trajectory(
             torch.stack([state for _, state in self._states]),
@@ -178,7 +178,7 @@ class Recorder:
 
 
 def _lines(axes: Any, path: Trajectory, values: Tensor, colour: int, label: str | None) -> None:
-    """One line for each item of the batch, ``values (T, ...)``; the first carries the label."""
+    """Plot ``values (T, ...)`` against time, one line for each batch item; the first carries the label."""
     columns = values.reshape(len(path.time), -1).cpu().unbind(-1)
     for place, column in enumerate(columns):
         alpha, name = 1.0 if len(columns) == 1 else 0.6, label if place == 0 else None
@@ -186,7 +186,7 @@ def _lines(axes: Any, path: Trajectory, values: Tensor, colour: int, label: str 
 
 
 def _logarithmic(axes: Any, *values: Tensor) -> None:
-    """A logarithmic axis where positive values span more than three decades."""
+    """Make the y axis logarithmic if values are positive and span more than three decades."""
     every = torch.cat([value.flatten() for value in values])
     every = every[every.isfinite()]
     if len(every) and 0 < 1e3 * float(every.min()) < float(every.max()):
@@ -194,7 +194,7 @@ def _logarithmic(axes: Any, *values: Tensor) -> None:
 
 
 def _say(axes: Any, words: str) -> None:
-    """Words in place of lines."""
+    """Write words in the middle of empty axes."""
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
     axes.set_yticks([])
 
@@ -211,7 +211,7 @@ def _lengths(axes: Any, path: Trajectory) -> None:
 
 
 def _spectrum(axes: Any, path: Trajectory) -> None:
-    """Eigenvalues of the dimensions that the cloud fills; the others are rounding."""
+    """Plot the eigenvalues of the dimensions that the cloud fills; the others are rounding."""
     values = path.spectrum[..., :8].cpu()
     filled = torch.arange(values.shape[-1]) < path.gaussianity.rank.unsqueeze(-1)
     values = torch.where(filled & values.isfinite(), values, torch.nan)
@@ -264,7 +264,7 @@ def _film(states: Tensor, titles: list[str], interval: int) -> "FuncAnimation":
         from matplotlib.animation import FuncAnimation
 
         axes: Any = figure.add_subplot(projection="3d" if solid else None)
-        # Coloured by where they start, so that one sees who went where.
+        # Each point keeps the colour of its start, so that it can be followed.
         look = {
             "c": np.arctan2(points[0, :, 1], points[0, :, 0]),
             "cmap": "hsv",

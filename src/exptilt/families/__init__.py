@@ -1,21 +1,24 @@
 """Measures and exponential families: dual maps, divergences, projections, maximum entropy.
 
-`measure.py` is the idea and `family.py` the families with a finite statistic; `members/` has one family a
-file. `inverse_mean.py` inverts the mean map, `numerics/` has the special functions.
+`measure.py` has the base class of all measures, `family.py` that of families with a finite statistic;
+`members/` has one family per file. `inverse_mean.py` inverts the mean map, `numerics/` has the special
+functions.
 """
 
 import sys
 
-from exptilt._support.linalg import pack, repaired, unpack
+from exptilt._support.former import former_names
+from exptilt._support.linalg import pack, unpack
 from exptilt._support.solution import Solution, Status
 from exptilt.families.batch import stack
 from exptilt.families.divergence import kl
-from exptilt.families.estimate import Estimate, Kind
+from exptilt.families.estimate import Estimate
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.maximum_entropy import MaximumEntropy, maximum_entropy
+from exptilt.families.maximum_entropy import maximum_entropy
 from exptilt.families.measure import Measure
 from exptilt.families.members.bernoulli import BernoulliProduct
 from exptilt.families.members.beta import Beta
+from exptilt.families.members.binomial import Binomial
 from exptilt.families.members.categorical import Categorical
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.members.dirichlet import Dirichlet
@@ -25,23 +28,28 @@ from exptilt.families.members.from_density import FromDensity
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.gaussian_mixture import GaussianMixture
+from exptilt.families.members.geometric import Geometric
 from exptilt.families.members.inverse_gamma import InverseGamma
+from exptilt.families.members.inverse_wishart import InverseWishart
+from exptilt.families.members.laplace import Laplace
 from exptilt.families.members.log_normal import LogNormal
 from exptilt.families.members.mixture import Mixture
 from exptilt.families.members.multinomial import Multinomial
 from exptilt.families.members.negative_binomial import NegativeBinomial
-from exptilt.families.members.normal_gamma import MeanPrecision, NormalGamma
-from exptilt.families.members.normal_inverse_wishart import MeanCovariance, NormalInverseWishart
+from exptilt.families.members.normal_gamma import NormalGamma
+from exptilt.families.members.normal_inverse_wishart import NormalInverseWishart
 from exptilt.families.members.poisson import Poisson
+from exptilt.families.members.student_t import StudentT
 from exptilt.families.members.von_mises_fisher import VonMisesFisher
 from exptilt.families.members.wishart import Wishart
-from exptilt.families.projection import expected_statistic, project
-from exptilt.families.relations import Predictive, log_marginal_likelihood, posterior, predictive
-from exptilt.families.theory.link import LinearLink, fit_linear_link, link
+from exptilt.families.mixture_fit import fit_mixture
+from exptilt.families.projection import project
+from exptilt.families.relations import log_marginal_likelihood, posterior, predictive
+from exptilt.families.theory.link import fit_linear_link, link
 from exptilt.families.theory.measure_of_members import measure_of_members
 from exptilt.families.theory.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl
 
-# Pickles of earlier releases name a class by the module it was in, such as exptilt.families.gamma.
+# Pickles of earlier releases refer to a class by its old module, such as exptilt.families.gamma.
 for _name in [name for name in sys.modules if name.startswith(f"{__name__}.members.")]:
     sys.modules[_name.replace(".members.", ".")] = sys.modules[_name]
 sys.modules[f"{__name__}.predictive"] = sys.modules[f"{__name__}.relations"]
@@ -49,6 +57,7 @@ sys.modules[f"{__name__}.predictive"] = sys.modules[f"{__name__}.relations"]
 __all__ = [
     "BernoulliProduct",
     "Beta",
+    "Binomial",
     "Categorical",
     "DiagonalGaussian",
     "Dirichlet",
@@ -60,13 +69,11 @@ __all__ = [
     "Gamma",
     "Gaussian",
     "GaussianMixture",
+    "Geometric",
     "InverseGamma",
-    "Kind",
-    "LinearLink",
+    "InverseWishart",
+    "Laplace",
     "LogNormal",
-    "MaximumEntropy",
-    "MeanCovariance",
-    "MeanPrecision",
     "Measure",
     "Mixture",
     "Multinomial",
@@ -74,15 +81,15 @@ __all__ = [
     "NormalGamma",
     "NormalInverseWishart",
     "Poisson",
-    "Predictive",
     "Solution",
     "Status",
+    "StudentT",
     "VonMisesFisher",
     "Wishart",
-    "expected_statistic",
     "exponential_bregman",
     "exponential_sum",
     "fit_linear_link",
+    "fit_mixture",
     "kl",
     "link",
     "log_marginal_likelihood",
@@ -92,8 +99,9 @@ __all__ = [
     "posterior",
     "predictive",
     "project",
-    "repaired",
     "stack",
     "unnormalized_kl",
     "unpack",
 ]
+
+__getattr__ = former_names(__name__)

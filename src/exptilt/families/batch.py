@@ -1,11 +1,14 @@
-"""Batch axes of measures, which are indexed and reshaped like those of tensors; E[x] and Var[x] of a draw.
+"""Indexing and reshaping of the batch axes of measures; E[x], Var[x] and inner forms of draws.
 
-A measure is a dataclass of tensors ``batch + event`` whose batch axes broadcast together. Each operation is
-done to every tensor alike and leaves the event axes alone. A tensor without batch axes is shared by the
-whole batch and stays so where another tensor carries the batch.
+A measure is a dataclass of tensors ``batch + event`` whose batch axes broadcast together. Each operation
+applies to every tensor alike and leaves the event axes alone. A tensor without batch axes is shared by the
+whole batch and stays shared if another tensor carries the batch.
 
-E[x] and Var[x] are the mean and the diagonal of the covariance where t(x) is x. A family for which it is not
-(Beta, Dirichlet, Wishart, ...) gives its closed forms in `_event_moments`.
+Draws that could round to the edge of the support have an inner form: the logarithm of a positive number, the
+Cholesky factor of a matrix. Means over inner draws are right even if x itself has been rounded to the edge.
+
+If t(x) is x, E[x] and Var[x] are the mean and the diagonal of the covariance. The other families (Beta,
+Dirichlet, Wishart, ...) give closed forms in `_event_moments`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +24,7 @@ from exptilt._support.transforms import pytree
 
 
 class Batched(ABC):
-    """What follows from `batch_shape` and `map` for the leading axes of a dataclass of tensors."""
+    """Indexing, iteration, `reshape` and `expand` for a dataclass that has `batch_shape` and `map`."""
 
     @property
     @abstractmethod
@@ -79,7 +82,7 @@ class Batched(ABC):
         return self.map(lambda leaf, event: leaf.expand((*sizes, *leaf.shape[leaf.ndim - event :])))
 
     def _resized(self, method: str, shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-        """What `Tensor.reshape` or `Tensor.expand` would make of the batch's shape."""
+        """The batch's shape after `Tensor.reshape` or `Tensor.expand`, as `method` says."""
         batch = torch.empty(self.batch_shape, device="meta")
         try:
             return tuple(getattr(batch, method)(_sizes(method, shape)).shape)
@@ -87,7 +90,7 @@ class Batched(ABC):
             raise ArgumentError(f"{type(self).__name__}.{method}: {error}.") from None
 
     def _along_batch(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply a function to every tensor with the whole batch; tensors that are shared stay as they are."""
+        """Apply a function to every tensor, expanded to the whole batch; shared tensors stay unchanged."""
         batch = self.batch_shape
 
         def apply(leaf: Tensor, event: int) -> Tensor:
@@ -99,11 +102,76 @@ class Batched(ABC):
 
 
 class BatchError(ArgumentError, IndexError, TypeError):
-    """A batch axis that is not there, or an index that is out of range."""
+    """A batch axis does not exist, or an index is out of range."""
 
 
-class EventMoments(ABC):
-    """What follows from `mean` and `covariance` for x itself."""
+class Law(ABC):
+    """Moments, mode, distribution function and quantiles of x, if they exist."""
+
+    @abstractmethod
+    def _event_moments(self) -> tuple[Any, Any]:
+        """E[x] and Var[x], each shaped like one draw."""
+
+    @abstractmethod
+    def _event(self, x: Any) -> Any:
+        """The event x in the dtype of the law; an error unless its tensors end in the event shapes."""
+
+    def _mode(self) -> Any:
+        raise ArgumentError(f"{type(self).__name__}: the mode has no closed form here.")
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        raise ArgumentError(f"{type(self).__name__}: the distribution function has no closed form here.")
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        raise ArgumentError(f"{type(self).__name__}: quantiles have no closed form here.")
+
+    @property
+    def event_mean(self) -> Any:
+        """E[x], shaped like one draw: infinite where the integral is infinite, NaN where no mean exists."""
+        return self._event_moments()[0]
+
+    @property
+    def event_variance(self) -> Any:
+        """Var[x], entry by entry, shaped like one draw: infinite or NaN as for `event_mean`."""
+        return self._event_moments()[1]
+
+    @property
+    def stddev(self) -> Any:
+        """Standard deviation of x: the square root of `event_variance`."""
+        return pytree.tree_map(torch.sqrt, self.event_variance)
+
+    @property
+    def mode(self) -> Any:
+        """An x of largest density, possibly at the edge of the support; NaN where there is none."""
+        return self._mode()
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """P(x_d ≤ x), entry by entry.
+
+        Args:
+            x: ``(..., D)``.
+
+        Returns:
+            ``(..., D)``. Computed by SciPy if torch has no such function; then it is not differentiable, and
+            a tensor that requires a gradient is refused.
+        """
+        return self._cdf(self._event(x))
+
+    def icdf(self, q: Tensor) -> Tensor:
+        """The least x with P(x_d ≤ x) ≥ q, entry by entry: the quantiles.
+
+        Args:
+            q: ``(..., D)``, from 0 to 1.
+
+        Returns:
+            ``(..., D)``, as for `cdf`; NaN where q is not a probability.
+        """
+        q = self._event(q)
+        return self._icdf(torch.where((q >= 0) & (q <= 1), q, torch.nan))
+
+
+class EventMoments(Law):
+    """Moments of x, from `mean` and `covariance` of t(x)."""
 
     identity_coordinate: ClassVar[bool]
 
@@ -115,16 +183,6 @@ class EventMoments(ABC):
     def covariance(self, eta: Tensor | None = None) -> Tensor:
         """Cov[t] under the tilted measure."""
 
-    @property
-    def event_mean(self) -> Any:
-        """E[x], shaped like one draw: infinite where the integral is, NaN where there is no mean."""
-        return self._event_moments()[0]
-
-    @property
-    def event_variance(self) -> Any:
-        """Var[x], entry by entry, shaped like one draw: infinite or NaN as for `event_mean`."""
-        return self._event_moments()[1]
-
     def _event_moments(self) -> tuple[Any, Any]:
         """E[x] and Var[x], each shaped like one draw."""
         if not self.identity_coordinate:
@@ -133,12 +191,61 @@ class EventMoments(ABC):
             )
         return self.mean(), self.covariance().diagonal(dim1=-2, dim2=-1)
 
+    def _event_covariance(self) -> Tensor:
+        """Cov[x] ``(..., D, D)`` of a vector x; diagonal (independent coordinates) if t(x) is not x."""
+        return self.covariance() if self.identity_coordinate else torch.diag_embed(self._event_moments()[1])
+
+
+class InnerDraws(ABC):
+    """Draws in an inner form that neither underflows nor loses definiteness; used for means over draws."""
+
+    dtype: Any
+    device: Any
+    batch_shape: Any
+
+    _reach: ClassVar[tuple[Any, Any, Any] | None] = None
+    """Least entry, largest entry and total of x (None if not fixed); None if the support is unknown."""
+
+    _differentiable_draws: ClassVar[bool] = False
+    """Whether draws are differentiable in the parameters."""
+
+    _inner_form: ClassVar[tuple[str, tuple[int, ...]] | None] = None
+    """Name of the inner form and the number of event axes of each of its tensors; None if it is x itself."""
+
+    @abstractmethod
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws ``shape + batch + event``."""
+
+    @abstractmethod
+    def log_prob(self, x: Any) -> Tensor:
+        """Log-density at x."""
+
+    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
+        """Inner draws ``(count,) + batch`` for a mean over them, and the `score` of `Estimate.sampled`."""
+        y = self._sample_inner((count,), generator)
+        if self._differentiable_draws:
+            return y, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
+        y = pytree.tree_map(torch.detach, y)
+        return y, self._log_prob_inner(y)
+
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws in the inner form."""
+        return self._sample(shape, generator)
+
+    def _from_inner(self, y: Any) -> Any:
+        """The x nearest to a draw in the inner form."""
+        return y
+
+    def _log_prob_inner(self, y: Any) -> Tensor:
+        """Log-density of x at a draw in the inner form."""
+        return self.log_prob(y)
+
 
 Some = TypeVar("Some", bound=Batched)
 
 
 def stack(measures: Sequence[Some], dim: int = 0) -> Some:
-    """One measure whose members are these: the opposite of iterating over it.
+    """One measure with the given measures as members: the opposite of iterating over a measure.
 
     Args:
         measures: of one class, dtype and event shape; their batch axes broadcast together.
@@ -173,7 +280,7 @@ def stack(measures: Sequence[Some], dim: int = 0) -> Some:
 
 
 def _consumed(item: Any) -> int:
-    """How many axes an item of an index takes."""
+    """Number of axes that one item of an index consumes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if isinstance(item, Tensor) and item.dtype == torch.bool:

@@ -1,6 +1,8 @@
 """Checks of the tensors that make up a measure or an event, with messages that say what is wrong."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,40 @@ from exptilt._support.checks import alike, entries, floating
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import is_concrete
+
+
+def with_axes(fields: Mapping[str, tuple[Any, int]]) -> dict[str, Any]:
+    """The fields given as numbers or 0-d tensors, expanded to their number of event axes.
+
+    A vector gets as many equal entries as the other vectors have, or one. Numbers take the dtype and the
+    device of the first tensor among the fields.
+    """
+    tensors = [(value, event) for value, event in fields.values() if isinstance(value, Tensor)]
+    like = tensors[0][0] if tensors else torch.empty(())
+    length = max([1, *(x.shape[-1] for x, event in tensors if event == 1 and x.ndim)])
+    made = {}
+    for name, (value, event) in fields.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if number or (event and isinstance(value, Tensor) and value.ndim == 0):
+            x = torch.as_tensor(value, dtype=like.dtype, device=like.device) if number else value
+            made[name] = x.expand((length,) if event == 1 else (1,) * event)
+    return made
+
+
+def one_coordinate(x: Any, like: Tensor) -> Any:
+    """A number (in the dtype of `like`) or 0-d tensor as a vector of one entry; any other x unchanged."""
+    if isinstance(x, Real) and not isinstance(x, bool):
+        return torch.tensor([x], dtype=like.dtype, device=like.device)
+    return x.unsqueeze(0) if isinstance(x, Tensor) and x.ndim == 0 else x
+
+
+def sizes(caller: str, shape: Any) -> tuple[int, ...]:
+    """The shape of draws as a tuple, from a number of draws or a sequence of sizes."""
+    given = (shape,) if isinstance(shape, int) and not isinstance(shape, bool) else shape
+    if not isinstance(given, Sequence) or any(not isinstance(size, int) or size < 0 for size in given):
+        wanted = "a number of draws such as 100, or a sequence of sizes such as (100,)"
+        raise ArgumentError(f"{caller}.sample: shape must be {wanted}; got {shape!r}.")
+    return tuple(given)
 
 
 def check_tensors(caller: str, fields: Mapping[str, tuple[Tensor, int]]) -> None:
@@ -41,7 +77,7 @@ def check_log_weight(caller: str, log_weight: Tensor) -> None:
 def unlike_an_event(
     caller: str, wanted: Sequence[Sequence[object]], leaves: Sequence[object]
 ) -> ArgumentError:
-    """The error that x is not of the shapes that an event has."""
+    """The error that x does not have the shapes of an event."""
     shapes = " and ".join(f"(..., {', '.join(map(str, shape))})" for shape in wanted)
     got = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in leaves)
     return ArgumentError(f"{caller}: x must be {shapes}; got {got}.")

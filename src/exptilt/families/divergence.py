@@ -7,10 +7,10 @@ Within one exponential family it is a Bregman divergence of A, arguments swapped
     KL(p_θ ‖ p_θ') = A(θ') − A(θ) − <∇A(θ), θ' − θ>.
 
 Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for
-certain (`mixture_bounds`). The `Estimate` that comes back says which it is.
+certain (`mixture_bounds`). The `kind` of the returned `Estimate` says whether it is exact.
 
-Points are compared with points and with counts: P(x) is then the mass of all that are listed at x, so a point
-may be listed twice.
+Points are compared with points and with counts. A point may be listed twice: P(x) is the mass of all points
+listed at x.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
-from exptilt._support.transforms import is_concrete, pytree
-from exptilt.families.estimate import Estimate, Kind, samples_wanted
+from exptilt._support.transforms import derivatives_wanted, is_concrete, pytree
+from exptilt.families.estimate import Estimate, EstimateKind, samples_wanted
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, Measure
 from exptilt.families.members.empirical import Empirical
@@ -36,7 +36,7 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
 
     Args:
         p: a measure, taken as normalised.
-        q: another on the same space.
+        q: another measure on the same space.
         samples: how many draws of p are taken where no closed form exists; 0 gives the deterministic bracket
             alone. The estimate has derivatives in all parameters of p and q.
         generator: for those draws.
@@ -60,16 +60,78 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
         return Estimate.exact(p._kl(q))
     if isinstance(p, FromDensity):
         return _weighted(p, q)
+    beyond = _beyond(p, q)
+    tracked = derivatives_wanted(x for x, _ in (*p._leaves(), *q._leaves()))
+    if beyond is not None and not tracked and is_concrete(beyond) and bool(beyond.all()):
+        return Estimate.exact(torch.full(beyond.shape, torch.inf, dtype=p.dtype, device=p.device))
+    found = _sampled(p, q, samples, generator)
+    if beyond is None:
+        return found
+    value, lower, upper = (torch.where(beyond, torch.inf, x) for x in (found.value, found.lower, found.upper))
+    return Estimate(value, torch.where(beyond, 0.0, found.standard_error), lower, upper, found.kind)
+
+
+def _beyond(p: Measure, q: Measure) -> Tensor | None:
+    """``(...)``: where no component of q covers the support of some component of p, so that KL is infinite.
+
+    Draws need not show it: those of N(10, 1) are all positive. None if one of the supports is unknown.
+    """
+    if p._reach is None or q._reach is None:
+        return None
+    (low, high, total), (least, most, wanted) = _by_pairs(p, -1), _by_pairs(q, -2)
+    inside = (low >= least) & (high <= most)
+    if q._reach[2] is not None:
+        inside = inside & (total == wanted)  # NaN, so False, if p has no fixed total
+    rows, columns = _present(p), _present(q)
+    inside = (inside & columns.unsqueeze(-2)).any(-1)
+    batch = common_shape(p.batch_shape, q.batch_shape)
+    return (rows & ~inside).any(-1).expand(batch)
+
+
+def _by_pairs(measure: Measure, axis: int) -> list[Tensor]:
+    """The entries of `_reach` by component, with an axis of length one at `axis` for the other measure."""
+    parts = [torch.nan if x is None else x for x in measure._reach or ()]
+    tensors = [torch.as_tensor(x, dtype=measure.dtype, device=measure.device) for x in parts]
+    if isinstance(measure, AnyMixture):
+        return [x.unsqueeze(axis) if x.ndim else x for x in tensors]
+    return [x[..., None, None] for x in tensors]
+
+
+def _present(measure: Measure) -> Tensor:
+    """``(..., K)``: which components have weight; one component if the measure is no mixture."""
+    if isinstance(measure, AnyMixture):
+        return measure.log_weight > -torch.inf
+    return torch.ones(1, dtype=torch.bool, device=measure.device)
+
+
+def _sampled(p: Measure, q: Measure, samples: int, generator: torch.Generator | None) -> Estimate:
+    """KL(p‖q) as the mean over `samples` draws, with its bracket; the bracket alone for 0 samples."""
     lower, upper = _bracket(p, q)
     if samples_wanted("kl", samples) == 0:
         return Estimate.bounded(lower, upper)
-    x, score = _aligned(p._sample_scored(samples, generator), p, lower.ndim)
-    ratio = (p.log_prob(x) - q.log_prob(x)).expand(samples, *lower.shape)
+    y, score = _aligned(p._sample_scored(samples, generator), p, lower.ndim)
+    own = p._log_prob_inner(y)
+    ratio = (own - _log_prob_of(q, p, y, own)).expand(samples, *lower.shape)
     return Estimate.sampled(ratio, lower, upper, score)
 
 
+def _log_prob_of(q: Measure, p: Measure, y: Any, own: Tensor) -> Tensor:
+    """Log q at inner draws y of p, where log p is `own`; an error if the dtype holds no x for some y."""
+    if q._inner_form == p._inner_form:
+        return q._log_prob_inner(y)
+    x = p._from_inner(y)
+    off = (p.log_prob(x) - own).abs() > torch.finfo(own.dtype).eps ** 0.5 * (1 + own.abs())
+    if is_concrete(off) and bool(off.any()):
+        kinds = f"{int(off.sum())} of {off.numel()} draws of p ({type(p).__name__}) at all"
+        raise ArgumentError(
+            f"kl: {own.dtype} does not hold {kinds}, and q ({type(q).__name__}) cannot be evaluated at their "
+            "logarithms. Pass both in float64, or a q of p's family."
+        )
+    return torch.where(off, torch.nan, q.log_prob(x))
+
+
 def _aligned(x: Any, p: Measure, ndim: int) -> Any:
-    """Draws ``(S,) + batch + event`` of p with axes of length one in front of its batch of ``ndim`` axes."""
+    """Draws ``(S,) + batch + event`` of p, the batch padded in front with ones to ``ndim`` axes."""
     leaves, spec = pytree.tree_flatten(x)
     ones = [1] * (ndim - len(p.batch_shape))
     return pytree.tree_unflatten(
@@ -78,7 +140,7 @@ def _aligned(x: Any, p: Measure, ndim: int) -> Any:
 
 
 def _check_batches(p: Measure, q: Measure) -> None:
-    """Raise unless the two share a dtype and their batches broadcast."""
+    """Raise unless p and q share a dtype and their batches broadcast."""
     if p.dtype != q.dtype:
         raise ArgumentError(f"kl: p is {p.dtype}, q is {q.dtype}. Convert one with .to(dtype).")
     try:
@@ -96,7 +158,7 @@ def _check_events(p: Measure, q: Measure) -> None:
 
 
 def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
-    """Bounds for mixtures of one family; nothing but KL >= 0 for anything else."""
+    """Lower and upper bound on KL(p‖q) for mixtures of one family; 0 and infinity otherwise."""
     first, second = _parts(p), _parts(q)
     if first is not None and second is not None:
         f, g = common_family(first[1], second[1])
@@ -119,17 +181,23 @@ def _parts(measure: Measure) -> Parts | None:
 
 
 def _weighted(p: FromDensity, q: Measure) -> Estimate:
-    """E_p by the nodes or draws that stand for p."""
+    """KL(p‖q) as a weighted sum over the nodes or draws of p."""
     batch = common_shape(p.batch_shape, q.batch_shape)
     points = p.points.reshape(-1, *[1] * len(batch), p.dimension)
     weight = torch.softmax(p.log_weight, -1)
     ratio = (p.log_prob(points) - q.log_prob(points)).movedim(0, -1).expand(*batch, -1)
-    # A node that rounding put on the edge of q's support has no share to speak of.
+    # Ignore nodes of negligible weight that rounding put on the edge of q's support.
     least = torch.where(ratio.isinf(), torch.finfo(p.dtype).eps, 0.0)
     ratio = torch.where(weight > least, ratio, 0.0)
     value = (weight * ratio).sum(-1)
+    if q._reach is not None and not isinstance(q, AnyMixture):
+        least, most, _ = q._reach
+        outside = ((p.points < least) | (p.points > most)).any(-1) & (p.log_weight > -torch.inf)
+        value = torch.where(outside.any(-1), torch.inf, value)
     error = torch.where(value.isinf(), 0.0, p.expectation_error(ratio, -1.0))  # log p = log h − G
-    return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
+    return Estimate(
+        value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), EstimateKind.ESTIMATED
+    )
 
 
 def _from_points(p: Empirical, q: Measure) -> Estimate:
@@ -138,7 +206,7 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
         raise ArgumentError(_not_continuous(p, q))
     if not is_concrete(
         p.points, *pytree.tree_leaves(q)
-    ):  # every point with every other: slow, for any values
+    ):  # compares all pairs of points: slow, but needs no values
         log_p, log_q = _at_points(p, p), _at_points(q, p)
     elif isinstance(q, Empirical):
         if p.points is not q.points and not torch.equal(p.points, q.points):
@@ -156,7 +224,9 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
     if not isinstance(q, FromDensity):
         return Estimate.exact(value)
     error = q.expectation_error(torch.zeros_like(q.log_weight), 1.0).expand_as(value)  # log q = log h − G
-    return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), Kind.ESTIMATED)
+    return Estimate(
+        value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), EstimateKind.ESTIMATED
+    )
 
 
 def _at_points(q: Measure, p: Empirical) -> Tensor:
@@ -167,7 +237,7 @@ def _at_points(q: Measure, p: Empirical) -> Tensor:
 
 
 def _repeated(points: Tensor) -> Tensor | None:
-    """The number of the place of each of ``points (..., N, D)``, ``(..., N)``; None if all places differ."""
+    """``(..., N)``: an index per point of ``(..., N, D)``, the same for equal points; None if all differ."""
     first = points[..., 0].sort(-1).values
     if bool((first.diff(dim=-1) != 0).all()):
         return None
@@ -177,7 +247,7 @@ def _repeated(points: Tensor) -> Tensor | None:
 
 
 def _merged(log_weight: Tensor, group: Tensor | None) -> Tensor:
-    """Log of the total weight at the place of each point, ``(..., N)``."""
+    """``(..., N)``: for each point, log of the total weight of all points in its `group`."""
     if group is None:
         return log_weight
     log_weight, group = torch.broadcast_tensors(log_weight, group)

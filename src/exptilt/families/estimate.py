@@ -1,23 +1,25 @@
 """A number that says how it was obtained: computed, estimated by sampling, or only bracketed.
 
-Divergences and entropies of mixtures have no closed form. Rather than one tensor that hides how it came
-about, they come as an `Estimate`: its `kind` says what `value` is, `standard_error` how far sampling may have
-thrown it, and ``[lower, upper]`` is a bracket that holds without any sampling at all.
+Divergences and entropies of mixtures have no closed form. They are returned as an `Estimate`: its `kind` says
+how `value` was obtained, `standard_error` how far sampling may have put it off, and ``[lower, upper]`` is a
+bracket that does not depend on sampling.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import pytree
+from exptilt._support.errors import ArgumentError, ConvergenceError
+from exptilt._support.transforms import is_concrete, pytree
 
 
-class Kind(Enum):
-    """What the value of an `Estimate` is. The text of a member is its message."""
+class EstimateKind(Enum):
+    """How the value of an `Estimate` was obtained; `str` gives the message."""
 
     EXACT = "exact: a closed form, standard error 0"
     ESTIMATED = "estimated: the mean of a sample (or a quadrature sum), with its standard error"
@@ -27,9 +29,12 @@ class Kind(Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Estimate:
-    """A value and how it was obtained; `float` gives it, and +, −, ×, ÷ take numbers and other estimates.
+    """A value and how it was obtained; +, −, ×, ÷ take numbers and other estimates, `float` gives the value.
+
+    Comparisons compare the values and give tensors of booleans. A format such as ``f"{e:.3f}"`` shows the
+    standard error after an estimated value, and the bracket after one that is only bounded.
 
     Standard errors propagate to first order as those of *independent* estimates, so an estimate should not
     meet itself (``e - e`` has a standard error). The bracket is interval arithmetic and holds either way. A
@@ -38,38 +43,41 @@ class Estimate:
 
     Args:
         value: ``(...)``.
-        standard_error: ``(...)``, 0 where exact or infinite, not a number where nothing was sampled.
+        standard_error: ``(...)``, 0 where the value is exact or infinite, NaN where nothing was sampled.
         lower: ``(...)``, holds for certain.
         upper: ``(...)``, holds for certain.
-        kind: what `value` is.
+        kind: how `value` was obtained.
     """
 
     value: Tensor
     standard_error: Tensor
     lower: Tensor
     upper: Tensor
-    kind: Kind
+    kind: EstimateKind
 
     @classmethod
     def exact(cls, value: Tensor) -> "Estimate":
-        """A closed form: its own lower and upper bound.
+        """An exact value, which is its own lower and upper bound.
 
         Args:
             value: ``(...)``.
         """
-        return cls(value, torch.zeros_like(value), value, value, Kind.EXACT)
+        return cls(value, torch.zeros_like(value), value, value, EstimateKind.EXACT)
 
     @classmethod
     def sampled(cls, draws: Tensor, lower: Tensor, upper: Tensor, score: Tensor | None = None) -> "Estimate":
-        """The mean of independent draws.
+        """The mean of independent draws, moved into its bracket.
+
+        A mean outside the bracket by no more than sampling explains is moved to the nearer end and keeps its
+        derivatives. A mean that contradicts the bracket is an error, or NaN if values cannot be read.
 
         Args:
             draws: ``(S, ...)``, S > 1, values of a function at draws of a measure.
             lower: ``(...)``.
             upper: ``(...)``.
-            score: ``(S, ...)``, log-probability of all in the draws that carries no derivative. The
-                derivative of the mean then has the term E[value ∇score], with the mean of the other draws
-                taken off each value.
+            score: ``(S, ...)``, log-probability of the part of the draws that is not differentiable. It
+                adds the term E[value ∇score] to the derivative of the mean, with the mean of the other
+                draws subtracted from each value.
         """
         value, count = draws.mean(0), draws.shape[0]
         error = draws.std(0) / count**0.5
@@ -78,20 +86,62 @@ class Estimate:
                 count / (count - 1)
             )
             value = value + (offset * torch.expm1(score - score.detach())).mean(0)
-        return cls(value, torch.where(value.isinf(), 0.0, error), lower, upper, Kind.ESTIMATED)
+        error = torch.where(value.isinf(), 0.0, error)
+        return cls(_bracketed(value, error, lower, upper), error, lower, upper, EstimateKind.ESTIMATED)
 
     @classmethod
     def bounded(cls, lower: Tensor, upper: Tensor) -> "Estimate":
-        """From a bracket alone; the standard error is not a number because nothing was sampled.
+        """The middle of a bracket; the standard error is NaN because nothing was sampled.
 
         Args:
             lower: ``(...)``.
             upper: ``(...)``.
         """
-        return cls((lower + upper) / 2, torch.full_like(lower, torch.nan), lower, upper, Kind.BOUNDED)
+        return cls((lower + upper) / 2, torch.full_like(lower, torch.nan), lower, upper, EstimateKind.BOUNDED)
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """The value, for `numpy.asarray`."""
+        return np.asarray(self.value.detach().cpu(), dtype=dtype)
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        value, error, lower, upper = (
+            format(float(x), spec) for x in (self.value, self.standard_error, self.lower, self.upper)
+        )
+        if self.kind is EstimateKind.BOUNDED:
+            return f"{value} in [{lower}, {upper}]"
+        return value if self.kind is EstimateKind.EXACT else f"{value} ± {error}"
+
+    def _compared(self, other: Any, operator: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        if not isinstance(other, Estimate | Tensor | int | float):
+            return NotImplemented  # type: ignore[no-any-return]
+        result: Tensor = operator(self.value, self._lifted(other).value)
+        return result
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return self._compared(other, torch.eq)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return self._compared(other, torch.ne)
+
+    def __lt__(self, other: "Estimate | Tensor | float") -> Tensor:
+        return self._compared(other, torch.lt)
+
+    def __le__(self, other: "Estimate | Tensor | float") -> Tensor:
+        return self._compared(other, torch.le)
+
+    def __gt__(self, other: "Estimate | Tensor | float") -> Tensor:
+        return self._compared(other, torch.gt)
+
+    def __ge__(self, other: "Estimate | Tensor | float") -> Tensor:
+        return self._compared(other, torch.ge)
+
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # NumPy scalars leave arithmetic to the estimate
 
     def __neg__(self) -> "Estimate":
         return Estimate(-self.value, self.standard_error, -self.upper, -self.lower, self.kind)
@@ -124,7 +174,7 @@ class Estimate:
         return self._lifted(other) / self
 
     def _lifted(self, other: "Estimate | Tensor | float") -> "Estimate":
-        """A number as an exact estimate."""
+        """Another operand as an estimate: a number or tensor becomes an exact one."""
         return other if isinstance(other, Estimate) else Estimate.exact(torch.as_tensor(other).to(self.value))
 
     def _with(
@@ -133,43 +183,63 @@ class Estimate:
         combine: Callable[[Tensor, Tensor], Tensor],
         slopes: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> "Estimate":
-        """An operation that is monotone in either argument, with its two derivatives."""
+        """The result of `combine`, monotone in either argument; `slopes` are its two partial derivatives."""
         if not isinstance(other, Estimate | Tensor | int | float):
             return NotImplemented
         right = self._lifted(other)
         corners = [combine(a, b) for a in (self.lower, self.upper) for b in (right.lower, right.upper)]
         stacked = torch.stack(torch.broadcast_tensors(*corners))
         lower, upper = stacked.amin(0), stacked.amax(0)
-        if Kind.BOUNDED in (self.kind, right.kind):
+        if EstimateKind.BOUNDED in (self.kind, right.kind):
             return Estimate.bounded(lower, upper)
-        both = self.kind is right.kind is Kind.EXACT
+        both = self.kind is right.kind is EstimateKind.EXACT
         by_left, by_right = slopes(self.value, right.value)
         error = torch.hypot(
             _times(by_left, self.standard_error), _times(by_right, right.standard_error)
         ).expand(lower.shape)
         value = combine(self.value, right.value)
-        return Estimate(value, error, lower, upper, Kind.EXACT if both else Kind.ESTIMATED)
+        return Estimate(value, error, lower, upper, EstimateKind.EXACT if both else EstimateKind.ESTIMATED)
+
+
+def _bracketed(value: Tensor, error: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """A sample mean moved into its bracket; an error if it is outside by more than 8 standard errors."""
+    size = torch.where(value.isfinite(), value.abs(), 0.0)
+    slack = 8 * error + torch.finfo(value.dtype).eps ** 0.5 * (1 + size)
+    believable = (value >= lower - slack) & (value <= upper + slack)  # False for NaN
+    if is_concrete(believable) and not bool(believable.all()):
+        got, deviation, low, high = (float(x[~believable][0]) for x in (value, error, lower, upper))
+        raise ConvergenceError(
+            f"the sample mean {got:.6g} ± {deviation:.2g} contradicts the bracket [{low:.6g}, {high:.6g}], "
+            "which holds for certain: the draws or their densities are not right in this precision. "
+            "Pass float64, or samples=0 for the bracket alone."
+        )
+    moved = torch.where(
+        value.isfinite(), value.detach().clamp(lower.detach(), upper.detach()) - value.detach(), 0.0
+    )
+    return torch.where(believable, value + moved, torch.nan)
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a b, where 0 times an infinite end of a bracket is 0."""
+    """Product a b, with 0 times infinity = 0."""
     return torch.where((a == 0) | (b == 0), 0.0, a * b)
 
 
 def samples_wanted(caller: str, samples: int) -> int:
-    """How many draws are taken: none, or enough for a standard error."""
+    """The checked number of draws: 0, or at least 2 for a standard error."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
         raise ArgumentError(f"{caller}: samples must be 0 (bounds alone) or at least 2; got {samples}.")
     return samples
 
 
-def _flatten(estimate: Estimate) -> tuple[list[Tensor], Kind]:
+def _flatten(estimate: Estimate) -> tuple[list[Tensor], EstimateKind]:
     return [estimate.value, estimate.standard_error, estimate.lower, estimate.upper], estimate.kind
 
 
-def _unflatten(children: Iterable[Tensor], kind: Kind) -> Estimate:
+def _unflatten(children: Iterable[Tensor], kind: EstimateKind) -> Estimate:
     value, error, lower, upper = children
     return Estimate(value, error, lower, upper, kind)
 
 
 pytree.register_pytree_node(Estimate, _flatten, _unflatten, serialized_type_name="exptilt.Estimate")
+
+Kind = EstimateKind  # the name in older pickles

@@ -8,8 +8,8 @@ entries of θ (THEORY A3), and
 
     G(η) = A(θ + (η, 0)) − A(θ).
 
-A subclass gives its parameters from θ and back, its statistic, and A in its own parameters; closed forms of
-the mean parameter and its inverse where there are any.
+A subclass gives the maps between its parameters and θ, its statistic, and A in its own parameters; also the
+mean parameter and its inverse if they have closed forms.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ from exptilt._support.linalg import check_covariance, common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.checks import check_tensors, unlike_an_event
+from exptilt.families.checks import check_tensors, unlike_an_event, with_axes
 from exptilt.families.measure import Measure, make
 
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ class ExponentialFamily(Measure):
     """Base of the families with a finite sufficient statistic."""
 
     minimal: ClassVar[bool] = True
-    """Whether the entries of u are affinely independent. If not, θ is known up to what they share."""
+    """Whether the entries of u are affinely independent. If not, several θ give the same member."""
 
     flat_base: ClassVar[bool] = True
     """Whether the base measure b is constant on the support."""
@@ -45,28 +45,31 @@ class ExponentialFamily(Measure):
     """Whether every η is inside the natural domain."""
 
     _statistic_size: ClassVar[Any] = staticmethod(lambda d: d)
-    """A function: K, the length of u(x), of D, the length of every axis of a field."""
+    """A function from D, the length of every axis of a field, to K, the length of u(x)."""
 
     _least_length: ClassVar[int] = 1
     """The smallest D."""
 
     _event_ranks: ClassVar[tuple[int, ...]] = (1,)
-    """How many axes each tensor of an event has, all of one length D."""
+    """Number of axes of each tensor of an event; every axis has length D."""
 
     _positive: ClassVar[tuple[str, ...]] = ()
-    """Fields whose entries must be positive; those of the other fields must be finite."""
+    """Fields whose entries must be positive; entries of the other fields must be finite."""
 
     _labels: ClassVar[Mapping[str, str]] = {}
-    """Names of fields in messages, where they are others."""
+    """Names of fields in messages, if different from the field's own name."""
 
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
-    """The class in `torch.distributions` and its names of our fields."""
+    """The class in `torch.distributions`, and its name for each of our fields."""
 
     _squares: ClassVar[tuple[str, ...]] = ()
-    """Fields of which `torch.distributions` has the square root."""
+    """Fields whose square root is the parameter in `torch.distributions`."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        given = {field: (x, event) for field, x, event in self._fields()}
+        for field, x in with_axes(given).items():
+            object.__setattr__(self, field, x)
         fields = {self._labels.get(field, field): (x, event) for field, x, event in self._fields()}
         check_tensors(name, fields)
         sized = {label: (x, event) for label, (x, event) in fields.items() if event}
@@ -92,9 +95,9 @@ class ExponentialFamily(Measure):
         return [(field, getattr(self, field), event) for field, event in self.event_dims.items()]
 
     def _check(self) -> None:
-        """Raise if something is wrong with the fields that no table says."""
+        """Raise if the fields break a rule that the class tables above do not state."""
 
-    # What a subclass gives.
+    # A subclass must define these.
 
     @classmethod
     @abstractmethod
@@ -113,31 +116,31 @@ class ExponentialFamily(Measure):
     @classmethod
     @abstractmethod
     def _from_mean(cls, mean: Tensor) -> Self:
-        """The member with mean parameter ``(..., K)``, unchecked; only called with attainable ones."""
+        """The member with attainable mean parameter ``(..., K)``, unchecked."""
 
     @classmethod
     @abstractmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """How far ``mean (..., K)`` is outside of what can be attained: ``(...)``, negative inside."""
+        """``(...)``: how far ``mean (..., K)`` is outside the attainable set; negative inside."""
 
-    # What a subclass may give otherwise, or in closed form.
+    # A subclass may override these.
 
     def _with_natural(self, theta: Tensor) -> Self:
-        """The member with natural parameter θ and all else as here, unchecked."""
+        """The member with natural parameter θ and the same known parameters, unchecked."""
         return self._from_natural(theta)
 
     def _with_mean(self, mean: Tensor) -> Self:
-        """The member with this attainable mean parameter and all else as here, unchecked."""
+        """The member with this attainable mean parameter and the same known parameters, unchecked."""
         return self._from_mean(mean)
 
     def _in_domain(self) -> Tensor:
-        """``(...)``: whether an unchecked member has a finite A. Here for fields that are vectors."""
+        """``(...)``: whether an unchecked member has a finite A. This default is for vector fields."""
         each = [x.isfinite() & ((x > 0) | (field not in self._positive)) for field, x, _ in self._fields()]
         return reduce(torch.logical_and, (valid.all(-1) for valid in each))
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
-        """Some member, its u shaped ``(..., K)`` like this. Here for as many fields as u has vectors."""
+        """Some member with u of the shape of ``like (..., K)``. This default: one vector of u per field."""
         one = torch.ones_like(like.chunk(len(cls.event_dims), -1)[0])
         return make(cls, **dict.fromkeys(cls.event_dims, one))
 
@@ -148,7 +151,7 @@ class ExponentialFamily(Measure):
 
     @property
     def dimension(self) -> int:
-        """Length of η and t(x): D where t(x) is x, else that of the whole statistic."""
+        """Length of η and t(x): D if t(x) is x, else K, the length of the whole statistic."""
         return self._length if self.identity_coordinate else self._statistic_size(self._length)
 
     @property
@@ -172,11 +175,11 @@ class ExponentialFamily(Measure):
 
     @classmethod
     def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
-        """How far ``reached (..., K)`` is from the wanted mean: ``(...)``, of the size of the error in θ."""
+        """``(...)``: error of ``reached (..., K)`` against the wanted mean, about as large as that of θ."""
         return (reached - mean).abs().amax(-1) / (1 + mean.abs().amax(-1))
 
     def _dual(self, mean: Tensor) -> Tensor:
-        """η such that the tilted mean of t is ``mean``, which is attainable. Here for families with t = u."""
+        """The η whose tilted mean of t is the attainable ``mean``. This default: for families with t = u."""
         return self._with_mean(mean).natural_parameter - self.natural_parameter
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
@@ -186,21 +189,21 @@ class ExponentialFamily(Measure):
         return None if self._tilts_everywhere else ~self._with_natural(self._shifted(eta))._in_domain()
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """Infinite for a density, which gives no mass to a face of its hull."""
+        """Infinite: a density gives no mass to a face of its hull."""
         return torch.full_like(reached, torch.inf)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL(self ‖ other), the Bregman divergence of A, in which large terms cancel."""
+        """KL(self ‖ other) as the Bregman divergence of A; loses digits where large terms cancel."""
         change = other.natural_parameter - self.natural_parameter
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, change)
 
     def _overlap(self, other: Self) -> Tensor:
-        """log ∫ p q within a family whose base measure is 1; infinite where it diverges."""
+        """log ∫ p q of two members, if the base measure is 1; infinite where the integral diverges."""
         both = self.log_partition(self.natural_parameter + other.natural_parameter)
         return both - self._log_partition() - other._log_partition()
 
     def _entropy(self) -> Tensor:
-        """A(θ) − <θ, E u>, where b is 1."""
+        """Entropy A(θ) − <θ, E u> for base measure b = 1."""
         return self._log_partition() - dot(self.natural_parameter, self.mean_parameter)
 
     def _log_prob(self, x: Any) -> Tensor:
@@ -225,7 +228,7 @@ class ExponentialFamily(Measure):
         fields = {ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()}
         return cls(**fields | {ours: fields[ours] ** 2 for ours in cls._squares})
 
-    # What everyone gets.
+    # Common to all families.
 
     @classmethod
     def from_natural(cls, theta: Tensor) -> Self:
@@ -237,7 +240,7 @@ class ExponentialFamily(Measure):
         return cls._from_natural(cls._checked_statistic(theta, "theta"))._valid_at(theta, theta, "theta")
 
     def _valid_at(self, theta: Tensor, given: Tensor, name: str) -> Self:
-        """This member, which θ made; outside the natural domain an error that names what was given."""
+        """This member, made from θ; an error naming `given` if θ is outside the natural domain."""
         if is_concrete(theta):
             valid = self._in_domain() & theta.isfinite().all(-1)
             wanted = "inside the natural domain, where the integral converges"
@@ -248,12 +251,12 @@ class ExponentialFamily(Measure):
     def from_mean(cls, mean: Tensor) -> "Solution[Self]":
         """The member with this expected statistic, and whether there is one.
 
-        Each problem of the batch has its own status. Where the mean is on or outside the boundary of the
-        attainable set there is no member: the status says BOUNDARY or OUTSIDE, the distance how far outside,
-        and some other member of the family stands in its place. STALLED says that the mean which was reached
-        is not the wanted one. The member is that of the mean as given: close to the boundary its rounding may
-        hide most of a parameter (the variance of a Gaussian 1e8 deviations from 0); of Beta and Dirichlet, a
-        mean that does not determine the parameters to a hundredth is STALLED.
+        Each problem of the batch has its own status. If the mean is on the boundary of the attainable set or
+        outside, there is no member: the status is BOUNDARY or OUTSIDE, `distance` says how far outside, and
+        the value is some other member of the family. STALLED: the mean that was reached is not the wanted
+        one. Close to the boundary, rounding of the given mean may hide most of a parameter (the variance of a
+        Gaussian 1e8 deviations from 0). For Beta and Dirichlet, a mean that does not determine the parameters
+        to a hundredth is STALLED.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
@@ -265,13 +268,13 @@ class ExponentialFamily(Measure):
     def _solved(
         cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
     ) -> "Solution[Self]":
-        """`from_mean`, by a function from means; where there is no member, the `typical` one's stands in."""
+        """`from_mean` by the function `made` from means to members; the `typical` member if there is none."""
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
         usual = mean if all_inside else typical().mean_parameter
         member = made(mean if all_inside else torch.where(inside[..., None], mean, usual))
         reached = member.mean_parameter
-        if all_inside and reached is mean:  # the parameter itself: nothing can be off
+        if all_inside and reached is mean:  # the field is the mean itself: no error
             nothing = torch.zeros_like(excess)
             code = torch.full_like(nothing, Status.CONVERGED.code, dtype=torch.int8)
             return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
@@ -296,11 +299,11 @@ class ExponentialFamily(Measure):
         return cls._from_natural(cls._checked_statistic(theta, "theta"))._partition_at(theta)
 
     def _partition_at(self, theta: Tensor) -> Tensor:
-        """A of this unchecked member, which θ made: infinite outside the natural domain."""
+        """A of this unchecked member, made from θ; infinite outside the natural domain."""
         return torch.where(self._in_domain() | theta.isnan().any(-1), self._log_partition(), torch.inf)
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
-        """∇²A(θ), the covariance of u, or in mean coordinates its (pseudo-)inverse.
+        """Fisher information: ∇²A(θ), the covariance of u; in mean coordinates its (pseudo-)inverse.
 
         Args:
             coordinates: "natural" or "mean".
@@ -322,7 +325,7 @@ class ExponentialFamily(Measure):
         return inverse_mean.hessian(self.log_partition, self.natural_parameter)
 
     def update(self, statistic: Tensor) -> Self:
-        """The member whose natural parameter is larger by a sum of statistics; see `posterior`.
+        """The member with natural parameter θ + statistic, a sum of statistics; see `posterior`.
 
         Args:
             statistic: ``(..., K)``.
@@ -361,7 +364,7 @@ class ExponentialFamily(Measure):
 
     @classmethod
     def _checked_statistic(cls, vector: Tensor, name: str) -> Tensor:
-        """A parameter that is paired with u(x), if its dtype and length can be."""
+        """The given vector; an error unless its dtype and length allow pairing it with u(x)."""
         if not isinstance(vector, Tensor) or not vector.is_floating_point():
             got = str(vector.dtype) if isinstance(vector, Tensor) else type(vector).__name__
             raise ArgumentError(
@@ -378,7 +381,7 @@ class ExponentialFamily(Measure):
         return vector
 
     def _sound(self) -> Tensor:
-        """``(...)``: whether an unchecked member is finite and in the domain."""
+        """``(...)``: whether an unchecked member has finite fields and is in the natural domain."""
         good = [x.isfinite().flatten(x.ndim - n).all(-1) if n else x.isfinite() for x, n in self._leaves()]
         return torch.stack(torch.broadcast_tensors(self._in_domain(), *good)).all(0)
 
@@ -425,7 +428,7 @@ def joined(*parts: Tensor) -> Tensor:
 
 
 def judged(value: Value, close: Tensor, excess: Tensor, residual: Tensor) -> Solution[Value]:
-    """A closed form as a solution: solved where it came close, if the target is inside."""
+    """A `Solution` from a closed form: CONVERGED where `close`, if the target is inside."""
     code = torch.where(close, Status.CONVERGED.code, Status.STALLED.code)
     code = torch.where(excess == 0, Status.BOUNDARY.code, torch.where(excess > 0, Status.OUTSIDE.code, code))
     steps = torch.zeros((), dtype=torch.int64)

@@ -12,9 +12,9 @@ instead of shrinking quadratically. A problem counts as solved only when the res
 
     F(η) = log Σ_n w_n e^{<x_n − m, η>} < min_n log w_n     proves     <x_n − m, η> < 0 for every n:
 
-η separates m from all points, and the search ends. Those that are not solved are handed to the measure, which
-says how far outside they are; or that they are on the boundary, if the last step is the normal of a
-hyperplane through m that no point is beyond. What is neither is said to have stalled.
+η separates m from all points, and the search ends. For each unsolved problem the measure then says how far m
+is outside, or that m is on the boundary (all points lie on one side of a hyperplane through m). If neither is
+certain, the problem has stalled.
 
 The solver itself is not differentiated. Two more Newton steps are taken from its answer with derivatives: the
 first carries the exact first derivatives (implicit function theorem), the second the exact second ones.
@@ -60,7 +60,7 @@ def hessian(log_normalizer: Callable[[Tensor], Tensor], eta: Tensor) -> Tensor:
 
 
 def solve_covariance(covariance: Tensor, vector: Tensor) -> Tensor:
-    """C⁻¹ v for ``(..., D, D)`` and ``(..., D)``, or the least-norm answer where C is singular.
+    """C⁻¹ v for C ``(..., D, D)`` and v ``(..., D)``; the least-norm solution where C is singular.
 
     Each diagonal entry is raised by a few units in its last place (a constant coordinate by 1).
     """
@@ -80,7 +80,7 @@ def _solve_factored(factor: Tensor, vector: Tensor) -> Tensor:
 
 
 def natural(measure: "Measure", mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
-    """Invert the mean map of any measure. ``mean (..., D)`` already has the full batch shape."""
+    """The η with the given mean, for any measure; ``mean (..., D)`` already has the full batch shape."""
     leaves, spec = pytree.tree_flatten(measure)
     events = [event for _, event in measure._leaves()]
     found = _Newton.apply(spec, events, tolerance, max_steps, mean, *leaves)  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ def _differentiable(tensor: Tensor) -> bool:
 
 
 def polish(measure: "Measure", mean: Tensor, eta: Tensor, solved: Tensor) -> Tensor:
-    """Two Newton steps that autograd can see, for the problems that were solved."""
+    """η after two Newton steps recorded by autograd, taken only where `solved`."""
     given = eta.dtype
     measure, mean = measure._centred(mean)
     eta = eta.to(mean.dtype)
@@ -114,8 +114,8 @@ def newton(
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
     Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and
-    more while each of them gains a factor of eight. A measure of many points gives a rough one at first;
-    where its steps gain less than a factor of four together, a better one is asked for.
+    further steps while each gains a factor of eight. A measure of many points gives a rough covariance at
+    first; if its steps together gain less than a factor of four, a better one is computed.
     """
     given, target = measure, mean
     measure, mean = measure._centred(mean)
@@ -124,46 +124,45 @@ def newton(
     here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
     covariance, level = measure._covariance_given(*here, 0), 0
     frame = Frame.of(covariance)
-    if bool(frame.flat.any()):  # only all points together can tell that they are flat
+    if bool(frame.flat.any()):  # a rough covariance cannot prove flatness
         covariance = measure._covariance(here.eta)
         frame = Frame.of(covariance)
     spread = unit = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
-    rounding, heading = torch.zeros_like(mean), torch.zeros_like(mean)
+    rounding = torch.zeros_like(mean)
     done = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
     stalled = torch.zeros_like(done)
     floor = measure._least_log_mass()
-    if floor is not None and bool(frame.flat.any()):  # a mean off the flat that all points lie in
+    if floor is not None and bool(frame.flat.any()):  # m may be off the plane that holds all points
         eta, gain = frame.away(mean - here.mean)
         eta = eta * ((2 * (here.value - floor) + 16) / gain.clamp_min(precision)).unsqueeze(-1)
         stalled = stalled | _separated(mean, Point(eta, *measure._value_and_mean(eta)), floor)
-    # Near the end of a natural domain variances grow without bound, and those at η = 0 are no measure for
-    # them.
+    # Near the edge of a natural domain variances grow without bound: rescale at each step, not only at η = 0.
     grows = measure._diverges(here.eta) is not None and not bool(frame.flat.any())
     nothing = 1e-4 if grows else min(1e-4, precision**0.5)
     steps = 0
     while steps < max_steps:
         if grows:
             frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-            rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, as the mean feels it
+            rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, in units of m
         local = frame.covariance(covariance)
-        # Where one point has all the weight there is no variance to go by: then a hundredth of the slope
-        # stands in (regularised Newton). It vanishes with the slope, so the last steps are Newton's own.
+        # Regularised Newton: a hundredth of the slope is added, because the variance vanishes where one point
+        # has all the weight. This term vanishes with the slope, so the last steps are pure Newton steps.
         slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
         factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
         before = last = (here.mean - mean).abs().amax(-1)
         turn = 0
         while True:
             move = _solve_factored(factor, frame.pull(measure._step_for(here.mean, mean)))
-            uphill = dot(frame.push(move), mean - here.mean) <= 0  # a step on another scale may be
+            uphill = dot(frame.push(move), mean - here.mean) <= 0  # possible if _step_for rescales
             if bool(uphill.any()):
                 downhill = _solve_factored(factor, frame.pull(mean - here.mean))
                 move = torch.where(uphill[..., None], downhill, move)
             small = move.abs().amax(-1) <= nothing * (1 + frame.size(here.eta))
             near = small & ((here.mean - mean).abs() <= allowed + rounding).all(-1) & ~(done | stalled)
             if bool(near.any()):
-                # Rounding of the mean over the least variance left is how far η is uncertain: at the
-                # boundary, any.
+                # The error of η is the rounding of the mean over the least variance, which is 0 on the
+                # boundary.
                 least = torch.linalg.eigvalsh(local)[..., 0]
                 noise = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() + mean.abs()
                 certain = 64 * precision * torch.where(unit > 0, noise / unit, 0.0).amax(-1) <= least
@@ -173,7 +172,6 @@ def newton(
             if not bool(moving.any()) or (turn >= 2 and bool((moving & (now > last / 8)).any())):
                 break
             step = torch.where(moving[..., None], frame.push(move), 0.0)
-            heading = torch.where(moving[..., None], step, heading)
             here, moved = _line_search(measure, mean, here, step, tries=1 if turn else 60)
             turn, last, steps = turn + 1, now, steps + 1
             stalled = stalled | (moving & ~moved) if turn == 1 else stalled
@@ -183,16 +181,16 @@ def newton(
         level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
         covariance = measure._covariance_given(*here, level)
     residual = (here.mean - mean).abs().amax(-1)
-    code, distance = _classify(given, target, done, stalled, (heading, here.eta), spread)
+    code, distance = _classify(given, target, done, stalled, spread)
     count = torch.tensor(steps, device=mean.device)
     return here.eta.to(target.dtype), code, residual.to(target.dtype), count, distance
 
 
 class Frame(NamedTuple):
-    """Coordinates in which the untilted measure has covariance 1 where it extends: z = Wᵀ t, η = W ζ.
+    """Coordinates z = Wᵀ t, η = W ζ in which the untilted measure has unit covariance.
 
-    Directions in which the points do not differ at all (one-hot vectors, redundant constraints) are left out
-    for good: `flat` marks them, `normal` holds them.
+    Flat directions, in which the points do not differ (one-hot vectors, redundant constraints), are left out:
+    `flat` marks them, `normal` holds them.
     """
 
     spread: Tensor
@@ -202,7 +200,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Tensor) -> "Frame":
-        """From the covariance at η = 0. Scaled to correlations first, so that units do not matter."""
+        """The frame for the covariance at η = 0, scaled to correlations first so that units do not matter."""
         spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         inverse = torch.where(spread > 0, 1 / spread, 0.0)
         values, vectors = torch.linalg.eigh(covariance * inverse.unsqueeze(-1) * inverse.unsqueeze(-2))
@@ -212,7 +210,7 @@ class Frame(NamedTuple):
         return cls(spread, vectors * scale.unsqueeze(-2), vectors * flat.unsqueeze(-2), flat)
 
     def scaled(self, covariance: Tensor) -> "Frame":
-        """Coordinates in which each entry has variance 1 under another covariance without flat directions."""
+        """The frame in which each entry has variance 1 under another covariance without flat directions."""
         variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300)
         return self._replace(basis=torch.diag_embed(variance.rsqrt()))
 
@@ -221,11 +219,11 @@ class Frame(NamedTuple):
         return self.basis.mT @ covariance @ self.basis + torch.diag_embed(self.flat.to(covariance.dtype))
 
     def pull(self, vector: Tensor) -> Tensor:
-        """A difference of means in these coordinates."""
+        """A difference of means, converted to these coordinates."""
         return matvec(self.basis.mT, vector)
 
     def push(self, move: Tensor) -> Tensor:
-        """A change of η from these coordinates."""
+        """A change of η, converted from these coordinates."""
         return matvec(self.basis, move)
 
     def away(self, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,9 +239,11 @@ class Frame(NamedTuple):
 def _line_search(
     measure: "Measure", mean: Tensor, here: Point, step: Tensor, *, tries: int
 ) -> tuple[Point, Tensor]:
-    """Halve each problem's step until F falls by a tenth of what the slope promises; say which moved.
+    """The point after a step halved until F falls by a tenth of the slope's prediction, and which moved.
 
-    Points far out make G steep: a step that merely lowers F may land where one point has all the weight.
+    Far-out points make G steep: a step that merely lowers F may land where one point has all the weight.
+    Conversely, a step is doubled while the slope remains above half its first value: between separated
+    components a Newton step is much too short.
     """
     before, promised = here.value - dot(mean, here.eta), dot(here.mean - mean, step)
     slack = _rounding(mean, here)
@@ -252,38 +252,49 @@ def _line_search(
         eta = here.eta + size[..., None] * step
         there = Point(eta, *measure._value_and_mean(eta))
         falls = there.value - dot(mean, eta) <= before + 0.1 * size * promised + slack
-        # Nor may it go so far beyond the minimum that the slope comes back with half its size.
+        # Reject a step so far beyond the minimum that the slope reverses with more than half its size.
         accepted = falls & (dot(there.mean - mean, step) <= -promised / 2 + slack)
         if bool(accepted.all()):
-            return there, accepted
+            break
         size = torch.where(accepted, size, size / 2)
-    old, new = here, there
-    wide = accepted[..., None]
-    eta, mean_now = torch.where(wide, new.eta, old.eta), torch.where(wide, new.mean, old.mean)
-    return Point(eta, torch.where(accepted, new.value, old.value), mean_now), accepted
+    here = there if bool(accepted.all()) else _chosen(accepted, there, here)
+    longer = accepted & (promised < -slack)
+    for _ in range(tries if tries > 1 else 0):
+        longer = longer & (dot(here.mean - mean, step) < promised / 2)
+        if not bool(longer.any()):
+            break
+        size = 2 * size
+        eta = torch.where(longer[..., None], here.eta + size[..., None] / 2 * step, here.eta)
+        there = Point(eta, *measure._value_and_mean(eta))
+        falls = there.value - dot(mean, eta) <= before + 0.1 * size * promised + slack
+        longer = longer & falls & (dot(there.mean - mean, step) <= -promised / 2 + slack)
+        here = _chosen(longer, there, here)
+    return here, accepted
+
+
+def _chosen(which: Tensor, new: Point, old: Point) -> Point:
+    """The new point where `which (...)`, else the old one."""
+    wide = which[..., None]
+    eta, mean = torch.where(wide, new.eta, old.eta), torch.where(wide, new.mean, old.mean)
+    return Point(eta, torch.where(which, new.value, old.value), mean)
 
 
 def _separated(mean: Tensor, here: Point, floor: Tensor | None) -> Tensor:
-    """Which η separate m from all points, by their least log-mass."""
+    """``(...)``: whether η separates m from all points; `floor` is the least log-mass of a point."""
     if floor is None:
         return torch.zeros_like(here.value, dtype=torch.bool)
     return here.value - dot(mean, here.eta) < floor - _rounding(mean, here)
 
 
 def _rounding(mean: Tensor, here: Point) -> Tensor:
-    """How far F(η) may be off by rounding."""
+    """Bound on the rounding error of F(η)."""
     return torch.finfo(mean.dtype).eps * (2 + 8 * (here.value.abs() + dot(mean.abs(), here.eta.abs())))
 
 
 def _classify(
-    measure: "Measure",
-    mean: Tensor,
-    done: Tensor,
-    stalled: Tensor,
-    normals: tuple[Tensor, ...],
-    spread: Tensor,
+    measure: "Measure", mean: Tensor, done: Tensor, stalled: Tensor, spread: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Codes and distances: BOUNDARY where one of the normals is that of a bounding hyperplane."""
+    """Status codes ``(...)``, and distances ``(...)`` of the means from the hull."""
     ended = torch.where(stalled, Status.STALLED.code, Status.MAX_STEPS.code)
     code = torch.where(done, Status.CONVERGED.code, ended).to(torch.int8)
     distance = torch.zeros_like(mean[..., 0])
@@ -296,14 +307,13 @@ def _classify(
     slack = (4 * torch.finfo(mean.dtype).eps + 64 * torch.finfo(torch.float64).eps) * size
     outside = ~done & (excess > slack)
     code = torch.where(outside, Status.OUTSIDE.code, code)
-    for normal in normals:
-        boundary = measure._bounds(mean, normal, ~done & ~outside)
-        code = torch.where(boundary & ~done & ~outside, Status.BOUNDARY.code, code)
+    boundary = measure._bounds(mean, ~done & ~outside) & ~done & ~outside
+    code = torch.where(boundary, Status.BOUNDARY.code, code)
     return code.to(torch.int8), torch.where(outside, excess, distance).to(mean.dtype)
 
 
 class _Newton(torch.autograd.Function):
-    """`newton` as one operation without a derivative, and with a batching rule for `torch.func.vmap`."""
+    """`newton` as one operation without derivatives but with a batching rule for `torch.func.vmap`."""
 
     @staticmethod
     def forward(

@@ -13,15 +13,14 @@ all be met: the d with the least Σ|d_j| is found by a linear program,
 
     min Σ_j |d_j|     such that     <d, x_n − m> ≤ −1 for every n,
 
-and uses few. Then half of them are left out, the other half, quarters, and so on down to each by itself:
-where the rest still contradict each other, they were not needed. What remains is a set of which none can be
-left out.
+and uses few constraints. Then blocks of them (halves, quarters, down to single ones) are dropped wherever the
+rest still contradict each other. The result is a minimal set: none of its constraints can be dropped.
 
-Of many points few matter. Each program is solved over some of them, and those that its answer violates most
-are added until it violates none. If already the few cannot be separated from m, all of them cannot.
+Few of many points matter. Each program is solved over a subset, and the points that its answer violates most
+are added until none is violated. If a subset cannot be separated from m, neither can all points.
 
 A contradiction of size ε needs d of size 1/ε, which the program does not find much below ε = 1e-9. Then the
-distance of m from the hull decides instead, which is known to rounding.
+distance of m from the hull decides instead; it is accurate to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,24 +28,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from exptilt._support.checks import entries, finite, floating
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_tensors
 from exptilt.families.members.empirical import Empirical
 from exptilt.families.numerics.hull import Array, nearest_to_origin
 
-_START, _ADDED = 256, 64  # points to begin with, and added at a time
+_START, _ADDED = 256, 64  # points at the start, and points added per round
 
 
 @dataclass(frozen=True)
 class MaximumEntropy:
-    """The two optima and what separates them.
+    """The primal and dual optimum of a maximum entropy problem, and the gap between them.
 
     Args:
         log_probability: ``(..., n)``, log ν, the law of largest entropy.
@@ -55,7 +52,7 @@ class MaximumEntropy:
         dual: ``(...)``, <b,ν> + H(ν).
         gap: ``(...)``, primal − dual.
         conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that
-            contradict each other; empty under `torch.func`, where nobody can look.
+            contradict each other; empty under `torch.func`, where values cannot be read.
     """
 
     log_probability: Tensor
@@ -80,20 +77,20 @@ def maximum_entropy(
     tolerance: float | None = None,
     max_steps: int = 100,
 ) -> Solution[MaximumEntropy]:
-    """The law on n outcomes of largest entropy relative to e^b under which the columns of A have these means.
+    """The law on n outcomes of largest entropy relative to e^b that gives the columns of A the wanted means.
 
     Args:
         A: ``(..., n, k)``, the k constraint functions at the n outcomes.
         b: ``(..., n)``, log of the base measure; default 0, the counting measure; −inf forbids an outcome.
         mean: ``(..., k)``, the wanted means; default 0.
-        names: of the constraints, for the report on contradictory ones; default their numbers.
+        names: of the constraints, for `value.conflict`; default their numbers.
         tolerance: as for `Measure.natural`.
         max_steps: as for `Measure.natural`.
 
     Returns:
-        A `Solution` whose residual is the largest violation of a constraint. Its status says BOUNDARY or
-        OUTSIDE where the constraints force some probabilities to zero, or cannot be met; then
-        `value.conflict` names them.
+        A `Solution` whose residual is the largest violation of a constraint. Its status is BOUNDARY where the
+        constraints force some probabilities to zero, and OUTSIDE where they cannot be met; then
+        `value.conflict` names constraints that contradict each other.
 
     Example:
         >>> dice = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]
@@ -110,19 +107,28 @@ def maximum_entropy(
     wanted = A.new_zeros(A.shape[-1]) if mean is None else mean
     solution = base.natural(wanted, tolerance=tolerance, max_steps=max_steps)
     x = solution.value
-    score = (x.unsqueeze(-2) @ A.mT).squeeze(-2)
+    offset = A - wanted.unsqueeze(-2)  # A @ x itself would lose digits if columns are large
+    score = (x.unsqueeze(-2) @ offset.mT).squeeze(-2)
     log_total = torch.logsumexp(score + base.log_weight, -1)
     log_probability = score + base.log_weight - log_total.unsqueeze(-1)
-    primal = log_total - dot(wanted, x)
+    primal = log_total
     alive = log_probability > -torch.inf
     dual = torch.where(alive, log_probability.exp() * (base.log_weight - log_probability), 0.0).sum(-1)
     conflict = _conflicts(base, wanted.expand_as(x), solution.code == Status.OUTSIDE.code, labels)
     value = MaximumEntropy(log_probability, x, primal, dual, primal - dual, conflict)
-    return Solution(value, solution.code, solution.residual, solution.steps, solution.distance)
+    weight = value.probability.unsqueeze(-1)
+    violation = (weight * offset).sum(-2).abs()
+    # Residual of the returned law: rounding of the multipliers has changed it since `natural`.
+    spread = (weight * offset**2).sum(-2).sqrt()
+    precision = torch.finfo(A.dtype).eps
+    allowed = (precision**0.5 if tolerance is None else tolerance) * spread + 16 * precision * wanted.abs()
+    broken = (solution.code == Status.CONVERGED.code) & ~(violation <= allowed).all(-1)
+    code = torch.where(broken, Status.STALLED.code, solution.code).to(torch.int8)
+    return Solution(value, code, violation.amax(-1), solution.steps, solution.distance)
 
 
 def _check(A: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
-    """Raise unless the arguments are what they should be, by the names they have here."""
+    """Raise unless dtypes, shapes and values of the arguments are right."""
     caller = "maximum_entropy"
     outcomes, constraints = floating(caller, "A", A, axes=2, shape="(..., outcomes, constraints)").shape[-2:]
     fields = {"A": (A, 2)} | {name: (x, 1) for name, x in (("b", b), ("mean", mean)) if x is not None}
@@ -158,8 +164,7 @@ def _conflicts(
 def conflicting(points: Array, mean: Array) -> list[int]:
     """Numbers of constraints (columns of ``points (N, k)``) that contradict each other at ``mean (k)``.
 
-    Those that no outcome meets by itself are all named; only where there are none, a set of which none can be
-    left out.
+    Every constraint that cannot be met even alone; if there are none, a minimal contradictory set.
 
     Example:
         >>> square = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -183,7 +188,7 @@ def conflicting(points: Array, mean: Array) -> list[int]:
 
 
 def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) -> list[int]:
-    """Columns of which none can be left out; `contradictory` gives those it needs among some, or none."""
+    """A minimal contradictory set of columns; `contradictory` finds such a set among some columns, or []."""
     kept = contradictory(columns)
     block = len(kept)
     while block > 1:
@@ -195,9 +200,11 @@ def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) 
 
 
 def _separating(offset: Array, columns: list[int], few: set[int]) -> list[int]:
-    """Columns that the shortest separating d uses, if there is one; adds points that matter to `few`."""
+    """Columns that the shortest separating d uses, [] if there is none; adds violated points to `few`."""
     while True:
         rows = offset[np.ix_(sorted(few), columns)]
+        from scipy.optimize import linprog
+
         program = linprog(
             np.ones(2 * len(columns)), A_ub=np.hstack([rows, -rows]), b_ub=-np.ones(len(rows)), method="highs"
         )

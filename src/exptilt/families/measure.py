@@ -3,14 +3,14 @@ r"""A measure h, tilted.
     G(η) = log ∫ h(x) e^{<t(x), η>} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
 
 `Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G
-and says what the tilted measure h(x) e^{<t(x),η>−G(η)} is; everything else follows here: mean, covariance,
+and the tilted measure h(x) e^{<t(x),η>−G(η)}; everything else follows here: mean, covariance,
 the inverse of the mean map, the Bregman divergence of G and its conjugate G*. A subclass that knows a closed
 form gives it in the hook of the same name with an underscore; the laws in `tests/laws` hold each against the
 derivative.
 
 The statistic t(x) that tilting pairs with η is x itself wherever x is a statistic of the family (Gaussian,
-Poisson, Wishart, ...). For the families on whose natural parameter x has no part (Beta, Dirichlet,
-NormalGamma, NormalInverseWishart) t is the whole sufficient statistic. η and t(x) are always vectors ``(...,
+Poisson, Wishart, ...). For families whose sufficient statistic does not contain x (Beta, Dirichlet,
+NormalGamma, NormalInverseWishart) t is the whole statistic. η and t(x) are always vectors ``(...,
 D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
 """
 
@@ -29,15 +29,15 @@ from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.batch import Batched, EventMoments
-from exptilt.families.checks import unlike_an_event
+from exptilt.families.batch import Batched, EventMoments, InnerDraws
+from exptilt.families.checks import one_coordinate, sizes, unlike_an_event
 from exptilt.families.estimate import Estimate
 
 SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
 
 
 class Base(Enum):
-    """What a density is taken with respect to."""
+    """The measure that a density is taken with respect to."""
 
     COUNTING = "counts"
     VOLUME = "a density"
@@ -46,35 +46,32 @@ class Base(Enum):
 
 
 STATIC = {"static": True}
-"""Metadata of a dataclass field that is not a tensor: kept as it is by `.to`, `vmap` and the like."""
+"""Metadata of a dataclass field that is not a tensor: `.to`, `vmap` and the like leave it unchanged."""
 
 
 def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
-    """An instance made without the constructor's checks, from fields that are known to be valid."""
+    """An instance made from valid fields without the constructor's checks."""
     instance = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(instance, name, value)
     return instance
 
 
-class Measure(Batched, EventMoments):
-    """Base of every measure: what follows from a log-normalizer."""
+class Measure(Batched, EventMoments, InnerDraws):
+    """Base class of every measure; derives all else from the log-normalizer."""
 
     event_dims: ClassVar[Mapping[str, int]]
-    """For each tensor field, how many trailing axes are not batch."""
+    """For each tensor field, its number of event axes (trailing axes that are not batch)."""
 
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
-
-    _differentiable_draws: ClassVar[bool] = False
-    """Whether `_sample` gives draws that carry their derivative in the parameters."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
         pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
 
-    # What a subclass gives.
+    # A subclass must define these.
 
     @property
     @abstractmethod
@@ -91,7 +88,7 @@ class Measure(Batched, EventMoments):
 
     @abstractmethod
     def _log_prob(self, x: Any) -> Tensor:
-        """Log-density of the normalised measure at x, of checked shape and in the support."""
+        """Log-density of the normalised measure at x, which has the right shape and is in the support."""
 
     @abstractmethod
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
@@ -105,19 +102,11 @@ class Measure(Batched, EventMoments):
             ``(...)``, in nats; an `Estimate` where no closed form exists.
         """
 
-    # What a subclass may give in closed form.
-
-    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
-        """Draws ``(count,) + batch + event`` for a mean over them, and the `score` of `Estimate.sampled`."""
-        x = self._sample((count,), generator)
-        if self._differentiable_draws:
-            return x, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
-        x = pytree.tree_map(torch.detach, x)
-        return x, self._log_prob(x)
+    # A subclass may override these by closed forms.
 
     @property
     def _knows_hull(self) -> bool:
-        """Whether `_excess` is exactly 0 on the boundary, where the search for η has no end."""
+        """Whether `_excess` is exactly 0 on the boundary, where the search for η does not converge."""
         return False
 
     @property
@@ -127,11 +116,11 @@ class Measure(Batched, EventMoments):
 
     @property
     def base(self) -> Base:
-        """What densities are taken with respect to; a KL divergence needs two that are the same."""
+        """The measure that densities are taken with respect to; KL needs the same for both arguments."""
         return Base.VOLUME
 
     def _support(self, x: Any) -> Tensor | None:
-        """``(...)``: whether x is where the measure has mass. None says everywhere."""
+        """``(...)``: whether x is in the support; None if every x is."""
         return None
 
     def _coordinate(self, x: Any) -> Tensor:
@@ -168,42 +157,46 @@ class Measure(Batched, EventMoments):
         return self._log_normalizer(eta), self._mean(eta)
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """The covariance where G(η) and the mean are known; approximate, better at a higher level."""
+        """The covariance at η, given G(η) and the mean; may be approximate, better at a higher level."""
         return self._covariance(eta)
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
-        """How far ``mean (..., D)`` is outside the hull of t, if `where (...)`: ``(...)``, None for no hull.
+        """``(...)``: how far ``mean (..., D)`` is outside the hull of t, where `where`; None for no hull.
 
-        Negative inside; but points say 0 for inside and boundary, which `_bounds` tells apart.
+        Negative inside; but measures of points give 0 inside and on the boundary: see `_bounds`.
         """
         return None
 
     def _centred(self, mean: Tensor) -> tuple["Measure", Tensor]:
-        """A measure with the same η at another mean, which loses less to rounding; or these two."""
+        """A shifted measure and mean with the same η and less rounding; unchanged by default."""
         return self, mean
 
-    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
-        """``(...)``: whether ``mean (..., D)`` is on the boundary of the hull; ``normal`` is a guess."""
+    def _bounds(self, mean: Tensor, where: Tensor) -> Tensor:
+        """``(...)``: whether ``mean (..., D)`` is on the boundary of the hull, where `where (...)`."""
         excess = self._excess(mean, where)
         return torch.zeros_like(where) if excess is None else excess == 0
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
-        """What a Newton step should add to a mean ``reached (..., D)``: to first order the difference."""
+        """Change of the mean that a Newton step aims at; to first order ``wanted − reached (..., D)``."""
         return wanted - reached
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
-        """``(...)``: where η is outside the natural domain, so that G is infinite. None says nowhere."""
+        """``(...)``: whether η is outside the natural domain, so that G is infinite; None if it never is."""
         return None
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """G* on the boundary of the hull; ``reached (...)`` is <m,η> − G(η) where Newton's method stopped."""
         return reached
 
-    def _least_log_mass(self) -> Tensor | None:
-        """Log of the least mass of a point, ``(...)``, or None if there are points without mass."""
+    def _face(self, mean: Tensor, where: Tensor) -> "Measure | None":
+        """The part of the measure on the face of the hull that holds the mean, where `where`; or None."""
         return None
 
-    # What everyone gets.
+    def _least_log_mass(self) -> Tensor | None:
+        """Log of the smallest point mass, ``(...)``; None unless the measure is a finite set of points."""
+        return None
+
+    # Common to all measures.
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -227,8 +220,8 @@ class Measure(Batched, EventMoments):
 
         Args:
             arguments: a device, a dtype or both, as for `torch.Tensor.to`.
-            device: or by name.
-            dtype: or by name.
+            device: the device, by keyword.
+            dtype: the dtype, by keyword.
         """
         given = {"device": device, "dtype": dtype}
         named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -238,7 +231,7 @@ class Measure(Batched, EventMoments):
         """Apply a function to every tensor field, nested ones too.
 
         Args:
-            function: gets the tensor ``(..., event)`` and how many of its trailing axes are not batch.
+            function: takes a tensor ``(..., event)`` and its number of event axes.
         """
         _, spec = pytree.tree_flatten(self)
         changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
@@ -278,7 +271,7 @@ class Measure(Batched, EventMoments):
         return self._covariance(self._origin() if eta is None else self._within(eta, "eta"))
 
     def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] times a vector, without the covariance.
+        """Cov[t] times a vector, without forming the covariance.
 
         Args:
             vector: ``(..., D)``.
@@ -306,9 +299,9 @@ class Measure(Batched, EventMoments):
     ) -> Solution[Tensor]:
         """The η whose tilted measure has this mean: the inverse of `mean`.
 
-        Differentiable twice in ``mean`` and in the fields of the measure. A mean on the boundary of the hull
-        of the support or outside is reported in the status of its own problem, with its distance from the
-        hull; a problem that was not solved, and for which neither is certain, as stalled. The residual is the
+        Differentiable twice in ``mean`` and in the fields of the measure. Each problem has its own status: a
+        mean on the boundary of the hull of the support or outside is reported with its distance from the
+        hull; an unsolved problem for which neither is certain is reported as stalled. The residual is the
         largest error of a coordinate of the mean.
 
         Args:
@@ -334,13 +327,20 @@ class Measure(Batched, EventMoments):
             mean: ``(..., D)``.
 
         Returns:
-            ``(...)``, infinite outside the hull of the support. On its boundary the limit from inside: finite
-            only where a face of the hull has mass, as of points and counts.
+            ``(...)``, infinite outside the hull of the support. On the boundary the limit from inside: finite
+            only if a face of the hull has mass, as for points and counts. An error if η is not found.
         """
         solution = self.natural(mean)
+        boundary = solution.code == Status.BOUNDARY.code
+        face = self._face(mean, boundary)
+        if face is not None:
+            return face.conjugate(mean)
+        lost = (solution.code == Status.STALLED.code) | (solution.code == Status.MAX_STEPS.code)
+        if is_concrete(lost) and bool(lost.any()):
+            dataclasses.replace(solution, code=torch.where(lost, solution.code, 0)).or_raise()
         value = dot(mean, solution.value) - self.log_normalizer(solution.value)
         limit = self._boundary_conjugate(mean, value)
-        value = torch.where(solution.code == Status.BOUNDARY.code, limit, value)
+        value = torch.where(lost, torch.nan, torch.where(boundary, limit, value))
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
@@ -383,37 +383,34 @@ class Measure(Batched, EventMoments):
             return self._log_prob(x)
         leaves, spec = pytree.tree_flatten(x)
         ranks = [len(shape) for shape in self.event_shapes]
-        for leaf, rank in zip(leaves, ranks, strict=True):  # no number in, no number out
+        for leaf, rank in zip(leaves, ranks, strict=True):  # NaN in, NaN out
             inside = inside | leaf.isnan().any(-1 if rank == 1 else (-2, -1))
-        safe = []  # where the density cannot be taken, some x at which it and its derivatives are finite
+        safe = []  # x off the support is replaced by one with finite density and derivatives
         for leaf, rank in zip(leaves, ranks, strict=True):
             eye = torch.eye(leaf.shape[-1], dtype=leaf.dtype, device=leaf.device)
             anywhere = leaf.new_tensor(0.5) if rank == 1 else eye
             safe.append(torch.where(inside[(..., *[None] * rank)], leaf, anywhere))
         return torch.where(inside, self._log_prob(pytree.tree_unflatten(safe, spec)), -torch.inf)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
+    def sample(self, shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Any:
         """Draws from the normalised measure, ``shape + batch + event``.
 
         Args:
-            shape: how many, as a shape.
+            shape: how many, as a number or a shape.
             generator: the source of randomness; torch's own if not given.
         """
-        if not isinstance(shape, Sequence) or any(not isinstance(size, int) or size < 0 for size in shape):
-            wanted = "a sequence of sizes such as (100,)"
-            raise ArgumentError(f"{type(self).__name__}.sample: shape must be {wanted}; got {shape!r}.")
-        return self._sample(tuple(shape), generator)
+        return self._sample(sizes(type(self).__name__, shape), generator)
 
     def to_torch(self) -> distributions.Distribution:
-        """The same law in `torch.distributions`; independent coordinates come as ``Independent(..., 1)``."""
+        """The same law in `torch.distributions`; ``Independent(..., 1)`` if coordinates are independent."""
         return self._to_torch()
 
     @classmethod
     def from_torch(cls, other: distributions.Distribution) -> Self:
-        """The measure that a distribution of `torch.distributions` is.
+        """The measure equal to a distribution of `torch.distributions`.
 
         Args:
-            other: what `to_torch` would give.
+            other: a distribution of the kind that `to_torch` returns.
         """
         try:
             member = cls._from_torch(other)
@@ -437,12 +434,12 @@ class Measure(Batched, EventMoments):
         return torch.zeros(*self.batch_shape, self.dimension, dtype=self.dtype, device=self.device)
 
     def _spread(self, vector: Tensor, name: str) -> Tensor:
-        """The checked vector, expanded so that every problem of the batch has its own."""
+        """The checked vector, expanded to the whole batch."""
         vector = self._checked(vector, name)
         return vector.expand(*common_shape(self.batch_shape, vector.shape[:-1]), self.dimension)
 
     def _within(self, eta: Tensor, name: str) -> Tensor:
-        """As `_spread`; outside the natural domain an error, or NaN where values cannot be looked at."""
+        """As `_spread`; an error outside the natural domain, or NaN if values cannot be read."""
         eta = self._spread(eta, name)
         diverges = self._diverges(eta)
         if diverges is None:
@@ -456,8 +453,10 @@ class Measure(Batched, EventMoments):
         return [(getattr(self, name), event) for name, event in self.event_dims.items()]
 
     def _event(self, x: Any) -> Any:
-        """An x in the dtype of the measure, if each of its tensors ends in the shape of an event."""
-        leaves, wanted = pytree.tree_leaves(x), self.event_shapes
+        """The event x in the measure's dtype; an error unless its tensors end in the event shapes."""
+        wanted = self.event_shapes
+        x = one_coordinate(x, self._leaves()[0][0]) if wanted == ((1,),) else x
+        leaves = pytree.tree_leaves(x)
         good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
         if not good or any(
             leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
@@ -467,6 +466,7 @@ class Measure(Batched, EventMoments):
 
     def _checked(self, vector: Tensor, name: str) -> Tensor:
         kind, shape = type(self).__name__, f"(..., {self.dimension})"
+        vector = one_coordinate(vector, self._leaves()[0][0]) if self.dimension == 1 else vector
         if not isinstance(vector, Tensor):
             raise ArgumentError(f"{name} must be a tensor {shape}; got {type(vector).__name__}.")
         if vector.ndim == 0 or vector.shape[-1] != self.dimension:
@@ -494,7 +494,7 @@ def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
 
 
 def _kind(other: distributions.Distribution) -> tuple[str, ...]:
-    """Names of a distribution and of what it is made of."""
+    """Class names of a distribution and of the distributions inside it."""
     inner = getattr(other, "base_dist", None) or getattr(other, "component_distribution", None)
     name = type(other).__name__.replace("OneHotCategorical", "Categorical")
     return (name, *_kind(inner)) if isinstance(inner, distributions.Distribution) else (name,)

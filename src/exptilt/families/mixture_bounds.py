@@ -8,8 +8,8 @@ do all the work:
 
 (Hershey and Olsen 2007; Durrieu, Thiran and Kelly 2012). KL(f_a‖g_b) and, where the base measure is 1, ∫ f_a
 g_b = e^{A(θ_a+θ_b)−A(θ_a)−A(θ_b)} are closed. The upper bound on KL(f‖g) is the log-sum inequality over
-couplings of the components, tightened by alternating minimisation: every round is a bound, and none is worse
-than the one before.
+couplings of the components, tightened by alternating minimisation: every round gives a bound, no worse than
+the one before.
 """
 
 import torch
@@ -25,7 +25,7 @@ def pairwise_kl(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
 
 
 def pairwise_overlap(f: ExponentialFamily, g: ExponentialFamily) -> Tensor:
-    """Log ∫ f_a g_b, ``(..., A, B)``, for families whose base measure is 1; infinite where it diverges."""
+    """Log ∫ f_a g_b, ``(..., A, B)``, for base measure 1; infinite where the integral diverges."""
     rows, columns = _pairs(f, g)
     return rows._overlap(columns)
 
@@ -43,12 +43,12 @@ def log_lower(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) ->
 
 
 def log_upper(f: ExponentialFamily, log_weight: Tensor, g: ExponentialFamily) -> Tensor | None:
-    """Jensen's upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``; None where overlaps are not known."""
+    """Jensen's upper bound on E_{f_a}[log Σ_b ω_b g_b]: ``(..., A)``; None if overlaps are not known."""
     return torch.logsumexp(_weighted(log_weight, pairwise_overlap(f, g)), -1) if f.flat_base else None
 
 
 def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on the entropy of a mixture, log-weights normalised: ``(...)`` each."""
+    """Lower and upper bound on the entropy of a mixture, ``(...)`` each; log-weights must be normalised."""
     weight = log_weight.exp()
     # Σ π H(f_a) ≤ H(f) ≤ Σ π H(f_a) + H(π): conditioning never raises entropy, and `log_lower` includes the
     # right side.
@@ -60,7 +60,7 @@ def entropy_bounds(log_weight: Tensor, f: ExponentialFamily) -> tuple[Tensor, Te
 def kl_bounds(
     log_p: Tensor, f: ExponentialFamily, log_q: Tensor, g: ExponentialFamily, rounds: int = 30
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), log-weights normalised: ``(...)`` each."""
+    """Lower and upper bound on KL(Σ π_a f_a ‖ Σ ω_b g_b), ``(...)`` each; normalised log-weights."""
     upper = _coupling_bound(log_p, log_q, pairwise_kl(f, g), rounds)
     other = log_upper(f, log_q, g)
     if other is None:
@@ -80,13 +80,13 @@ def _coupling_bound(log_p: Tensor, log_q: Tensor, divergence: Tensor, rounds: in
 
 
 def _log_softmax(score: Tensor, dim: int) -> Tensor:
-    """As torch's; uniform where all are −inf: there is no weight, or an infinite divergence."""
+    """torch's `log_softmax`, but uniform where all scores are −inf (no weight, or infinite divergence)."""
     alive = (score > -torch.inf).any(dim, keepdim=True)
     return torch.log_softmax(torch.where(alive, score, 0.0), dim)
 
 
 def _weighted(log_weight: Tensor, value: Tensor) -> Tensor:
-    """Log ω_b + value_ab, −inf where ω_b is 0 whatever the value."""
+    """Log ω_b + value_ab; −inf where ω_b = 0, even if the value is infinite."""
     weight = log_weight.unsqueeze(-2)
     return weight + torch.where(weight > -torch.inf, value, 0.0)
 

@@ -2,10 +2,10 @@ r"""M-projection: the member of a family nearest to a measure.
 
     argmin_θ KL(p ‖ p_θ)   is the member with   E_θ[u] = E_p[u]
 
-so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture those are
-weighted averages of the components' mean parameters; for points it is the maximum-likelihood fit. Gaussian
-targets take mean and covariance, computed about the mean. A measure with mass where the family has none is at
-an infinite distance from every member, and has no projection.
+so it is found by matching expected sufficient statistics (THEORY E2, E3), exactly. For a mixture these are
+weighted averages of the components' mean parameters; for points the projection is the maximum-likelihood fit.
+Gaussian targets match mean and covariance, the latter computed about the mean. A measure with mass where the
+family has none is at infinite distance from every member, and has no projection.
 """
 
 from typing import TypeVar
@@ -19,6 +19,7 @@ from exptilt._support.transforms import is_concrete
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Measure
 from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
+from exptilt.families.members.dirichlet import Dirichlet
 from exptilt.families.members.empirical import Empirical
 from exptilt.families.members.exponential import Exponential
 from exptilt.families.members.from_density import FromDensity
@@ -26,23 +27,28 @@ from exptilt.families.members.gamma import Gamma
 from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.mixture import AnyMixture
+from exptilt.families.members.student_t import StudentT
 from exptilt.families.relations import in_support
 
 Family = TypeVar("Family", bound=ExponentialFamily)
 
 
-def project(measure: Measure, family: type[Family]) -> Family:
+def project(
+    measure: Measure | StudentT | Tensor, family: type[Family], *, known: Tensor | None = None
+) -> Family:
     """The member of `family` with the least KL(measure ‖ member).
 
     Args:
         measure: a mixture of members of the family, points, a `FromDensity`, or (onto Gaussians) anything
-            whose mean is that of x.
+            whose E[x] and Cov[x] are known. A tensor is data: points ``(..., N, D)``, or numbers ``(N,)``.
         family: a class, such as `Gaussian` or `Gamma`.
+        known: ``(...)`` or ``(..., D)`` as the constructor takes it: the parameter that a family such as
+            `Binomial` does not learn from points.
 
     Returns:
-        A member with the batch of the measure. Where there is none, an `ArgumentError` says why (a point off
-        the support; points on a line, whose covariance no Gaussian has), or a `ConvergenceError` (equal
-        points, which no Gamma comes nearest to).
+        A member with the batch of the measure. If there is none, an `ArgumentError` says why (a point off the
+        support; points on a line, whose covariance is singular), or a `ConvergenceError` (equal points, to
+        which no Gamma is nearest).
 
     Example:
         >>> from exptilt.families import GaussianMixture
@@ -53,19 +59,30 @@ def project(measure: Measure, family: type[Family]) -> Family:
         >>> g.mean_vector, g.covariance_matrix
         (tensor([0.]), tensor([[3.]]))
     """
+    if isinstance(measure, Tensor):
+        measure = Empirical(measure.unsqueeze(-1) if measure.ndim == 1 else measure)
     _check("project", measure, family)
     moments = _about_the_mean(measure, family)
     if moments is not None:
         return moments
-    mean = expected_statistic(measure, family)
-    known = _known(measure, family)
+    known = _known(measure, family) if known is None else known
+    if known is None and issubclass(family, KnownParameter) and not family._mean_says_known:
+        field = family.known_field
+        raise ArgumentError(
+            f"project: {type(measure).__name__} does not say the {field} of a {family.__name__}: "
+            f"pass known={field}."
+        )
+    if known is not None and isinstance(measure, Empirical | FromDensity):
+        mean = _statistic_of_points(measure, family, known)
+    else:
+        mean = expected_statistic(measure, family)
     options = {} if known is None else {"known": known}
     solution = family.from_mean(mean, **options)
     return solution.or_raise() if is_concrete(solution.code) else solution.value
 
 
-def _known(measure: Measure, family: type[ExponentialFamily]) -> Tensor | None:
-    """The known parameter that all components of a measure share, or None if the family has none."""
+def _known(measure: Measure | StudentT, family: type[ExponentialFamily]) -> Tensor | None:
+    """The known parameter shared by all components of a measure; None if the family has none."""
     parts = measure._own_components() if isinstance(measure, AnyMixture) else measure
     if not isinstance(parts, KnownParameter) or not isinstance(parts, family):
         return None
@@ -80,12 +97,12 @@ def _known(measure: Measure, family: type[ExponentialFamily]) -> Tensor | None:
     return first.squeeze(axis)
 
 
-def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Tensor:
+def expected_statistic(measure: Measure | StudentT, family: type[ExponentialFamily]) -> Tensor:
     """E[u(x)] under the normalised measure.
 
     Args:
         measure: as for `project`.
-        family: whose statistic u is meant.
+        family: the family with the statistic u.
 
     Returns:
         ``(..., K)``.
@@ -106,8 +123,8 @@ def expected_statistic(measure: Measure, family: type[ExponentialFamily]) -> Ten
     raise ArgumentError(f"project: {known}. Sample it and project Empirical(draws).")
 
 
-def _mean_parameter(member: Measure, family: type[ExponentialFamily]) -> Tensor | None:
-    """E[u] of a member of the family, or of one that contains it or is contained; None if not known."""
+def _mean_parameter(member: object, family: type[ExponentialFamily]) -> Tensor | None:
+    """E[u] under a member of the family, or of Exponential for Gamma and vice versa; otherwise None."""
     if isinstance(member, family):
         return member.mean_parameter
     if isinstance(member, Exponential) and family is Gamma:
@@ -117,17 +134,22 @@ def _mean_parameter(member: Measure, family: type[ExponentialFamily]) -> Tensor 
     return None
 
 
-def _statistic_of_points(measure: Empirical | FromDensity, family: type[ExponentialFamily]) -> Tensor:
-    """Σ_n p_n u(x_n); an error if a point that counts is off the support."""
+def _statistic_of_points(
+    measure: Empirical | FromDensity, family: type[ExponentialFamily], known: Tensor | None = None
+) -> Tensor:
+    """Σ_n p_n u(x_n); an error if a point with weight is off the support."""
     points, weight = measure.points, torch.softmax(measure.log_weight, -1)
     if family._event_ranks != (1,):
         kind = type(measure).__name__
         raise ArgumentError(
             f"project: {family.__name__} is no family of vectors, but the points of {kind} are vectors."
         )
-    inside = in_support(family, points)
+    member = None
+    if known is not None and issubclass(family, KnownParameter):
+        member = family._some(known, points[..., 0, :], "project")[..., None]
+    inside = in_support(family, points) if member is None else member._support(points)
     if inside is not None:
-        # Quadrature may round a node onto the edge of the support: there its share is below rounding.
+        # Quadrature may round a node onto the edge of the support; the weight of such a node is negligible.
         share = weight > torch.finfo(weight.dtype).eps
         alive = measure.log_weight > -torch.inf if isinstance(measure, Empirical) else share
         valid = inside | ~alive
@@ -136,23 +158,37 @@ def _statistic_of_points(measure: Empirical | FromDensity, family: type[Exponent
         )
         entries("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
         points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
-    return (weight.unsqueeze(-1) * family._statistic(points)).sum(-2)
+    statistic = family._statistic(points) if member is None else member._coordinate(points)
+    return (weight.unsqueeze(-1) * statistic).sum(-2)
 
 
-def _check(name: str, measure: Measure, family: type[ExponentialFamily]) -> None:
+def _check(name: str, measure: object, family: type[ExponentialFamily]) -> None:
     if not (isinstance(family, type) and issubclass(family, ExponentialFamily)):
         raise ArgumentError(f"{name}: family must be an exponential family such as Gaussian; got {family!r}.")
-    if not isinstance(measure, Measure):
+    if not isinstance(measure, Measure | StudentT):
         wanted = "a measure such as GaussianMixture or Empirical"
         raise ArgumentError(f"{name}: measure must be {wanted}; got {type(measure).__name__}.")
 
 
-def _about_the_mean(measure: Measure, family: type[Family]) -> Family | None:
-    """Gaussian targets, where the measure's t(x) is x."""
-    parts = measure.components if isinstance(measure, AnyMixture) else measure
-    if not issubclass(family, Gaussian | DiagonalGaussian) or not parts.identity_coordinate:
+def _about_the_mean(measure: Measure | StudentT, family: type[Family]) -> Family | None:
+    """The Gaussian with the E[x] and Cov[x] of any measure that has them; None for other families."""
+    if not issubclass(family, Gaussian | DiagonalGaussian):
         return None
-    mean, covariance = measure.mean(), measure.covariance()
+    parts = measure._own_components() if isinstance(measure, AnyMixture) else measure
+    if isinstance(parts, Dirichlet) and issubclass(family, Gaussian):
+        raise ArgumentError(
+            "project: draws of a Dirichlet sum to 1, and no Gaussian has their singular covariance. "
+            "Project onto DiagonalGaussian."
+        )
+    if isinstance(parts, ExponentialFamily) and parts._event_ranks != (1,):
+        return None
+    if isinstance(parts, Measure) and parts.identity_coordinate:
+        mean, covariance = measure.mean(), measure.covariance()  # type: ignore[union-attr]
+    else:
+        mean, covariance = measure._event_moments()[0], measure._event_covariance()
+        kind = type(parts).__name__
+        valid = covariance.diagonal(dim1=-2, dim2=-1).isfinite()
+        entries("project", f"variance of this {kind}", measure.event_variance, valid, "finite")
     if issubclass(family, DiagonalGaussian):
         return family(mean, covariance.diagonal(dim1=-2, dim2=-1))
     return family(mean, covariance)

@@ -13,8 +13,8 @@ With the parameter integrated out, observations have the log-probability
 
     log p(x) = A(θ + e(x)) − A(θ) + log c(x) = E_post[log p(x|ξ)] − KL(posterior ‖ prior).
 
-The difference of log-partitions loses its digits where the prior is worth many observations; the form on
-the right does not, so it is the one that is computed. Of one observation it is the predictive log-density.
+The difference of log-partitions loses its digits if the prior is worth many observations; the form on the
+right does not, so that form is computed. For one observation it is the predictive log-density.
 """
 
 import math
@@ -50,17 +50,19 @@ Likelihood = type[ExponentialFamily] | ExponentialFamily
 
 
 class Pair(NamedTuple):
-    """What is known of a prior and a likelihood; `law` is a likelihood that holds what else is known.
+    """Formulas for a prior and a likelihood; `law` is a member that holds the likelihood's known parts.
 
     Args:
         evidence: the parts of e(x), from law and x.
         given: the likelihood at a parameter, from law and the parameter.
-        closed: the predictive law, from prior and law, where it is a family's member.
+        closed: the predictive law, from prior and law, if it is a member of a family.
+        moments: E[x] and Var[x] of the predictive law, from prior and law, if it is no such member.
     """
 
     evidence: Callable[[Any, Tensor], list[Tensor]]
     given: Callable[[Any, Any], ExponentialFamily]
     closed: Callable[[Any, Any], ExponentialFamily] | None = None
+    moments: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None
 
 
 def _outer(x: Tensor) -> Tensor:
@@ -79,6 +81,60 @@ def _gaussian(mean: Tensor, covariance: Tensor) -> Gaussian:
     return make(Gaussian, mean_vector=mean, covariance_matrix=covariance)
 
 
+def _where(exists: Tensor, finite: Tensor, value: Tensor) -> Tensor:
+    """The value where `finite`, infinity where it only `exists`, NaN elsewhere."""
+    return torch.where(exists, torch.where(finite, value, torch.inf), torch.nan)
+
+
+def _counts_moments(prior: Dirichlet, law: Multinomial) -> tuple[Tensor, Tensor]:
+    """E[x] and Var[x] of a Dirichlet-multinomial."""
+    share, variance = prior._event_moments()
+    n = law.total.unsqueeze(-1)
+    return n * share, n * (n + prior.concentration.sum(-1, keepdim=True)) * variance
+
+
+def _times_moments(prior: Gamma, _: Any) -> tuple[Tensor, Tensor]:
+    """E[x] = b/(a − 1) and Var[x] = ab²/((a − 1)²(a − 2)) of a Lomax law."""
+    a, b = torch.broadcast_tensors(prior.shape, prior.rate)
+    always, mean = torch.ones_like(a, dtype=torch.bool), b / (a - 1)
+    return _where(always, a > 1, mean), _where(a > 1, a > 2, mean**2 * a / (a - 2))
+
+
+def _diagonal_moments(prior: NormalGamma, _: Any) -> tuple[Tensor, Tensor]:
+    """E[x] and Var[x] of Student's t with 2a degrees of freedom and scale² b(κ + 1)/(aκ)."""
+    a, square = torch.broadcast_tensors(prior.shape, prior.rate * (1 + 1 / prior.count))
+    mean = torch.where(a > 0.5, prior.location, torch.nan)
+    return mean, _where(a > 0.5, a > 1, square / (a - 1))
+
+
+def _student(degrees: Tensor, location: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x] and Var[x] of Student's t with k = ν + 1 − D degrees of freedom; `scale` is k times its scale."""
+    free = (degrees + 1 - location.shape[-1]).unsqueeze(-1)
+    square = scale.diagonal(dim1=-2, dim2=-1) / (free - 2)
+    mean = torch.where(free > 1, location, torch.nan)
+    return mean, _where((free > 1).expand(square.shape), free > 2, square)
+
+
+def _full_moments(prior: NormalInverseWishart, _: Any) -> tuple[Tensor, Tensor]:
+    more = (1 + 1 / prior.count)[..., None, None]
+    return _student(prior.degrees, prior.location, prior.scale * more)
+
+
+def _precision_moments(prior: Wishart, _: Any) -> tuple[Tensor, Tensor]:
+    return _student(
+        prior.degrees, torch.zeros_like(prior.scale[..., 0]), inverse_from_cholesky(factorize(prior.scale))
+    )
+
+
+def _failures_moments(prior: Beta, law: NegativeBinomial) -> tuple[Tensor, Tensor]:
+    """r E[o] and r E[o + o²] + r² Var[o] for odds o with E o = α/(β−1), E o² = α(α+1)/((β−1)(β−2))."""
+    a, b, r = torch.broadcast_tensors(prior.alpha, prior.beta, law.failures)
+    first, second = a / (b - 1), a * (a + 1) / ((b - 1) * (b - 2))
+    spread = a * (a + b - 1) / ((b - 1) ** 2 * (b - 2))
+    always = torch.ones_like(a, dtype=torch.bool)
+    return _where(always, b > 1, r * first), _where(b > 1, b > 2, r * (first + second) + r**2 * spread)
+
+
 _PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
     (Beta, BernoulliProduct): Pair(
         lambda _, x: [x, 1 - x],
@@ -90,25 +146,31 @@ _PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
         lambda _, p: make(Categorical, logit=p.log()),
         lambda prior, _: make(Categorical, logit=prior.concentration.log()),
     ),
-    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts),
+    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts, moments=_counts_moments),
     (Gamma, Poisson): Pair(
         lambda _, x: [-torch.ones_like(x), x],
         lambda _, rate: make(Poisson, rate=rate),
         lambda prior, _: make(NegativeBinomial, failures=prior.shape, logit=-prior.rate.log()),
     ),
     (Gamma, Exponential): Pair(
-        lambda _, x: [-x, torch.ones_like(x)], lambda _, rate: make(Exponential, rate=rate)
+        lambda _, x: [-x, torch.ones_like(x)],
+        lambda _, rate: make(Exponential, rate=rate),
+        moments=_times_moments,
     ),
     (NormalGamma, DiagonalGaussian): Pair(
         lambda _, x: [x, -(x**2) / 2, torch.full_like(x, -0.5), torch.full_like(x, 0.5)],
         lambda _, xi: make(DiagonalGaussian, mean_vector=xi.mean, variance=1 / xi.precision),
+        moments=_diagonal_moments,
     ),
     (NormalInverseWishart, Gaussian): Pair(
-        lambda _, x: [x, _outer(x), -_half(x), -_half(x)], lambda _, xi: _gaussian(xi.mean, xi.covariance)
+        lambda _, x: [x, _outer(x), -_half(x), -_half(x)],
+        lambda _, xi: _gaussian(xi.mean, xi.covariance),
+        moments=_full_moments,
     ),
     (Wishart, Gaussian): Pair(
         lambda _, x: [_outer(x), _half(x)],
         lambda _, x: _gaussian(torch.zeros_like(x[..., 0]), inverse_from_cholesky(factorize(x))),
+        moments=_precision_moments,
     ),
 }
 
@@ -116,18 +178,19 @@ _PAIRS_OF_MEMBERS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]],
     (Beta, NegativeBinomial): Pair(
         lambda law, x: [*torch.broadcast_tensors(x, law.failures)],
         lambda law, p: make(NegativeBinomial, failures=law.failures, logit=torch.logit(p)),
+        moments=_failures_moments,
     ),
-    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts),
+    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts, moments=_counts_moments),
     (Gaussian, Gaussian): Pair(
         lambda law, x: [solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2],
         lambda law, mean: _gaussian(mean, law.covariance_matrix),
         lambda prior, law: _gaussian(prior.mean_vector, prior.covariance_matrix + law.covariance_matrix),
     ),
 }
-"""The same where a part of the likelihood is known: failures, the total, the covariance."""
+"""`_PAIRS` for likelihoods with a known part: failures, the total, the covariance."""
 
 _LOCATION = {NormalGamma: "location", NormalInverseWishart: "location", Gaussian: "mean_vector"}
-"""Priors of a location, by the name of theirs: a shift of data and prior together changes nothing."""
+"""The location field of priors of a location; shifting it and the data together changes nothing."""
 
 
 def _family(likelihood: Likelihood) -> type[ExponentialFamily]:
@@ -135,7 +198,7 @@ def _family(likelihood: Likelihood) -> type[ExponentialFamily]:
 
 
 def pair_of(prior: ExponentialFamily, likelihood: Likelihood, name: str = "posterior") -> Pair:
-    """What is known of a prior and a likelihood, or an error in this name."""
+    """The formulas for a prior and a likelihood; an error that names the caller if there are none."""
     key, given = (type(prior), _family(likelihood)), isinstance(likelihood, type)
     found = (_PAIRS if given else _PAIRS_OF_MEMBERS).get(key)
     if found is not None:
@@ -154,14 +217,14 @@ def pair_of(prior: ExponentialFamily, likelihood: Likelihood, name: str = "poste
 
 
 def evidence_of(prior: ExponentialFamily, likelihood: Likelihood) -> Callable[[Tensor], Tensor]:
-    """What an observation ``(..., n, D)`` adds to the prior's natural parameter."""
+    """A function from observations ``(..., n, D)`` to their additions to the prior's θ, ``(..., n, K)``."""
     pair = pair_of(prior, likelihood)
     law = None if isinstance(likelihood, type) else likelihood[..., None]
     return lambda x: joined(*pair.evidence(law, x))
 
 
 def supports(likelihood: Likelihood, x: Tensor) -> Tensor | None:
-    """``(..., n)``: which ``x (..., n, D)`` the likelihood can give. None says all."""
+    """``(..., n)``: which ``x (..., n, D)`` are in the likelihood's support; None if all are."""
     if not isinstance(likelihood, type):
         return likelihood[..., None]._support(x)
     if likelihood is Multinomial:
@@ -170,14 +233,17 @@ def supports(likelihood: Likelihood, x: Tensor) -> Tensor | None:
 
 
 def moved(prior: Prior, amount: Tensor) -> Prior:
-    """The prior of a location, that location larger by ``amount (..., D)``."""
+    """The prior of a location, shifted by ``amount (..., D)``."""
     others = {field.name: getattr(prior, field.name) for field in fields(prior)}  # type: ignore[arg-type]
     name = _LOCATION[type(prior)]
     return make(type(prior), **{**others, name: others[name] + amount})
 
 
 def about_the_data(prior: Prior, x: Tensor) -> tuple[Prior, Tensor, Tensor | None]:
-    """Prior and data less the mean of the data, where the prior is of a location: squares lose less."""
+    """Prior and data less the data's mean, and that mean, for a prior of a location; else unchanged and None.
+
+    Squares about the mean lose fewer digits.
+    """
     if type(prior) not in _LOCATION or not x.shape[-2]:
         return prior, x, None
     middle = x.detach().mean(-2)
@@ -185,7 +251,7 @@ def about_the_data(prior: Prior, x: Tensor) -> tuple[Prior, Tensor, Tensor | Non
 
 
 def common_family(p: Measure, q: Measure) -> tuple[Measure, Measure]:
-    """Both in the larger family where one contains the other, else as they are."""
+    """p and q, both in the larger family if one family contains the other; otherwise unchanged."""
     for small, large in ((DiagonalGaussian, Gaussian), (Exponential, Gamma)):
         if isinstance(p, small) and isinstance(q, large):
             return _widened(p), q
@@ -201,7 +267,7 @@ def _widened(p: DiagonalGaussian | Exponential) -> Measure:
 
 
 def in_support(family: type[ExponentialFamily], x: Tensor) -> Tensor | None:
-    """``(...)``: which ``x (..., D)`` are where members of the family have mass. None says all."""
+    """``(...)``: which ``x (..., D)`` are in the support of the family's members; None if all are."""
     return family._typical(family._statistic(x[..., :1, :]))._support(x)
 
 
@@ -210,8 +276,8 @@ def posterior(prior: Prior, likelihood: Likelihood, x: Tensor, *, weight: Tensor
 
     Args:
         prior: over the parameter of the likelihood, batch ``(...)``.
-        likelihood: the family that the observations come from; a member of it where a part is known: a
-            Gaussian with its covariance (the prior is of the mean), a NegativeBinomial with its failures.
+        likelihood: the family of the observations; or a member of it that holds a known part: a Gaussian
+            with its covariance (the prior is of the mean), a NegativeBinomial with its failures.
         x: ``(..., n, D)``, n observations, in the support of the likelihood.
         weight: ``(..., n)``, how often each counts, at least 0; default once.
 
@@ -259,7 +325,7 @@ class Predictive:
 
     Args:
         prior: of the parameter, batch ``(...)``.
-        likelihood: the family of the observation given the parameter, or a member that holds what is known.
+        likelihood: the family of the observation given the parameter, or a member that holds a known part.
     """
 
     prior: ExponentialFamily
@@ -281,11 +347,29 @@ class Predictive:
         value = _log_marginal(self.prior, self.likelihood, torch.where(inside.unsqueeze(-1), x, 0.0))
         return torch.where(inside.squeeze(-1), value, -torch.inf)
 
-    def sample(self, shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    @property
+    def event_mean(self) -> Tensor:
+        """E[x], ``(..., D)``: infinite where the integral is infinite, NaN where no mean exists."""
+        return self._event_moments()[0]
+
+    @property
+    def event_variance(self) -> Tensor:
+        """Var[x], ``(..., D)``: infinite or NaN as for `event_mean`."""
+        return self._event_moments()[1]
+
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        pair = pair_of(self.prior, self.likelihood, "predictive")
+        if pair.moments is not None:
+            return pair.moments(self.prior, self.likelihood)
+        closed: Any = predictive(self.prior, self.likelihood)  # the same law as a member of a family
+        moments: tuple[Tensor, Tensor] = closed._event_moments()
+        return moments
+
+    def sample(self, shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws: a parameter of the prior, then an observation given it.
 
         Args:
-            shape: how many, as a shape.
+            shape: how many, as a number or a shape.
             generator: the source of randomness; torch's own if not given.
 
         Returns:
@@ -304,12 +388,12 @@ def predictive(
 
     Args:
         prior: over the parameter of the likelihood, batch ``(...)``.
-        likelihood: as for `posterior`. A Multinomial has to be a member, whose total is the next one's.
-        x: ``(..., n, D)``, what was observed before; default nothing.
+        likelihood: as for `posterior`. A Multinomial must be a member with the total of the next observation.
+        x: ``(..., n, D)``, earlier observations; default none.
 
     Returns:
-        A family's member where there is one: BernoulliProduct, Categorical, NegativeBinomial (of Gamma with
-        Poisson), Gaussian. Else a `Predictive` with its `log_prob` and `sample`.
+        A member of a family if there is one: BernoulliProduct, Categorical, NegativeBinomial (of Gamma with
+        Poisson), Gaussian. Else a `Predictive` with its `log_prob`, `sample` and moments.
 
     Example:
         >>> predictive(Gamma(torch.tensor([2.0]), torch.tensor([1.0])), Poisson).mean()
@@ -333,7 +417,7 @@ def log_marginal_likelihood(prior: ExponentialFamily, likelihood: Likelihood, x:
         x: ``(..., n, D)``, n observations.
 
     Returns:
-        ``(...)``, the sum of the log predictive densities of one observation after the other.
+        ``(...)``, the sum of the log predictive density of each observation given those before it.
 
     Example:
         >>> ones = torch.ones(3, 1)  # under a uniform prior: ½ · ⅔ · ¾

@@ -2,44 +2,26 @@
 
 import sys
 
+from exptilt._support.former import former_names
 from exptilt.lens.differentiable import differentiable
-from exptilt.lens.heads.kinds import Kind
+from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
-from exptilt.lens.studying.compare import Difference, compare
-from exptilt.lens.studying.results import (
-    HeadDetail,
-    HeadMeasure,
-    Histogram,
-    LayerMeasure,
-    Study,
-    TokenMass,
-    Training,
-)
+from exptilt.lens.studying.compare import compare
+from exptilt.lens.studying.results import Study
 from exptilt.lens.studying.study import study
-from exptilt.lens.training.clip import ClippedHead, clip_qk_
+from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
-from exptilt.lens.training.readings import HeadReading
 from exptilt.lens.watching.call import AttentionCall
-from exptilt.lens.watching.record import CallRecord, Record
+from exptilt.lens.watching.record import Record
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
     "AttentionCall",
-    "CallRecord",
-    "ClippedHead",
-    "Difference",
-    "HeadDetail",
-    "HeadMeasure",
-    "HeadReading",
-    "Histogram",
-    "Kind",
-    "LayerMeasure",
+    "HeadKind",
     "NothingSeenError",
     "Picture",
     "Record",
     "Study",
-    "TokenMass",
-    "Training",
     "TrainingMonitor",
     "clip_qk_",
     "compare",
@@ -48,7 +30,7 @@ __all__ = [
     "watch",
 ]
 
-# Objects that were pickled when these modules lay directly in this folder name them so.
+# Former module paths, so that objects pickled before the modules moved into subfolders still load.
 _MOVED = {
     "call": "watching.call",
     "clip": "training.clip",
@@ -60,3 +42,5 @@ _MOVED = {
 }
 for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
+
+__getattr__ = former_names(__name__)

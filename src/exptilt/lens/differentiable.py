@@ -1,4 +1,4 @@
-r"""`differentiable`: any derivative of a model that attends, in O(n) memory, with the model as it is.
+r"""`differentiable`: any derivative of a model with attention, in O(n) memory, without changing the model.
 
 Fused attention in torch has a gradient and no more: `torch.func.jvp` through it raises, and so does a second
 backward pass. Attention that is written out has all derivatives, and n×n weights for each of them. The
@@ -6,7 +6,7 @@ derivative of attention along a direction is again attention,
 
     d E_p[v] = E_p[dv] + Cov_p(v, ds),      ds_j = scale (⟨dq, k_j⟩ + ⟨q, dk_j⟩),
 
-streamed over the keys by `attend` to any order. So the model's attention is worked out there.
+streamed over the keys by `attend` to any order. So `attend` computes the model's attention.
 """
 
 from contextlib import ContextDecorator
@@ -15,14 +15,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.attention import attend
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.watch import uncast
+from exptilt.tilting import attend
 
 
 class differentiable(ContextDecorator):
-    """Give a model that attends all its derivatives: inside, its attention is worked out by `attend`.
+    """Context manager and decorator: `attend` computes the model's attention, so all derivatives exist.
 
     `torch.func.jvp`, ``jacfwd``, double backward, Hessian and Gauss–Newton products and per-sample gradients
     (``vmap(grad)``) work, for every model that `lens.watch` can take over without ``softmax=True``. Nothing
@@ -69,7 +69,7 @@ def _attend(request: Request) -> Tensor:
 
 
 def _refuse_dropout(request: Request) -> None:
-    """Raise if weights are to be dropped: which ones would have to be the same in every derivative."""
+    """Raise if attention dropout is on: every derivative would have to drop the same weights."""
     if request.dropout > 0:
         raise ArgumentError(
             f"differentiable: a {type(request.module).__name__} drops attention weights with probability "

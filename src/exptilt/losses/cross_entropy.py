@@ -3,9 +3,8 @@ r"""The language-model head and its loss, without the matrix of logits.
     loss_i = G_i − (1 − ε) s_{i,t_i} − ε mean_j s_ij + z G_i²,    s_ij = softcap(scale <h_i, w_j>) + b_j
 
 with t the targets, ε the label smoothing, z the z-loss. G is streamed over the vocabulary by the core, with
-all its derivatives. What is left is the score of the target and the mean score, which are cheap, but whose
-gradients in the weight would each be another matrix as large as the weight. `Head` adds them to the one that
-the core has written instead.
+all its derivatives. The score of the target and the mean score are cheap, but their gradients in the
+weight would each be another matrix as large as the weight. `Head` adds them to the core's gradient instead.
 """
 
 import hashlib
@@ -32,14 +31,14 @@ from exptilt.distributed.attend import attend_agreed
 from exptilt.distributed.collectives import share, total
 from exptilt.distributed.group import Group, refused_together
 from exptilt.losses.embeddings import REDUCTIONS, Peers, linear_head, peers, surprise, unbatched
-from exptilt.tilting import Tilted, attend, log_normalizer
+from exptilt.tilting import AttentionResult, attend, log_normalizer
 from exptilt.tilting.problem import wide_dtype
 
 BLOCK = 2**20  # entries of a block of scores where blocks are taken: 4 MB in float32
 
 
 class CrossEntropy(NamedTuple):
-    """A loss and what the head says of each token; NaN (rank: −1) where the target is ignored.
+    """The loss and statistics of each token; these are NaN (rank: −1) where the target is ignored.
 
     Attributes:
         loss: ``()``, or the shape of target: as without statistics.
@@ -63,26 +62,26 @@ class Head(Function):
     """(weight, hidden, target, smooth) → the weight itself, <h_i, w_{t_i}>, and the mean row if `smooth`.
 
     The core is given the weight that comes out, so that in a backward pass this function gets the core's
-    gradient and adds its own to it, in place where nobody else can see it. For reverse mode; forward mode
-    has no gradient in the weight to save.
+    gradient and adds its own to it, in place unless the backward pass is itself differentiated. For reverse
+    mode; forward mode has no gradient in the weight to save.
     """
 
     @staticmethod
     def forward(weight: Tensor, hidden: Tensor, target: Tensor, smooth: bool) -> tuple[Tensor, ...]:
-        """The three results."""
+        """The weight, the score of each target, and the mean row or 0."""
         mean = weight.mean(0) if smooth else weight.new_zeros(())
         return weight.view_as(weight), (hidden * weight[target]).sum(-1), mean
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep the inputs."""
+        """Save the inputs for the backward pass."""
         weight, hidden, target, ctx.smooth = inputs
         ctx.save_for_backward(weight, hidden, target)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, by_weight: Tensor | None, by_score: Tensor | None, by_mean: Tensor | None) -> Any:
-        """Gradients by weight and hidden."""
+        """Gradients in weight and hidden."""
         weight, hidden, target = ctx.saved_tensors
         by_hidden = None
         if by_score is not None and ctx.needs_input_grad[1]:
@@ -130,16 +129,16 @@ def linear_cross_entropy(
         softcap: c > 0, for logits c·tanh(s/c).
         scale: factor of <h, w>.
         z_loss: z ≥ 0 adds z G² to the loss of each token.
-        label_smoothing: ε from 0 to 1, the share of the uniform distribution in what is right.
-        ignore_index: targets that do not count.
-        reduction: ``mean`` over the tokens that count, ``sum``, or ``none`` (0 for the others).
-        statistics: also return what the head says of each token, which takes no further sweep.
+        label_smoothing: ε from 0 to 1, the share of the uniform distribution in the target distribution.
+        ignore_index: the target of tokens that do not count.
+        reduction: ``mean`` over the tokens that count, ``sum``, or ``none`` (0 for tokens that do not).
+        statistics: also return statistics of each token, which takes no further sweep.
         rank: also count the outcomes that come before the target (one more pass over the weight); implies
             statistics.
         group: processes that share the vocabulary (`torch.distributed.group.WORLD` for all): hidden and
             target are the same on each, weight ``(V_r, D)`` and bias are its own outcomes, in the order of
-            the ranks, as Megatron lays them out. All get the same loss; gradients are those of one process,
-            of weight and bias for its own outcomes. None for this process by itself.
+            the ranks, as Megatron lays them out. All get the same loss, and the gradients that one
+            process would get, of weight and bias for their own outcomes. None for this process alone.
 
     Returns:
         The loss: one number, or the shape of target with ``reduction="none"``; with statistics a
@@ -230,16 +229,16 @@ def _check_targets(caller: str, target: Tensor, counted: Tensor, outcomes: int, 
 
 
 def _cast(x: Tensor) -> Tensor:
-    """As autocast would cast it, then widened to the dtype that sums are taken in."""
+    """The tensor cast as autocast would, then widened to the dtype that sums are taken in."""
     if autocasts(x.device) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(wide_dtype(x.dtype))
 
 
 def _rows_that_count(h: Tensor, t: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows and targets without the ignored ones, and their places; None where values cannot be looked at.
+    """Rows and targets without the ignored ones, and their places.
 
-    There the ignored rows become 0, with target 0.
+    Where values cannot be read, ignored rows become 0, with target 0, and the places are None.
     """
     if not is_concrete(h, t):
         return torch.where(counted[:, None], h, 0.0), torch.where(counted, t, 0), None
@@ -251,7 +250,7 @@ def _checksum(target: Tensor, group: Group) -> str | None:
     """A hash of targets that all processes of a group must share, in their order; None without a group."""
     if group is None or not is_concrete(target):
         return None
-    with outside_transforms():  # which would wrap it, and hide its numbers
+    with outside_transforms():  # a transform would wrap the target and hide its numbers
         numbers = target.to("cpu", torch.int64).numpy().tobytes()
     return hashlib.blake2b(numbers, digest_size=8).hexdigest()
 
@@ -262,7 +261,7 @@ class Vocabulary:
 
     Attributes:
         among: the processes that share them; None if all are here.
-        first: the number of the first one here.
+        first: the number of the first outcome here.
         here: how many are here.
         outcomes: how many there are.
     """
@@ -283,7 +282,7 @@ class Vocabulary:
         target: Tensor,
         options: dict[str, Any],
     ) -> "Vocabulary":
-        """Agreed upon with the other processes of the group, as all else is that they must have in common."""
+        """The vocabulary, once all processes of the group agree on what they must have in common."""
         shared = {
             "the shape of hidden": tuple(hidden.shape),
             "the checksum of target": _checksum(target, group),
@@ -299,18 +298,18 @@ class Vocabulary:
         return cls(among, first, weight.shape[0], sum(among.sizes))
 
     def place(self, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where targets stand among the outcomes here, and whether they do (else 0); None if all do."""
+        """The place of each target among the outcomes here, else 0; whether it is here, None if all are."""
         if self.among is None:
             return t, None
         here = (t >= self.first) & (t < self.first + self.here)
         return torch.where(here, t - self.first, 0), here
 
     def common(self, h: Tensor) -> Tensor:
-        """Rows that all processes have, for use with outcomes that only this one has."""
+        """Rows that all processes have, for this one's outcomes: gradients are summed over the processes."""
         return h if self.among is None else share(h, self.among.members)
 
     def total(self, x: Tensor) -> Tensor:
-        """A sum over all outcomes, from that over those here."""
+        """The sum over all outcomes, from the sum over the outcomes here."""
         return x if self.among is None else total(x, self.among.members)
 
 
@@ -323,8 +322,8 @@ def _scores(
     softcap: float | None,
     scale: float,
     smooth: bool,
-) -> tuple[Tilted, Tensor, Tensor | None]:
-    """The tilted measure of the outcomes, the target's score, and the mean score if `smooth`."""
+) -> tuple[AttentionResult, Tensor, Tensor | None]:
+    """The attention result over the outcomes, the target's score, and the mean score if `smooth`."""
     linear = smooth and softcap is None
     all_rows, h = h, own.common(h)
     t, here = own.place(t)
@@ -387,7 +386,7 @@ def _rank(
         s = _capped(scale * (rows @ W.T), softcap)
         s = s if b is None else s + b
         before = (s > mark[:, None]).sum(-1)
-        itself = s.gather(-1, place[:, None])[:, 0] > mark  # by rounding
+        itself = s.gather(-1, place[:, None])[:, 0] > mark  # its score, computed again, may round up
         found.append(torch.stack([before, itself.long()]))
     if not found:
         return t.clone()

@@ -1,4 +1,4 @@
-r"""What a contrastive batch looks like to its loss.
+r"""Statistics of a contrastive batch as its loss sees it.
 
     entropy of the wrong keys: H(p | wrong), effective negatives: e^H
     alignment: E |x_i − y_i|²,   uniformity: log E_{i≠j} e^{−2 |x_i − x_j|²}      (Wang and Isola 2020)
@@ -80,7 +80,7 @@ class Diagnosis:
 def diagnose(
     query: Tensor, key: Tensor, *, temperature: float | Tensor = 0.07, similarity: str = "cosine"
 ) -> Diagnosis:
-    """Statistics of a contrastive batch: who is right, how many negatives count, how embeddings spread.
+    """Statistics of a contrastive batch: accuracy, effective negatives, spread of the embeddings, and more.
 
     Args:
         query: ``(B, d)``.

@@ -18,7 +18,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import autocasts, derivatives_wanted, full_precision, is_concrete, pytree
 from exptilt.distributed.attend import attend_agreed
 from exptilt.distributed.group import Group, Members, agree
-from exptilt.tilting import Tilted, attend, merge
+from exptilt.tilting import AttentionResult, attend, merge
 from exptilt.tilting.problem import wide_dtype
 
 SIMILARITIES = ("cosine", "unit", "dot")
@@ -44,14 +44,14 @@ def peers(
 ) -> Peers | None:
     """The processes that share a loss and the number of rows of each; None without a group.
 
-    They first agree, by one exchange of 24 bytes: every process raises if an option differs between them, or
+    The processes first compare arguments, in one exchange of 24 bytes: each raises if an option differs, or
     if a tensor differs in dtype, device, an axis other than the first, or in whether it needs a gradient.
     Options that are tensors of one number are compared by value where values can be looked at.
 
     Args:
         caller: the name of the loss.
         group: its processes.
-        tensors: those that must be alike, by their names; None where one is not given.
+        tensors: tensors that must be alike, by name; None where one is not given.
         options: everything else that must be the same.
         rows: the tensor whose rows are counted.
     """
@@ -73,7 +73,7 @@ def peers(
 
 
 def _told(option: Any) -> Any:
-    """What is compared of an option: 1 for 1.0; of a tensor its value, and whether it needs a gradient."""
+    """An option as it is compared: 1 for 1.0; for a tensor its value, and whether it needs a gradient."""
     if isinstance(option, Tensor):
         number = _told(option.item()) if is_concrete(option) else "a tensor"
         return f"{number}, with a gradient" if is_concrete(option) and option.requires_grad else number
@@ -84,7 +84,7 @@ def _told(option: Any) -> Any:
 
 
 def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Keep autocast out of a loss; its sums are taken in float32 or better."""
+    """The loss, run without autocast, so that its sums are taken in float32 or better."""
 
     @wraps(function)
     def plain(*arguments: _Given.args, **keywords: _Given.kwargs) -> _Result:
@@ -96,7 +96,7 @@ def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _R
 
 
 def embeddings(caller: str, similarity: str, **tensors: Tensor) -> list[Tensor]:
-    """Tensors ``(..., d)`` by their names, checked and widened, and of length 1 for ``cosine``.
+    """The tensors ``(..., d)``, checked and widened; for ``cosine`` scaled to length 1.
 
     ``unit`` is the caller's promise that lengths are 1, which is checked; ``dot`` takes tensors as they are.
     """
@@ -162,7 +162,7 @@ def linear_head(caller: str, hidden: Tensor, weight: Tensor, rows: str, **vector
 
 
 def paired(caller: str, **tensors: Tensor) -> None:
-    """Raise unless both are ``(batch, d)`` with as many rows."""
+    """Raise unless both tensors are ``(batch, d)``, of one shape."""
     (first, x), (second, y) = tensors.items()
     if x.ndim != 2 or x.shape != y.shape:
         raise ArgumentError(
@@ -184,8 +184,10 @@ def cooled(caller: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     return x / temperature.to(x).reshape(())
 
 
-def alternatives(query: Tensor, key: Tensor, *, causal: bool = False, among: Peers | None = None) -> Tilted:
-    """The statistics of scores <q, k> of ``(N, d)`` and ``(K, d)``, each ``(N,)``.
+def alternatives(
+    query: Tensor, key: Tensor, *, causal: bool = False, among: Peers | None = None
+) -> AttentionResult:
+    """The statistics, each ``(N,)``, of the scores <q, k> of queries ``(N, d)`` against keys ``(K, d)``.
 
     With peers the keys are those of all processes.
     """
@@ -196,32 +198,32 @@ def alternatives(query: Tensor, key: Tensor, *, causal: bool = False, among: Pee
     return unbatched(found)
 
 
-def unbatched(tilted: Tilted) -> Tilted:
-    """The first and only head, without its axis."""
-    found: Tilted = pytree.tree_map(lambda x: x[0], tilted)
+def unbatched(tilted: AttentionResult) -> AttentionResult:
+    """The result without its axis of heads, which has length 1."""
+    found: AttentionResult = pytree.tree_map(lambda x: x[0], tilted)
     return found
 
 
-def all_but_own(query: Tensor, key: Tensor) -> Tilted:
+def all_but_own(query: Tensor, key: Tensor) -> AttentionResult:
     """The statistics of each query's scores against every key but the one of its own row.
 
     Leaving a row out would take a mask of n × n; instead the rows before are one causal sweep, and the rows
     after are another over the reversed rows. Together they cost one full sweep.
     """
-    before = alternatives(query, key[:-1], causal=True)  # row i sees j ≤ i − 1: the sequences end together
+    before = alternatives(query, key[:-1], causal=True)  # row i sees j ≤ i − 1: causal aligns the last rows
     after = alternatives(query.flip(0), key.flip(0)[:-1], causal=True)
     leaves, form = pytree.tree_flatten(after)
     return merge([before, pytree.tree_unflatten([x.flip(0) for x in leaves], form)])
 
 
-def surprise(tilted: Tilted, score: Tensor) -> Tensor:
+def surprise(tilted: AttentionResult, score: Tensor) -> Tensor:
     r"""−log p of the alternative with this score: G − s, never negative.
 
-    G and s are sums that round by themselves. Of an alternative that is nearly certain their difference
-    would be all rounding, so its value is log Σ e^{s_j − max} + (max − s), and max − s is 0 where the
-    alternative is the maximum itself. That is so if s is within 0.1 of the maximum and the sum is below
-    1.8: another one so near would make it 1 + e^{−0.1} or more (1 + e^{−0.2}, if s is a mean of several).
-    Derivatives are those of G − s.
+    G and s are rounded separately. For an alternative that is nearly certain their difference would be all
+    rounding, so the value is log Σ e^{s_j − max} + (max − s), with max − s = 0 if the alternative is the
+    maximum itself. It is, if s is within 0.1 of the maximum and the sum is below 1.8: a second alternative
+    so near would make the sum 1 + e^{−0.1} or more (1 + e^{−0.2}, if s is a mean of several). Derivatives
+    are those of G − s.
     """
     plain = tilted.log_normalizer - score
     if tilted.parts is None:
@@ -235,8 +237,8 @@ def surprise(tilted: Tilted, score: Tensor) -> Tensor:
 def reduced(caller: str, losses: Tensor, reduction: str, among: Peers | None = None) -> Tensor:
     """The mean, the sum, or one loss for each anchor.
 
-    With peers the mean is such that the mean of the processes' numbers is that of all anchors, however many
-    each process has: as data-parallel training averages gradients, so these are the gradients of it.
+    With peers each process returns its sum over the mean number of anchors a process has: the mean of these
+    numbers, and of their gradients in data-parallel training, is that over all anchors.
     """
     checks.choice(caller, "reduction", reduction, REDUCTIONS)
     if among is not None and reduction == "mean":

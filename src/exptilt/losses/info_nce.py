@@ -51,16 +51,17 @@ def info_nce(
         temperature: τ > 0, a number or a tensor ``()`` to learn.
         negatives: ``(N, d)``, further wrong keys for all queries, such as a memory bank; or ``(B, N, d)``,
             hard negatives of each query.
-        in_batch: whether the keys of other pairs count as wrong keys; False leaves the negatives alone
+        in_batch: whether the keys of other pairs count as wrong keys; False uses `negatives` only
             (as MoCo does with its bank).
         symmetric: the mean of this loss and the one in which keys choose among the queries (which has no
             further negatives).
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none``.
-        group: processes that each pass their own pairs (`torch.distributed.group.WORLD` for all): the keys of
-            all of them count, and nobody holds all similarities. Each returns the loss of its own queries,
-            whose mean over the processes is that of the whole batch, gradients too, as data-parallel training
-            takes it. Negatives are of the own queries alone. None for this process by itself.
+        group: processes that each pass their own pairs (`torch.distributed.group.WORLD` for all). Queries are
+            compared with the keys of all processes, and no process holds all similarities. Each returns the
+            loss of its own queries; the mean over the processes is the loss of the whole batch, and the mean
+            of the gradients, which data-parallel training takes, is its gradient. `negatives` are for the
+            process's own queries. None for this process alone.
 
     Returns:
         One number, or ``(B,)`` with ``reduction="none"``; in float32 or better.
@@ -97,9 +98,9 @@ def info_nce(
 def _in_batch(q: Tensor, k: Tensor, right: Tensor, among: Peers | None) -> tuple[Tensor, Tensor]:
     r"""The loss of each query among the keys of the batch, and its G.
 
-    From the wrong keys alone, log(1 + e^{G_wrong − s}): where the right key is certain, its loss and its
-    gradient are as small as they should be, and not the rounding of a difference. Over several processes the
-    keys go around together, and what is left there is G − s.
+    The loss is log(1 + e^{G_wrong − s}), from the wrong keys alone: where the right key is certain, loss and
+    gradient are as small as they should be, and not the rounding of a difference. Over several processes
+    right and wrong keys are summed together, and the loss is G − s.
     """
     if among is None:
         G_wrong = all_but_own(q, k).log_normalizer
@@ -153,7 +154,7 @@ def clip(
         temperature: τ > 0, a number or a tensor ``()`` to learn; scores are cosines over τ.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean``, ``sum`` or ``none`` (one loss for each pair).
-        group: processes that each pass their own pairs, as in `info_nce`; None for this one by itself.
+        group: processes that each pass their own pairs, as in `info_nce`; None for this process alone.
 
     Returns:
         One number, or ``(B,)`` with ``reduction="none"``.

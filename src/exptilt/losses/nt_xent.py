@@ -2,7 +2,7 @@ r"""NT-Xent and the supervised contrastive loss: which of the others is another 
 
     loss_i = G_i − mean_{p ∈ P(i)} <z_i, z_p>/τ,   G_i = log Σ_{j ≠ i} e^{<z_i, z_j>/τ}
 
-The positives P(i) are the other views of an item, or the others of its class. Their mean score is one dot
+The positives P(i) are the other views of an item, or the others in its class. Their mean score is one dot
 product with a sum of embeddings, so nothing here is of size n × n.
 """
 
@@ -53,9 +53,9 @@ def nt_xent(
 
 
 def _two_views(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(2, B): log(1 + e^{G_wrong − s}) of views x and y, a and b over the temperature.
+    """``(2, B)``: the loss log(1 + e^{G_wrong − s}) of views x and y; a and b are x/τ and y/τ.
 
-    So a certain choice has a small loss and a small gradient.
+    In this form a certain choice has a small loss and a small gradient.
     """
     right = (a * y).sum(-1)
     G = [[all_but_own(anchor, other).log_normalizer for other in (x, y)] for anchor in (a, b)]
@@ -76,7 +76,7 @@ def supervised_contrastive(
 
     Args:
         embedding: ``(N, d)``.
-        label: ``(N,)``, whole numbers; rows with the same one belong together.
+        label: ``(N,)``, whole numbers; rows with the same label belong together.
         temperature: τ > 0, a number or a tensor ``()`` to learn.
         without_positives: what to do with a row that is alone in its class: ``error``, or ``skip``, which
             leaves it out of the mean (its loss is 0) but not out of the alternatives of others.
@@ -116,8 +116,9 @@ def supervised_contrastive(
 
 
 def _numbered(label: Tensor) -> Tensor:
-    """A number from 0 to N − 1 for each row, the same where labels are: `unique`, but of one shape for all
-    labels, as `vmap` and `torch.compile` need.
+    """A number from 0 to N − 1 for each row, equal where labels are equal.
+
+    Unlike `unique`, it has the same shape for all labels, as `vmap` and `torch.compile` need.
     """
     ordered, place = label.sort()
     steps = torch.cat([torch.zeros_like(place[:1]), (ordered[1:] != ordered[:-1]).to(place.dtype)])
@@ -136,7 +137,7 @@ def _check_mates(caller: str, label: Tensor, some: Tensor, without_positives: st
 
 
 def _losses(caller: str, z: Tensor, positive: Tensor, temperature: float | Tensor) -> Tensor:
-    """One loss for each row of z; `positive` is the mean of what is right for it."""
+    """One loss for each row of z; `positive` is the mean of the row's positives."""
     # s = <z_i, z_j>/τ for both sides of the pair: z/√τ against itself
     root = cooled(caller, torch.ones((), dtype=z.dtype, device=z.device), temperature).sqrt()
     x = z * root

@@ -58,12 +58,12 @@ def sampled_softmax(
     h, W, own = _prepared(caller, hidden, weight, target, sampled, log_noise, bias, reduction)
     correction = _correction(W, bias, log_noise, sampled.shape[-1])
     right = (h * W[target]).sum(-1) + correction[target]
-    hits = sampled == target[:, None]  # (N, S) booleans, as sampled is one row for all or one for each
+    hits = sampled == target[:, None]  # (N, S), for samples (S,) or (N, S)
     if own:
         scores = torch.einsum("nd,nsd->ns", h, W[sampled]) + correction[sampled]
         G = torch.where(hits, -torch.inf, scores).logsumexp(-1)
     else:
-        looked_at = is_concrete(hits)  # elsewhere nobody can tell whether the mask is needed
+        looked_at = is_concrete(hits)  # if not, the mask may be needed
         seen = None if looked_at and not bool(hits.any()) else ~hits[None]
         log_weight = correction[sampled][None]
         G = log_normalizer(h[None], W[sampled][None], scale=1.0, log_weight=log_weight, mask=seen)[0]
@@ -142,7 +142,7 @@ def _prepared(
 
 
 def _correction(W: Tensor, bias: Tensor | None, log_noise: Tensor | None, samples: int) -> Tensor:
-    """What is added to <h, w> of each outcome: b − log(S Q)."""
+    """The terms b − log(S Q) ``(V,)`` that are added to <h, w> of each outcome."""
     total = torch.zeros_like(W[:, 0]) if bias is None else bias.to(W.dtype)
     if log_noise is not None:
         total = total - log_noise.to(W.dtype) - math.log(samples)

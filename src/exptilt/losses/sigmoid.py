@@ -34,7 +34,7 @@ def sigmoid(
 ) -> Tensor:
     r"""The sigmoid loss of pairs (Zhai et al. 2023), with SigLIP's starting values as defaults.
 
-    Exact in all derivatives. Memory grows with B, but under `torch.func` transforms, which keep every
+    Exact in all derivatives. Memory grows with B; under `torch.func` transforms, which keep every
     block, with B².
 
     Args:
@@ -44,8 +44,8 @@ def sigmoid(
         bias: b, a number or a tensor ``()`` to learn.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean`` over the images of the sum over texts, ``sum``, or ``none``.
-        group: processes that each pass their own pairs, as in `info_nce`; texts go around, and second
-            derivatives raise. None for this one by itself.
+        group: processes that each pass their own pairs, as in `info_nce`; texts are passed around, and second
+            derivatives raise. None for this process alone.
 
     Returns:
         One number, or ``(B,)``, a sum over texts for each image, with ``reduction="none"``.

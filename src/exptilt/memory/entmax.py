@@ -21,13 +21,13 @@ from exptilt._support.transforms import is_concrete
 from exptilt.memory.patterns import Keys
 
 _MOST_STEPS = 60
-_BLIND_STEPS = 24  # where values cannot be looked at
+_BLIND_STEPS = 24  # Newton steps where values cannot be read (torch.func, torch.compile)
 
 
 def _depths(keys: Keys, query: Tensor, top: Tensor, slope: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """What is averaged, and d ``(..., H, Q, n)``, tile by tile.
+    """Rows to average, and d ``(..., H, Q, n)``, tile by tile.
 
-    d is not below −2, where weights are 0 long since, lest a large β makes it −∞ times 0.
+    d is cut at −2, where weights are 0 already: a large β could make it −∞, and −∞ times 0 is NaN.
     """
     for value, score, _ in keys.tiles(query):
         yield value, (slope * (score - top[..., None])).clamp_min(-2)
@@ -52,14 +52,14 @@ def _newton(depths: Iterator[tuple[Tensor, Tensor]], tau: Tensor, p: float) -> T
 
 
 def _threshold(keys: Keys, query: Tensor, top: Tensor, slope: Tensor, p: float) -> Tensor:
-    """τ ``(..., H, Q)``, to the last few bits."""
+    """The threshold τ ``(..., H, Q)``, to the last few bits."""
     tau = torch.full_like(top, -1.0)
     concrete = is_concrete(query, top, *(block.patterns for block in keys.blocks))
     slack = 4 * torch.finfo(tau.dtype).eps
     for _ in range(_MOST_STEPS if concrete else _BLIND_STEPS):
         new = _newton(_depths(keys, query, top, slope), tau, p)
-        settled = concrete and not bool((new - tau > slack).any())  # NaN, of overflowing scores, is none
-        tau = torch.maximum(new, tau)  # rounding may step back; the root does not
+        settled = concrete and not bool((new - tau > slack).any())  # NaN (scores overflow) counts as settled
+        tau = torch.maximum(new, tau)  # τ never falls, except by rounding
         if settled:
             break
     return tau

@@ -5,11 +5,11 @@ r"""`Hopfield`: a continuous associative memory whose energy is a log-normalizer
 
 The step is the concave–convex procedure on E and never raises it; the two constants make 0 ≤ E ≤ 2M² on the
 hull of the patterns. Other similarities and separations (``similarity.py``, ``separation.py``) change <x,ξ>
-and β⁻¹ log Σ exp. All keep the first property; those whose weights sum to one, which is all but the
-polynomial, keep the second.
+and β⁻¹ log Σ exp. With all of them no step raises E; the bounds hold for all but the polynomial,
+whose weights do not sum to one.
 
-This file holds the memory itself; how its patterns lie is in ``patterns.py``. Most of its methods are written
-where their subject is: ``retrieval.py``, ``nearest.py``, ``storage.py`` and ``landscape``.
+This file holds the memory itself, ``patterns.py`` its patterns. Most methods are defined in the file of
+their subject: ``retrieval.py``, ``nearest.py``, ``storage.py`` and ``landscape``.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _with_all_patterns(method: _Method) -> _Method:
-    """The method, for memories whose patterns are all on this process; an error for others."""
+    """The method, which now raises unless all patterns of the memory are on this process."""
 
     @wraps(method)
     def checked(self: "Hopfield", *arguments: Any, **keywords: Any) -> Any:
@@ -58,23 +58,23 @@ def _with_all_patterns(method: _Method) -> _Method:
 
 @dataclass(frozen=True, eq=False, init=False)
 class Hopfield:
-    """A memory of patterns, read by its energy's own descent. Frozen: `append` and `remove` return new ones.
+    """A memory of patterns, read by descent on its energy. Frozen: `append` and `remove` return new memories.
 
     Tensors are not copied. A memory whose patterns or values were written to afterwards refuses to answer,
-    since what it keeps of each pattern would belong to others.
+    since the norms that it keeps would be those of the old patterns.
 
     Args:
         patterns: ``(..., N, D)``, one memory for each leading index (a head, say); float64, float32, bfloat16
-            or float16. Numpy arrays that are read-only, such as memory-mapped files (``mmap_mode="r"``), are
-            not copied either, and a sweep reads them part by part; those that may be written to are copied.
+            or float16. Read-only numpy arrays, such as memory-mapped files (``mmap_mode="r"``), are not
+            copied either, and a sweep reads them part by part; writable arrays are copied.
         beta: inverse temperature, > 0: a number, or one for each memory, ``(...)``.
         similarity: ``dot``, ``cosine`` or ``euclidean``.
         separation: ``softmax``, ``sparsemax``, ``entmax`` (α = 1.5), ``max``, ``polynomial`` (degree 3), or
             `Entmax(alpha)`, `Polynomial(degree)`.
-        values: ``(..., N, Dv)``, what the patterns stand for, for `read` and `nearest`; None for nothing.
-        group: processes that share the patterns (`torch.distributed.group.WORLD` for all): each passes its
-            own, and the same states go to `energy`, `step`, `read` and `retrieve` on all of them, which
-            return the same on all, joined exactly. For softmax; gradients as those of
+        values: ``(..., N, Dv)``, the value of each pattern, for `read` and `nearest`; None for none.
+        group: processes that share the patterns (`torch.distributed.group.WORLD` for all). Each passes its
+            own; all call `energy`, `step`, `read` and `retrieve` with the same states and get the same
+            result, exact over all patterns. Softmax only; gradients are those of
             `exptilt.distributed.attend`. None if this process has all patterns.
 
     Example:
@@ -132,17 +132,17 @@ class Hopfield:
 
     @property
     def patterns(self) -> Tensor:
-        """``(..., N, D)``; where patterns were appended, a copy of all."""
+        """All patterns ``(..., N, D)``; a copy if any were appended."""
         return _joined([block.patterns for block in self.blocks], -2)
 
     @property
     def measure(self) -> Tensor:
-        """``(..., N)``: what is kept of each pattern, its squared norm; of cosine its norm."""
+        """``(..., N)``: the squared norm of each pattern; for cosine the norm."""
         return _joined([block.measure for block in self.blocks], -1)
 
     @property
     def values(self) -> Tensor | None:
-        """``(..., N, Dv)``, as `patterns`; None if the memory holds none."""
+        """The value of each pattern, ``(..., N, Dv)``; None if the memory holds none."""
         held = [block.values for block in self.blocks if block.values is not None]
         return _joined(held, -2) if held else None
 
@@ -165,25 +165,25 @@ class Hopfield:
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """D, how many coordinates a pattern has."""
         return self.blocks[0].patterns.shape[-1]
 
     @property
     def size(self) -> Tensor:
-        """M ``(...)``: the largest norm of a key, 1 on the sphere. Residuals are measured in it."""
+        """M ``(...)``: the largest norm of a key, 1 for cosine; the unit of residuals."""
         largest = self._largest
         size = torch.ones_like(largest) if self.similarity.sphere else largest.sqrt()
         return torch.where(size > 0, size, 1.0)
 
     @property
     def _largest(self) -> Tensor:
-        """The largest of what is kept of each pattern ``(...)``."""
+        """The largest `measure` ``(...)`` over the patterns of all processes."""
         largest = self.measure.amax(-1)
         return largest if self.members is None else highest(largest, self.members)
 
     @property
     def keys(self) -> Keys:
-        """The patterns as a sweep sees them, with an axis of heads."""
+        """The patterns as `Keys` with an axis of heads; an error if they were written to."""
         if any(block.changed for block in self.blocks):
             raise ArgumentError(
                 "Hopfield: the patterns or values were written to after the memory was made, and what it "
@@ -193,7 +193,7 @@ class Hopfield:
 
     @property
     def reading(self) -> Keys:
-        """As `keys`, but the values are averaged if the memory holds any."""
+        """The patterns as `Keys` that average values, if the memory holds any."""
         return replace(self.keys, values=self.blocks[0].values is not None)
 
     @property
@@ -217,7 +217,7 @@ class Hopfield:
         """The energy of each state, constants included: between 0 and 2M² on the hull of the patterns.
 
         Near β = 0 it is a small difference of terms of size β⁻¹ log N: expect an error of that size times the
-        precision. It is infinite where ½<ξ,ξ> overflows, and NaN where β times a score alone does (softmax).
+        precision. It is infinite where ½<ξ,ξ> overflows, and NaN where only β times a score does (softmax).
 
         Args:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
@@ -231,11 +231,11 @@ class Hopfield:
         reach = self.similarity.reach(self._largest[..., None]).reshape(beta.shape)
         own = query.square().sum(-1) / 2
         energy = own - potential + (reach / 2 - self.rule.uniform(self.count) / beta)[..., None]
-        # E ≥ ½(‖ξ‖ − M)²: what overflows as well does not outweigh ½<ξ,ξ>
+        # E ≥ ½(‖ξ‖ − M)²: infinite where ½<ξ,ξ> overflows, even if the potential overflows too
         return torch.where(own.isinf(), own, energy).reshape(state.shape[:-1])
 
     def advance(self, rows: Tensor) -> Tensor:
-        """One step of ``(..., heads, Q, D)``, unchecked.
+        """One step of states ``(..., heads, Q, D)``, unchecked.
 
         Args:
             rows: ``(..., heads, Q, D)``, as `rows` returns them.
@@ -247,7 +247,7 @@ class Hopfield:
         return self.similarity.settle(self.rule.read(self.keys, query, self.head_beta).average, query)
 
     def step(self, state: Tensor) -> Tensor:
-        """One update of each state: the mean of the patterns under their weights.
+        """One update of each state: the sum of the patterns under their weights.
 
         Args:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
@@ -264,11 +264,11 @@ class Hopfield:
         """The mean of the values under the weights that the patterns have at each state.
 
         Args:
-            state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``. One that was
-                retrieved reads what its pattern stands for.
+            state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``. A state
+                that was retrieved reads the value of its pattern.
 
         Returns:
-            ``(..., Dv)``.
+            ``(..., Dv)``; 0 where no pattern has weight (`polynomial`, no score positive).
 
         Example:
             >>> memory = Hopfield(torch.eye(3), beta=30.0, values=torch.tensor([[1.0], [2.0], [3.0]]))
@@ -296,21 +296,21 @@ class Hopfield:
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, mapped: bool = False) -> "Hopfield":
-        """A memory from its file, which retrieves the same, bit for bit; needs the extra ``memory``.
+        """The memory that a file holds; it retrieves the same, bit for bit. Needs the extra ``memory``.
 
         Args:
-            path: what `save` wrote. A file that was cut, changed or is of another kind is refused.
+            path: a file that `save` wrote; one that was cut or changed, or is of another kind, is refused.
             mapped: leave patterns and values in the file and read them from there.
         """
         return cls(**storage.load(path, mapped=mapped))
 
     @_with_all_patterns
     def append(self, patterns: Any, values: Any = None) -> "Hopfield":
-        """A memory with more patterns, after those that are there, which are neither copied nor read.
+        """A new memory with more patterns after the present ones, which are neither copied nor read.
 
         Args:
             patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array. They are copied, unless
-                they outnumber those that are there.
+                they outnumber the present ones.
             values: ``(..., n, Dv)`` or one ``(..., Dv)``, if the memory holds values.
         """
         x, v = (None if x is None else as_tensor("patterns", x) for x in (patterns, values))
@@ -330,10 +330,10 @@ class Hopfield:
     add = append
 
     def remove(self, index: "int | Sequence[int] | Tensor") -> "Hopfield":
-        """A memory without some patterns; the others keep their order.
+        """A new memory without the patterns at `index`; the others keep their order.
 
         Args:
-            index: one or several places of patterns, or booleans ``(N,)``, True where one goes. At least one.
+            index: places of the patterns to remove, at least one; or booleans ``(N,)``, True for these.
         """
         if index is None:
             raise ArgumentError("Hopfield.remove: index is None. Pass the places of the patterns that go.")
@@ -371,7 +371,7 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
 
 
 def _as_beta(beta: Any, measure: Tensor) -> Tensor:
-    """β as ``(...)``, one for each memory, from what is kept of the patterns ``(..., N)``, in its dtype."""
+    """β as ``(...)``, one for each memory, with the leading axes and dtype of ``measure (..., N)``."""
     lead = tuple(measure.shape[:-1])
     if isinstance(beta, bool) or not isinstance(beta, Real | np.ndarray | Tensor):
         wanted = f"Pass a number, or a tensor {lead}, one for each memory."

@@ -1,4 +1,4 @@
-r"""The patterns that weigh most at a state, what they weigh, and what all others weigh together.
+r"""The patterns of largest weight at a state, their weights, and the weight of all others together.
 
 With k patterns found, of scores s_1 … s_k, and R = Σ e^{βs} over all others,
 
@@ -11,7 +11,7 @@ times the largest that one of them can be:
     an index that compares with every pattern    s ≤ the smallest score found, and a margin for its rounding
     any other                                    s ≤ ‖x‖‖ξ‖ (dot), 1 (cosine), ½‖ξ‖² (euclidean)
 
-left_out is then at most, and each weight at least, what is returned. The second bound is often as weak as 1.
+The returned left_out is then an upper bound, each weight a lower one. The second bound is often as weak as 1.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class Nearest:
 
     Args:
         index: ``(..., k)``, their places; −1 where a search index found fewer.
-        weight: ``(..., k)``, their weights among all patterns; at least so much where `exact` is False.
-        left_out: ``(...)``, the weight of all others together; at most so much where `exact` is False.
+        weight: ``(..., k)``, their weights among all patterns; lower bounds where `exact` is False.
+        left_out: ``(...)``, the weight of all others together; an upper bound where `exact` is False.
         exact: whether weights are exact, or bounds.
-        values: ``(..., k, Dv)``, what they stand for, if the memory holds values.
+        values: ``(..., k, Dv)``, their values, if the memory holds values.
     """
 
     index: Tensor
@@ -77,7 +77,7 @@ class SearchIndex:
         return int(self.faiss.ntotal)
 
     def update(self, memory: "Hopfield") -> None:
-        """Add what the memory holds beyond what is indexed.
+        """Add the patterns of the memory that are not indexed yet.
 
         Args:
             memory: the one that was indexed, with patterns appended.
@@ -90,7 +90,7 @@ class SearchIndex:
             begin += key.shape[-2]
 
     def _search(self, query: Tensor, k: int) -> Tensor:
-        """Places ``(Q, k)`` of the patterns it finds nearest to ``(Q, D)``; −1 where it finds fewer."""
+        """Places ``(Q, k)`` of the patterns that FAISS finds nearest to ``(Q, D)``; −1 for missing ones."""
         return torch.from_numpy(self.faiss.search(_floats(query), k)[1]).to(query.device)
 
 
@@ -113,7 +113,7 @@ def _largest(keys: Keys, query: Tensor, k: int) -> Tensor:
 
 
 def _others(keys: Keys, query: Tensor, beta: Tensor, at: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ e^{βs − m} over the patterns that are not at those places, and m ``(..., H, Q)``, at least `top`."""
+    """Σ e^{βs − m} over the patterns that are not at the places `at`, and m ``(..., H, Q)`` ≥ `top`."""
     total = torch.zeros_like(top)
     for _, score, start in keys.tiles(query):
         n = score.shape[-1]
@@ -127,7 +127,7 @@ def _others(keys: Keys, query: Tensor, beta: Tensor, at: Tensor, top: Tensor) ->
 
 
 def _cap(memory: "Hopfield", query: Tensor, smallest: Tensor, search: SearchIndex) -> Tensor:
-    """``(1, Q)``: no score of a pattern that was not found is larger; those found are at least `smallest`."""
+    """An upper bound ``(1, Q)`` on the scores of patterns not found, given the `smallest` score found."""
     norm: Tensor = torch.linalg.vector_norm(query, dim=-1)
     kind = memory.similarity.name
     cap = norm * memory.size if kind == "dot" else norm.square() / 2 if kind == "euclidean" else norm
@@ -150,12 +150,12 @@ def search_index(self: "Hopfield", kind: str = "Flat") -> SearchIndex:
 def nearest(
     self: "Hopfield", state: Tensor, k: int = 1, *, search: SearchIndex | None = None, exact: bool = False
 ) -> Nearest:
-    """The k patterns that weigh most at each state, with their weights and that of all others together.
+    """The k patterns of largest weight at each state, their weights, and the weight of all others together.
 
     Args:
         state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
-        k: how many.
-        search: an index to find them without a sweep, in its way; weights are then bounds. None sweeps.
+        k: number of patterns.
+        search: an index that finds candidates without a sweep; weights are then bounds. None sweeps.
         exact: with `search`, sweep for the weight of all others, so that no weight is a bound.
 
     Returns:

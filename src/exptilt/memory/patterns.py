@@ -1,9 +1,10 @@
 """The patterns of a memory: where they lie, how they grow, and how a sweep sees them.
 
-Patterns lie in blocks, one after another. A block is what the caller passed, or what was appended: nothing
-that is there is copied when more comes, be it in a file. Nothing of size states × patterns is ever made;
-temporaries are of the size of one part. Patterns that a kernel can read where they are (float32 or float64,
-memory-mapped files too) are handed over a block at a time, since the kernel itself goes tile by tile.
+Patterns lie in blocks, one after another: first the patterns that the caller passed, then those appended.
+Appending does not copy the present patterns, which may be in a file. Nothing of size states × patterns is
+ever made; temporaries are of the size of one part. Patterns that a kernel can read where they are (float32
+or float64, memory-mapped files too) are handed over a block at a time, since the kernel itself goes tile by
+tile.
 """
 
 import math
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_PART_NUMBERS = 1 << 23  # numbers of a converted copy of some patterns: 32 MiB of float32
+_PART_NUMBERS = 1 << 23  # numbers in a converted copy of a part of the patterns: 32 MiB of float32
 _TILE_CELLS = (
     1 << 20
 )  # scores held at once; temporaries of this size stand beside them: 4 MiB each in float32
@@ -40,7 +41,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def as_tensor(name: str, given: Any) -> Tensor:
     """A tensor as it is, or a numpy array as a tensor: shared if the array is read-only, else copied.
 
-    Torch counts writes to a tensor (`Block.changed`); nobody counts those to an array.
+    A writable array is copied because writes to it, unlike those to a tensor, go unnoticed (`Block.changed`).
     """
     if isinstance(given, np.ndarray):
         with warnings.catch_warnings():  # nobody here writes to a read-only array
@@ -70,7 +71,7 @@ def as_patterns(given: Any) -> Tensor:
 
 
 def _measure(patterns: Tensor, similarity: Similarity) -> Tensor:
-    """``(..., N)``: what the similarity keeps of each pattern, taken in part after part."""
+    """``(..., N)``: `Similarity.measure` of the patterns, part by part."""
     N, D = patterns.shape[-2:]
     length = max(1, _TILE_CELLS // max(1, D * patterns.shape[:-2].numel()))
     if length >= N or not is_concrete(patterns):
@@ -92,9 +93,9 @@ class Block:
 
     Args:
         patterns: ``(..., n, D)``.
-        measure: ``(..., n)``, what the similarity keeps of each.
-        values: ``(..., n, Dv)``, what they stand for, or None.
-        room: what the block lies in, if it can grow.
+        measure: ``(..., n)``, their squared norms; for cosine the norms.
+        values: ``(..., n, Dv)``, their values, or None.
+        room: the `Room` that the block lies in, if it can grow.
     """
 
     patterns: Tensor
@@ -123,7 +124,7 @@ class Block:
 
     @property
     def count(self) -> int:
-        """n."""
+        """n, how many patterns the block has."""
         return self.patterns.shape[-2]
 
     @property
@@ -146,10 +147,10 @@ class Block:
 
 
 def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:
-    """The blocks, not copied, with more patterns after them, which are copied into free rows.
+    """The blocks, not copied, followed by the new patterns, copied into free rows.
 
     Rooms double in size, so that many small additions make few blocks. New patterns that outnumber the old
-    ones, or that derivatives are wanted of, stay where they are.
+    ones, or that need derivatives, are not copied.
     """
     rows = (new.patterns, new.measure[..., None], *([] if new.values is None else [new.values]))
     tracked = not is_concrete(*rows) or any(x.requires_grad for x in rows)
@@ -162,7 +163,7 @@ def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:
         room = Room(tuple(x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in rows))
     room.used = start + new.count
     for held, part in zip(room.tensors, rows, strict=True):
-        held.data[..., start : room.used, :] = part  # `.data`: this is no change of rows that others hold
+        held.data[..., start : room.used, :] = part  # `.data`: no row changes that another block holds
     x, measure, *values = (held[..., : room.used, :] for held in room.tensors)
     block = Block(x, measure[..., 0], values[0] if values else None, room)
     return (*(blocks[:-1] if start else blocks), block)
@@ -170,11 +171,11 @@ def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:
 
 @dataclass(frozen=True)
 class Keys:
-    """Patterns as a sweep sees them: keys ``(..., H, N, D)``, with an axis of heads, and what is averaged.
+    """Keys ``(..., H, N, D)`` of a sweep, with an axis of heads, and the rows to average: keys or values.
 
     Args:
         blocks: the patterns.
-        similarity: makes keys of them.
+        similarity: turns patterns into keys.
         values: average the values, not the keys.
         members: the processes that have the other patterns; None if all are here.
     """
@@ -194,12 +195,12 @@ class Keys:
     def _made(
         self, x: Tensor, measure: Tensor, values: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, what is averaged, and offsets or None, from rows of a block, in the dtype of sums."""
+        """Keys, rows to average, and offsets or None, from rows of a block, in the dtype of sums."""
         key = self.similarity.keys(x.to(measure.dtype), measure)
         return key, key if values is None else values.to(measure.dtype), self.similarity.offset(measure)
 
     def _pieces(self, length: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
-        """Keys, what is averaged, offsets, place of the first: a block at a time, or at most so many."""
+        """Keys, rows to average, offsets, place of the first: a block at a time, or at most `length` rows."""
         begin = 0
         for block in self.blocks:
             x, measure, values = self._rows(block)
@@ -211,7 +212,7 @@ class Keys:
             begin += block.count
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Keys ``(..., H, n, D)``, what is averaged ``(..., H, n, Dv)``, and offsets ``(..., H, n)`` or None.
+        """Keys ``(..., H, n, D)``, rows to average ``(..., H, n, Dv)``, and offsets ``(..., H, n)`` or None.
 
         A part is a whole block where no copy has to be made.
         """
@@ -223,7 +224,7 @@ class Keys:
             yield key, value, offset
 
     def tiles(self, query: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """What is averaged ``(..., H, n, Dv)``, scores ``(..., H, Q, n)``, and the place of the first.
+        """Rows to average ``(..., H, n, Dv)``, scores ``(..., H, Q, n)``, and the place of the first.
 
         The scores are those of the query ``(..., H, Q, D)``.
         """
@@ -248,7 +249,7 @@ class Keys:
         return found[0], found[1][..., 0], found[2] if self.values else None
 
     def chosen(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys ``(..., H, Q, D)``, what is averaged, and offsets or None, at places ``(..., H, Q)``."""
+        """Keys ``(..., H, Q, D)``, rows to average, and offsets or None, at places ``(..., H, Q)``."""
         return self._made(*self.picked(index))
 
 
@@ -271,7 +272,7 @@ def check_state(memory: "Hopfield", state: Any) -> None:
         )
     if not is_concrete(state):
         return
-    # A sum is one quick look; one that is not finite may be an overflow, and then every number is looked at.
+    # The sum is a quick check; if it is not finite it may have overflowed, so every number is checked.
     if not math.isfinite(state.detach().sum().item()) and not bool(state.isfinite().all()):
         index = (~state.isfinite().all(-1)).nonzero()[0].tolist()
         raise ArgumentError(f"Hopfield: state{index or ''} holds NaN or infinity. Pass finite states.")

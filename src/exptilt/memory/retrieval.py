@@ -8,8 +8,8 @@ fixed point ξ = T(ξ; x, β) by the implicit function theorem,
 
 in the memory of one step, however many were taken. Under `torch.func` and `torch.compile`, where values
 cannot be looked at, `fixed_point` does the stepping as well. Residuals are of the state that is returned, in
-units of M (of its norm, where that is larger, there); row k of the trace is how far step k + 1 led, or would
-have led from where a state ended.
+units of M (with `fixed_point`, of its norm where that is larger). Row k of the trace is the length of step
+k + 1; for a state that has ended, of the step it would take.
 """
 
 from collections.abc import Iterator
@@ -38,19 +38,19 @@ def retrieve(
     max_steps: int = 1000,
     throw: bool = True,
 ) -> Solution[Tensor]:
-    """Steps until each state stands still by itself.
+    """The fixed points at which states settle, each stepped until it stands still.
 
-    Where a derivative is wanted it is that of the fixed point, by the implicit function theorem: it flows to
-    patterns and beta; the start has none, since a fixed point does not depend on where one came from.
+    Where a derivative is wanted it is that of the fixed point, by the implicit function theorem, in
+    patterns and beta; the start has none, since the fixed point does not depend on it.
 
     Args:
         state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
         tolerance: of the residual ‖step(ξ) − ξ‖/M; None is 1e-5 in float32, 1e-10 in float64.
-        max_steps: at most so many.
-        throw: raise a `ConvergenceError` where some state has not settled; False leaves that to the status.
+        max_steps: most steps.
+        throw: raise a `ConvergenceError` where some state has not settled; False reports it in the status.
 
     Returns:
-        `Solution` with value as state, residual ``(...)`` and trace ``(steps, ...)``: how far each step led.
+        `Solution`: value as state, residual ``(...)``, trace ``(steps, ...)`` of the length of each step.
         A state whose step is not finite (β times a score overflows) stays, and its status says so.
     """
     check_state(self, state)
@@ -60,7 +60,7 @@ def retrieve(
     number("Hopfield.retrieve", "tolerance", tolerance, above=0, otherwise=", or None")
 
     def attached(start: Tensor, most: int, throws: bool) -> Solution[Tensor]:
-        """The fixed point from there on, with its derivatives; after one step, the start as a fixed point."""
+        """The fixed point from `start` on, with its derivatives; with most=1, the start itself."""
         return fixed_point(
             self.step,
             start.detach(),
@@ -92,9 +92,10 @@ def _unit(memory: "Hopfield") -> Tensor:
 def settle(
     memory: "Hopfield", state: Tensor, tolerance: float, max_steps: int, *, show: bool | None = None
 ) -> Solution[Tensor]:
-    """Steps in place; only states that still move in some memory are swept again. A bar counts the settled.
+    """The states stepped until they settle, without derivatives; each sweep takes only those that still move.
 
-    A state whose step is NaN or infinite (β times a score overflows) ends where it stands.
+    A state whose step is NaN or infinite (β times a score overflows) ends where it stands. A progress bar
+    counts the states that have ended.
     """
     value, size = memory.rows(state).clone(), _unit(memory)
     residual = value.new_full(value.shape[:-1], torch.inf)
@@ -102,18 +103,18 @@ def settle(
     trace: list[Tensor] = []
 
     def sweeps() -> Iterator[int]:
-        """Sweep until all have ended; yields the number of each state as it ends."""
+        """Sweep until all states have ended; yields the index of each state as it ends."""
         moving = torch.arange(residual.shape[-1] if residual.numel() else 0, device=value.device)
         while moving.numel():
             current, last, before = value[..., moving, :], residual[..., moving], code[..., moving]
-            live = before == Status.MAX_STEPS.code  # what ended in one memory stays while it moves in another
+            live = before == Status.MAX_STEPS.code  # a state may have ended in one memory and move in another
             new = memory.advance(current)
             change = torch.where(new.isfinite().all(-1), (new - current).norm(dim=-1) / size, torch.nan)
             now = torch.where(change <= tolerance, Status.CONVERGED.code, before)
             now = torch.where(live, torch.where(change.isnan(), Status.NOT_FINITE.code, now), before)
             residual[..., moving] = torch.where(live, change.nan_to_num(torch.inf, torch.inf), last)
             code[..., moving] = now
-            if len(trace) == max_steps:  # one sweep more than steps says how far from settled the rest are
+            if len(trace) == max_steps:  # the last sweep only measures the residuals
                 return
             trace.append(residual.clone())
             go = now == Status.MAX_STEPS.code

@@ -28,23 +28,22 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.attention import attend
 from exptilt.distributed.collectives import share
 from exptilt.distributed.replicated import join
 from exptilt.memory.entmax import entmax_sweep
 from exptilt.memory.patterns import Keys
-from exptilt.tilting import Tilted, merge
+from exptilt.tilting import AttentionResult, attend, merge
 
 
 class Read(NamedTuple):
-    """What one sweep yields: Σ y_i k_i ``(..., H, Q, D)`` (or Σ y_i v_i) and Ψ ``(..., H, Q)``."""
+    """The result of one sweep: Σ y_i k_i ``(..., H, Q, D)`` (or Σ y_i v_i) and Ψ ``(..., H, Q)``."""
 
     average: Tensor
     potential: Tensor
 
 
 class Separation(ABC):
-    """A line of the table above."""
+    """A separation, one line of the table above."""
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         """The average of the keys (or values) under their weights, and the potential.
@@ -60,7 +59,7 @@ class Separation(ABC):
         """Ω of equal weights.
 
         Args:
-            count: how many.
+            count: number of weights.
         """
         if isinstance(self, Softmax):
             return -math.log(count)
@@ -85,8 +84,8 @@ class Softmax(Separation):
             tilted = self._over(keys, query, beta)
         return Read(tilted.output, tilted.log_normalizer / beta[..., None])
 
-    def _over(self, keys: Keys, query: Tensor, beta: Tensor) -> Tilted:
-        """The measure of the patterns that are here, tilted."""
+    def _over(self, keys: Keys, query: Tensor, beta: Tensor) -> AttentionResult:
+        """The attention result over the patterns on this process."""
         sharp = query * beta[..., None, None]
         found = []
         for key, value, offset in keys.parts():
@@ -118,7 +117,7 @@ class Entmax(Separation):
 class Maximum(Separation):
     """All weight on the first of the largest scores: nearest-pattern search.
 
-    The index is not differentiable; what stands there is.
+    The index is not differentiable; the pattern and score there are.
     """
 
     def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
@@ -132,13 +131,16 @@ class Maximum(Separation):
         key, value, offset = keys.chosen(best)
         score = (key * query).sum(-1)
         score = score if offset is None else score + offset
-        known = top.isfinite()  # of scores that overflow none is the largest
+        known = top.isfinite()  # if scores overflow, the largest is unknown
         return Read(torch.where(known[..., None], value, torch.nan), torch.where(known, score, torch.nan))
 
 
 @dataclass(frozen=True)
 class Polynomial(Separation):
     """Weights proportional to max(s,0)^{n−1}.
+
+    A step sums patterns under the weights ∇Ψ, whose sum is at least 1; values are averaged under weights that
+    sum to 1. A state without a positive score has no weights: it reads 0.
 
     Args:
         degree: n >= 2; the larger, the sharper.
@@ -153,18 +155,25 @@ class Polynomial(Separation):
     def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         n = self.degree
         top = query.new_zeros(query.shape[:-1])  # sums are relative to the largest score so far
-        total, average = torch.zeros_like(top), torch.zeros_like(top)[..., None]
+        total, weight, average = (
+            torch.zeros_like(top),
+            torch.zeros_like(top),
+            torch.zeros_like(top)[..., None],
+        )
         for value, score, _ in keys.tiles(query):
             m = torch.maximum(top, score.detach().amax(-1))
             safe = torch.where(m > 0, m, 1.0)
             rebase = top / safe
             r = score.clamp_min(0) / safe[..., None]
             total = total * rebase**n + (r**n).sum(-1)
-            average = average * (rebase ** (n - 1))[..., None] + r ** (n - 1) @ value
+            slope, rebase = r ** (n - 1), rebase ** (n - 1)
+            weight = weight * rebase + slope.sum(-1)
+            average = average * rebase[..., None] + slope @ value
             top = m
-        alive = total != 0  # NaN, of scores that overflow, stays NaN
+        alive = total != 0  # NaN (scores overflow) stays NaN
         norm = torch.where(alive, total, 1.0) ** (1 / n)
-        average = average / (norm ** (n - 1))[..., None]
+        share = torch.where(alive, weight, 1.0) if keys.values else norm ** (n - 1)
+        average = average / share[..., None]
         return Read(torch.where(alive[..., None], average, 0.0), torch.where(alive, top * norm, 0.0))
 
 

@@ -24,7 +24,7 @@ from exptilt._support.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Similarity:
-    """One line of the table above.
+    """A similarity, one line of the table above.
 
     Args:
         name: dot, cosine or euclidean.
@@ -38,20 +38,20 @@ class Similarity:
         return self.name == "cosine"
 
     def measure(self, patterns: Tensor) -> Tensor:
-        """What is kept of each pattern ``(..., N)``: its squared norm, or its norm, which overflows later."""
+        """Squared norm of each pattern ``(..., N)``; for cosine the norm, because the square may overflow."""
         return length(patterns) if self.sphere else patterns.square().sum(-1)
 
     def offset(self, measure: Tensor) -> Tensor | None:
-        """b ``(..., N)`` from what is kept; None stands for 0."""
+        """b ``(..., N)`` from `measure` ``(..., N)``; None stands for 0."""
         return -measure / 2 if self.name == "euclidean" else None
 
     def reach(self, measure: Tensor) -> Tensor:
-        """M² ``(...)`` from what is kept ``(..., N)``."""
+        """M² ``(...)`` from `measure` ``(..., N)``."""
         largest = measure.amax(-1)
         return largest if self.name == "dot" else torch.full_like(largest, float(self.sphere))
 
     def keys(self, patterns: Tensor, measure: Tensor) -> Tensor:
-        """k ``(..., N, D)`` from patterns ``(..., N, D)`` and what is kept of them ``(..., N)``."""
+        """k ``(..., N, D)`` from patterns ``(..., N, D)`` and their measure ``(..., N)``."""
         return patterns / measure[..., None] if self.sphere else patterns
 
     def query(self, state: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Similarity:
         return unit(state) if self.sphere else state
 
     def settle(self, average: Tensor, query: Tensor) -> Tensor:
-        """Where a step ends, from Σ y_i k_i ``(..., D)``; on the sphere, what nothing pulls at stays."""
+        """The state after a step, from Σ y_i k_i ``(..., D)``; on the sphere it stays where that sum is 0."""
         if not self.sphere:
             return average
         pulled = (average.detach() != 0).any(-1, keepdim=True)
@@ -67,18 +67,18 @@ class Similarity:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest coordinate in size ``(..., 1)``, 1 for 0: over it squares neither overflow nor vanish."""
+    """The largest modulus of a coordinate ``(..., 1)``, 1 for 0: a divisor that keeps squares in range."""
     top = x.detach().abs().amax(-1, keepdim=True)
     return torch.where(top > 0, top, 1.0)
 
 
 def unit(x: Tensor) -> Tensor:
-    """``(..., D)`` scaled to a norm of 1; 0 stays."""
+    """``(..., D)`` scaled to a norm of 1; 0 stays 0."""
     return torch.nn.functional.normalize(x / _largest(x), dim=-1, eps=torch.finfo(x.dtype).tiny)
 
 
 def length(x: Tensor) -> Tensor:
-    """Norms ``(...)`` of ``(..., D)``, where they are numbers of this dtype; 0 of nothing but 0."""
+    """Norms ``(...)`` of ``(..., D)``; only a norm beyond the dtype overflows, and only 0 has norm 0."""
     top = _largest(x)
     norm: Tensor = torch.linalg.vector_norm(x / top, dim=-1)
     return norm * top[..., 0]

@@ -2,8 +2,9 @@
 
 The file is in the safetensors format: a header, then the bytes of the tensors. Nothing in it can run code.
 The header also holds the similarity, the separation and a checksum (SHA-256) of these and of the tensors'
-bytes, so that a file which was cut or changed is refused instead of retrieving something else. It is written
-block by block, so that patterns in a file are not read into memory, and moved to its place at the end.
+bytes, so that a file which was cut or changed is refused instead of retrieving something else. The file
+is written block by block, so that mapped patterns are not read into memory, and moved to its place at the
+end.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ Stored = dict[str, list[Tensor]]  # blocks of rows of a tensor, by its name
 
 
 def _shape(parts: list[Tensor]) -> tuple[int, ...]:
-    """The shape of the blocks together."""
+    """The shape of the blocks joined along their rows."""
     x = parts[0]
     return tuple(x.shape) if len(parts) == 1 else (sum(len(part) for part in parts), *x.shape[1:])
 
@@ -54,7 +55,7 @@ def _bytes(parts: list[Tensor]) -> Iterator[memoryview]:
 
 
 def _checksum(tensors: Stored, about: dict[str, str]) -> str:
-    """SHA-256 of what the header says, and of the tensors' names, dtypes, shapes and bytes."""
+    """SHA-256 of the header's entries `about`, and of the tensors' names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
     for name, text in sorted(about.items()):
         found.update(f"{name} {json.dumps(text)}\n".encode())
@@ -66,7 +67,7 @@ def _checksum(tensors: Stored, about: dict[str, str]) -> str:
 
 
 def _described(rule: Separation) -> dict[str, Any]:
-    """A separation as what `_rule` takes."""
+    """A separation as the arguments of `_rule`."""
     kind = {"Softmax": "softmax", "Maximum": "max"}.get(type(rule).__name__, type(rule).__name__.lower())
     return {"kind": kind, **vars(rule)}
 
@@ -80,18 +81,18 @@ def save(self: "Hopfield", path: str | PathLike[str]) -> None:
     """Write the memory to one file (safetensors), whole or not at all.
 
     Args:
-        path: where; an existing file is replaced at the end, in one move.
+        path: the file to write; an existing one is replaced at the end, in one move.
     """
     path = Path(path)
     if path.is_dir():
         raise ArgumentError(f"Hopfield.save: {path} is a folder. Pass the name of a file in it.")
     if not path.parent.is_dir():
         raise ArgumentError(f"Hopfield.save: there is no folder {path.parent}. Make it first.")
-    _ = self.keys  # refuses patterns that were written to
+    _ = self.keys  # raises if patterns were written to
     tensors: Stored = {"beta": [self.beta], "patterns": [block.patterns for block in self.blocks]}
     if self.blocks[0].values is not None:
         tensors["values"] = [block.values for block in self.blocks if block.values is not None]
-    if self.lead and len(self.blocks) > 1:  # rows of several memories do not follow each other
+    if self.lead and len(self.blocks) > 1:  # blocks of several memories do not lie one after another
         tensors = {name: [torch.cat(x, -2) if name != "beta" else x[0]] for name, x in tensors.items()}
     tensors = {name: [x.detach().cpu() for x in parts] for name, parts in tensors.items()}
     if (kind := tensors.get("values", tensors["beta"])[0].dtype) not in _KINDS:

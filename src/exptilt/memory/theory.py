@@ -1,4 +1,4 @@
-r"""What theory promises of a softmax memory with dot products (Ramsauer et al. 2021).
+r"""Theorems on a softmax memory with dot products (Ramsauer et al. 2021).
 
 Patterns of norm at most M, N of them, with separations Δ_i:
 
@@ -33,7 +33,7 @@ class StorageBound:
 
     Args:
         base: c.
-        needed: what c must be at least for the theorem to hold.
+        needed: the least c for which the theorem holds.
         log_argument: a + log b, the logarithm of the argument of W₀.
         log_count: the logarithm of √p c^{(d−1)/4}, which is how many patterns can be stored.
     """
@@ -45,32 +45,32 @@ class StorageBound:
 
     @property
     def count(self) -> float:
-        """√p c^{(d−1)/4}; inf beyond 10³⁰⁸, where `log_count` still tells."""
+        """√p c^{(d−1)/4}; inf beyond 10³⁰⁸, where `log_count` is still finite."""
         return _exp(self.log_count)
 
     @property
     def holds(self) -> bool:
-        """Whether the theorem says anything at all here."""
+        """Whether c is large enough for the theorem to hold."""
         return self.base >= self.needed
 
 
 def storage_bound(
     dimension: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001
 ) -> StorageBound:
-    """How many random patterns theory says can be stored.
+    """How many random patterns theory guarantees to be stored.
 
     Args:
         dimension: d >= 2.
         beta: inverse temperature.
         radius: K; patterns lie on a sphere of radius K√(d−1).
-        failure: p, the probability that it goes wrong.
+        failure: p, the probability that fewer can be stored.
 
     Example:
         >>> round(storage_bound(20, radius=3.0).base, 4)
         3.1546
     """
     number("storage_bound", "dimension", dimension, least=2)
-    log_energy = math.log(number("storage_bound", "beta", beta, above=0))  # of βK²
+    log_energy = math.log(number("storage_bound", "beta", beta, above=0))  # log(βK²)
     log_energy += 2 * math.log(number("storage_bound", "radius", radius, above=0))
     log_p, power = math.log(number("storage_bound", "failure", failure, above=0, most=1)), (dimension - 1) / 4
     a = (1 + math.log(2 * (dimension - 1)) + log_energy + log_p) / (2 * power)
@@ -82,7 +82,7 @@ def storage_bound(
 
 
 def _exp(x: float) -> float:
-    """e^x, or inf."""
+    """e^x, or inf where that overflows."""
     return math.exp(x) if x < math.log(sys.float_info.max) else math.inf
 
 
@@ -101,7 +101,7 @@ def separation_needed(count: int, *, beta: float, size: float) -> float:
 
 
 def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:
-    """Radius of the ball that theory knows to be drawn to the pattern's fixed point; 0 where it knows none.
+    """Radius of the ball proved to be drawn to the pattern's fixed point; 0 where none is proved.
 
     Args:
         separation: ``(...)``, Δ.
@@ -121,7 +121,7 @@ def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: floa
 def retrieval_error_bound(
     separation: Tensor, distance: Tensor, *, count: int, beta: float, size: float
 ) -> Tensor:
-    """How far from its pattern one step from a state, or a fixed point, can be.
+    """Upper bound on the distance from a pattern to its fixed point, or to a state after one step.
 
     Args:
         separation: ``(...)``, Δ.

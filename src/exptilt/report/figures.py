@@ -59,14 +59,14 @@ def draw(name: str, paint: "Callable[[Axes], object]", *, width: float = 4.4, he
     with plotting.new_figure(width, height, STYLE | own) as figure, warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing"
-        )  # a box in the picture; the caption has it
+        )  # drawn as a box; the caption has the letter
         paint(figure.add_subplot())
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     return _for_page(written.getvalue(), name)
 
 
 def _for_page(svg: str, name: str) -> str:
-    """What matplotlib wrote, as one element fit to stand in a page."""
+    """The SVG that matplotlib wrote, as one element fit to stand in a page."""
     svg = svg[svg.index("<svg") : svg.rindex("</svg>") + len("</svg>")]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'style="([^"]*)"', _attributes, svg)

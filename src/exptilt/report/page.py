@@ -32,7 +32,7 @@ from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_together
 
 Cell = str | float | int | bool
-REPORT, LEDGER = "index.html", "claims.html"  # where both lie in one folder
+REPORT, LEDGER = "index.html", "claims.html"  # their names if both lie in one folder
 BESIDE = {REPORT: "The report of a model beside this page", LEDGER: "The ledger of claims beside this page"}
 LIBRARIES = ("torch", "numpy", "scipy", "matplotlib", "transformers")
 
@@ -100,7 +100,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it.
+    """A heading with the paragraphs and blocks below it.
 
     Attributes:
         title: the heading.
@@ -115,12 +115,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything a page says.
+    """The content of a page.
 
     Attributes:
         title: the title.
         lead: one or two sentences below it.
-        sections: what follows.
+        sections: the sections below the lead.
         seed: the seed all random numbers came from, or None if there were none.
         sources: where the data came from: files, models, data sets, in words.
     """
@@ -154,7 +154,7 @@ def number(value: float | int) -> str:
 
 
 def _cell(value: Cell) -> tuple[str, str | None]:
-    """A table cell for the template: its text, and the number to sort by where it is one."""
+    """Text of a table cell, and the number to sort by; None if the cell is not a number."""
     if isinstance(value, bool):
         return "yes" if value else "no", None
     if isinstance(value, str):
@@ -163,7 +163,7 @@ def _cell(value: Cell) -> tuple[str, str | None]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what had a part in the numbers, by name; libraries that are not installed are left out."""
+    """Versions of exptilt, Python and the installed libraries that the numbers depend on, by name."""
     found = {"exptilt": __version__, "Python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -179,7 +179,7 @@ def _shipped(folder: str, name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """The name under which a Content-Security-Policy lets this very text pass."""
+    """The hash by which a Content-Security-Policy admits exactly this text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -193,7 +193,7 @@ def render(
     """The page as one HTML string that stands alone.
 
     Args:
-        page: what it says.
+        page: the content.
         template: which file of `templates/`; one that extends `page.html`.
         assets: names of files in `assets/` that come after `page.css` and `page.js`, styles and scripts.
         context: more values for the template, by name.
@@ -242,11 +242,11 @@ def side_by_side(pages: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index.html") -> Path:
-    """Write the page into `folder`, whole or not at all: if anything fails, the old one is still there.
+    """Write the page into `folder`, whole or not at all: if anything fails, the old page is still there.
 
     Args:
-        page: what it says.
-        folder: where; made if it is not there.
+        page: the content.
+        folder: where to write; made if it is not there.
         name: the file's name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Text of strangers made safe to show: what is unseen is made visible, control characters are spelled out.
+"""Make untrusted text safe to show: invisible and control characters are spelled out.
 
 A line break becomes ``↵``, a tab ``⇥``. Other control characters show as their pictures (``␛``), and whatever
 draws nothing or turns the direction of writing, which could make a page say something else than its source,
@@ -8,7 +8,7 @@ as ``⟨U+202E⟩``.
 import unicodedata
 
 SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥"}
-# Shown letter for letter, however long a token is: enough for any word, and a table keeps its shape.
+# Most letters shown of a token: enough for any word, and a table keeps its shape.
 LONGEST = 40
 
 

@@ -1,16 +1,16 @@
 r"""Gibbs sampling: the exact chain, and the chain that attention resembles (THEORY E8).
 
-**Exact.** Each site is drawn from its conditional given the others, which is its own measure tilted. Such
-a chain keeps the joint law: started from it, every later state has it too.
+**Exact.** Each site is drawn from its conditional given the others: its own measure, tilted. Such a chain
+keeps the joint law: if the first state has that law, so has every later state.
 
-**With a linear link and a skip connection**, as a transformer would have it: the natural parameter is not
-drawn but set to a linear map of x, and added to what it was,
+**With a linear link and a skip connection**, as in a transformer: the exact natural parameter is replaced
+by a linear map of x, added to the previous one,
 
     x ~ h tilted by η,      η ← η + M x + c
 
 This keeps no law. Each step adds M ∇G(η) on average, so η climbs a convex G without end: linearly if the
 support of h is bounded, towards an extreme point, and exponentially if ∇G grows with η: by 1 + λ a step
-for h = N(0, Σ), with λ the largest eigenvalue of MΣ. Without the skip connection it stays where λ < 1.
+for h = N(0, Σ), with λ the largest eigenvalue of MΣ. Without the skip connection η stays bounded if λ < 1.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ from torch import Tensor
 from exptilt._support.checks import entries, floating, whole
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.errors import ArgumentError
-from exptilt.families import LinearLink, Measure
+from exptilt.families import Measure
+from exptilt.families.theory.link import LinearLink
 from exptilt.sampling.joint import Joint, State
 
 
@@ -40,11 +41,11 @@ def gibbs(
 
     Args:
         joint: the law.
-        sweeps: how many states of each chain are kept, one a sweep through all sites.
-        chains: how many run side by side.
+        sweeps: number of states kept of each chain, one per sweep through all sites.
+        chains: number of chains, run side by side.
         start: the first state, ``(chains, *event)`` by site; independent draws of the sites if not given.
-        given: sites that are known and stay as they are, ``(*event)`` or ``(chains, *event)``.
-        discard: sweeps before the first one that is kept.
+        given: known sites, which are not drawn, ``(*event)`` or ``(chains, *event)``.
+        discard: number of sweeps before the first kept state.
         generator: the source of randomness; torch's own if not given.
 
     Returns:
@@ -100,13 +101,13 @@ def _started(
 
 @dataclass(frozen=True)
 class LinkChain:
-    """How natural parameters move under a linear link.
+    """The path of natural parameters under a linear link, and its growth.
 
     Attributes:
         natural: ``(steps + 1, chains, D)``, η.
         norm: ``(steps + 1, chains)``, ‖η‖.
-        speed: by how much ‖η‖ grew in a step, on average over the last half of the steps and all chains.
-        rate: by how much log ‖η‖ grew in a step, likewise: 0 in the end for linear growth.
+        speed: growth of ‖η‖ per step, averaged over the last half of the steps and all chains.
+        rate: growth of log ‖η‖ per step, averaged likewise; tends to 0 for linear growth.
     """
 
     natural: Tensor
@@ -124,15 +125,14 @@ def link_chain(
     skip: bool = True,
     generator: torch.Generator | None = None,
 ) -> LinkChain:
-    """Alternate x ~ h tilted by η and η ← η + M x + c, the approximate Gibbs chain that attention resembles.
+    """The path of η when x ~ h tilted by η and η ← η + M x + c alternate: the chain that attention resembles.
 
     Args:
-        measure: h; for an `Empirical`, drawing x is drawing a key with the attention weights of the query
-            η.
-        link: the map M x + c, or ``(D, D)``, M alone.
+        measure: h; from an `Empirical`, x is a key drawn with the attention weights of the query η.
+        link: the map M x + c, or M alone, ``(D, D)``.
         start: ``(chains, D)``, the first η.
-        steps: how many. Before η overflows the chain stops with an error that names the step.
-        skip: keep what η was, the skip connection; without it η ← M x + c.
+        steps: number of steps. If η overflows, an error names the step.
+        skip: whether to add the previous η, the skip connection; without it η ← M x + c.
         generator: the source of randomness; torch's own if not given.
 
     Example:

@@ -3,7 +3,7 @@ r"""A joint exponential family of several sites, discrete and continuous (THEORY
     p(x) = Π_s h_s(x_s) · e^{β U(x)} / Z(β),     U(x) = Σ_s <b_s, t_s(x_s)> + Σ_{s<r} t_s(x_s)' J_sr t_r(x_r)
 
 Each site s has a measure h_s, any of `exptilt.families`, and the statistic t_s that tilting acts on. Given
-the others, a site is h_s tilted by what they say:
+the others, the law of a site is h_s, tilted:
 
     x_s | rest ~ h_s tilted by η_s = β (b_s + Σ_r J_sr t_r(x_r))
 
@@ -24,7 +24,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.families import Measure
 
 State = dict[str, Tensor]
-"""By site, x ``(*shape, *event)``."""
+"""The x ``(*shape, *event)`` of each site, by name."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ class Joint:
                 raise ArgumentError(
                     f"Joint: site {name!r} has batch axes {tuple(h.batch_shape)}. Pass one measure."
                 )
+        tensors = {f"coupling[{pair!r}]": J for pair, J in self.coupling.items()}
+        tensors |= {f"bias[{name!r}]": b for name, b in self.bias.items()}
+        dtypes = {f"site {name!r}": h.dtype for name, h in self.sites.items()}
+        dtypes |= {what: x.dtype for what, x in tensors.items() if isinstance(x, Tensor)}
+        if len(set(dtypes.values())) > 1:
+            found = ", ".join(f"{what} {dtype}" for what, dtype in dtypes.items())
+            raise ArgumentError(f"Joint: sites, couplings and biases must have one dtype; got {found}.")
         for pair in self.coupling:
             if not (
                 isinstance(pair, tuple)
@@ -93,7 +100,7 @@ class Joint:
             finite("Joint", **{what: value})
 
     def statistics(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """t(x) of every site.
+        """The statistic t(x) of every site.
 
         Args:
             state: x of all sites, ``(*shape, *event)`` each.
@@ -109,11 +116,11 @@ class Joint:
         return {name: h.coordinate(state[name]) for name, h in self.sites.items()}
 
     def tilt_of(self, site: str, state: Mapping[str, Tensor]) -> Tensor:
-        """b_s + Σ_r J_sr t_r(x_r), what the other sites say.
+        """The tilt b_s + Σ_r J_sr t_r(x_r) of one site given the others, at β = 1.
 
         Args:
             site: its name.
-            state: x of all sites coupled to it, ``(*shape, *event)`` each.
+            state: x of all sites coupled to this one, ``(*shape, *event)`` each.
 
         Returns:
             ``(*shape, D)``.
@@ -149,7 +156,7 @@ class Joint:
         return self.sites[site].tilt(strength * eta)
 
     def log_tilt(self, state: Mapping[str, Tensor]) -> Tensor:
-        """U(x), the log of what tilts the product of the sites' measures.
+        """U(x), the exponent that tilts the product of the sites' measures.
 
         Args:
             state: x of all sites, ``(*shape, *event)`` each.
@@ -176,7 +183,7 @@ class Joint:
         """Draws of each site from its own measure: β = 0.
 
         Args:
-            shape: ``(*shape)``.
+            shape: shape of the draws of each site.
             generator: the source of randomness; torch's own if not given.
 
         Returns:
@@ -192,7 +199,7 @@ class Joint:
         generator: torch.Generator | None = None,
         keep: tuple[str, ...] = (),
     ) -> State:
-        """The state after each site in turn was drawn given the others, which keeps the law at this strength.
+        """The state after drawing each site in turn given the others; keeps the joint law at this strength.
 
         Args:
             state: x of all sites, ``(*shape, *event)`` each.

@@ -2,8 +2,8 @@ r"""Resampling: N equally spaced pointers into the cumulative weights, moved by 
 
     pointer_i = (i + U) / N,     ancestor_i = the least k with W_1 + … + W_k > pointer_i
 
-Particle k is taken ⌊N W_k⌋ or ⌈N W_k⌉ times, N W_k on average. The loop is ``csrc/resampling.hpp``, which
-the Rao–Blackwellised filter of `switching` uses too.
+Particle k is taken ⌊N W_k⌋ or ⌈N W_k⌉ times, N W_k on average. The loop is in ``csrc/resampling.hpp``, shared
+with the Rao–Blackwellised filter of `switching`.
 """
 
 import torch
@@ -17,11 +17,11 @@ from exptilt._support.checks import generator as check_generator
 def systematic(
     log_weight: Tensor, count: int | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Indices of the particles that go on, drawn systematically and in ascending order.
+    """Indices of the particles that survive, drawn systematically, in ascending order.
 
     Args:
-        log_weight: ``(..., N)``, up to a constant; −inf for a particle that is dead.
-        count: how many are drawn; N if not given.
+        log_weight: ``(..., N)``, up to a constant; −inf for a dead particle.
+        count: number of draws; N if not given.
         generator: the source of randomness; torch's own if not given.
 
     Returns:
@@ -34,7 +34,7 @@ def systematic(
     floating("systematic", "log_weight", log_weight, axes=1, shape="(..., N)")
     check_generator("systematic", generator, log_weight.device)
     number = log_weight.shape[-1] if count is None else whole("systematic", "count", count)
-    alive = (log_weight > -torch.inf).any(-1) & (log_weight < torch.inf).all(-1)  # NaN is neither
+    alive = (log_weight > -torch.inf).any(-1) & (log_weight < torch.inf).all(-1)  # False for NaN
     entries("systematic", "log_weight", log_weight, alive, "finite or −inf, and not −inf throughout")
     batch, device = log_weight.shape[:-1], log_weight.device
     weight = torch.softmax(log_weight.detach().cpu().double(), -1).contiguous()
@@ -47,7 +47,7 @@ def systematic(
 
 
 def effective_size(log_weight: Tensor) -> Tensor:
-    """(Σ w)² / Σ w², how many particles of equal weight these are worth.
+    """Effective sample size (Σ w)² / Σ w²: the equivalent number of equally weighted particles.
 
     Args:
         log_weight: ``(..., N)``, up to a constant.

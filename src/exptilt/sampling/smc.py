@@ -3,15 +3,15 @@ r"""Sequential Monte Carlo from independent sites to their joint law (THEORY E9)
     π_β(x) = Π_s h_s(x_s) e^{βU(x)} / Z(β),     0 = β_0 < β_1 < … < β_T = 1,     Z(0) = 1
 
 N particles are drawn from the product of the h_s. A step of β multiplies a particle's weight by
-e^{ΔβU(x)}; the largest step is taken that leaves an effective size of a part of N. Then they are resampled
-systematically, and moved by sweeps of exact conditionals, which keep π_β. The product of the mean weights
-estimates Z(1).
+e^{ΔβU(x)}; each step is the largest that leaves an effective size of a given fraction of N. Then the
+particles are resampled systematically, and moved by sweeps of exact conditionals, which keep π_β. The product
+of the mean weights estimates Z(1).
 
-Several runs go side by side, with the same β, each with particles of its own: the spread of their
-estimates Ẑ_r is what the standard error is taken from. Their mean is the estimate; for given β it is
-unbiased.
+Several runs go side by side, with the same β, each with particles of its own. The mean of their estimates Ẑ_r
+is the result, unbiased for given β; their spread gives the standard error.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from exptilt._support.errors import ConvergenceError
 from exptilt.sampling.joint import Joint, State
 from exptilt.sampling.resampling import effective_size, systematic
 
-_HALVINGS = 50  # of the interval in which the next β is looked for
+_HALVINGS = 50  # halvings of the interval that holds the next β
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Population:
         state: by site, ``(runs, particles, *event)``, of equal weight.
         log_evidence: ``()``, log of the mean over runs of Ẑ.
         standard_error: ``()``, of log_evidence, from the spread of the runs; NaN for one run.
-        log_evidence_of_runs: ``(runs,)``, log Ẑ of each.
-        strength: ``(steps + 1,)``, the β that were gone through.
+        log_evidence_of_runs: ``(runs,)``, log Ẑ of each run.
+        strength: ``(steps + 1,)``, the sequence of β.
         effective: ``(steps, runs)``, the effective size before each resampling.
     """
 
@@ -59,16 +59,16 @@ def smc(
 ) -> Population:
     """Particles of a joint exponential family, and an estimate of its normalizer with its standard error.
 
-    The evidence is Z = ∫ Π_s h_s(x_s) e^{U(x)} dx, each h_s normalised. Of one site that is tilted by b it
-    is e^{G(b)}.
+    The evidence is Z = ∫ Π_s h_s(x_s) e^{U(x)} dx, each h_s normalised. For a single site with bias b it is
+    e^{G(b)}.
 
     Args:
         joint: the law.
-        particles: N, of each run.
-        runs: how many go side by side; the standard error needs at least two.
-        target: the effective size that a step of β leaves, as a part of N, in (0, 1).
+        particles: N, the number of particles of each run.
+        runs: number of runs side by side; the standard error needs at least two.
+        target: the effective size after a step of β, as a fraction of N, in (0, 1).
         sweeps: Gibbs sweeps after each resampling.
-        max_steps: most steps of β.
+        max_steps: largest number of steps of β.
         generator: the source of randomness; torch's own if not given.
 
     Example:
@@ -100,7 +100,7 @@ def smc(
                 "Pass more particles or a smaller target."
             )
         weight = rise * U
-        gain = torch.logsumexp(weight, -1) - torch.log(torch.tensor(float(particles)))
+        gain = torch.logsumexp(weight, -1) - math.log(particles)
         evidence = gain if evidence is None else evidence + gain
         effective.append(effective_size(weight))
         beta = 1.0 if rise == 1.0 - beta else beta + rise
@@ -110,9 +110,10 @@ def smc(
         for _ in range(sweeps):
             joint.advance(state, t, beta, generator)
         if beta == 1.0:
-            total = torch.logsumexp(evidence, 0) - torch.log(torch.tensor(float(runs)))
+            total = torch.logsumexp(evidence, 0) - math.log(runs)
             error = (evidence - total).exp().std() / runs**0.5 if runs > 1 else total.new_full((), torch.nan)
-            return Population(state, total, error, evidence, torch.tensor(strength), torch.stack(effective))
+            path = torch.tensor(strength, dtype=evidence.dtype)
+            return Population(state, total, error, evidence, path, torch.stack(effective))
     raise ConvergenceError(
         f"smc: β is {beta:.3g} after {max_steps} steps. "
         "Pass more particles, a smaller target or a larger max_steps."
@@ -120,7 +121,7 @@ def smc(
 
 
 def _rise(U: Tensor, most: float, wanted: float) -> float:
-    """The largest Δβ up to `most` that leaves every run this effective size, by halving."""
+    """The largest Δβ up to `most` that leaves every run the `wanted` effective size, by bisection."""
     if bool((effective_size(most * U) >= wanted).all()):
         return most
     low, high = 0.0, most

@@ -19,74 +19,41 @@ True
 
 import sys
 
-from .as_attention import HeadFilter, MixingStep, as_filter, attention_as_imm
-from .builders import fit_ready, join_modes
-from .compare import Comparison, compare
-from .families import (
-    FamilyFiltered,
-    FamilyFit,
-    FamilySmoothed,
-    SwitchingFamily,
-    discounted,
-    fit_counts,
-    pushed,
-)
-from .inference.filter import Filtered, filter_series
-from .inference.forecast import Forecast
-from .inference.online import Innovations, OnlineState
-from .inference.simulate import Draws, Sample
-from .inference.smooth import Smoothed
+from .._support.former import former_names
+from .as_attention import as_filter, attention_as_imm
+from .builders import fit_named_model
+from .compare import compare
+from .families import DiscountedDynamics, LinearDynamics, SwitchingFamily
+from .inference.online import OnlineState
+from .learning.climb import FitStatus
 from .learning.differences import fit_nonlinear
-from .learning.fit import Fit
-from .learning.maximum_likelihood import FitStatus, ParametricFit, fit_parameters
-from .learning.summary import Summary
-from .learning.walk_forward import WalkForward
-from .markov import MarkovFit, markov_autoregression, markov_regression
+from .learning.maximum_likelihood import fit_parameters
+from .learning.summary import Fit
+from .markov import markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
-from .nonlinear import NonlinearFiltered, NonlinearSmoothed, SwitchingNonlinear
+from .nonlinear import SwitchingNonlinear
 from .structural import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
 
 __all__ = [
-    "Comparison",
-    "Draws",
-    "FamilyFiltered",
-    "FamilyFit",
-    "FamilySmoothed",
-    "Filtered",
+    "DiscountedDynamics",
     "Fit",
     "FitStatus",
-    "Forecast",
-    "HeadFilter",
-    "Innovations",
-    "MarkovFit",
-    "MixingStep",
-    "NonlinearFiltered",
-    "NonlinearSmoothed",
+    "LinearDynamics",
     "OnlineState",
-    "ParametricFit",
-    "Sample",
-    "Smoothed",
-    "Summary",
     "SwitchingFamily",
     "SwitchingLinearGaussian",
     "SwitchingNonlinear",
-    "WalkForward",
     "as_filter",
     "attention_as_imm",
     "compare",
-    "discounted",
     "dynamic_factor",
-    "filter_series",
-    "fit_counts",
+    "fit_named_model",
     "fit_nonlinear",
     "fit_parameters",
-    "fit_ready",
-    "join_modes",
     "local_level",
     "local_linear_trend",
     "markov_autoregression",
     "markov_regression",
-    "pushed",
     "unobserved_cycle",
 ]
 
@@ -101,3 +68,5 @@ _MOVED = {
 }
 for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
+
+__getattr__ = former_names(__name__)

@@ -6,7 +6,9 @@ is flattened row by row. `described` writes a run into a frame, the struct that 
 """
 
 import ctypes
-from functools import cached_property
+import math
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,16 +56,66 @@ class KeptParameters(Parameters):
         return parameters_frame(self)
 
 
-class Stored(NamedTuple):
-    """What a filter leaves behind; ``rows`` counts steps of all series, or (``store="last"``) series."""
+class Stored:
+    """What a filter leaves behind, in one stretch of memory; an array of it is made when it is asked for.
 
-    log_likelihood: Buffer  # (series,)
-    terms: Buffer  # (rows,)
-    log_mode: Buffer  # (rows, M)
-    mode_mean: Buffer  # (rows, M·n)
-    mode_covariance: Buffer  # (rows, M·n·n)
-    mixing: Buffer  # (rows, M·M): [i, j] = P(mode i before | mode j now, data the collapse has seen)
-    failure: Buffer  # (series, 2): step and mode of a singular innovation covariance, or −1
+    ``rows`` counts steps of all series, or (``store="last"``) series.
+    """
+
+    def __init__(self, series: int, rows: int, M: int, n: int) -> None:
+        self.marks, self._shapes = _layout(series, rows, M, n)
+        self.numbers = np.empty(self.marks[-1])
+
+    def _array(self, k: int) -> Buffer:
+        return self.numbers[self.marks[k] : self.marks[k + 1]].reshape(self._shapes[k])
+
+    @cached_property
+    def log_likelihood(self) -> Buffer:
+        """The sum of the terms, ``(series,)``."""
+        return self._array(0)
+
+    @cached_property
+    def terms(self) -> Buffer:
+        """Log-likelihood terms, ``(rows,)``."""
+        return self._array(1)
+
+    @cached_property
+    def log_mode(self) -> Buffer:
+        """Log mode probabilities, ``(rows, M)``."""
+        return self._array(2)
+
+    @cached_property
+    def mode_mean(self) -> Buffer:
+        """Means by mode, ``(rows, M·n)``."""
+        return self._array(3)
+
+    @cached_property
+    def mode_covariance(self) -> Buffer:
+        """Covariances by mode, ``(rows, M·n·n)``."""
+        return self._array(4)
+
+    @cached_property
+    def mixing(self) -> Buffer:
+        """[i, j] = P(mode i before | mode j now, data the collapse has seen), ``(rows, M·M)``."""
+        return self._array(5)
+
+    @property
+    def failure(self) -> Buffer:
+        """Step and mode of each series where its filter had to stop, or −1, ``(series, 2)``."""
+        return self._array(6).view(np.int64)
+
+    @property
+    def steps(self) -> tuple[Buffer, ...]:
+        """The arrays with a row for each step, from `terms` to `mixing`."""
+        return self.terms, self.log_mode, self.mode_mean, self.mode_covariance, self.mixing
+
+
+@lru_cache(maxsize=256)
+def _layout(series: int, rows: int, M: int, n: int) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Where the arrays of `Stored` begin in its memory and where the last ends, and their shapes."""
+    wide = [(rows, k) for k in (M, M * n, M * n * n, M * M)]
+    shapes: list[tuple[int, ...]] = [(series,), (rows,), *wide, (series, 2)]
+    return [0, *accumulate(map(math.prod, shapes))], shapes
 
 
 class Run(NamedTuple):
@@ -73,7 +125,7 @@ class Run(NamedTuple):
     y: Buffer  # (steps of all series, m)
     starts: Buffer  # (series + 1,)
     out: Stored
-    lead: Buffer  # (series,): so many steps of each series are done already, their rows written
+    lead: Buffer | None = None  # (series,): so many steps of each are done already, their rows written
 
 
 class Smoothing(NamedTuple):
@@ -128,22 +180,17 @@ def address(array: np.ndarray) -> int:
         return int(array.ctypes.data) if array.size else 0
 
 
+def filled(name: str, **values: Any) -> Any:
+    """The struct of that name in the compiled core; a field gets a number, or the address of an array."""
+    places = {key: address(v) if isinstance(v, np.ndarray) else v for key, v in values.items()}
+    return native.frame(name)(**places)
+
+
 def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:
     """A run with room for each step, or for the last of each series."""
     M, n, _ = p.sizes if isinstance(p, KeptParameters) else sizes_of(p)
     series = len(starts) - 1
-    kept, failure = len(y) if everything else series, np.empty((series, 2), np.int64)
-    failure.fill(-1)
-    out = Stored(
-        np.empty(series),
-        np.empty(kept),
-        np.empty((kept, M)),
-        np.empty((kept, M * n)),
-        np.empty((kept, M * n * n)),
-        np.empty((kept, M * M)),
-        failure,
-    )
-    return Run(p, np.ascontiguousarray(y), starts, out, np.zeros(series, np.int64))
+    return Run(p, np.ascontiguousarray(y), starts, Stored(series, len(y) if everything else series, M, n))
 
 
 def parameters_frame(p: Parameters) -> Any:
@@ -167,7 +214,11 @@ def described(run: Run, method: str, everything: bool = True) -> Any:
     else:
         frame = parameters_frame(p)
     frame.method, frame.everything, frame.series = RECURSIONS[method], everything, len(starts) - 1
-    frame.y, frame.starts, frame.lead = address(y), address(starts), address(lead)
-    for name, value in zip(Stored._fields, out, strict=True):
-        setattr(frame, name, address(value))
+    frame.y, frame.starts = address(y), address(starts)
+    if lead is not None:
+        frame.lead = address(lead)
+    place, marks = address(out.numbers), out.marks
+    frame.log_likelihood, frame.terms, frame.log_mode = place, place + 8 * marks[1], place + 8 * marks[2]
+    frame.mode_mean, frame.mode_covariance = place + 8 * marks[3], place + 8 * marks[4]
+    frame.mixing, frame.failure = place + 8 * marks[5], place + 8 * marks[6]
     return frame

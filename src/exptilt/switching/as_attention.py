@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, eigs
 from torch import Tensor
 
 from exptilt._support.checks import number, whole
@@ -222,6 +221,8 @@ def as_filter(
                 v[place] = torch.from_numpy(np.asarray(x)).to(query.dtype).reshape(n, 1)
                 moved = forward(v.to(query.device))[place] - (u[place] * v[place].to(u)).sum()
                 return moved.squeeze(-1).cpu().double().numpy()
+
+            from scipy.sparse.linalg import LinearOperator, eigs
 
             operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
             begin = np.random.default_rng(0).standard_normal(n)

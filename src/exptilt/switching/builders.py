@@ -7,7 +7,7 @@ states are padded with zeros to the largest dimension, where the padding has no 
 effect. The moments of each mode stand in its first n_j places. Moments over all modes mix places by number,
 so let shared quantities come first.
 
-`fit_ready` fits one of
+`fit_named_model` fits one of
 
     "level"         y_t = d_{s_t} + v_t,  v_t ~ N(0, R_{s_t}): a level and a variance a regime
     "local-level"   x_t = x_{t−1} + w_t,  w_t ~ N(0, Q_{s_t}),  y_t = x_t + v_t: the level wanders, each
@@ -27,8 +27,9 @@ from numpy.typing import ArrayLike
 from .._support.errors import ArgumentError, ConvergenceError
 from .._support.progress import track
 from .checks import plain
-from .learning.fit import Fit
-from .learning.maximum_likelihood import FitStatus, checked_data
+from .learning.climb import FitStatus
+from .learning.maximum_likelihood import checked_data
+from .learning.summary import Fit
 from .model import SwitchingLinearGaussian
 from .parameters import CORES, INITIAL
 
@@ -164,7 +165,7 @@ def start_model(y: np.ndarray, kind: str, modes: int) -> SwitchingLinearGaussian
     )
 
 
-def fit_ready(
+def fit_named_model(
     y: ArrayLike,
     *,
     kind: str = "level",
@@ -184,26 +185,27 @@ def fit_ready(
         progress: show a bar always, never, or (None) where somebody looks.
     """
     if kind not in KINDS:
-        raise ArgumentError(f"fit_ready: kind is {kind!r}. Pass one of {list(KINDS)}.")
+        raise ArgumentError(f"fit_named_model: kind is {kind!r}. Pass one of {list(KINDS)}.")
     if modes < 1 or starts < 1:
-        raise ArgumentError(f"fit_ready: modes={modes}, starts={starts}. Pass at least 1 of each.")
+        raise ArgumentError(f"fit_named_model: modes={modes}, starts={starts}. Pass at least 1 of each.")
     values = plain(y)
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or len(values) < 3 * modes:
         raise ArgumentError(
-            f"fit_ready: the series has shape {values.shape}. "
+            f"fit_named_model: the series has shape {values.shape}. "
             f"Pass (T, m) with at least {3 * modes} rows for {modes} regimes."
         )
     if np.isinf(values).any():
         raise ArgumentError(
-            "fit_ready: the series holds infinite values. Remove them, or pass NaN where a value is missing."
+            "fit_named_model: the series holds infinite values. Remove them, or pass NaN where a value is "
+            "missing."
         )
     for a, column in enumerate(values.T):
         seen = column[~np.isnan(column)]
         if len(seen) < 2 or np.ptp(seen) == 0:
             what = "has fewer than two observed values" if len(seen) < 2 else f"is constant ({seen[0]:g})"
             raise ArgumentError(
-                f"fit_ready: component {a} {what}. Leave it out, or pass a series that varies."
+                f"fit_named_model: component {a} {what}. Leave it out, or pass a series that varies."
             )
     base = start_model(values, kind, modes)
     checked_data(base, values, 0)
@@ -229,7 +231,7 @@ def fit_ready(
             ends.append(found)
     if not ends:
         raise ConvergenceError(
-            f"fit_ready: none of {starts} starts ended at a proper maximum with {modes} regimes. "
+            f"fit_named_model: none of {starts} starts ended at a proper maximum with {modes} regimes. "
             "Try fewer regimes or the other model."
         )
     best = max(ends, key=lambda end: end.log_likelihood)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from .._support.errors import ArgumentError, ConvergenceError
 from .._support.progress import track
-from .builders import fit_ready
+from .builders import fit_named_model
 from .checks import plain
 from .learning.walk_forward import folds
 
@@ -88,7 +88,7 @@ def compare(
     Args:
         y: one series, ``(T, m)`` or ``(T,)``; numpy, torch or pandas.
         modes: the numbers of regimes.
-        kind: "level" or "local-level", as for `fit_ready`; or a function of the series and a number of
+        kind: "level" or "local-level", as for `fit_named_model`; or a function of the series and a number of
             regimes that returns a fit whose model filters the series, such as
             ``lambda y, k: local_level(y, regimes=k)``.
         folds: how many stretches are held out, one after the other; 0 for no log score.
@@ -111,7 +111,7 @@ def compare(
     def fit(part: np.ndarray, *, count: int, tries: int) -> Any:
         if callable(kind):
             return kind(part, count)
-        return fit_ready(part, kind=kind, modes=count, starts=tries, seed=seed, progress=False)
+        return fit_named_model(part, kind=kind, modes=count, starts=tries, seed=seed, progress=False)
 
     found, failed, scores = dict[int, Any](), dict[int, str](), list[float]()
     for count in track(counts, "numbers of regimes", show=progress):

@@ -13,7 +13,7 @@ import torch
 
 from .._support import native
 from .._support.errors import ArgumentError
-from .inference.passes import filled
+from .arrays import filled
 from .learning.chain import AGE, INPUT, driven
 from .learning.named import pulled
 

@@ -10,7 +10,7 @@ of a regime (`learning/chain.py`): where all regimes of a mode are the same, its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,50 +21,16 @@ from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
 from .hidden_chain import PARTS, Laws, Modes, likelihood, transitions
-from .learning.chain import Chain, read_covariates
-from .learning.maximum_likelihood import FitStatus, Objective, remembered
+from .learning.chain import INPUT, Chain, read_covariates
+from .learning.climb import Objective, remembered
+from .learning.maximum_likelihood import check_columns, check_enough
 from .learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
-from .learning.summary import Learned
+from .learning.summary import Fit
 from .model import SwitchingLinearGaussian
-from .series import SeriesLike, Values, read
+from .series import SeriesLike, read
 
+MarkovFit = Fit  # the name in older pickles
 MOST = 256  # modes: regimes to the power of order + 1
-
-
-@dataclass(frozen=True, eq=False)
-class MarkovFit(Learned):
-    """A fitted model whose parameters have names; regimes are numbered from low to high by what switches.
-
-    Attributes:
-        model: modes are regimes; with lags the regimes of the last order + 1 steps, the latest first and
-            slowest to change; with durations regimes and their ages.
-        estimates: "transition" ``(M, M)`` and the parts of the model, each ``(M, ...)``; rows are equal where
-            a part does not switch. Regressions have "intercept" and "deviation" ``(M,)``, "coefficients"
-            ``(M, k)``, "autoregression" ``(M, order)``. "transition_input" and "transition_age" are as in
-            `Fit`.
-        standard_errors: of the same shapes, NaN where the curvature does not tell, or a part was fixed.
-        log_likelihood: given the first `order` observations.
-        status: why the fit stopped; ``status.value`` says it in words.
-        free_parameters, observations: how many were learned, and from how many.
-        restarts: the final log-likelihood of every start that ran.
-        regimes, order: M, and how many lags there are.
-        y, inputs: what `model` filters: the series without its first `order` values, and ``(T, r)`` inputs.
-        filter: the filter whose likelihood it is; all are exact where there is no state.
-    """
-
-    model: SwitchingLinearGaussian
-    estimates: dict[str, np.ndarray]
-    standard_errors: dict[str, np.ndarray] = field(repr=False)
-    log_likelihood: float
-    status: FitStatus
-    free_parameters: int
-    observations: int
-    restarts: tuple[float, ...]
-    regimes: int
-    order: int
-    y: Values = field(repr=False)
-    inputs: np.ndarray | None = field(repr=False)
-    filter: str = "imm"
 
 
 def markov_regression(
@@ -79,7 +45,7 @@ def markov_regression(
     constraints: str | Sequence[str] = (),
     transition_inputs: ArrayLike | None = None,
     durations: int = 1,
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit a regression whose coefficients switch with a Markov chain.
 
     Args:
@@ -112,7 +78,7 @@ def markov_autoregression(
     constraints: str | Sequence[str] = (),
     transition_inputs: ArrayLike | None = None,
     durations: int = 1,
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit Hamilton's autoregression: deviations from a level that switches with a Markov chain.
 
     Args:
@@ -193,7 +159,7 @@ def _fit(
     constraints: str | Sequence[str],
     transition_inputs: ArrayLike | None,
     durations: int,
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     known = [name for name in PARTS if order or name != "autoregression"]
     names = check_switching(what, switching, known, regimes, starts)
     count = regimes ** (order + 1) + regimes * max(0, whole(what, "durations", durations) - order - 1)
@@ -222,32 +188,46 @@ def _fit(
     k, seen = given.shape[1], values[order:][~np.isnan(values[order:])]
     if len(seen) < 2 or np.ptp(seen) == 0:
         raise ArgumentError(f"{what}: y has no two different values. Pass a series that varies.")
+    if k and "coefficients" not in (fixed or {}):
+        check_columns(f"{what}: x", given[order:], True, getattr(x, "columns", range(k)))
+    if z is not None and INPUT not in (fixed or {}):
+        names_of = getattr(transition_inputs, "columns", range(z.shape[1]))
+        check_columns(f"{what}: transition_inputs", z.numpy(), True, names_of)
     chain = Chain(inputs=z, durations=durations)
     start = _start(regimes, names, values[order:], given[order:], inputs[:, k : k + order])
     start |= chain.extra(start["transition"])
     bounds = {"deviation": (0.0, np.inf)}
-    unit = start["deviation"].mean()
-    scales = {"intercept": unit, "coefficients": unit / np.where(np.ptp(given, 0) > 0, given.std(0), 1.0)}
+    unit = np.exp(np.log(start["deviation"]).mean())
+    scales = {"intercept": unit, "autoregression": 0.3, "deviation": 0.5}
+    leans = {}
+    if k:
+        scales["coefficients"] = unit / given.std(0)
+        leans["intercept", "coefficients"] = given.mean(0)
     held = chain.held(start["transition"])
-    named = name_parameters(what, start, names, bounds, fixed, constraints, held, scales)
+    named = name_parameters(what, start, names, bounds, fixed, constraints, held, scales, leans)
     count = 0 if named.free is None else named.free.size
-    if count >= len(seen):
-        raise ArgumentError(
-            f"{what}: {count} parameters from {len(seen)} observations. Pass a longer series."
-        )
+    check_enough(what, count, len(seen))
     modes = Modes.of(regimes, order, durations)
     evaluate = _objective(modes, values[order:], inputs, z, named)
     rank_by = "intercept" if "intercept" in names or not names else sorted(names, key=PARTS.index)[-1]
-    found = climb_named(what, named, evaluate, rank_by, starts, seed, 1e-9)
-    return MarkovFit(
-        model=build(modes, z, found["estimates"]),
+    found = climb_named(
+        what,
+        named,
+        evaluate,
+        rank_by,
+        starts,
+        seed,
+        1e-9,
+        (8, 10),
+        {"deviation": (unit, 1)},
         observations=len(seen),
         regimes=regimes,
         order=order,
         y=y.iloc[order:] if hasattr(y, "iloc") else values[order:, None],
         inputs=inputs if inputs.shape[1] else None,
-        **found,
+        filter="imm",
     )
+    return replace(found, model=build(modes, z, found.estimates))
 
 
 def _start(

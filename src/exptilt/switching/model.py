@@ -23,7 +23,8 @@ from .inference.online import OnlineState
 from .inference.path import most_likely_path
 from .inference.simulate import Draws, Sample, posterior_draws, sample
 from .inference.smooth import Smoothed, smooth_series
-from .learning.fit import Fit, fit_model
+from .learning.fit import fit_model
+from .learning.summary import Fit
 from .learning.walk_forward import WalkForward, walk_forward
 from .parameters import ModelParameters
 from .series import SeriesLike, Values
@@ -105,6 +106,9 @@ class SwitchingLinearGaussian(ModelParameters):
         self, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None
     ) -> Values:
         """The most likely sequence of modes, whole numbers shaped as the data without their last axis.
+
+        With ``start="before"`` the sequence that is maximised begins with the mode before the first
+        observation, which is not returned.
 
         Args:
             y: as for `filter`.

@@ -23,7 +23,7 @@ Values: TypeAlias = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Data:
     """Series end to end, and how they came."""
 
@@ -111,7 +111,7 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
     With `model_is_torch` results are tensors even if `y` is not; NaN may stand for a value if `missing`.
     """
     if type(y) is np.ndarray and y.dtype == np.float64 and y.ndim in (2, 3) and y.shape[-1] == m and y.size:
-        whole = np.array(y.reshape(-1, m), order="C")
+        whole = y.copy().reshape(-1, m)
         if math.isfinite(np.add.reduce(whole, axis=None)) or (missing and not np.isinf(whole).any()):
             starts = np.arange(0, len(whole) + 1, y.shape[-2])
             layout, kind = "single" if y.ndim == 2 else "batch", "torch" if model_is_torch else "numpy"

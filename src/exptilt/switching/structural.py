@@ -10,6 +10,7 @@ while they are learned. Parts that are named in `switching` have a value for eac
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
 from .learning.chain import Named, stationary, stationary_states
-from .learning.maximum_likelihood import checked_data, objective
+from .learning.maximum_likelihood import check_enough, checked_data, objective
 from .learning.named import Fixed, Options, check_switching, climb_named, even_transition, name_parameters
-from .markov import MarkovFit
+from .learning.summary import Fit
 from .model import SwitchingLinearGaussian
 from .series import SeriesLike
 
 POSITIVE = (0.0, np.inf)
+NOISES = ("irregular", "level", "slope", "cycle", "error")
 Build = Callable[[Named], Named]
 Parts = dict[str, tuple[np.ndarray, tuple[float, float]]]
 
@@ -40,7 +42,7 @@ def local_level(
     seed: int = 0,
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit a level that wanders, observed with noise.
 
     Args:
@@ -64,7 +66,7 @@ def local_linear_trend(
     seed: int = 0,
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit a level whose slope wanders too, observed with noise.
 
     Args:
@@ -90,7 +92,7 @@ def unobserved_cycle(
     seed: int = 0,
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit a level with a drift and a cycle around it, observed with noise.
 
     The cycle is a damped wave, "damping" its factor a step and "frequency" its angle a step, driven by noise
@@ -127,7 +129,7 @@ def dynamic_factor(
     seed: int = 0,
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Fit one factor behind several series; subtract their means first, and divide by their deviations.
 
     The factor's noise has variance 1 (in regime 0, where "factor" switches), and the first loading starts
@@ -224,7 +226,7 @@ def _trend(
     options: Options,
     order: int | None = None,
     periods: tuple[float, float] = (2.5, 50.0),
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """A level, with a slope or with a drift and a cycle, and noise."""
     values = plain(y).reshape(-1)
     names = _names(what, switching, regimes)
@@ -295,7 +297,7 @@ def _fit(
     held: dict[str, np.ndarray],
     scales: dict[str, np.ndarray],
     options: Options,
-) -> MarkovFit:
+) -> Fit[SwitchingLinearGaussian]:
     """Maximum likelihood of the model that `build` makes of the named parts."""
     starts, seed, fixed, constraints = options
     names = check_switching(what, switching, list(parts), regimes, starts)
@@ -326,14 +328,22 @@ def _fit(
     evaluate = objective(lambda x: base._replaced(**assemble(named.natural(x))), data, none, "gpb2", 0)
     rank = next((name for name in parts if name in names and name in ("drift", "mean")), None)
     rank = rank or next((name for name in parts if name in names), next(iter(parts)))
-    found = climb_named(what, named, evaluate, rank, starts, seed, 1e-8)
-    return MarkovFit(
-        model=model_of(found["estimates"]),
-        observations=int((~np.isnan(data.rows)).sum()),
+    seen = int((~np.isnan(data.rows)).sum())
+    check_enough(what, 0 if named.free is None else named.free.size, seen)
+    spread = np.nanstd(data.rows, 0)
+    noises = {name: (spread if name == "error" else spread[0], 2) for name in NOISES if name in parts}
+    found = climb_named(
+        what,
+        named,
+        evaluate,
+        rank,
+        starts,
+        seed,
+        1e-8,
+        (8, 4),
+        noises | ({"factor": (1.0, 2)} if "factor" in parts else {}),
+        observations=seen,
         regimes=regimes,
-        order=0,
         y=y,
-        inputs=None,
-        filter="gpb2",
-        **found,
     )
+    return replace(found, model=model_of(found.estimates))

@@ -1,7 +1,20 @@
 """The primitive: the log-normalizer G of the keys' measure, its gradient and Hessian, streamed over keys."""
 
+import sys
+
+from exptilt.tilting import result
 from exptilt.tilting.attend import attend, fisher_vector_product, log_normalizer
 from exptilt.tilting.packed import attend_packed
-from exptilt.tilting.tilted import Tilted, merge
+from exptilt.tilting.result import AttentionResult, Tilted, merge
 
-__all__ = ["Tilted", "attend", "attend_packed", "fisher_vector_product", "log_normalizer", "merge"]
+__all__ = [
+    "AttentionResult",
+    "Tilted",
+    "attend",
+    "attend_packed",
+    "fisher_vector_product",
+    "log_normalizer",
+    "merge",
+]
+
+sys.modules[f"{__name__}.tilted"] = result  # where results that were pickled earlier look for their class

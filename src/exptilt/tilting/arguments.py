@@ -13,8 +13,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError, KeywordError
 from exptilt._support.transforms import autocasts, derivatives_wanted
 from exptilt.tilting.backends.dispatch import BACKENDS, default_backend
-from exptilt.tilting.derivatives.rules import Settings
-from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.problem import Inputs, Settings, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class _Wrong(Exception):
-    """What is wrong with an argument, before the name of the function is known."""
+    """Says what is wrong with an argument; `prepare` puts the caller's name before it."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,12 @@ class Call:
     """A checked call.
 
     Attributes:
-        inputs: canonical.
+        inputs: in canonical form.
         settings: the rule, the backend, whether results are checked.
         dtype: of the output.
-        autocast: whether autocast must be kept out of what follows.
-        tracked: whether anyone may ask for a derivative.
+        autocast: whether autocast must be switched off for the sweeps.
+        tracked: whether a derivative may be taken.
+        layout: of the compiled forward sweep, if it may run on the inputs directly; else None.
     """
 
     inputs: Inputs
@@ -53,10 +53,11 @@ class Call:
     dtype: torch.dtype
     autocast: bool
     tracked: bool
+    layout: Any = None
 
 
 def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Say what to write instead of the keywords of `scaled_dot_product_attention`."""
+    """Let a function raise for keywords of `scaled_dot_product_attention`, and say what to write instead."""
 
     @wraps(function)
     def explained(*arguments: Any, **keywords: Any) -> Result:
@@ -89,7 +90,7 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
 
 
 def _check_main(main: dict[str, Tensor]) -> None:
-    """Axes, dtypes, dimensions and heads of query, key and value."""
+    """Check axes, dtypes, dimensions and heads of query, key and value."""
     query, key = main["query"], main["key"]
     for label, x in main.items():
         if x.dim() < 3:
@@ -136,7 +137,7 @@ def _check_numbers(
 
 
 def _pairs(label: str, x: Tensor | None, full: tuple[int, ...]) -> Tensor | None:
-    """A bias or mask with all axes of full, (..., heads, queries, keys); those of size 1 as they are."""
+    """A bias or mask with as many axes as full, (..., heads, queries, keys); axes of size 1 stay so."""
     if x is None:
         return None
     if x.dim() > len(full) or any(a not in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False)):
@@ -146,7 +147,7 @@ def _pairs(label: str, x: Tensor | None, full: tuple[int, ...]) -> Tensor | None
 
 
 def _expanded(label: str, x: Tensor | None, shape: tuple[int, ...], layout: str) -> Tensor | None:
-    """log_weight or sink, with all axes."""
+    """log_weight or sink, expanded to `shape`."""
     if x is None or x.shape == shape:
         return x
     try:
@@ -170,7 +171,7 @@ def _lead(main: dict[str, Tensor]) -> tuple[int, ...]:
 
 
 def _padded(x: Tensor, lead: int) -> Tensor:
-    """With so many batch axes."""
+    """x with `lead` batch axes."""
     return x if x.dim() == lead + 3 else x[(None,) * (lead + 3 - x.dim())]
 
 
@@ -179,7 +180,7 @@ def _widened(x: Tensor | None, wide: torch.dtype) -> Tensor | None:
 
 
 def _as_autocast_does(dtype: torch.dtype, x: Any) -> Any:
-    """An argument as autocast casts it: floating point other than float64 gets its dtype."""
+    """An argument as autocast casts it: floating point other than float64 gets autocast's dtype."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x
 
@@ -207,7 +208,7 @@ def prepare(
 
     Args:
         name: for messages; the other arguments are those of `attend`.
-        value_name: what the caller calls the value.
+        value_name: the caller's name for the value.
         autocast: whether query, key and value are cast under `torch.autocast`, as torch casts those of its
             own attention.
     """

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import apply, in_transform, transform_compiled
+from exptilt._support.transforms import apply, in_transform, is_batch, transform_compiled
 from exptilt.tilting import plan
 from exptilt.tilting.arguments import Call, explain_keywords
-from exptilt.tilting.backends import reference
-from exptilt.tilting.backends.dispatch import check_sink
+from exptilt.tilting.backends import dispatch, reference
 from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.problem import Inputs, wide_dtype
 from exptilt.tilting.remembered import prepare_again
-from exptilt.tilting.tilted import Tilted, share_of
+from exptilt.tilting.result import AttentionResult, of_lines, share_of
 
 
 def _flat(*tensors: Tensor) -> bool:
@@ -31,35 +30,42 @@ def _flat(*tensors: Tensor) -> bool:
     return all(isinstance(x, Tensor) and x.dim() == 2 for x in tensors)
 
 
-def run(call: Call, *, key_mass: bool = False) -> Tilted:
-    """Carry out a checked call."""
-    if call.autocast:  # inputs have been cast as they should be; what follows chooses its own precision
+def run(call: Call, *, key_mass: bool = False) -> AttentionResult:
+    """The result of a checked call."""
+    if call.autocast:  # inputs have been cast already; the sweeps choose their own precision
         with torch.autocast(call.inputs.query.device.type, enabled=False):
             return _run(call, key_mass)
     return _run(call, key_mass)
 
 
-def _run(call: Call, key_mass: bool) -> Tilted:
+def _run(call: Call, key_mass: bool) -> AttentionResult:
     t, settings = call.inputs, call.settings
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
-    if key_mass and call.tracked:  # two sweeps whose gradients are added up: before they are rounded
+    if key_mass and call.tracked:  # gradients of two sweeps are added up before they are rounded
         wide = wide_dtype(t.query.dtype)
         t = t._replace(query=t.query.to(wide), key=t.key.to(wide))
     # the compiler cannot see derivatives inside transforms
     if settings.backend == "reference" or (compiling and transform_compiled()):
         if settings.check and t.sink is not None and not (compiling or in_transform()):
-            check_sink(t.sink)
+            dispatch.check_sink(t.sink)
         found = reference.attend(t, settings.rule)
         output, G, entropy, mean, variance, maximum, mass, shift, weight, gap = found
         parts, mass = (shift, weight, gap), mass if key_mass else None
-        return Tilted(output.to(call.dtype), G, entropy, mean, variance, maximum, mass, parts)
+        return AttentionResult(output.to(call.dtype), G, entropy, mean, variance, maximum, mass, parts)
     if call.tracked:
         if compiling:
             found = compiled.attend(*t, *settings.rule.numbers, settings.backend, settings.check)
         else:
             found = apply(Attend, *t, settings)
         output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
+    elif call.layout is not None and not any(map(is_batch, t[:3])):  # the shortest way
+        rule, backend, check = settings.rule, settings.backend, settings.check
+        output, stacked, _ = dispatch.forward(t, rule, backend, check, call.layout)
+        if not key_mass:
+            return of_lines(output if output.dtype == call.dtype else output.to(call.dtype), stacked)
+        G, entropy, mean, variance, maximum, weight, gap = stacked
+        shift = maximum
     else:
         output, lines, sink_shift, _ = forward(t, settings)
         G, entropy, mean, variance, maximum, weight, gap = lines
@@ -74,11 +80,11 @@ def _run(call: Call, key_mass: bool) -> Tilted:
             mass = masses.key_mass(own, *known, settings)
     output = output if output.dtype == call.dtype else output.to(call.dtype)
     parts = (shift.detach(), weight.detach(), gap.detach()) if call.tracked else (shift, weight, gap)
-    return Tilted(output, G, entropy, mean, variance, maximum, mass, parts)
+    return AttentionResult(output, G, entropy, mean, variance, maximum, mass, parts)
 
 
-def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass: bool) -> Tilted:
-    """A call of which a share of the weights is dropped from the output."""
+def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass: bool) -> AttentionResult:
+    """The result of a call with a share `dropout` of the weights dropped from the output."""
     check_dropout(dropout)
     t = call.inputs
     whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
@@ -93,10 +99,9 @@ def check_dropout(dropout: float) -> None:
 
 
 def drop(
-    call: Call, whole: Tilted, query_starts: Tensor, key_starts: Tensor, dropout: float, seed: Any
-) -> Tilted:
-    r"""The result `whole` of a call with its output of a share of the weights only: attention over the keys
-    that are kept, times what they weigh.
+    call: Call, whole: AttentionResult, query_starts: Tensor, key_starts: Tensor, dropout: float, seed: Any
+) -> AttentionResult:
+    r"""The result `whole` with the output of the kept weights alone: attention over the kept keys, rescaled.
 
         Σ_j d_j p_j v_j = o' e^{G' − G} / (1 − dropout),     d_j = 0 or 1/(1 − dropout),
 
@@ -108,7 +113,7 @@ def drop(
     drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
     made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]
     bias = t.bias
-    if t.mask is not None:  # a plan stands in its place
+    if t.mask is not None:  # the plan takes the mask's place
         hidden = torch.zeros(t.mask.shape, dtype=wide_dtype(t.query.dtype), device=device)
         hidden = hidden.masked_fill(~t.mask, -torch.inf)
         bias = hidden if bias is None else bias + hidden
@@ -137,7 +142,7 @@ def attend(
     check: bool | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
-) -> Tilted:
+) -> AttentionResult:
     r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
 
         s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
@@ -164,13 +169,14 @@ def attend(
         check: raise if NaN or an infinity in query, key, bias or log_weight reaches a result; None means yes
             on the CPU, no elsewhere.
         dropout: share of the weights that are dropped from the output, others divided by 1 − dropout;
-            statistics are those of all weights. Which ones follows from the seed alone, so nothing of size
-            Q × K is kept, and every derivative drops the same. On the CPU these weights are found in plain
-            torch.
+            statistics are those of all weights. The seed alone decides which are dropped, so nothing of size
+            Q × K is kept, and every derivative drops the same ones. On the CPU the kept weights are found in
+            plain torch.
         seed: an integer of at most 32 bits, or a tensor ``()``; None draws one from torch's random numbers.
 
     Returns:
-        `Tilted`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)`` or None.
+        `AttentionResult`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)``
+        or None.
         A query that sees nothing has output 0, log_normalizer −inf, score_max −inf, and 0 for the rest.
 
     Example:
@@ -179,7 +185,7 @@ def attend(
         tensor([[8., 8.]])
     """
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = prepare_again("attend", query, key, value, *options)
+    call = prepare_again("attend", query, key, value, options)
     return run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
 
 
@@ -230,7 +236,7 @@ def log_normalizer(
     flat = _flat(query, key)
     query, key = (query[None], key[None]) if flat else (query, key)
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = prepare_again("log_normalizer", query, key, None, *options)
+    call = prepare_again("log_normalizer", query, key, None, options)
     G = run(call).log_normalizer
     return G[0] if flat else G
 
@@ -285,7 +291,7 @@ def fisher_vector_product(
     flat = _flat(query, key, vector)
     query, key, vector = (query[None], key[None], vector[None]) if flat else (query, key, vector)
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
-    call = prepare_again("fisher_vector_product", query, key, None, *options)
+    call = prepare_again("fisher_vector_product", query, key, None, options)
     if not isinstance(vector, Tensor) or vector.shape != query.shape or vector.dtype != query.dtype:
         got = f"{tuple(vector.shape)} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
         raise ArgumentError(

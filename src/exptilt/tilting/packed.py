@@ -18,7 +18,7 @@ from exptilt.tilting import plan
 from exptilt.tilting.arguments import explain_keywords, prepare
 from exptilt.tilting.attend import attend, check_dropout, drop, run
 from exptilt.tilting.backends.dispatch import default_backend
-from exptilt.tilting.tilted import Tilted
+from exptilt.tilting.result import AttentionResult
 
 
 def _refuse(text: str) -> ArgumentError:
@@ -26,7 +26,7 @@ def _refuse(text: str) -> ArgumentError:
 
 
 def _check_starts(name: str, starts: Tensor, length: int | None, what: str, look: bool) -> None:
-    """Starts are integers that begin at 0, do not fall, and end at a length, if it is given."""
+    """Check that starts are integers that begin at 0, do not fall, and end at `length`, if it is given."""
     if (
         not isinstance(starts, Tensor)
         or starts.dim() != 1
@@ -56,7 +56,7 @@ def _check(
     page: int,
     look: bool,
 ) -> None:
-    """What `attend` cannot check: axes, starts, and the table of pages."""
+    """Check axes, starts and the table of pages, which `attend` cannot check."""
     for name, x in (("query", query), ("key", key)):
         if not isinstance(x, Tensor) or x.dim() != 3:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -94,24 +94,24 @@ def _check(
 
 
 def _unpaged(table: Tensor, starts: Tensor, page: int) -> Tensor:
-    """(keys of all sequences): where in the pages they stand."""
+    """(keys of all sequences,): the position of each key in the pages."""
     lengths = starts.diff()
     b = torch.repeat_interleave(torch.arange(lengths.shape[0], device=starts.device), lengths)
     i = torch.arange(b.shape[0], device=starts.device) - starts[b]
     return table[b, i // page].to(torch.int64) * page + i % page
 
 
-def _joined(parts: list[Tilted]) -> Tilted:
-    """Results of sequences, one after the other."""
+def _joined(parts: list[AttentionResult]) -> AttentionResult:
+    """The results of several sequences as one result, packed one after the other."""
 
     def along(name: str) -> Tensor | None:
         found = [getattr(x, name) for x in parts]
         return None if found[0] is None else torch.cat(found, -2 if name == "output" else -1)
 
     known = [x.parts for x in parts if x.parts is not None]
-    found: Any = {f.name: along(f.name) for f in fields(Tilted) if f.name != "parts"}
+    found: Any = {f.name: along(f.name) for f in fields(AttentionResult) if f.name != "parts"}
     rows: Any = tuple(torch.cat(x, -1) for x in zip(*known, strict=True))
-    return Tilted(**found, parts=rows if len(known) == len(parts) else None)
+    return AttentionResult(**found, parts=rows if len(known) == len(parts) else None)
 
 
 @explain_keywords
@@ -135,7 +135,7 @@ def attend_packed(
     check: bool | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
-) -> Tilted:
+) -> AttentionResult:
     r"""Attention within each of several sequences of any lengths, packed one after the other without padding.
 
     Sequence b is query[:, query_starts[b] : query_starts[b + 1]] against the keys from key_starts[b] to
@@ -151,9 +151,9 @@ def attend_packed(
     Args:
         query: ``(Hq, queries of all sequences, D)``. From (positions, heads, D) pass ``x.transpose(0, 1)``.
         key: ``(Hkv, keys of all sequences, D)``, or ``(Hkv, pages · page_size, D)``; Hkv divides Hq.
-        value: ``(Hkv, as many, Dv)``.
+        value: ``(Hkv, positions of key, Dv)``.
         query_starts: ``(B + 1,)`` integers: 0, then the lengths of the B sequences added up.
-        key_starts: ``(B + 1,)``, the same for keys; None if they are those of the queries.
+        key_starts: ``(B + 1,)``, the same for keys; None if equal to query_starts.
         block_table: ``(B, pages of the longest)`` integers, the pages of each sequence in order. Entries past
             its end may be anything.
         page_size: positions of a page.
@@ -163,17 +163,19 @@ def attend_packed(
         window: see `attend`.
         softcap: see `attend`.
         sink: ``(Hq,)``.
-        key_mass: see `attend`; of positions in pages it is what all sequences give them.
+        key_mass: see `attend`; a position in a page gets the sum over all sequences that have the page.
         backend: see `attend`.
-        check: see `attend`; also whether starts and table are looked at, for which a GPU must be waited for
-            (None: they are).
+        check: see `attend`; also whether starts and table are checked, which waits for the GPU (None: they
+            are).
         dropout: see `attend`; off a GPU the dropped weights are found in plain torch, in time that grows with
             the square of all positions.
-        seed: an integer or a tensor ``()``, see `attend`; a weight is dropped by where its query and its key
-            stand among all that are packed (of pages: gathered), so that sequences drop differently.
+        seed: an integer or a tensor ``()``, see `attend`; whether a weight is dropped depends on the position
+            of its query and of its key among all that are packed (with pages: gathered), so that sequences
+            drop differently.
 
     Returns:
-        `Tilted`: output ``(Hq, queries, Dv)``, statistics ``(Hq, queries)``, key_mass ``(Hq, positions)``.
+        `AttentionResult`: output ``(Hq, queries, Dv)``, statistics ``(Hq, queries)``, and key_mass
+        ``(Hq, positions)``.
 
     Example:
         >>> x, starts = torch.randn(2, 12, 4), torch.tensor([0, 5, 12])
@@ -234,7 +236,7 @@ def attend_packed(
 
 
 def _plan(queries: Tensor, keys: Tensor, table: Tensor | None, page: int, positions: int) -> Tensor:
-    """The plan of packed sequences; in pages, each sequence has as many places for keys as the table has."""
+    """The plan of packed sequences; with pages, each sequence has the key places of a row of the table."""
     if table is None:
         return plan.make(queries, keys[:-1], keys[1:])
     starts = torch.arange(table.shape[0], device=table.device) * (table.shape[1] * page)

@@ -1,14 +1,15 @@
-r"""A plan: who sees whom, said by a few integers in place of a mask, of packed sequences and dropped weights.
+r"""A plan: a few integers that replace the mask of packed sequences and dropped weights.
 
-It stands where a mask would (`Inputs.mask`), goes wherever masks go, and is told from one by its dtype:
+It takes the place of a mask (`Inputs.mask`), goes wherever masks go, and is told from a mask by its dtype:
 int64 (..., 1, rows, width), with rows
 
     0       where the queries of each sequence begin, then where the last ends
     1, 2    where the keys of each sequence begin, and where they end
-    3       the seed of dropped weights, how many of 2³² are dropped, keys of a page; absent without both
+    3       the seed of dropped weights, how many of 2³² are dropped, keys of a page; absent without either
     4 …     the page of each sequence's first keys, of the next ones, and so on; then nothing is dropped
 
-Query i of a sequence stands at the key as far from its sequence's end as i is from its own.
+Query i stands at the key that is as far from the end of its sequence's keys as i is from the end of its
+queries.
 """
 
 import math
@@ -40,7 +41,7 @@ def make(
     pages: Tensor | None = None,
     page: int = 0,
 ) -> Tensor:
-    """(1, rows, width), from starts (B + 1), (B), ends (B), and pages (B, columns) of as many keys."""
+    """The plan (1, rows, width), from starts (B + 1), (B), ends (B), pages (B, columns) of `page` keys."""
     seed = query_starts.new_zeros(()) if seed is None else seed
     numbers = [seed.new_full((), x) for x in (min(round(dropped * 2**32), _ALL), page)]
     width = max(3, query_starts.shape[0])
@@ -59,9 +60,10 @@ def make(
 def _spans(
     own: Tensor, ends: Tensor, starts: Tensor, stops: Tensor, n: int, back: int | None, ahead: int | None
 ) -> Tensor:
-    """(..., 2, n): where each one's view of the others begins and ends, so far `back` and `ahead` at most.
+    """(..., 2, n): the first key that each of n queries sees, and the one after the last.
 
-    own and ends are where sequences begin and end, starts and stops where the others' do.
+    A query sees at most `back` keys back and `ahead` ahead. own and ends are where the queries of sequences
+    begin and end, starts and stops where their keys do. With the two exchanged: which queries see each key.
     """
     x = torch.arange(n, device=own.device).expand(*own.shape[:-1], n)
     b = (torch.searchsorted(own.contiguous(), x.contiguous(), right=True) - 1).clamp(min=0)
@@ -75,7 +77,7 @@ def _spans(
 def spans(
     plan: Tensor, causal: bool, window: int | None, length_q: int, length_k: int
 ) -> tuple[Tensor, Tensor]:
-    """(..., 2, Q): the first key each query may see, and the one after the last; (..., 2, K): so for keys."""
+    """(..., 2, Q): first key each query may see and the one after the last; (..., 2, K): same for keys."""
     queries, keys, ends = plan[..., 0, :-1], plan[..., 1, :-1], plan[..., 2, :-1]
     stops = plan[..., 0, 1:]
     back = None if window is None else window - 1
@@ -85,8 +87,9 @@ def spans(
 
 
 def mix(x: Tensor) -> Tensor:
-    """A number below 2³² that looks random, for each number below 2³² (lowbias32 of C. Wellons, "Prospecting
-    for hash functions", 2018).
+    """A number below 2³² that looks random, for each number below 2³².
+
+    This is lowbias32 of C. Wellons, "Prospecting for hash functions", 2018.
     """
     x = (x ^ (x >> 16)) * 0x7FEB352D & _ALL
     x = (x ^ (x >> 15)) * 0x846CA68B & _ALL
@@ -94,7 +97,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def kept(plan: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
-    """(..., heads, Q, stop − start) booleans, for queries of shape (..., heads, Q): weights not dropped."""
+    """(..., heads, Q, stop − start) booleans, for queries of shape (..., heads, Q): the weights kept."""
     *lead, heads, length_q = shape
     device = plan.device
     seed, cut = (x.unsqueeze(-1) & _ALL for x in plan[..., 3, :2].unbind(-1))
@@ -107,7 +110,7 @@ def kept(plan: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
 def planned(
     plan: Tensor, causal: bool, window: int | None, shape: torch.Size, length_k: int, start: int, stop: int
 ) -> Tensor:
-    """(..., heads or 1, Q, stop − start) booleans: which of the keys start..stop queries of a shape see."""
+    """(..., heads or 1, Q, stop − start) booleans: which of the keys start..stop each query sees."""
     first, last = spans(plan, causal, window, shape[-1], length_k)[0].unsqueeze(-1).unbind(-3)
     j = torch.arange(start, stop, device=plan.device)
     seen = (first <= j) & (j < last)

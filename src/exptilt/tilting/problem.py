@@ -5,19 +5,22 @@ r"""A tilting problem in its canonical form.
 Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (..., Hq or 1, Q or 1, K or
 1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h reads key head h //
 (Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums
-are taken in (`wide_dtype`). What the scores are is said by ``score_rule.py``. A plan (``plan.py``) may stand
-in the mask's place.
+are taken in (`wide_dtype`). ``score_rule.py`` defines the scores. A plan (``plan.py``) may take the mask's
+place.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from exptilt.tilting.score_rule import ScoreRule
+
 
 class Inputs(NamedTuple):
-    """What is given; shapes in the module's docstring."""
+    """Tensors of a tilting problem; shapes in the module's docstring."""
 
     query: Tensor
     key: Tensor
@@ -28,7 +31,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None = None
 
 
-class Dots(NamedTuple):
+class InputTangents(NamedTuple):
     """Tangents of the differentiable inputs, or gradients by them; None where there is none."""
 
     query: Tensor | None = None
@@ -41,7 +44,7 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a backward sweep is asked for: gradients, and row and column sums of the scores' derivative."""
+    """The results asked of a backward sweep: gradients, and row and column sums of the scores' derivative."""
 
     query: bool = True
     key: bool = True
@@ -54,15 +57,34 @@ class Needs:
     )
 
     def flags(self) -> list[bool]:
-        """All of them, in order."""
+        """All fields, in order."""
         return [self.query, self.key, self.value, self.columns, self.rows, self.bias, self.mass]
 
 
 MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias=False, mass=True)
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The part of a call that is not a tensor.
+
+    Attributes:
+        rule: of the scores.
+        backend: name of the backend.
+        check: whether a NaN or infinity that reaches a result raises an error.
+        needs: of a backward sweep.
+        known: results of `Tangent` or `Second`, if they have been found already.
+    """
+
+    rule: "ScoreRule"
+    backend: str
+    check: bool = False
+    needs: Needs | None = None
+    known: tuple[Tensor, ...] | None = None
+
+
 class Gradients(NamedTuple):
-    """What a backward sweep yields; of shape (0,) where not asked for.
+    """Results of a backward sweep; of shape (0,) where not asked for.
 
     query (..., Hq, Q, D), key (..., Hkv, K, D), value (..., Hkv, K, Dv), column_sum (..., Hq, K) and row_sum
     (..., Hq, Q) of the derivative by the scores, and that derivative itself summed to bias's shape where bias
@@ -77,11 +99,11 @@ class Gradients(NamedTuple):
     bias: Tensor
 
 
-class Lines(NamedTuple):
-    """What the forward sweep finds of each query, each (..., Hq, Q).
+class RowStatistics(NamedTuple):
+    """Statistics of each query from the forward sweep, each (..., Hq, Q).
 
-    The largest score is the shift, weight is Σ e^{s − shift}, and gap is the mean score less the shift:
-    log-normalizer, entropy and mean are sums of these, which round. Derivatives use the parts.
+    The largest score is the shift, weight is Σ e^{s − shift}, and gap is the mean score less the shift.
+    Log-normalizer, entropy and mean are rounded sums of these three parts; derivatives use the parts.
     """
 
     log_normalizer: Tensor
@@ -94,7 +116,7 @@ class Lines(NamedTuple):
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums are taken in."""
+    """The dtype that sums are taken in: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -104,10 +126,10 @@ def has_full_bias(t: Inputs) -> bool:
 
 
 def per_query_head(x: Tensor, heads: int, axis: int) -> Tensor:
-    """Each key head, along that axis, repeated for the query heads that read it."""
+    """x with each key head, along that axis, repeated for the query heads that read it."""
     return x if x.shape[axis] == heads else x.repeat_interleave(heads // x.shape[axis], dim=axis)
 
 
 def per_key_head(x: Tensor, heads: int, axis: int) -> Tensor:
-    """Summed over the query heads, along that axis (negative), that read a key head."""
+    """x summed over the query heads, along that axis (negative), that read the same key head."""
     return x if x.shape[axis] == heads else x.unflatten(axis, (heads, -1)).sum(axis)

@@ -3,9 +3,9 @@ r"""The score rule: what a score is, and who sees whom.
     s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
 
 Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
-window of w those with i' − j >= w, and without causality also those with j − i' >= w; a mask what it says.
-Everything in this package that needs scores in torch asks here; the compiled kernels have the same rule in
-``csrc/scores.hpp`` (CPU) and ``backends/triton/scores.py`` (GPU).
+window of w those with i' − j >= w, and without causality also those with j − i' >= w, and a mask those where
+it is False. Everything in this package that needs scores in torch asks here; the compiled kernels have the
+same rule in ``csrc/scores.hpp`` (CPU) and ``backends/triton/scores.py`` (GPU).
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class ScoreRule:
     Attributes:
         scale: factor of <q,k>.
         causal: whether query i sees no key after its own place.
-        window: how far it sees from its own place; None for all the way.
+        window: how far a query sees from its own place; None for all the way.
         softcap: c of c·tanh(s/c), or None.
     """
 
@@ -47,7 +47,7 @@ class ScoreRule:
 
     @property
     def numbers(self) -> tuple[float, bool, int | None, float | None]:
-        """The four, in order."""
+        """The four numbers of the rule, in order."""
         return self.scale, self.causal, self.window, self.softcap
 
     def sees(self, own: Tensor, key: Tensor) -> Tensor | None:
@@ -170,12 +170,12 @@ class ScoreRule:
         return s if t.mask is None else s.masked_fill(~pick(t.mask, -1), -torch.inf)
 
     def at_key(self, t: Inputs, best: Tensor) -> "AtKey":
-        """One key for each query, best (..., Hq, Q): how its score depends on the inputs."""
+        """How the score of one key for each query, best (..., Hq, Q), depends on the inputs."""
         return AtKey(self, t, best)
 
 
 def columns(x: Tensor | None, start: int, stop: int, rows: slice | None = None) -> Any:
-    """The part of a bias or mask for keys start..stop and some queries, or the one for all; 0 for None."""
+    """The part of a bias or mask for keys start..stop and some queries; axes of size 1 stay; 0 for None."""
     if x is None:
         return 0.0
     x = x if rows is None or x.shape[-2] == 1 else x[..., rows, :]
@@ -188,7 +188,7 @@ def weights(x: Tensor | None, heads: int, start: int, stop: int) -> Any:
 
 
 class AtKey:
-    """The score of one key for each query: how to pick what it is made of, and its slope. Memory O(n)."""
+    """The score of one key for each query: indices of the inputs behind it, and its slope. Memory O(n)."""
 
     def __init__(self, rule: ScoreRule, t: Inputs, best: Tensor):
         self.shape = best.shape
@@ -211,7 +211,7 @@ class AtKey:
         self.slope: Tensor | float = rule.scale
         if rule.softcap is not None:
             q, k = t.query, self.key
-            if q.device.type == "cpu":  # an error of z is one of 2z/c times as many digits in the slope
+            if q.device.type == "cpu":  # a relative error of z grows 2z/c times in the slope
                 q, k = q.double(), k.double()
             x = (2 * rule.scale / rule.softcap) * (q * k).sum(-1)
             slope = (4 * rule.scale) * torch.sigmoid(x) * torch.sigmoid(-x)  # 1/cosh², never inf

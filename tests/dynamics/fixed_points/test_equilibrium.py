@@ -262,6 +262,7 @@ def test_phantom_gradients_as_torchdeq_has_them() -> None:
         close(left, right, 1e-7)
 
 
+@pytest.mark.slow
 def test_jacobian_penalty() -> None:
     """Against the matrix written out; its gradient against that of the matrix; as torchdeq for the same
     draws.

@@ -446,3 +446,14 @@ def test_broyden_takes_the_same_way_where_all_samples_come_nearer(strength: floa
         calm.append(ways[0].calm)
     assert any(calm)
     assert all(calm) == (strength < 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["anderson", "broyden", "newton-krylov"])
+def test_a_drift_to_infinity_is_no_fixed_point(solver: str, dtype: torch.dtype) -> None:
+    """x + e^{−x} and x + 1/x have none, though their residuals vanish; x − x³ has one at 0."""
+    start = torch.full((2, 1), 0.5, dtype=dtype)
+    for function in (lambda x: x + torch.exp(-x), lambda x: x + 1 / x):
+        found = fixed_point(function, start, solver=solver, throw=False)
+        assert found.status is Status.DIVERGED
+    assert fixed_point(lambda x: x - x**3, start, solver=solver).converged

@@ -21,7 +21,7 @@ from exptilt.dynamics.fixed_points.solve import solve
 
 
 class Equilibrium(nn.Module):
-    """Solve ``z = module(z, x)`` for z.
+    """A layer whose output z solves ``z = module(z, x)``.
 
     The state dict is that of `module`, key for key: an equilibrium can be loaded from a layer and a layer
     from an equilibrium. Let `module` be deterministic: with dropout in training there is no fixed point to
@@ -29,7 +29,7 @@ class Equilibrium(nn.Module):
 
     Args:
         module: called as ``module(z, x)``, or with further inputs by name; returns the shape of z.
-        solver: as in `fixed_point`, like all that is not explained here.
+        solver: as in `fixed_point`, which explains all options.
         tolerance: of the residual.
         max_steps: most evaluations of `module`.
         event_dims: how many of the last axes of z make up one sample, whose parts may influence each other;
@@ -37,14 +37,14 @@ class Equilibrium(nn.Module):
         damping: of Picard and Anderson.
         window: of all solvers but Picard.
         regularization: of Anderson.
-        order: of the derivatives that are exact.
-        scale: a number, or a tensor that broadcasts to ``(...)``, in which small states are measured.
-        throw: raise where a sample does not converge. If False, `solution` tells, and gradients belong to the
-            point where it stopped.
+        order: highest order of exact derivatives.
+        scale: a number, or a tensor that broadcasts to ``(...)``: the unit of the residuals of small states.
+        throw: raise where a sample does not converge. If False, `solution` has the status, and gradients
+            are taken at the point where the solver stopped.
         strict: raise where a derivative does not exist. Default: as throw.
-        phantom_steps: gradients through so many damped steps from the equilibrium instead of the implicit
-            ones.
-        phantom_damping: of these steps.
+        phantom_steps: number of damped steps from the equilibrium to differentiate through, instead of
+            implicitly.
+        phantom_damping: of the phantom steps.
 
     Example:
         >>> import torch
@@ -92,16 +92,16 @@ class Equilibrium(nn.Module):
 
     @property
     def solution(self) -> Solution[Tensor] | None:
-        """How the last call went: its value and residuals, without any graph. None before the first call."""
+        """The `Solution` of the last call, without a graph; None before the first, or under a transform."""
         return self._solution
 
     def forward(self, x: Any, start: Tensor | None = None, **inputs: Any) -> Tensor:
-        """The fixed point.
+        """The fixed point z = module(z, x).
 
         Args:
             x: ``(...)``, or whatever else `module` takes beside z, such as a tuple; injected at every step.
-            start: ``(..., *event)``, where the solver begins; default zeros like x, which must be a tensor
-                then. Unless there are several fixed points it does not matter which is passed.
+            start: ``(..., *event)``, where the solver begins; default zeros like x, which must then be
+                a tensor. The result depends on it only if there are several fixed points.
             **inputs: further inputs, passed on by name: ``module(z, x, mask=mask)``.
 
         Returns:
@@ -114,12 +114,12 @@ class Equilibrium(nn.Module):
             )
         begin = torch.zeros_like(x) if start is None else start
         found = solve(lambda z: self.module(z, x, **inputs), begin, self.options)
-        # Under a transform there is nothing to look at once it has ended.
+        # Tensors of a transform cannot be read once it has ended.
         self._solution = None if in_transform() else replace(found, value=found.value.detach())
         return found.value
 
     def extra_repr(self) -> str:
-        """What ``print`` shows beside the module."""
+        """The options that are set, as ``print`` shows them beside the module."""
         shown = {name: x for name, x in vars(self.options).items() if name != "caller" and x is not None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 

@@ -1,12 +1,12 @@
-r"""Derivatives of a fixed point, without differentiating the way to it.
+r"""Derivatives of a fixed point, without differentiating the solver's steps.
 
 Let x(θ) = f(x(θ), θ), let x̂ be the solver's answer, a constant, and S = (I − J)⁻¹ with J = ∂f/∂x at x̂, a
 constant too. The chord steps
 
     x₀ = x̂,      x_{k+1} = x_k + S (f(x_k, θ) − x_k)                                                     (∗)
 
-leave the value where it is and add one order of derivatives each. For e_k(θ) = x_k(θ) − x(θ) satisfies, f
-being smooth,
+leave the value unchanged, and each adds one order of derivatives: for smooth f, e_k(θ) = x_k(θ) − x(θ)
+satisfies
 
     e_{k+1} = e_k + S (f(x + e_k, θ) − x − e_k) = [I − S (I − J(θ))] e_k + O(e_k²),
 
@@ -16,16 +16,16 @@ backward. They are as good as the solver's answer: its error enters them linearl
 
 Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules:
 S is constant, so its forward derivative is S and its backward derivative is Sᵀ. A gradient therefore costs
-one solve with I − Jᵀ; memory holds `order` evaluations of f and not the solver's steps. The first of them
-is the solver's last, where it could be recorded.
+one solve with I − Jᵀ; memory holds `order` evaluations of f and not the solver's steps. The first of these
+evaluations is the solver's last, where that could be recorded.
 
-A gradient b comes to the last step first. That solves u = Sᵀb, sends u through f to θ, and b − u + Jᵀu to the
-step before: the residual of its solve. If this is small it is sent no further, else it is solved for in
-turn; so a bad solve is noticed without a product more.
+A gradient b reaches the last step first. This step solves u = Sᵀb, sends u through f to θ, and passes
+the residual of its solve, b − u + Jᵀu, to the step before, which drops a small residual and solves for a
+large one; so a bad solve is noticed without one more product.
 
-**Beyond `order`** derivatives would be wrong, so they are refused. The transforms of `torch.func`, and a
-tangent of `forward_ad`, are counted when x is made. Backward passes are counted as they come: what a pass
-solves for is always open to derivatives, so that the next pass comes by and sees in which one it was made.
+Derivatives **beyond `order`** would be wrong, so they are refused. The transforms of `torch.func`, and a
+tangent of `forward_ad`, are counted when x is made. Backward passes are counted as they run: the result of
+each solve is differentiable, so the next pass runs its node, which knows the pass that made it.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,12 @@ from exptilt._support.transforms import (
 from exptilt.dynamics.fixed_points.jacobian import Jacobian, Resolvent
 from exptilt.dynamics.fixed_points.problem import Problem, bare, plain
 
-# The name of an axis that is none of the problem's: before them in order.
+# Name of a ``vmap`` axis that the problem does not have; sorts before the problem's own.
 _OTHER = 0
 
 
 class _Orders:
-    """Which order of derivatives each backward pass is after; `known` are taken beside backward passes."""
+    """Derivative order of each backward pass; `known` counts the torch.func levels and tangents around it."""
 
     def __init__(self, caller: str, order: int, known: int) -> None:
         self.caller, self.order, self.known = caller, order, known
@@ -65,21 +65,21 @@ class _Orders:
         self.check(known)
 
     def bind(self, image: Tensor) -> None:
-        """Keep a number of f's image as the mark: whoever differentiates in what f depends on comes by it."""
+        """Store one entry of f's image as the mark, which depends on every tensor that f depends on."""
         if self.mark is None:
             with plain():
                 mark = bare(image)[0].flatten()[0]
                 self.mark = without_tangent(mark) if in_forward_mode() else mark
 
     def visit(self, made_in: int) -> None:
-        """Note that the pass under way comes by something that was made in another pass, or -1 for none."""
+        """Record that the current backward pass runs a node made in the pass `made_in`, -1 for none."""
         now = backward_pass()
         found = max(self.passes.get(now, 0), self.passes.get(made_in, self.known) + 1)
         self.passes[now] = found
         self.check(found)
 
     def check(self, found: int) -> None:
-        """Refuse an order that is not exact."""
+        """Raise if derivatives of order `found` are not exact."""
         if found > self.order:
             raise ArgumentError(
                 f"{self.caller}: a derivative of order {found} is asked for, and those beyond "
@@ -89,16 +89,16 @@ class _Orders:
 
 @dataclass(frozen=True)
 class _Solve:
-    """S or Sᵀ, applied for one of the steps (∗).
+    """The linear map S or Sᵀ of one of the steps (∗).
 
     Args:
         resolvent: S.
-        orders: of the derivatives.
-        step: its number.
-        axes: names of the axes that ``vmap`` has put in front: the level of the problem, or `_OTHER`.
-        transposed: whether it is Sᵀ.
-        silent: whether its value is left out: f(x̂) − x̂ is zero but for the solver's tolerance.
-        made_in: the backward pass that it was made in.
+        orders: counts the derivatives.
+        step: number of the step.
+        axes: names of the axes that ``vmap`` has put in front: a level of the problem, or `_OTHER`.
+        transposed: whether the map is Sᵀ.
+        silent: return 0 as the value, since f(x̂) − x̂ is 0 within the solver's tolerance.
+        made_in: the backward pass that made this map, -1 for none.
     """
 
     resolvent: Resolvent
@@ -110,7 +110,7 @@ class _Solve:
     made_in: int = -1
 
     def __call__(self, vector: Tensor, *, verify: bool = True) -> Tensor | None:
-        """The answer for ``(*axes, *shape)``, or None if v is only the residual of another step's solve."""
+        """The map of ``(*axes, *shape)``, or None if this is only the residual of another step's solve."""
         order = sorted(range(len(self.axes)), key=lambda place: self.axes[place])
         back = sorted(range(len(self.axes)), key=lambda place: order[place])
         rest = range(len(self.axes), vector.ndim)
@@ -122,11 +122,11 @@ class _Solve:
         return solved.reshape(stacked.shape).permute(*back, *rest)
 
     def under_vmap(self) -> "_Solve":
-        """With one more axis in front, that of the ``vmap`` whose rule this is called from.
+        """The map with one more axis in front, for the ``vmap`` whose rule calls this.
 
-        Within its rule a transform is off, so its level is one above the current one. Numbers are given out
-        anew once a transform has ended, but levels still to come for this operand are below all that have
-        ended: one of the problem's that has an axis already is new.
+        Within its rule a transform is off, so its level is one above the current one. Level numbers are
+        reused once a transform has ended, but the levels still to come for this operand are below all that
+        have ended: a level of the problem that already has an axis belongs to a new transform.
         """
         level = current_level() + 1
         own = level in self.resolvent.jacobian.problem.levels and level not in self.axes
@@ -134,7 +134,7 @@ class _Solve:
 
 
 class _Inverse(Function):
-    """A `_Solve`, open to derivatives. Where `mark` is one of `_Orders`, every later pass comes by."""
+    """A differentiable `_Solve`. If `mark` is set, later backward passes run this node and are counted."""
 
     @staticmethod
     def forward(vector: Tensor, mark: Tensor | None, solve: _Solve) -> Tensor:
@@ -162,13 +162,13 @@ class _Inverse(Function):
             return _inverse(vector, None, back), None, None
         if torch.is_grad_enabled():
             return _inverse(vector, solve.orders.mark, back), None, None
-        # The common case: a first derivative. A step's residual comes to the step before it, and need not be
-        # computed here too.
+        # The common case, a first derivative: the step before receives the residual of this solve, so it is
+        # computed here only for step 0.
         return back(vector, verify=not solve.silent or solve.step == 0), None, None
 
     @staticmethod
     def jvp(ctx: Any, dot: Tensor, *_: Any) -> Any:
-        """S applied to a tangent, open to forward derivatives, which torch switches off in a ``jvp``."""
+        """S applied to a tangent, with the forward derivatives that torch switches off in a ``jvp``."""
         (saved,), ahead = ctx.saved_tensors, replace(ctx.solve, silent=False)
         if not in_transform():
             return _inverse(_like(dot, saved), None, ahead)
@@ -184,12 +184,12 @@ _inverse: Callable[[Tensor, Tensor | None, _Solve], Tensor] = _Inverse.apply
 
 
 def _like(vector: Tensor, other: Tensor) -> Tensor:
-    """The same numbers, with every ``vmap`` axis that `other` has."""
+    """The vector with every ``vmap`` axis that `other` has."""
     return vector + torch.zeros_like(other) if is_wrapped(other) else vector
 
 
 def known_orders(image: Tensor) -> int:
-    """How many derivatives of f's image are under way, by `torch.func` and by `forward_ad`."""
+    """The number of derivatives of f's image under way, in `torch.func` and in `forward_ad`."""
     levels = derivative_levels(image)
     with plain():
         return levels + has_tangent(bare(image)[0])
@@ -206,10 +206,10 @@ def attach(
     tolerance: float,
     strict: bool,
 ) -> Tensor:
-    """The solver's answer x̂ ``(*problem.full)`` with its derivatives, as the transforms know it.
+    """The solver's answer x̂ ``(*problem.full)`` with its derivatives, wrapped in the transforms.
 
-    The Jacobian at x̂ was recorded without any transform in place, if there is one; `known` is what
-    `known_orders` says; `strict` makes a linear solve that misses the tolerance an error.
+    `jacobian`, if given, was recorded at x̂ without any transform in place; `known` comes from
+    `known_orders`; `strict` makes a linear solve that misses the tolerance an error.
     """
     orders = _Orders(caller, order, known)
     with plain():
@@ -217,8 +217,8 @@ def attach(
         resolvent, state = Resolvent(recorded, tolerance, strict=strict), state.detach()
     x = problem.wrap(state)
     for step in range(order):
-        # The recorded evaluation will do for the first step, if the answer requires grad anyway and not only
-        # because of the leaf that it was recorded at.
+        # The first step reuses the recorded evaluation, made only if f's result requires grad even where its
+        # argument does not.
         image = problem.function(x) if step or jacobian is None else jacobian.seen
         orders.bind(image)
         x = x + _inverse(_like(image, x) - x, None, _Solve(resolvent, orders, step, silent=True))

@@ -1,9 +1,9 @@
 r"""The Jacobian J of f at a point: products with it and its transpose, and solves with I − J.
 
 f is evaluated once and its graph kept, below all `torch.func` transforms, where the axes of ``vmap`` are
-plain axes. Running it backwards gives u ↦ Jᵀu, and since that is linear in u, running its own graph
-backwards gives v ↦ Jv. Neither evaluates f again, and neither needs the transforms to be there still: a
-gradient is often asked for when they are gone.
+plain axes. Running this graph backwards gives u ↦ Jᵀu, which is linear in u, so running its graph
+backwards in turn gives v ↦ Jv. Neither evaluates f again or needs the transforms, which have often ended
+when a gradient is asked for.
 
 Within ``torch.no_grad`` a ``torch.func`` transform lets no graph be recorded. Then Jv comes from forward
 derivatives, as long as the transforms are in place.
@@ -19,7 +19,7 @@ from exptilt._support.transforms import forward_derivatives, full_precision, in_
 from exptilt.dynamics.fixed_points.krylov import gmres
 from exptilt.dynamics.fixed_points.problem import Problem
 
-# Written out, a Jacobian of n columns costs n products, GMRES a handful where f contracts.
+# Largest sample whose Jacobian is written out, at n products; GMRES takes a handful where f contracts.
 _DENSE = 8
 
 
@@ -30,7 +30,7 @@ class Jacobian:
         self.problem, self.event = problem, problem.event
         self.point = state.detach().requires_grad_()
         with torch.enable_grad():
-            self.seen = problem.inside(problem.function, self.point)  # as the transforms know it
+            self.seen = problem.inside(problem.function, self.point)  # wrapped in the transforms
             image = problem.unwrap(self.seen)
             if in_forward_mode():
                 image = without_tangent(image)
@@ -43,13 +43,13 @@ class Jacobian:
         return self.problem.unwrap(self.seen).detach()
 
     def pull(self, vectors: Tensor) -> Tensor:
-        """Jᵀu for each of ``(E, *problem.full)``."""
+        """Jᵀu for each u of ``(E, *problem.full)``."""
         if self.image is None:  # f does not depend on x
             return torch.zeros_like(vectors)
         return _backwards(self.image, self.point, vectors)
 
     def push(self, vectors: Tensor) -> Tensor:
-        """Jv for each of ``(E, *problem.full)``."""
+        """Jv for each v of ``(E, *problem.full)``."""
         if self.image is None:
             return torch.stack([self._forwards(vector) for vector in vectors])
         if self._pulled is None:
@@ -77,7 +77,7 @@ class Jacobian:
 
 
 def _pull(output: Tensor, leaf: Tensor, vector: Tensor, *, create_graph: bool = False) -> Tensor:
-    """The gradient of <output, vector> in a leaf, along a graph that is kept."""
+    """The gradient of <output, vector> in a leaf; the graph is kept."""
     (found,) = torch.autograd.grad(
         output, leaf, vector, True, create_graph, allow_unused=True, materialize_grads=True
     )
@@ -85,7 +85,7 @@ def _pull(output: Tensor, leaf: Tensor, vector: Tensor, *, create_graph: bool = 
 
 
 def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
-    """`_pull` of each of ``(E, ...)``."""
+    """`_pull` for each vector of ``(E, ...)``."""
     if not output.requires_grad:
         return torch.zeros_like(vectors)
     with forward_derivatives(False):
@@ -96,17 +96,17 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
 
 
 class Resolvent:
-    """S = (I − J)⁻¹ and Sᵀ at a fixed point, by linear solves; `strict` ones must meet the tolerance."""
+    """S = (I − J)⁻¹ and Sᵀ at a fixed point, by linear solves; `strict` makes one that fails an error."""
 
     def __init__(self, jacobian: Jacobian, tolerance: float, *, strict: bool) -> None:
         self.jacobian, self.tolerance, self.strict = jacobian, tolerance, strict
-        # Without a graph there are products only as long as the transforms are in place: use them now.
+        # Without a graph, products need the transforms, which may end: write J out now.
         self._dense = jacobian.matrix() if jacobian.image is None else None
         self._factors: tuple[Tensor, Tensor] | None = None
         self._last: tuple[Tensor, int, bool] | None = None
 
     def solve(self, right: Tensor, *, transposed: bool, verify: bool = True) -> Tensor:
-        """S b, or Sᵀ b, for plain ``(E, *problem.full)``; under the caller's autocast too."""
+        """S b, or Sᵀ b, for plain ``(E, *problem.full)``, in full precision even under autocast."""
         event = self.jacobian.event
         flat = right.reshape(right.shape[0], -1, event)
 
@@ -133,8 +133,8 @@ class Resolvent:
     def left_over(self, right: Tensor, step: int, *, transposed: bool) -> bool:
         """Whether b ``(E, *problem.full)`` is only the residual of the last solve, made for another step.
 
-        To first order one step alone contributes: what reaches the next is its residual, b times the
-        tolerance, and solving for that would double the cost for digits that nobody asked for.
+        A first derivative comes from one step alone: the next receives only the residual of that solve, of
+        size tolerance · ‖b‖, and solving for it would double the cost for digits that nobody asked for.
         """
         size = torch.linalg.vector_norm(right.reshape(right.shape[0], -1, self.jacobian.event), dim=-1)
         if self._last is not None:
@@ -146,7 +146,7 @@ class Resolvent:
         return False
 
     def _check(self, missed: Tensor, size: Tensor) -> None:
-        # Far above what rounding may do, far below what a wrong solve does.
+        # Far above rounding errors, far below the residual of a wrong solve.
         allowed = min((100 * self.tolerance) ** 0.5, 0.1) * size
         if not bool((missed <= allowed).all()):
             worst = float((missed / size).masked_fill(size == 0, 0.0).max())
@@ -158,7 +158,7 @@ class Resolvent:
             )
 
     def _product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
-        """Jᵀu or Jv for each of ``(E, *problem.full)``."""
+        """Jᵀv if `transposed`, else Jv, for each v of ``(E, *problem.full)``."""
         if self.jacobian.image is not None:
             return self.jacobian.pull(vectors) if transposed else self.jacobian.push(vectors)
         assert self._dense is not None

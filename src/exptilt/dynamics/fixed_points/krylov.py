@@ -7,7 +7,7 @@ is at hand at any time:
     u ← u + p <q, r>,       r ← r − q <q, r>.
 
 The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q,
-which leads out of the space for sure (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010;
+which always leads out of the space (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010;
 without this rule the method is GCR).
 
 **Arnoldi's process** builds an orthonormal basis V of the same space, and the Hessenberg matrix H̄ with
@@ -18,8 +18,8 @@ The eigenvalues of the square H, the Ritz values, are those of J to within |h_{j
 of their vector.
 
 A space of 30 vectors serves where f contracts. Slow rotations need more: the residual falls little before
-the space has a direction for each of them, and beginning anew forgets these. A space that has not halved
-all residuals is therefore continued, not begun anew.
+the space has a direction for each rotation, and a restart forgets these directions. A space that has not
+halved all residuals is therefore continued, not restarted.
 
 The operator works on all samples in one call, so the cost is that of the hardest one; a sample whose space
 is exhausted adds zero vectors.
@@ -32,14 +32,14 @@ from torch import Tensor
 
 Operator = Callable[[Tensor], Tensor]
 
-# Bytes that the two bases of one GMRES space may grow to.
+# Most bytes of the two bases of one GMRES space.
 _MEMORY = 2**28
-# Up to this dimension a space grows even where residuals do not fall: those of rotations fall all at once.
+# Up to this dimension a space grows even if residuals do not fall: with rotations they fall all at once.
 _PATIENCE = 120
 
 
 def arnoldi(operator: Operator, start: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """The space of this dimension from ``start (S, n)``: basis ``(S, j+1, n)``, matrix H̄ ``(S, j+1, j)``."""
+    """Basis ``(S, j+1, n)`` and matrix H̄ ``(S, j+1, j)`` of the Krylov space of ``start (S, n)``."""
     samples, n = start.shape
     basis = start.new_empty(samples, dimension + 1, n)
     hessenberg = start.new_zeros(samples, dimension + 1, dimension)
@@ -47,7 +47,7 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> tuple[Tensor, 
     for j in range(dimension):
         known, image = basis[:, : j + 1], operator(basis[:, j]).unsqueeze(1)
         before = torch.linalg.vector_norm(image, dim=-1)
-        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off is enough
+        for _ in range(2):  # the second pass removes what rounding left of a large projection
             part = torch.bmm(image, known.mT)
             image = torch.baddbmm(image, part, known, alpha=-1)
             hessenberg[:, : j + 1, j] += part.squeeze(1)
@@ -80,7 +80,7 @@ def gmres(
         right: b, ``(S, n)``.
         tolerance: relative, a number or ``(S,)``.
         restart: dimension of a space.
-        max_restarts: how many spaces are built, fewer if one brings no sample nearer.
+        max_restarts: most spaces built; a space that brings no sample nearer is the last.
         grow: let a space become larger, up to what `_MEMORY` holds, as long as residuals fall.
         verify: compute the residual from u, for one product more, also where the recurrence says it is small.
 
@@ -113,7 +113,7 @@ def gmres(
 def _space(
     operator: Operator, residual: Tensor, left: Tensor, goal: Tensor, dimension: int, largest: int
 ) -> tuple[Tensor, Tensor, bool]:
-    """One space from r, of norms `left`: u, the norms that are left, and whether all reached the goal."""
+    """One space from residuals of norms `left`: u, the new norms, and whether all reached the goal."""
     samples, n = residual.shape
     images, origins = residual.new_empty(samples, dimension, n), residual.new_empty(samples, dimension, n)
     solution, direction = torch.zeros_like(residual), residual
@@ -123,7 +123,7 @@ def _space(
     for j in range(largest):
         if j == dimension:
             open_ends = far & ~exhausted
-            # Once grown, it is too good to be thrown away.
+            # A space that has grown is not thrown away.
             swift = mark is begun and bool((left < 0.5 * begun)[open_ends].all())
             if swift or not (j < _PATIENCE or bool((left < 0.9 * mark)[open_ends].any())):
                 break
@@ -134,7 +134,7 @@ def _space(
         image = direction - operator(direction)
         before = size = torch.linalg.vector_norm(image, dim=-1)
         doubtful = False
-        for _ in range(2):  # where much is taken off, rounding leaves some of it: taking that off is enough
+        for _ in range(2):  # the second pass removes what rounding left of a large projection
             if j:
                 part = torch.bmm(image.unsqueeze(1), images[:, :j].mT)
                 image = torch.baddbmm(image.unsqueeze(1), part, images[:, :j], alpha=-1).squeeze(1)
@@ -144,7 +144,7 @@ def _space(
             if not doubtful:
                 break
         inverse = 1 / size
-        if doubtful:  # a sample without a new direction has its answer, or none in this space
+        if doubtful:  # without a new direction a sample is solved, or cannot be in this space
             exhausted = ~(size > 8 * torch.finfo(size.dtype).eps * before)
             inverse = inverse.masked_fill(exhausted, 0.0)
         p = torch.mul(direction, inverse.unsqueeze(-1), out=origins[:, j])

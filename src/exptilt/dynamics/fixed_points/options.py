@@ -9,14 +9,14 @@ from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
-# Which of the options each solver takes.
+# The options that each solver takes.
 TAKES = {
     "anderson": ("damping", "window", "regularization"),
     "picard": ("damping",),
     "broyden": ("window",),
     "newton-krylov": ("window",),
 }
-# The bounds of what may be None.
+# Bounds of the options that are real numbers.
 _BOUNDS: dict[str, dict[str, Any]] = {
     "tolerance": {"above": 0},
     "damping": {"above": 0, "most": 1},

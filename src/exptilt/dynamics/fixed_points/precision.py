@@ -1,9 +1,9 @@
 r"""The precision that f works in, and the one that a solver works in.
 
-f is given the dtype that the caller chose, with the caller's autocast. What a solver does with the results
-(differences, Gram matrices, linear solves) would drown in the rounding of half precision: that is done in
-float32 at least and with autocast off. So the rounding of f is the only one that counts, and it sets how
-small a residual may be asked for: a few eps of what f works in.
+f works in the dtype that the caller chose, under the caller's autocast. The solver's own arithmetic
+(differences, Gram matrices, linear solves) would drown in the rounding of half precision, so it is done in
+float32 at least and with autocast off. Only the rounding of f is left, and it sets the smallest residual
+that can be asked for: a few eps of the precision that f works in.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Precision(NamedTuple):
 
     @classmethod
     def of(cls, start: Tensor) -> "Precision":
-        """As it is here and now, for this state."""
+        """The dtypes and autocast setting in force for `start`."""
         given, device = start.dtype, start.device
         cast = given is not torch.float64 and autocasts(device)
         own = torch.float32 if given in _HALF else given
@@ -45,17 +45,17 @@ class Precision(NamedTuple):
 
     @property
     def eps(self) -> float:
-        """Of what f works in."""
+        """The eps of the precision that f works in."""
         eps = torch.finfo(self.given).eps
         return eps if self.autocast is None else max(eps, torch.finfo(self.autocast).eps)
 
     @property
     def tolerance(self) -> float:
-        """The default: 256 eps, but 4 of half precision, where 256 would be everything."""
+        """The default tolerance: 256 eps; in half precision, where that would be too coarse, 4 eps."""
         return (4 if self.eps > 256 * torch.finfo(torch.float32).eps else 256) * self.eps
 
     def lift(self, function: Function) -> Function:
-        """The function with the solver's dtype in and out, but computed as the caller wanted."""
+        """The function with the solver's dtype in and out, computed in the caller's dtype and autocast."""
         if self.autocast is None:
             if self.given is self.own:
                 return function

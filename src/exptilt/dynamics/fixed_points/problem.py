@@ -1,8 +1,8 @@
 r"""The user's function as a solver sees it: plain numbers, outside of `torch.func` transforms.
 
 Inside ``vmap``, ``grad`` or ``jvp`` a tensor is wrapped once per transform, and a loop that ends once a
-number is small cannot look at it. `plain` takes the transforms off while a solver works, a `Problem` puts
-them back for each call of the user's function:
+number is small cannot read it there. `plain` takes the transforms off while a solver works, a `Problem`
+puts them back for each call of the user's function:
 
     outside      a stack of transforms, tensors of shape (batch..., event...) wrapped in them
     a solver     no transform, plain tensors (v_1, ..., v_k, batch..., event...), v an axis per ``vmap``
@@ -37,7 +37,7 @@ plain = outside_transforms
 def bare(tensor: Tensor) -> tuple[Tensor, list[int]]:
     """The innermost tensor, with an axis per ``vmap`` in front, and the levels of those axes.
 
-    It keeps the graph that it has below all transforms.
+    The graph that the tensor has below all transforms is kept.
     """
     if not is_wrapped(tensor):
         return tensor, []
@@ -95,29 +95,29 @@ class Problem:
         return self.sizes + tuple(self.shape)
 
     def wrap(self, raw: Tensor) -> Tensor:
-        """A plain tensor with the axes of `levels` in front, as the transforms know it."""
+        """The plain tensor `raw`, with the axes of `levels` in front, wrapped in the transforms."""
         for level in self.levels:
             raw = with_vmap_axis(raw, level)
         return raw
 
     def unwrap(self, tensor: Tensor) -> Tensor:
-        """The plain tensor ``(*sizes, ...)`` of one that the transforms know."""
+        """The plain tensor ``(*sizes, ...)`` inside one that is wrapped in the transforms."""
         return self.spread(*bare(tensor))
 
     def spread(self, raw: Tensor, levels: list[int]) -> Tensor:
-        """A tensor whose leading axes belong to some of the levels, with an axis for each of them."""
+        """The tensor, whose leading axes are `levels`, expanded to an axis for each level of the problem."""
         for place, (level, size) in enumerate(zip(self.levels, self.sizes, strict=True)):
             if level not in levels:
                 raw = raw.unsqueeze(place).expand(*raw.shape[:place], size, *raw.shape[place:])
         return raw
 
     def inside(self, call: Callable[..., Tensor], *raws: Tensor) -> Tensor:
-        """Call within the transforms, whose tensor comes back."""
+        """Re-enter the torch.func transforms, call `call`, return the wrapped tensor."""
         if not self.stack:
             return call(*raws)
         with inside_transforms(self.stack):
             return call(*(self.wrap(raw) for raw in raws))
 
     def __call__(self, state: Tensor) -> Tensor:
-        """f(x), for flat plain states ``(S, n)``; a constant, as long as autograd is off."""
+        """f(x) for flat plain states ``(S, n)``, detached."""
         return self.unwrap(self.inside(self.function, state.reshape(self.full))).detach().reshape(state.shape)

@@ -3,19 +3,21 @@ r"""Fixed points x = f(x), each sample to its own tolerance, with their derivati
     residual of a sample = ‖f(x) − x‖ / (max(‖x‖, scale) + ε)
 
 where ‖·‖ is Euclidean over the event axes, scale is eps (‖x₀‖ + ‖f(x₀)‖) unless given, and ε the smallest
-normal number over eps. The scale is there for fixed points at 0: towards them ‖x‖ falls along with ‖f(x) −
-x‖, and without it their ratio never would. A sample is solved once its residual is within the tolerance;
-from then on it stands still while others go on. It has diverged when
+normal number over eps. The scale is there for fixed points at 0: near them ‖x‖ falls along with ‖f(x) −
+x‖, so without it the ratio would never fall. A sample is solved once its residual is within the tolerance;
+from then on it stands still while others go on. A sample has diverged when
 
     ‖x‖ > eps^(−1/2) (1 + ‖x₀‖ + ‖f(x₀)‖),
 
-and then, as after NaN or at max_steps, it returns the point on its way with the least residual. (No residual
-can tell a fixed point from infinity: x + 1/x has none, but x = 1e8 is one to the last bit of float64. Look at
-the size of the answer where f may have none.) A solver whose own step is not finite, though f was, takes
+and its value is then, as after NaN or at max_steps, the point on its way with the least residual. No residual
+can tell a fixed point from infinity: x + 1/x has none, but x = 1e8 is one to the last bit of float64. The
+last move tells: with Δx and the change Δr of the residual, the fixed point is about ‖r‖ ‖Δx‖ / ‖Δr‖
+away. If that is more than a hundredth of ‖x‖ and of the start, while ‖Δr‖ ≤ 16 √eps ‖Δx‖, so that 1 − J is as
+good as singular, the sample has diverged as well. A solver whose own step is not finite, though f was, takes
 Picard's step instead.
 
 Half precision and autocast are for f; the solver keeps its state in float32 (``precision.py``). eps above
-is that of the solver's state. The ways to go are in ``solvers.py``, the derivatives in ``implicit.py``.
+is that of the solver's state. The solvers are in ``solvers.py``, the derivatives in ``implicit.py``.
 """
 
 import math
@@ -54,7 +56,7 @@ def fixed_point(
     phantom_steps: int | None = None,
     phantom_damping: float | None = None,
 ) -> Solution[Tensor]:
-    r"""Solve x = f(x) and differentiate the answer.
+    r"""Solve x = f(x) for x, with derivatives of the solution.
 
     Derivatives flow to every tensor that `function` uses, parameters of modules included, backwards and
     forwards, and through all `torch.func` transforms; none flow to `start`. They are the implicit ones,
@@ -64,7 +66,7 @@ def fixed_point(
     Args:
         function: f, from ``(..., *event)`` to the same shape and dtype. Samples along the leading axes must
             not influence each other.
-        start: ``(..., *event)``, floating point. In half precision f is given that and so is the answer; the
+        start: ``(..., *event)``, floating point. In half precision f and the answer have that dtype; the
             solver works in float32.
         solver: ``"anderson"``, ``"picard"``, ``"broyden"`` or ``"newton-krylov"`` (needs second derivatives
             of f to be defined).
@@ -81,14 +83,13 @@ def fixed_point(
             costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is
             measured in this instead. Default: eps (‖x₀‖ + ‖f(x₀)‖), so that fixed points at 0 are found. A
-            larger one ends sooner there.
+            larger one ends sooner near 0.
         throw: raise a `ConvergenceError` where a sample did not converge.
-        strict: raise one where a derivative does not exist, 1 − J being singular; False makes it NaN or huge
-            there. Default: as throw.
-        phantom_steps: take derivatives through so many steps x ← x + τ(f(x) − x) from the answer instead of
-            the implicit ones. Such truncated (phantom) gradients need no linear solve; they are those of
-            the steps, not of the fixed point, of which the implicit ones are the limit for many steps of a
-            contraction.
+        strict: raise a `ConvergenceError` where a derivative does not exist because 1 − J is singular; False
+            returns NaN or huge numbers there. Default: as throw.
+        phantom_steps: differentiate through this many steps x ← x + τ(f(x) − x) from the answer, instead of
+            implicitly. Such truncated (phantom) gradients need no linear solve. They are gradients of the
+            steps, not of the fixed point; for a contraction they tend to the implicit ones with more steps.
         phantom_damping: τ in (0, 1]; default 1.
 
     Returns:
@@ -115,7 +116,7 @@ def fixed_point(
 def solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options) -> Solution[Tensor]:
     """`fixed_point` with all settings in one object."""
     if torch.compiler.is_compiling():
-        # A loop that ends when the numbers say so is not a graph: it runs beside the compiled parts.
+        # A loop whose length depends on values is no graph: it runs eagerly between the compiled parts.
         eager: Callable[..., Solution[Tensor]] = torch.compiler.disable(_solve)
         return eager(function, start, options)
     return _solve(function, start, options)
@@ -130,7 +131,7 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
         follow = differentiated(first)
         known = known_orders(first) if follow else 0
         with plain() as stack, torch.no_grad(), forward_derivatives(False):
-            # What is recorded here has no tangents, and phantom steps do not need it.
+            # A graph recorded here would lack transforms and tangents; phantom steps need none.
             record = follow and not (stack or in_forward_mode() or options.phantom_steps)
             record = record and first.requires_grad
             problem, state, image, floor = _laid_out(function, start, first, scale, options.event_dims, stack)
@@ -144,7 +145,7 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
             if options.throw:
                 Solution(value, code, residual, steps, distance).or_raise()
         if not follow or not value.numel():
-            x = problem.wrap(value.clone())  # it may be the start itself, or what f keeps
+            x = problem.wrap(value.clone())  # value may be the start itself, or a tensor that f keeps
         elif options.phantom_steps is not None:
             x = _phantom(problem, value, options.phantom_steps, options.phantom_damping or 1.0)
         else:
@@ -162,7 +163,7 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
 
 
 def _phantom(problem: Problem, value: Tensor, steps: int, damping: float) -> Tensor:
-    """x̂ in value, with the derivatives of damped steps from there."""
+    """A tensor with the value x̂ and the derivatives of damped steps from there."""
     start = x = problem.wrap(value.detach())
     for _ in range(steps):
         x = damped(x, problem.function(x), damping)
@@ -199,6 +200,8 @@ def _iterate(
     bound, floor = finfo.eps**-0.5 * (1 + extent), finfo.eps * extent if floor is None else floor
     value, least = x, torch.full_like(bound, torch.inf)
     moving, all_move = torch.ones_like(bound, dtype=torch.bool), True
+    earlier: tuple[Tensor, Tensor] | None = None
+    drifting = torch.zeros_like(moving)
     trace: list[Tensor] = []
     jacobian: Jacobian | None = None
     for step in range(1, max_steps + 1):
@@ -208,37 +211,46 @@ def _iterate(
         trace.append(now)
         last, least = least, torch.fmin(now, least)
         value = x if torch.equal(now, least) else torch.where((now <= last).unsqueeze(-1), x, value)
-        still = (now > tolerance) & (size <= bound)  # NaN is neither
-        if not all_move:
-            moving = moving & still
-        elif not torch.equal(still, moving):
-            moving, all_move = still, False
+        still = (now > tolerance) & (size <= bound)  # False for NaN
+        if not all_move or not torch.equal(still, moving):
+            if earlier is not None:
+                far = _far(x - earlier[0], residual - earlier[1], norm, 0.01 * torch.maximum(size, extent))
+                drifting = drifting | (moving & ~still & far)
+            moving, all_move = moving & still, False
         if step == max_steps or not (all_move or bool(moving.any())) or not moving.numel():
             break
+        earlier = x, residual
         following = way.step(x, image, residual, norm)
         before, x = x, following if all_move else torch.where(moving.unsqueeze(-1), following, x)
         size = torch.linalg.vector_norm(x, dim=-1)
         if not math.isfinite(float(size.sum())):
-            lost = moving & ~size.isfinite()  # by the solver: f was finite where a sample moves
+            lost = moving & ~size.isfinite()  # the solver's step is not finite, though f was
             x = torch.where(lost.unsqueeze(-1), damped(before, image, way.damping), x)
             size = torch.linalg.vector_norm(x, dim=-1)
         if record:
-            jacobian = None  # one graph at a time
+            jacobian = None  # frees the last graph
             jacobian = Jacobian(problem, x.reshape(problem.full))
             image = jacobian.value.reshape(x.shape)
         else:
             image = problem(x)
-    solved = least <= tolerance
+    solved = (least <= tolerance) & ~drifting
     code = torch.full_like(solved, Status.CONVERGED.code, dtype=torch.int8)
-    if not bool(solved.all()):  # a sample that has ended stands still: the last step shows how
+    if not bool(solved.all()):  # an ended sample stands still, so the last step shows how it ended
         ended = torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
         lost = torch.where(moving, Status.MAX_STEPS.code, ended)
         code = torch.where(solved, code, lost.to(torch.int8))
     return _Run(value, code, least, torch.stack(trace), step, jacobian if torch.equal(value, x) else None)
 
 
+def _far(move: Tensor, change: Tensor, norm: Tensor, most: Tensor) -> Tensor:
+    """``(S,)``: whether the last move shows 1 − J nearly singular and the fixed point beyond `most`."""
+    length, slope = (torch.linalg.vector_norm(y, dim=-1) for y in (move, change))
+    far: Tensor = (slope <= 16 * torch.finfo(norm.dtype).eps ** 0.5 * length) & (norm * length > most * slope)
+    return far
+
+
 def _scale(options: Options, start: Tensor) -> Tensor:
-    """The scale of every sample ``(...)``."""
+    """The scale given in the options, expanded to all samples ``(...)``."""
     samples = start.shape[: start.ndim - options.event_dims]
     value = torch.as_tensor(options.scale, dtype=start.dtype, device=start.device).detach()
     try:

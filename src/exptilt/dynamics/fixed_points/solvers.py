@@ -18,7 +18,7 @@ An extrapolation that leads to twice the best residual went too far. Anderson th
 the sample, goes back to its best point and takes 1, 2, 4, ... Picard steps from there, so that it converges
 wherever Picard does. Broyden goes back to its best point too, learns from the miss, and halves its next
 step; where nothing gets better for long it forgets, and takes 1, 2, 4, ... Picard steps. A Picard step that
-leads away (f has a slope below −2, say) is not held against what is known: it shows the slope.
+leads away (f has a slope below −2, say) is no reason to forget: it shows the slope.
 
 A solver has one method, `step(x, image, residual, norm)`, on flat tensors ``(S, n)``; rows never mix.
 """
@@ -38,7 +38,7 @@ _IDLE = 12  # steps of Broyden without a better residual, after which it forgets
 
 
 class Solver(Protocol):
-    """A rule for the next point; `damping` is ω of the Picard step that replaces one that is not finite."""
+    """A rule for the next point; `damping` is ω of the Picard step taken if its result is not finite."""
 
     damping: float
 
@@ -57,7 +57,7 @@ def _where(rows: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class Picard:
-    """x + ω r."""
+    """Picard's iteration: the next point is x + ω r."""
 
     def __init__(self, damping: float) -> None:
         self.damping = damping
@@ -92,7 +92,7 @@ class Anderson:
             torch.sub(residual, self.residual, out=self.turns[:, place])
             turns, goes, gram = self.turns[:, :known], self.goes[:, :known], self.gram[:, :known, :known]
             wrong = norm > _RISE * self.best
-            if self.count == 1:  # the first step was Picard's
+            if self.count == 1:  # the first step was Picard's: no reason to forget
                 wrong = torch.zeros_like(wrong)
             elif bool(wrong.any()):
                 self._forget(wrong)
@@ -126,7 +126,7 @@ class Anderson:
 
 
 class Broyden:
-    """Good Broyden, limited memory: B = −I + UᵀV, a sample's pairs of rows in U and V."""
+    """Good Broyden with limited memory: B = −I + UᵀV, with at most `window` rows in U and V."""
 
     damping = 1.0
 
@@ -147,7 +147,7 @@ class Broyden:
             self.x, self.residual = x, residual
             return image
         self._learn(x - self.x, residual - self.residual)
-        if self.calm:  # what follows comes to this where no sample rises, idles or walks
+        if self.calm:  # a shortcut for the code below where no sample rises, idles or takes Picard steps
             idle = torch.where(norm < 0.9 * self.best, 0.0, self.idle + 1)
             if bool(((norm <= self.best) & (idle <= _IDLE)).all()):
                 self.idle, self.best, self.best_x, self.best_residual = idle, norm, x, residual
@@ -192,7 +192,7 @@ class Broyden:
 
 
 class NewtonKrylov:
-    """Inexact Newton with GMRES and halving."""
+    """Inexact Newton: steps are solved by GMRES, and halved until the residual falls."""
 
     damping = 1.0
 

@@ -1,4 +1,4 @@
-r"""How a fixed point attracts: the spectrum of the Jacobian J of f there, and its size.
+r"""How strongly a fixed point attracts: the spectrum and the size of the Jacobian J of f there.
 
 - **Spectral radius** ρ(J) = max |λ|. Near the fixed point Picard's error shrinks by ρ a step; it is stable if
   ρ < 1.
@@ -8,13 +8,13 @@ r"""How a fixed point attracts: the spectrum of the Jacobian J of f there, and i
   elsewhere, a value of 1 or more anywhere refutes the condition.
 - **Penalty.** tr(JJᵀ) ≥ ρ², estimated without bias, as a loss that keeps a layer easy to solve.
 
-None needs J written out. For the spectrum, samples of few numbers get it anyway; for larger ones a Krylov
-space (``krylov.py``) is built, and begun again from its best Ritz vector (real and imaginary part added, so
+None needs J written out. For the spectrum it still is if samples have few numbers; for larger ones a Krylov
+space (``krylov.py``) is built, and restarted from its best Ritz vector (real and imaginary part added, so
 that complex pairs are found) until the residual ‖Jy − λy‖ of that vector is within the tolerance. For the
 symmetric part the residual bounds the distance to an eigenvalue; for J that holds up to the condition
 number of the eigenvalue. The first vector is always the same: results repeat. In half precision, or with
 autocast, the results are float32, and as good as products with J in that precision are; a tolerance below
-its eps is raised to that.
+the eps of that precision is raised to it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _DENSE = 64
 
 @dataclass(frozen=True)
 class SpectralRadius:
-    """Of the Jacobian, sample by sample.
+    """The spectral radius of the Jacobian of each sample.
 
     Args:
         value: ``(...)``, |λ|.
@@ -51,7 +51,7 @@ class SpectralRadius:
 
     @property
     def stable(self) -> Tensor:
-        """``(...)``: whether Picard's iteration is drawn in, the residual allowed for."""
+        """``(...)``: whether radius plus residual is below 1, so that Picard's iteration converges."""
         return self.value + self.residual < 1
 
 
@@ -61,7 +61,7 @@ class MonotoneOperator:
 
     Args:
         largest: ``(...)``, the largest eigenvalue m of the symmetric part.
-        residual: ``(...)``, how far an eigenvalue may be from it.
+        residual: ``(...)``, how far the nearest eigenvalue may be from `largest`.
     """
 
     largest: Tensor
@@ -69,7 +69,7 @@ class MonotoneOperator:
 
     @property
     def margin(self) -> Tensor:
-        """``(...)``: 1 − m − residual, the strong monotonicity of I − f at the point, at worst."""
+        """``(...)``: 1 − m − residual, a lower bound on the strong monotonicity of I − f at the point."""
         return 1 - self.largest - self.residual
 
     @property
@@ -88,10 +88,10 @@ def spectral_radius(
         point: ``(..., *event)``.
         event_dims: how many of the last axes make up one sample.
         tolerance: of the residual, relative to the value.
-        max_restarts: most Krylov spaces. If they do not suffice the residual says so.
+        max_restarts: most Krylov spaces; if they do not suffice, the residual stays above the tolerance.
 
     Returns:
-        Shapes ``(...)``.
+        A `SpectralRadius` with fields ``(...)``.
 
     Example:
         >>> import torch
@@ -113,17 +113,17 @@ def monotone_operator(
     tolerance: float = 1e-4,
     max_restarts: int = 50,
 ) -> MonotoneOperator:
-    """Check at the points given whether I − f is strongly monotone.
+    """Check whether I − f is strongly monotone at the points given.
 
     Args:
         function: f, from ``(..., *event)`` to the same shape, as in `fixed_point`.
         points: ``(..., *event)``.
         event_dims: how many of the last axes make up one sample.
         tolerance: of the residual, relative to the eigenvalue.
-        max_restarts: most Krylov spaces. If they do not suffice the residual says so.
+        max_restarts: most Krylov spaces; if they do not suffice, the residual stays above the tolerance.
 
     Returns:
-        Shapes ``(...)``.
+        A `MonotoneOperator` with fields ``(...)``.
 
     Example:
         >>> import torch
@@ -150,7 +150,7 @@ def jacobian_penalty(
         function: f, from ``(..., *event)`` to the same shape; its backward must be differentiable.
         point: ``(..., *event)``, such as the value that `fixed_point` has found.
         draws: how many v to average over.
-        generator: of v.
+        generator: draws v.
 
     Returns:
         ``()``.
@@ -187,7 +187,7 @@ def _eigenvalue(
 ) -> tuple[Tensor, Tensor]:
     """The eigenvalue of J of largest modulus, or the largest of its symmetric part.
 
-    It is complex, with its residual, ``(...)`` each.
+    Returns the eigenvalue, a complex number, and its residual, ``(...)`` each.
     """
     caller, name = ("monotone_operator", "points") if symmetric else ("spectral_radius", "point")
     whole(caller, "event_dims", event_dims, least=0)
@@ -224,13 +224,13 @@ def _eigenvalue(
 
 
 def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """The rightmost of ``(S, n)``, or the one of largest modulus, and its place ``(S, 1)``."""
+    """The rightmost (`symmetric`) or largest in modulus of ``(S, n)``, and its place ``(S, 1)``."""
     place = (values.real if symmetric else values.abs()).argmax(-1, keepdim=True)
     return values.gather(-1, place).squeeze(-1), place
 
 
 def _begin(jacobian: Jacobian) -> Tensor:
-    """A vector with a part in every direction, always the same: centred fractions of golden multiples."""
+    """The first vector ``(S, n)``, always the same, in no special direction: centred golden fractions."""
     point = jacobian.point
     place = torch.arange(1, point.numel() + 1, dtype=torch.float64, device=point.device)
     return ((place * 0.6180339887498949).frac() - 0.5).to(point.dtype).reshape(-1, jacobian.event)

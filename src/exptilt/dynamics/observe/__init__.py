@@ -1,1 +1,1 @@
-"""What is seen of a cloud of points: clusters, Gaussianity, lengths and spectrum."""
+"""Measurements of a cloud of points: clusters, Gaussianity, lengths and spectrum."""

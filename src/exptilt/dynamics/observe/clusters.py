@@ -29,13 +29,13 @@ _LISTED = 16
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of each cloud.
+    """Number and sizes of the clusters of each cloud.
 
     Attributes:
-        count: ``(...)``, how many.
-        effective: ``(...)``, the exponential of the entropy of the shares.
-        largest: ``(...)``, the share of the largest.
-        sizes: ``(..., 16)``, how many points the largest have, in falling order; 0 where there are fewer.
+        count: ``(...)``, number of clusters.
+        effective: ``(...)``, the exponential of the entropy of the clusters' shares.
+        largest: ``(...)``, the share of points in the largest cluster.
+        sizes: ``(..., 16)``, sizes of the largest clusters, falling; 0 where there are fewer.
     """
 
     count: Tensor
@@ -45,14 +45,14 @@ class Clusters:
 
 
 def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
-    """Which cluster each point belongs to.
+    """The label of the cluster that each point belongs to.
 
     Args:
         points: ``(..., N, D)``.
         tolerance: the largest gap within a cluster, relative to the root mean square length of the points.
 
     Returns:
-        ``(..., N)`` integers from 0, by falling size.
+        ``(..., N)`` integers; 0 is the largest cluster, 1 the next.
 
     Example:
         >>> cluster_labels(torch.tensor([[1.0], [-1.0], [1.01], [1.04], [-1.01]]))
@@ -66,7 +66,7 @@ def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
 
 
 def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
-    """Count clusters and their sizes.
+    """The number and sizes of the clusters of each cloud.
 
     Args:
         points: ``(..., N, D)``.
@@ -87,7 +87,7 @@ def clusters(points: Tensor, *, tolerance: float = 0.05) -> Clusters:
 
 
 def _labels(cloud: Any, tolerance: float) -> Any:
-    """Labels by falling size of a float64 array (N, D)."""
+    """Cluster labels of the rows of a float64 array (N, D); 0 is the largest cluster."""
     scale = np.abs(cloud).max()
     cloud = cloud / scale if scale > 0 else cloud  # so that squares neither overflow nor vanish
     axes = np.argsort(-cloud.var(0), kind="stable")
@@ -103,7 +103,7 @@ def _labels(cloud: Any, tolerance: float) -> Any:
 
 
 def _components(x: Any, radius: float) -> Any:
-    """Labels of points (N, D), sorted by their first coordinate, linked at distances up to the radius."""
+    """Component labels of points (N, D), sorted by first coordinate and linked up to distance `radius`."""
     labels = np.empty(len(x), np.int64)
     native.call("clusters", native.frame("Clusters")(*x.shape, radius, x.ctypes.data, labels.ctypes.data))
     return labels

@@ -9,9 +9,9 @@ really fill:
 
 under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for
 small N. A² of one direction gets its p-value from D'Agostino and Stephens' approximation for unknown mean
-and variance; those of all directions are joined by Cauchy's rule (Liu and Xie 2020), which stands
-dependence. None of these sees where a cloud lies or how it is stretched: they compare states before and
-after any affine map.
+and variance; the p-values of all directions are joined by Cauchy's rule (Liu and Xie 2020), which allows
+for dependence. None of these depends on where a cloud lies or how it is stretched, so states can be
+compared before and after any affine map.
 
 R counts the eigenvalues of the covariance above 10⁻⁹ of the largest: after a layer norm one dimension is
 gone. A cloud narrower than 10⁻¹⁰ of its coordinates is one point and rounding, R = 0. Where nothing is left
@@ -30,7 +30,7 @@ from torch import Tensor
 from exptilt.dynamics.observe.points import check_points, cloud_scale
 
 _DIRECTIONS = 32
-_SEED = 20240229  # of the directions: any number, but always the same one
+_SEED = 20240229  # seed of the directions: arbitrary, but fixed
 _FLAT = 1e-9
 _NARROW = 1e-10  # a cloud narrower than this, relative to its coordinates, is one point and rounding
 _BLOCK = 1 << 20  # entries of a temporary: 8 MiB
@@ -60,7 +60,7 @@ class Gaussianity:
 
 
 def gaussianity(points: Tensor) -> Gaussianity:
-    """Test clouds of points for Gaussianity.
+    """Statistics and p-values of three tests of Gaussianity, for each cloud.
 
     Args:
         points: ``(..., N, D)``.
@@ -142,7 +142,7 @@ def _anderson_darling_p(a: Tensor) -> Tensor:
 
 
 def _cauchy(p: Tensor) -> float:
-    """Cauchy's combination: the mean of cot(πp) is nearly Cauchy whatever the dependence."""
+    """Cauchy's joint p-value: the mean of cot(πp) is nearly Cauchy whatever the dependence."""
     if bool((p <= 1e-300).any()):
         return 0.0
     mean = float((1 / torch.tan(math.pi * p.clamp_max(1 - 1e-15))).mean())

@@ -10,7 +10,7 @@ from exptilt._support.transforms import is_concrete
 def check_points(name: str, points: Tensor) -> None:
     """Raise unless points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries.
 
-    Within `torch.func` and `torch.compile` entries cannot be looked at.
+    Within `torch.func` and `torch.compile` the entries are not checked.
     """
     given = isinstance(points, Tensor)
     if not given or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
@@ -29,7 +29,7 @@ def check_points(name: str, points: Tensor) -> None:
 def cloud_scale(points: Tensor) -> Tensor:
     """``(..., 1, 1)``, the power of two below the largest coordinate of each cloud, a constant to autograd.
 
-    Dividing by it is exact, and squares of what is left neither overflow nor all vanish.
+    Dividing by it is exact, and squares of the quotients neither overflow nor all vanish.
     """
     top = points.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where(top > 0, top.log2().floor().exp2(), 1.0)

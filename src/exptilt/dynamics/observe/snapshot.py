@@ -1,16 +1,16 @@
-r"""What is measured of a cloud of points at one step of a flow.
+r"""The measurements of a cloud of points at one step of a flow.
 
 Besides Gaussianity and clusters, which have files of their own: the mean of G over the points, lengths, the
 covariance's trace and spectrum, the mean cosine over pairs,
 
     mean_{i≠j} cos(x_i, x_j) = (‖Σ u_i‖² − N) / (N(N−1)),    u_i = x_i/‖x_i‖,
 
-and what the last step did to the size of the cloud: ∇G expands it, the renormaliser contracts it (THEORY B3),
+and how the last step changed the size of the cloud: ∇G expands it, the renormaliser contracts it (THEORY B3),
 
     expansion = ‖x + step·g‖ / ‖x‖,    contraction = ‖RN(x + step·g)‖ / ‖x + step·g‖    (‖·‖ over all points),
 
-the same for the spread, the root of the covariance's trace. All in float64, at the price of N·D² or less
-but for Gaussianity and clusters.
+and the same for the spread, the root of the covariance's trace. All is in float64 and costs N·D² or less,
+except Gaussianity and clusters.
 """
 
 from dataclasses import dataclass, fields
@@ -43,13 +43,13 @@ class Norms:
 
 @dataclass(frozen=True)
 class Growth:
-    """What the last step did to the size of the cloud; NaN before the first.
+    """Factors by which the last step changed the size of the cloud; NaN before the first step.
 
     Attributes:
-        expansion: ``(...)``, of all lengths together by the ascent.
-        contraction: ``(...)``, of them by the renormaliser.
-        spread_expansion: ``(...)``, of the distances from the mean by the ascent.
-        spread_contraction: ``(...)``, of them by the renormaliser.
+        expansion: ``(...)``, of the norm over all points, by the ascent.
+        contraction: ``(...)``, of the norm over all points, by the renormaliser.
+        spread_expansion: ``(...)``, of the distances from the mean, by the ascent.
+        spread_contraction: ``(...)``, of the distances from the mean, by the renormaliser.
     """
 
     expansion: Tensor
@@ -61,9 +61,9 @@ class Growth:
 def measure(
     points: Tensor, log_normalizer: Tensor, growth: Growth | None, *, tolerance: float
 ) -> dict[str, Any]:
-    """A row of a `Trajectory` by its names, of a cloud ``(..., N, D)`` whose points have G ``(..., N)``."""
+    """One row of a `Trajectory`, by name, for a cloud ``(..., N, D)`` with G ``(..., N)`` at its points."""
     x = points.detach().double()
-    scale = cloud_scale(x)  # so that only what is itself too large overflows
+    scale = cloud_scale(x)  # so that no square overflows unless the result does
     s, x = scale.squeeze((-2, -1)), x / scale
     length = torch.linalg.vector_norm(x, dim=-1)
     centred = x - x.mean(-2, keepdim=True)
@@ -83,7 +83,7 @@ def measure(
 
 
 def _spectrum(centred: Tensor) -> Tensor:
-    """Eigenvalues of the covariance, falling, from the smaller of the two matrices that have them."""
+    """Eigenvalues of the covariance, falling, from the covariance or Gram matrix, whichever is smaller."""
     count, dimension = centred.shape[-2:]
     square = centred.mT @ centred if dimension <= count else centred @ centred.mT
     found: Tensor = torch.linalg.eigvalsh(square / count).flip(-1)
@@ -91,7 +91,7 @@ def _spectrum(centred: Tensor) -> Tensor:
 
 
 def _mean_cosine(x: Tensor, length: Tensor) -> Tensor:
-    """Over pairs of points that are not zero."""
+    """The mean cosine ``(...)`` over pairs of points that are not zero."""
     count = (length > 0).sum(-1)
     unit = x / torch.where(length > 0, length, 1.0).unsqueeze(-1)
     pairs: Tensor = torch.where(count > 1, count * (count - 1), torch.nan)
@@ -100,7 +100,7 @@ def _mean_cosine(x: Tensor, length: Tensor) -> Tensor:
 
 
 def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:
-    """How a step changed the size of the cloud; all ``(..., N, D)``."""
+    """The `Growth` of a step, from its points before, after the ascent, and after: all ``(..., N, D)``."""
 
     def size(x: Tensor) -> Tensor:
         scale = cloud_scale(x)
@@ -114,7 +114,7 @@ def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:
 
 
 def stacked(records: list[Record]) -> Record:
-    """Many records as one whose tensors have a new leading axis."""
+    """One record from many, their tensors stacked along a new leading axis."""
     first: Any = records[0]
     if isinstance(first, Tensor):
         return torch.stack(records)  # type: ignore[return-value, arg-type]

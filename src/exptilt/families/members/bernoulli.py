@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import coin_kl
+from exptilt.families.numerics.deviance import coin_gap, coin_kl
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -33,6 +33,7 @@ class BernoulliProduct(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    _reach = (0.0, 1.0, None)
     base = Base.COUNTING
     _tilts_everywhere = True
     _twin = (distributions.Bernoulli, {"logit": "logits"})
@@ -78,11 +79,10 @@ class BernoulliProduct(ExponentialFamily):
         return (uniform < torch.sigmoid(self.logit)).to(self.dtype)
 
     def _kl(self, other: Self) -> Tensor:
-        gap = torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
-        return coin_kl(self.logit, other.logit, gap).sum(-1)
+        return coin_kl(self.logit, other.logit, coin_gap(self.logit, other.logit)).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """KL of coins with this mean from these, Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""
+        """KL(coins with this mean ‖ self) = Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""
         p = mean.clamp(0, 1)
         entropy = torch.special.entr(p) + torch.special.entr(1 - p)
         value: Tensor = (softplus(self.logit) - self.logit * p - entropy).sum(-1)
@@ -91,3 +91,12 @@ class BernoulliProduct(ExponentialFamily):
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta
         return torch.diag_embed(torch.sigmoid(logit) * torch.sigmoid(-logit))
+
+    def _mode(self) -> Tensor:
+        return (self.logit > 0).to(self.dtype)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return torch.where(x < 0, 0.0, torch.where(x < 1, torch.sigmoid(-self.logit), 1.0))
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return torch.where(q.isnan(), q, (q > torch.sigmoid(-self.logit)).to(q))

@@ -14,7 +14,8 @@ from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.members.dirichlet import dirichlet_entropy, dirichlet_kl, dirichlet_mean_error
 from exptilt.families.numerics.deviance import deviance
-from exptilt.families.numerics.draws import shares
+from exptilt.families.numerics.distribution_functions import by_scipy
+from exptilt.families.numerics.draws import log_standard_gamma, shares
 from exptilt.families.numerics.gamma_functions import (
     HALF_LOG_2PI,
     dirichlet_mean,
@@ -25,7 +26,7 @@ from exptilt.families.numerics.gamma_functions import (
 
 
 def _pairs(vector: Tensor) -> Tensor:
-    """``(..., 2D)`` as ``(..., D, 2)``: of ones and of zeros."""
+    """``(..., 2D)`` reshaped to ``(..., D, 2)``: the entry for ones, then for zeros."""
     return torch.stack(vector.chunk(2, -1), -1)
 
 
@@ -45,7 +46,9 @@ class Beta(ExponentialFamily):
     alpha: Tensor
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
+    _reach = (0.0, 1.0, None)
     _differentiable_draws = True
+    _inner_form = ("log x, log(1 − x)", (1, 1))
     identity_coordinate = False
     _positive = ("alpha", "beta")
     _statistic_size = staticmethod(lambda d: 2 * d)
@@ -77,7 +80,7 @@ class Beta(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """Largest log(e^{E log x} + e^{E log(1−x)}), which Jensen keeps below 0."""
+        """Largest log(e^{E log x} + e^{E log(1−x)}) over coordinates; below 0 by Jensen's inequality."""
         return log_sum_exp(_pairs(mean)).amax(-1)
 
     @classmethod
@@ -101,6 +104,17 @@ class Beta(ExponentialFamily):
         drawn = shares(both.expand(*shape, *both.shape), generator)[..., 0]
         return drawn.clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
 
+    def _sample_inner(
+        self, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        both = self._both()
+        drawn = log_standard_gamma(both.expand(*shape, *both.shape), generator)
+        log_x, log_rest = torch.log_softmax(drawn, -1).unbind(-1)
+        return log_x, log_rest
+
+    def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        return y[0].exp().clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
+
     def _support(self, x: Tensor) -> Tensor:
         return ((x > 0) & (x < 1)).all(-1)
 
@@ -110,10 +124,16 @@ class Beta(ExponentialFamily):
         return mean, mean * (self.beta / total) / (total + 1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """As a distance from the mean: −D(α, nx) − D(β, n(1−x)) with n = α + β, and Stirling's factors."""
+        return self._log_density(x, 1 - x, x.log(), torch.log1p(-x))
+
+    def _log_prob_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        return self._log_density(y[0].exp(), y[1].exp(), *y)
+
+    def _log_density(self, x: Tensor, rest: Tensor, log_x: Tensor, log_rest: Tensor) -> Tensor:
+        """Log-density as −D(α, nx) − D(β, n(1−x)) with n = α + β, plus Stirling's factors."""
         a, b = self.alpha, self.beta
         n = a + b
-        gap, log_x, log_rest = n * x - a, x.log(), torch.log1p(-x)
+        gap = b * x - a * rest  # nx − a, but more accurate if a is much larger than b
         away = deviance(a, gap, log_x + (n / a).log()) + deviance(b, -gap, log_rest + (n / b).log())
         peak = (a.log() + b.log() - n.log()) / 2 - HALF_LOG_2PI + remainder(n) - remainder(a) - remainder(b)
         return (peak - away - log_x - log_rest).sum(-1)
@@ -132,3 +152,16 @@ class Beta(ExponentialFamily):
         return torch.cat(
             [top, torch.cat([shared, torch.diag_embed(torch.polygamma(1, beta)) + shared], -1)], -2
         )
+
+    def _mode(self) -> Tensor:
+        """(α − 1)/(α + β − 2) if α, β ≥ 1, the end of largest density if one is below 1; NaN if both are."""
+        a, b = torch.broadcast_tensors(self.alpha - 1, self.beta - 1)
+        inside = (a >= 0) & (b >= 0) & (a + b > 0)
+        ends = torch.where((a > b) & (a >= 0), 1.0, torch.where((b > a) & (b >= 0), 0.0, torch.nan))
+        return torch.where(inside, a / torch.where(inside, a + b, 1.0), ends)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return by_scipy("betainc", self.alpha, self.beta, x.clamp(0, 1))
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return by_scipy("betaincinv", self.alpha, self.beta, q)

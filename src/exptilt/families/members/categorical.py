@@ -3,7 +3,7 @@ r"""One of K outcomes, x a one-hot vector: softmax is its mean map.
     G(η) = log Σ_k e^{ℓ_k + η_k} − log Σ_k e^{ℓ_k},     ∇G(η) = softmax(ℓ + η)
 
 Sufficient statistic u(x) = x. Its entries sum to one, so natural parameters are known up to a shared
-constant; ours sum to zero when found from a mean.
+constant; those found from a mean sum to zero.
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ class Categorical(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    _reach = (0.0, 1.0, 1.0)
     base = Base.COUNTING
     minimal = False
     _tilts_everywhere = True
@@ -59,7 +60,7 @@ class Categorical(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        # Distance to the simplex: by sorting, onto {x >= 0, sum x = 1}. Rounding of a sum to 1 is forgiven.
+        # Distance to the simplex {x >= 0, sum x = 1}, by sorting. Rounding errors of the sum are tolerated.
         count = mean.shape[-1]
         ordered = mean.sort(-1, descending=True).values
         index = torch.arange(1, count + 1, dtype=mean.dtype, device=mean.device)
@@ -96,7 +97,7 @@ class Categorical(ExponentialFamily):
         return deviance(p, log_q.exp() - p, log_q - log_p).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """KL of the mean, as probabilities, from these: Σ_k m log m − m log p, 0 log 0 = 0."""
+        """KL(m ‖ p) = Σ_k m log m − m log p of the mean m as probabilities, 0 log 0 = 0."""
         p = mean.clamp(0, 1)
         value: Tensor = -(torch.special.entr(p) + p * torch.log_softmax(self.logit, -1)).sum(-1)
         return value
@@ -108,3 +109,6 @@ class Categorical(ExponentialFamily):
     def _dual(self, mean: Tensor) -> Tensor:
         eta = mean.log() - self.logit
         return eta - eta.mean(-1, keepdim=True)
+
+    def _mode(self) -> Tensor:
+        return torch.nn.functional.one_hot(self.logit.argmax(-1), self.logit.shape[-1]).to(self.dtype)

@@ -2,11 +2,12 @@ r"""Families that become another family by a change of variable, y = f(x).
 
     log |f'(x)| = <c, u(y)>     gives     p(x) = e^{<u(f(x)), θ + c> − A(θ)}
 
-So statistic, mean parameter, log-partition and divergences are those of y, and the natural parameter is
-larger by c. Here x is a positive scalar in each coordinate, and u has two parts. x is no part of u, so
-tilting acts on all of u.
+So x has the statistic, mean parameter, log-partition and divergences of y, and the natural parameter of y
+plus c. Here x is a positive scalar in each coordinate, and u has two parts. x is no part of u, so tilting
+acts on all of u.
 """
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, Self
 
@@ -16,19 +17,22 @@ from torch import Tensor
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
+from exptilt.families.numerics.draws import LOG
 
 
 class ChangeOfVariable(ExponentialFamily):
-    """Base of the families of positive x whose f(x) has a law that is known."""
+    """Base of the families of positive x for which y = f(x) belongs to another family."""
 
     of: ClassVar[type[ExponentialFamily]]
     """The family of y = f(x)."""
 
     jacobian: ClassVar[tuple[float, float]]
-    """c, for either part of u."""
+    """The constant c, one number for each of the two parts of u."""
 
     _statistic_size = staticmethod(lambda d: 2 * d)
     _differentiable_draws = True
+    _inner_form = LOG
+    _reach = (0.0, math.inf, None)
     identity_coordinate = False
 
     @staticmethod
@@ -39,7 +43,11 @@ class ChangeOfVariable(ExponentialFamily):
     @staticmethod
     @abstractmethod
     def _backward(y: Tensor) -> Tensor:
-        """x where f(x) = y."""
+        """The x with f(x) = y."""
+
+    @abstractmethod
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        """Log-density of x from log x."""
 
     def _image(self) -> ExponentialFamily:
         """The law of y, whose fields are those of x in the same order."""
@@ -48,18 +56,18 @@ class ChangeOfVariable(ExponentialFamily):
 
     @classmethod
     def _from_image(cls, image: ExponentialFamily) -> Self:
-        """The law of x where that of y is this."""
+        """The law of x, from the law `image` of y."""
         pairs = zip(cls.of.event_dims, cls.event_dims, strict=True)
         return make(cls, **{ours: getattr(image, theirs) for theirs, ours in pairs})
 
     @classmethod
     def _constant(cls, like: Tensor) -> Tensor:
-        """c, as long as ``like (..., 2D)``."""
+        """The constant c, expanded to the length of ``like (..., 2D)``."""
         return like.new_tensor(cls.jacobian).repeat_interleave(like.shape[-1] // 2)
 
     @property
     def natural_parameter(self) -> Tensor:
-        """That of y plus c, ``(..., 2D)``."""
+        """Natural parameter of y plus c, ``(..., 2D)``."""
         theta = self._image().natural_parameter
         return theta + self._constant(theta)
 
@@ -93,12 +101,12 @@ class ChangeOfVariable(ExponentialFamily):
         return ((x > 0) & x.isfinite() & y.isfinite()).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``: that of f(x), and the Jacobian."""
+        """Log-density of ``x (..., D)``: that of f(x) plus the log-Jacobian."""
         statistic = self._statistic(x)
         return self._image()._log_prob(self._forward(x)) + dot(statistic, self._constant(statistic))
 
     def _entropy(self) -> Tensor:
-        """That of f(x), less the expected log-Jacobian."""
+        """Entropy of f(x) minus the expected log-Jacobian."""
         return self._image()._entropy() - dot(self.mean_parameter, self._constant(self.mean_parameter))
 
     def _kl(self, other: Self) -> Tensor:
@@ -106,5 +114,11 @@ class ChangeOfVariable(ExponentialFamily):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
+        return self._within_limits(self._backward(self._image()._sample(shape, generator)))
+
+    def _from_inner(self, y: Tensor) -> Tensor:
+        return self._within_limits(y.exp())
+
+    def _within_limits(self, x: Tensor) -> Tensor:
         limits = torch.finfo(self.dtype)
-        return self._backward(self._image()._sample(shape, generator)).clamp(limits.tiny, limits.max / 4)
+        return x.clamp(limits.tiny, limits.max / 4)

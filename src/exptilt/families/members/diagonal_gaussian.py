@@ -35,6 +35,7 @@ class DiagonalGaussian(ExponentialFamily):
     mean_vector: Tensor
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
+    _reach = (-math.inf, math.inf, None)
     _differentiable_draws = True
     _tilts_everywhere = True
     _positive = ("variance",)
@@ -115,3 +116,14 @@ class DiagonalGaussian(ExponentialFamily):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return None
+
+    def _mode(self) -> Tensor:
+        return self.mean_vector.expand(*self.batch_shape, -1)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        value: Tensor = torch.special.ndtr((x - self.mean_vector) / self.variance.sqrt())
+        return value
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        value: Tensor = self.mean_vector + self.variance.sqrt() * torch.special.ndtri(q)
+        return value

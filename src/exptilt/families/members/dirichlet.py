@@ -15,7 +15,7 @@ from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import gamma_kl, not_negative
-from exptilt.families.numerics.draws import shares
+from exptilt.families.numerics.draws import LOG, log_standard_gamma, shares
 from exptilt.families.numerics.gamma_functions import (
     dirichlet_mean,
     gamma_entropy,
@@ -27,8 +27,8 @@ from exptilt.families.numerics.gamma_functions import (
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
     r"""KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis.
 
-    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>: that of its gammas, at rates where their sums have the same mean,
-    less that of the sums.
+    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>, computed as the KL of independent gammas minus that of their sums,
+    with rates that give the sums the same mean:
 
         Σ_k KL(Gamma(a_k, 1) ‖ Gamma(b_k, B/A)) − KL(Gamma(A, 1) ‖ Gamma(B, B/A)),     A = Σa,  B = Σb
     """
@@ -45,9 +45,10 @@ def dirichlet_entropy(a: Tensor) -> Tensor:
 
 
 def dirichlet_mean_error(reached: Tensor, mean: Tensor) -> Tensor:
-    """The largest relative error of an entry of E log x and of −log Σ e^{E log x}, which says how large α is.
+    """The largest relative error of the entries of E log x and of the gap −log Σ e^{E log x}.
 
-    The latter may be off by the rounding of the mean; where that is a hundredth of it, α is not determined.
+    The gap determines the size of α. Its error counts beyond the rounding of the mean; if that rounding is a
+    hundredth of the gap or more, α is not determined and the error is infinite.
     """
     each = ((reached - mean) / mean).abs().amax(-1)
     gap = -log_sum_exp(mean)
@@ -72,6 +73,7 @@ class Dirichlet(ExponentialFamily):
     event_dims: ClassVar = {"concentration": 1}
     base = Base.SIMPLEX
     _differentiable_draws = True
+    _inner_form = LOG
     identity_coordinate = False
     _positive = ("concentration",)
     _least_length = 2
@@ -97,7 +99,7 @@ class Dirichlet(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """log Σ e^{E log x}, which Jensen keeps below 0."""
+        """log Σ e^{E log x}, which is below 0 by Jensen's inequality."""
         return log_sum_exp(mean)
 
     @classmethod
@@ -118,6 +120,16 @@ class Dirichlet(ExponentialFamily):
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
         return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
 
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        alpha = self.concentration.expand(*shape, *self.concentration.shape)
+        return torch.log_softmax(log_standard_gamma(alpha, generator), -1)
+
+    def _from_inner(self, y: Tensor) -> Tensor:
+        return y.exp().clamp_min(torch.finfo(self.dtype).tiny)
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return dot(y, self.natural_parameter) - self._log_partition()
+
     def _support(self, x: Tensor) -> Tensor:
         on: Tensor = (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)
         return on
@@ -137,3 +149,15 @@ class Dirichlet(ExponentialFamily):
         alpha = self.concentration + eta
         shared = torch.polygamma(1, alpha.sum(-1))[..., None, None]
         return torch.diag_embed(torch.polygamma(1, alpha)) - shared
+
+    def _event_covariance(self) -> Tensor:
+        """(diag m − mm')/(Σα + 1); singular because draws sum to 1."""
+        total = self.concentration.sum(-1, keepdim=True)
+        mean = self.concentration / total
+        return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)) / (total + 1).unsqueeze(-1)
+
+    def _mode(self) -> Tensor:
+        """(α − 1)/(Σα − K) where every α is above 1, NaN elsewhere."""
+        extra = self.concentration - 1
+        inside = (extra > 0).all(-1, keepdim=True)
+        return torch.where(inside, extra / extra.sum(-1, keepdim=True), torch.nan)

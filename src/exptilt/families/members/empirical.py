@@ -3,8 +3,8 @@ r"""Points with weights: the measure that attention tilts.
     h = Σ_n w_n δ(x − x_n),   G(η) = log Σ_n w_n e^{<x_n,η>},   ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n
 
 (THEORY A1). One attention output is the mean of the keys tilted by the query. G and the mean are streamed
-over the points by `exptilt.tilting`, the covariance is summed over blocks of points. Of many points no copy
-is made.
+over the points by `exptilt.tilting`, the covariance is summed over blocks of points. Large sets of points are
+not copied.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +20,17 @@ from exptilt._support.linalg import common_shape, dot
 from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.measure import Measure, make
-from exptilt.families.numerics.hull import nearest_in_hull
-from exptilt.tilting import Tilted, fisher_vector_product
+from exptilt.families.numerics.hull import face_of_origin, nearest_in_hull
+from exptilt.tilting import AttentionResult, fisher_vector_product
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.attend import run
 
-_COPY = 1 << 20  # numbers in a copy of the points that is small
-_BLOCK = 1 << 18  # entries of a temporary in the covariance: 2 MiB of float64, which a cache holds
+_COPY = 1 << 20  # largest number of entries in a copy of the points that counts as small
+_BLOCK = 1 << 18  # entries of a temporary in the covariance: 2 MiB of float64, which fits a cache
 
 
 class Points(Measure):
-    """What follows from ``points (..., N, D)`` and log-weights ``(..., N)``."""
+    """Base of the measures with ``points (..., N, D)`` and log-weights ``(..., N)``."""
 
     points: Tensor
     log_weight: Tensor
@@ -68,10 +68,10 @@ class Points(Measure):
             yield start, min(count, start + length)
 
     def _streamed(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Query, key and log-weight ``(..., 1, Q, D)``, ... for `tilting`, and how to put rows back in place.
+        """Query ``(..., 1, Q, D)``, key and log-weight for `tilting`, and a function that restores η's shape.
 
-        What η has in front of the batch of the measure, and all of η where the measure has no batch, become
-        the rows of one query.
+        The axes of η in front of the measure's batch (all axes if there is no batch) become the Q rows of
+        one query.
         """
         batch = self.batch_shape
         if batch.numel() == 1:
@@ -121,18 +121,15 @@ class Points(Measure):
                 + self.log_weight[..., start:stop]
                 - value.unsqueeze(-1)
             )
-            # Half the logarithm: then one product of a matrix with itself is symmetric and cannot have a
-            # negative diagonal.
+            # With √weight in the offset, offset' offset is symmetric and has no negative diagonal.
             offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
             total = total + offset.mT @ offset
         return total
 
     def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """That of some points drawn evenly from the tilted measure: enough for a step of Newton's method."""
+        """Covariance of some points drawn evenly from the tilted measure: enough for a Newton step."""
         count = self.points.shape[-2]
-        part = (
-            max(4096, 256 * self.dimension) * 4**level
-        )  # right to an eighth, at the next level to a sixteenth
+        part = max(4096, 256 * self.dimension) * 4**level  # relative error 1/8, at the next level 1/16
         if 2 * part > count or eta.numel() > self.dimension or self.points[..., 0].numel() > count:
             return self._covariance(eta)
         score = self.points.reshape(count, -1) @ eta.reshape(-1) + self.log_weight.reshape(-1)
@@ -152,7 +149,7 @@ class Points(Measure):
         )
 
     def _centred(self, mean: Tensor) -> tuple[Measure, Tensor]:
-        """The points less the wanted mean in float64 if such a copy is small, else less their own mean."""
+        """Points and mean less the wanted mean if a float64 copy is small, else less the points' mean."""
         each, all_of_them = self.points.numel(), mean[..., 0].numel() * self.points[..., 0, :].numel()
         if all_of_them * self.points.shape[-2] <= _COPY:
             middle = mean.double()
@@ -166,24 +163,34 @@ class Points(Measure):
         return centred, mean.to(kind) - middle.to(kind)
 
     def _far_out(self) -> bool:
-        """Whether the points are so far from the origin that products lose what tells them apart."""
+        """Whether the points are so far from the origin that products lose their differences to rounding."""
         if not is_concrete(self.points):
             return False
         some = self.points[..., :: max(1, self.points.shape[-2] // 1024), :]
         return bool((some.mean(-2).abs() > 64 * some.std(-2, correction=0)).any())
 
-    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
-        """Whether no point is beyond the hyperplane through the mean, but for rounding, and some below."""
-        found = torch.zeros_like(where)
+    def _bounds(self, mean: Tensor, where: Tensor) -> Tensor:
+        return self._off_face(mean, where).any(-1)
+
+    def _off_face(self, mean: Tensor, where: Tensor) -> Tensor:
+        """``(..., N)``: points off the face of the hull that holds the mean; none if the mean is inside."""
         points = self.points.expand(*where.shape, *self.points.shape[-2:])
         weight = self.log_weight.expand(*where.shape, self.log_weight.shape[-1])
+        off = torch.zeros_like(weight, dtype=torch.bool)
         for index in map(tuple, where.nonzero().tolist()):
-            x, m = points[index][weight[index] > -torch.inf].double(), mean[index].double()
-            d = normal[index].double()
-            rounding = 4 * torch.finfo(self.dtype).eps * ((x.abs() + m.abs()) @ d.abs())
-            height = (x - m) @ d
-            found[index] = (height <= rounding).all() & (height < -rounding).any()
-        return found
+            alive = weight[index] > -torch.inf
+            x, m = (y.detach().double().cpu() for y in (points[index][alive], mean[index]))
+            rounding = 4 * torch.finfo(self.dtype).eps * (x.abs() + m.abs())
+            face = face_of_origin((x - m).numpy(), rounding.numpy())
+            if face is not None:
+                off[index] = off[index].masked_scatter(alive, (~torch.as_tensor(face)).to(off.device))
+        return off
+
+    def _face(self, mean: Tensor, where: Tensor) -> Measure | None:
+        if not is_concrete(where, self.points, mean) or not bool(where.any()):
+            return None
+        log_weight = torch.where(self._off_face(mean, where), -torch.inf, self.log_weight)
+        return make(Empirical, points=self.points, log_weight=log_weight)
 
     def _least_log_mass(self) -> Tensor | None:
         return torch.where(self.log_weight > -torch.inf, self.log_weight, torch.inf).amin(-1)
@@ -205,8 +212,8 @@ class Empirical(Points):
 
     Args:
         points: ``(..., N, D)``.
-        log_weight: ``(..., N)``, log w_n; −inf leaves a point out. Default 0, every point counts one; the
-            mass need not be one.
+        log_weight: ``(..., N)``, log w_n; −inf leaves a point out. The total need not be one. Default 0, so
+            that every point has mass one.
 
     Example:
         >>> h = Empirical(torch.tensor([[0.0], [1.0]]))
@@ -232,7 +239,7 @@ class Empirical(Points):
         check_log_weight("Empirical", self.log_weight)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-mass of the points equal to ``x (..., D)``, −inf where there is none."""
+        """Log-mass of the points equal to ``x (..., D)``; −inf if there are none."""
         found = []
         for start, stop in self._blocks(max(1, x[..., 0].numel())):
             equal = (x.unsqueeze(-2) == self.points[..., start:stop, :]).all(-1)
@@ -255,6 +262,6 @@ class Empirical(Points):
         return make(type(self), points=self.points, log_weight=self.log_weight + score)
 
 
-def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> Tilted:
+def _sweep(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor) -> AttentionResult:
     """One sweep of `tilting` over points that the constructor has checked."""
     return run(prepare("Empirical", query, key, value, scale=1.0, log_weight=log_weight, check=False))

@@ -17,6 +17,7 @@ from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.numerics.deviance import log_excess
+from exptilt.families.numerics.draws import LOG
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -34,7 +35,9 @@ class Exponential(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
+    _reach = (0.0, math.inf, None)
     _differentiable_draws = True
+    _inner_form = LOG
     _positive = ("rate",)
     _twin = (distributions.Exponential, {"rate": "rate"})
 
@@ -75,6 +78,15 @@ class Exponential(ExponentialFamily):
         uniform = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
         return -torch.log1p(-uniform) / self.rate
 
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return self._as_gamma()._sample_inner(shape, generator)
+
+    def _from_inner(self, y: Tensor) -> Tensor:
+        return y.exp()
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return self._log_prob(y.exp())
+
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return self._as_gamma()._log_normalizer(eta)
 
@@ -95,3 +107,12 @@ class Exponential(ExponentialFamily):
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self._as_gamma()._step_for(reached, wanted)
+
+    def _mode(self) -> Tensor:
+        return torch.zeros_like(self.rate)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return -torch.expm1(-self.rate * x.clamp_min(0))
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return -torch.log1p(-q) / self.rate

@@ -8,19 +8,19 @@ trapezoidal rule in t, which converges exponentially. In any dimension they may 
 v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tilting reweights them.
 
 `log_normalizer_error` says how far G may be off. For Monte Carlo it is the standard error by the delta
-method. For quadrature it is the change of G when every second node is left out, the change when more nodes
-are put between, and what lies beyond the last node of an axis if the integrand goes on falling as it does
-from the last but one. It is infinite, that is not known, where the integrand does not fall, where fewer than
-three nodes hold the mass, and where the nodes put between find more than leaving nodes out did: a peak that
-the nodes miss. A peak much narrower than the distance of those nodes is invisible to any rule; pass `center`
-and `scale`, or bounds around it.
+method. For quadrature it is the larger of the changes of G when every second node is left out and when finer
+nodes are added, plus the mass beyond the last node of each axis, extrapolated from the last two nodes. It is
+infinite, that is unknown, if the integrand does not fall there, if fewer than three nodes hold the mass, or
+if finer nodes change G much more than leaving nodes out does: a peak that the nodes miss. A peak much
+narrower than the distance of the finer nodes is invisible to any rule; pass `center` and `scale`, or bounds
+around it.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,13 +30,13 @@ from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import dot
 from exptilt._support.transforms import is_concrete
-from exptilt.families.estimate import Estimate, Kind
+from exptilt.families.estimate import Estimate, EstimateKind
 from exptilt.families.measure import STATIC, Base, Measure, make
 from exptilt.families.members.empirical import Empirical, Points
 from exptilt.families.numerics.hull import box_excess
 
 LogDensity = Callable[[Tensor], Tensor]
-_FINER = {1: 64, 2: 4}  # nodes of the check for each node of an axis, by dimension
+_FINER = {1: 64, 2: 4}  # nodes of the finer grid per node of an axis, by dimension
 
 
 class Axis(NamedTuple):
@@ -51,7 +51,7 @@ class Axis(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Distance of neighbours in t."""
+        """Distance between neighbouring nodes in t."""
         return 2 * self.reach / (self.nodes - 1)
 
     def places(self) -> Tensor:
@@ -75,7 +75,7 @@ class Axis(NamedTuple):
 
 
 def _grid(axes: Sequence[Axis]) -> tuple[Tensor, Tensor]:
-    """Nodes ``(N, D)`` and the logarithms of their volumes ``(N,)``, the last axis running fastest."""
+    """Nodes ``(N, D)`` and their log-volumes ``(N,)``; the last axis varies fastest."""
     places = [axis.place(axis.places()) for axis in axes]
     points = torch.cartesian_prod(*(x for x, _ in places)).reshape(-1, len(axes))
     volumes = (v + math.log(axis.step) for (_, v), axis in zip(places, axes, strict=True))
@@ -89,10 +89,10 @@ class FromDensity(Points):
     Args:
         points: ``(N, D)``, nodes or draws.
         log_weight: ``(..., N)``, log h(x_i) v_i e^{<x_i, shift>}.
-        shift: ``(..., D)``, by how much the density has been tilted.
+        shift: ``(..., D)``, the η by which the density has been tilted.
         log_density: the untilted log-density, ``(..., D)`` to ``(...)``; need not be normalised.
-        axes: the grid, or nothing for Monte Carlo.
-        base: what the density is taken with respect to; that of the proposal for Monte Carlo.
+        axes: the grid; empty for Monte Carlo.
+        base: the measure that the density is taken with respect to; for Monte Carlo that of the proposal.
 
     Example:
         >>> h = FromDensity.quadrature(lambda x: -(x**2).sum(-1) / 2)
@@ -120,16 +120,16 @@ class FromDensity(Points):
         nodes: int | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Self:
-        """By the double-exponential rule in one or two dimensions.
+        """The measure by the double-exponential rule in one or two dimensions.
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
             lower: where the domain begins, one number per dimension; may be infinite.
-            upper: where it ends.
+            upper: where the domain ends.
             center: roughly where the mass is, for domains infinite at both ends; default 0.
-            scale: roughly how wide it is, for infinite domains; default 1.
-            nodes: per dimension, odd numbers give the best error estimate; default 801 in one dimension, 257
-                in two.
+            scale: roughly how wide the mass is, for infinite domains; default 1.
+            nodes: nodes per dimension; an odd number gives the best error estimate. Default 801 in one
+                dimension, 257 in two.
             dtype: of the result.
         """
         low, high = _numbers("lower", lower), _numbers("upper", upper)
@@ -169,7 +169,7 @@ class FromDensity(Points):
         samples: int = 16384,
         generator: torch.Generator | None = None,
     ) -> Self:
-        """By importance sampling.
+        """The measure by importance sampling.
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
@@ -218,6 +218,12 @@ class FromDensity(Points):
         return cls(points, log_weight, torch.zeros_like(points[0]), log_density, axes, base)
 
     @property
+    def _reach(self) -> tuple[Any, Any, Any] | None:  # type: ignore[override]
+        """Ends of the interval common to all axes of the grid, and no total; None for Monte Carlo."""
+        bounds = [(axis.lower, axis.upper) for axis in self.axes]
+        return (max(low for low, _ in bounds), min(high for _, high in bounds), None) if bounds else None
+
+    @property
     def method(self) -> Literal["quadrature", "monte carlo"]:
         """How the integral is taken."""
         return "quadrature" if self.axes else "monte carlo"
@@ -228,7 +234,7 @@ class FromDensity(Points):
         return make(Empirical, points=self.points, log_weight=self.log_weight)
 
     def log_normalizer_error(self, eta: Tensor) -> Tensor:
-        """How far `log_normalizer` may be off, by the method's own estimate.
+        """Estimated error of `log_normalizer`.
 
         Args:
             eta: ``(..., D)``.
@@ -253,7 +259,7 @@ class FromDensity(Points):
         return error
 
     def _finer(self, shift: Tensor) -> Tensor:
-        """G of the untilted density at ``shift (..., D)``, with more nodes put between the nodes."""
+        """G of the untilted density at ``shift (..., D)``, on the finer grid."""
         times = _FINER[self.dimension]
         axes = [axis._replace(nodes=times * (axis.nodes - 1) + 1) for axis in self.axes]
         points, log_volume = (x.to(self.device) for x in _grid(axes))
@@ -266,7 +272,7 @@ class FromDensity(Points):
 
     def _support(self, x: Tensor) -> Tensor | None:
         if not self.axes:
-            return None  # the density itself has to say
+            return None  # the density itself is −inf off the support
         lower, upper = (x.new_tensor([axis[end] for axis in self.axes]) for end in (0, 1))
         return ((x >= lower) & (x <= upper)).all(-1)
 
@@ -275,7 +281,7 @@ class FromDensity(Points):
         return self.log_density(x) + dot(x, self.shift) - torch.logsumexp(self.log_weight, -1)
 
     def entropy(self) -> Estimate:
-        """−E log p = E[−log h] + G by the same rule, with its standard error; in quadrature that of G.
+        """−E log p = E[−log h] + G by the same nodes or draws; for quadrature the error is that of G.
 
         Returns:
             An `Estimate` of shape ``(...)``, in nats.
@@ -286,14 +292,16 @@ class FromDensity(Points):
         total = torch.logsumexp(self.log_weight, -1)
         value = dot(weight, surprise) + total
         infinite = torch.full_like(value, torch.inf)
-        return Estimate(value, self.expectation_error(surprise, 1.0), -infinite, infinite, Kind.ESTIMATED)
+        return Estimate(
+            value, self.expectation_error(surprise, 1.0), -infinite, infinite, EstimateKind.ESTIMATED
+        )
 
     def expectation_error(self, values: Tensor, share: float) -> Tensor:
-        """How far Σ_i p_i values_i + share · G(0) may be off, p the normalised weights.
+        """Estimated error of Σ_i p_i values_i + share · G(0), with p the normalised weights.
 
         Args:
-            values: ``(..., N)``, at the points.
-            share: of G.
+            values: ``(..., N)``, values of a function at the points.
+            share: the factor of G(0).
 
         Returns:
             ``(...)``.
@@ -303,7 +311,7 @@ class FromDensity(Points):
         return self.log_normalizer_error(torch.zeros_like(self.shift))
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """A node by weight, then uniformly within its cell in t; for Monte Carlo one of the points."""
+        """Draws: a node by weight, then uniform within its cell in t; for Monte Carlo one of the points."""
         if not self.axes:
             return super()._sample(shape, generator)
         cells = torch.cartesian_prod(*(axis.places() for axis in self.axes)).reshape(-1, self.dimension)
@@ -328,13 +336,14 @@ class FromDensity(Points):
     def _knows_hull(self) -> bool:
         return bool(self.axes)  # the box
 
-    def _bounds(self, mean: Tensor, normal: Tensor, where: Tensor) -> Tensor:
-        return (
-            Measure._bounds(self, mean, normal, where) if self.axes else super()._bounds(mean, normal, where)
-        )
+    def _bounds(self, mean: Tensor, where: Tensor) -> Tensor:
+        return Measure._bounds(self, mean, where) if self.axes else super()._bounds(mean, where)
+
+    def _face(self, mean: Tensor, where: Tensor) -> Measure | None:
+        return None if self.axes else super()._face(mean, where)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """Infinite for a density, which gives no mass to the sides of its box."""
+        """Infinite for quadrature: a density gives no mass to the sides of its box."""
         return torch.full_like(reached, torch.inf) if self.axes else reached
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
@@ -353,10 +362,10 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _axis_error(log_share: Tensor) -> Tensor:
-    """How far the log of a sum may be off for what one axis misses, by its log-shares ``(..., nodes)``.
+    """Error of the log of a sum from the mass beyond both ends of an axis with log-shares ``(..., nodes)``.
 
-    Beyond either end a share s that falls by the ratio r from node to node leaves s r / (1 − r). Below
-    rounding a share is nothing.
+    If the last share is s and shares fall by the ratio r from node to node, the mass beyond is s r / (1 − r).
+    A share below rounding counts as 0.
     """
     precision = torch.finfo(log_share.dtype).eps
     beyond = torch.zeros_like(log_share[..., 0])
@@ -364,8 +373,7 @@ def _axis_error(log_share: Tensor) -> Tensor:
         ratio = (last - before).exp()
         rest = torch.where(ratio < 1, last.exp() * ratio / (1 - ratio), torch.inf)
         beyond = beyond + torch.where(last > math.log(precision), rest, 0.0)
-    # A Gaussian bump that two nodes hold may be off by a hundredth with no difference between every second
-    # node.
+    # On fewer than three nodes the integral of a Gaussian may be wrong by 1 %, unseen by leaving out nodes.
     held = 1 / (2 * log_share).exp().sum(-1)
     return torch.where(held < 3, torch.inf, torch.log1p(beyond))
 

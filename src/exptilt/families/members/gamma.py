@@ -18,7 +18,8 @@ from exptilt._support.linalg import total
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
-from exptilt.families.numerics.draws import standard_gamma
+from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma
+from exptilt.families.numerics.draws import LOG, log_standard_gamma, standard_gamma
 from exptilt.families.numerics.gamma_functions import (
     HALF_LOG_2PI,
     gamma_entropy,
@@ -44,7 +45,9 @@ class Gamma(ExponentialFamily):
     shape: Tensor
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
+    _reach = (0.0, math.inf, None)
     _differentiable_draws = True
+    _inner_form = LOG
     _positive = ("shape", "rate")
     _statistic_size = staticmethod(lambda d: 2 * d)
     _twin = (distributions.Gamma, {"shape": "concentration", "rate": "rate"})
@@ -88,8 +91,11 @@ class Gamma(ExponentialFamily):
         return torch.cat([x, x.log()], -1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """As a distance from the mean: −D(a, bx) − log x + ½ log a/2π − R(a)."""
-        a, log_x, log_a = self.shape, x.log(), self.shape.log()
+        return self._log_density(x, x.log())
+
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        """Log-density as −D(a, bx) − log x + ½ log a/2π − R(a), without cancellation near the mean."""
+        a, log_a = self.shape, self.shape.log()
         away = deviance(a, self.rate * x - a, log_x + (self.rate.log() - log_a))
         return (log_a / 2 - HALF_LOG_2PI - remainder(a) - away - log_x).sum(-1)
 
@@ -99,7 +105,17 @@ class Gamma(ExponentialFamily):
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
         drawn = standard_gamma(a, generator) / self.rate
-        return drawn.clamp_min(torch.finfo(self.dtype).tiny)  # a large rate could make it 0
+        return drawn.clamp_min(torch.finfo(self.dtype).tiny)  # division by a large rate may underflow
+
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
+        return log_standard_gamma(a, generator) - self.rate.log()
+
+    def _from_inner(self, y: Tensor) -> Tensor:
+        return y.exp().clamp_min(torch.finfo(self.dtype).tiny)
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return self._log_density(y.exp(), y)
 
     def _kl(self, other: Self) -> Tensor:
         change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
@@ -123,7 +139,7 @@ class Gamma(ExponentialFamily):
         return torch.diag_embed(self.shape / (self.rate - eta) ** 2)
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
-        """Newton's step for 1/mean, which is straight in η and stays in the natural domain."""
+        """Newton's step for 1/mean, which is linear in η, so the step stays in the natural domain."""
         return torch.where(wanted > 0, (wanted - reached) * (reached / wanted), wanted - reached)
 
     def _dual(self, mean: Tensor) -> Tensor:
@@ -131,3 +147,12 @@ class Gamma(ExponentialFamily):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return box_excess(mean, 0.0, math.inf)
+
+    def _mode(self) -> Tensor:
+        return (self.shape - 1).clamp_min(0) / self.rate
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return incomplete_gamma(self.shape, self.rate * x.clamp_min(0))
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return by_scipy("gammaincinv", self.shape, q) / self.rate

@@ -27,6 +27,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
+from exptilt.families.members.diagonal_gaussian import DiagonalGaussian
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.draws import standard_normal
 
@@ -59,6 +60,7 @@ class Gaussian(ExponentialFamily):
     mean_vector: Tensor
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
+    _reach = (-math.inf, math.inf, None)
     _differentiable_draws = True
     _tilts_everywhere = True
     _labels: ClassVar = {"mean_vector": "mean", "covariance_matrix": "covariance"}
@@ -159,6 +161,27 @@ class Gaussian(ExponentialFamily):
     def _mean(self, eta: Tensor) -> Tensor:
         return self.mean_vector + matvec(self.covariance_matrix, eta)
 
+    def _fisher(self) -> Tensor:
+        """Cov[(x, pack(x x'))] by Isserlis, with s = ½c + μμ' for the covariance c.
+
+        Cov[x_i, x_j x_k] = c_ij μ_k + c_ik μ_j
+        Cov[x_i x_j, x_k x_l] = c_ik s_jl + c_il s_jk + c_jk s_il + c_jl s_ik
+        """
+        m, c = self.mean_vector, self.covariance_matrix
+        m, c = m.expand(*self.batch_shape, -1), c.expand(*self.batch_shape, -1, -1)
+        s = c / 2 + m.unsqueeze(-1) * m.unsqueeze(-2)
+        rows, columns = torch.tril_indices(m.shape[-1], m.shape[-1], device=m.device)
+        scale = pack(torch.ones_like(c))[..., None, :]
+        mixed = (
+            c[..., rows] * m[..., columns].unsqueeze(-2) + c[..., columns] * m[..., rows].unsqueeze(-2)
+        ) * scale
+        pairs = [(i[:, None], k) for i in (rows, columns) for k in (rows, columns)]
+        square = sum(
+            c[..., i, k] * s[..., j, l] for (i, k), (j, l) in zip(pairs, reversed(pairs), strict=True)
+        )
+        square = square * scale.mT * scale
+        return torch.cat([torch.cat([c, mixed], -1), torch.cat([mixed.mT, square], -1)], -2)
+
     def _covariance(self, eta: Tensor) -> Tensor:
         return self.covariance_matrix.expand(*eta.shape, self.dimension)
 
@@ -170,3 +193,22 @@ class Gaussian(ExponentialFamily):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return None
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """The lower triangular L with Σ = LL', ``(..., D, D)``."""
+        return self._factor()
+
+    def _mode(self) -> Tensor:
+        return self.mean_vector.expand(*self.batch_shape, -1)
+
+    def _normal(self) -> DiagonalGaussian:
+        """The marginal laws of the coordinates."""
+        variance = self.covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        return make(DiagonalGaussian, mean_vector=self.mean_vector, variance=variance)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return self._normal()._cdf(x)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return self._normal()._icdf(q)

@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 
 from exptilt.families.members.change_of_variable import ChangeOfVariable
 from exptilt.families.members.gamma import Gamma
+from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,26 @@ class InverseGamma(ChangeOfVariable):
     def _backward(y: Tensor) -> Tensor:
         return 1 / y
 
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        drawn: Tensor = -self._image()._sample_inner(shape, generator)
+        return drawn
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return self._image()._log_prob_inner(-y) - 2 * y.sum(-1)
+
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and up to 2."""
         a, b = torch.broadcast_tensors(self.shape, self.scale)
         mean = torch.where(a > 1, b / (a - 1), torch.inf)
         variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)
         return mean, torch.where(a > 1, variance, torch.nan)
+
+    def _mode(self) -> Tensor:
+        return self.scale / (self.shape + 1)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        rate = self.scale / torch.where(x > 0, x, 1.0)
+        return torch.where(x > 0, incomplete_gamma(self.shape, rate, upper=True), 0.0)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return self.scale / by_scipy("gammainccinv", self.shape, q)

@@ -1,7 +1,7 @@
-"""Families with a parameter that is known, and therefore no part of θ: a number of failures, a total.
+"""Families with a known parameter that is no part of θ, such as a number of failures or a total.
 
 Members with different known parameters do not belong to one exponential family: the base measure b depends
-on it. So a class alone cannot make a member of θ or of a mean; `from_natural`, `from_mean` and
+on the known parameter. So θ or a mean alone does not determine a member; `from_natural`, `from_mean` and
 `log_partition` take the known parameter as well. The whole statistic is x.
 """
 
@@ -20,23 +20,26 @@ class KnownParameter(ExponentialFamily):
 
     flat_base = False
     known_field: ClassVar[str]
-    """The name of the field that is known."""
+    """Name of the field with the known parameter."""
 
-    # What a subclass gives.
+    _mean_says_known: ClassVar[bool] = False
+    """Whether a mean determines the known parameter."""
+
+    # A subclass must define these.
 
     @classmethod
     @abstractmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        """Some member with the known parameter and the length of ``vector (..., K)``.
+        """Some member with this known parameter and the length of ``vector (..., K)``.
 
-        Raises if `known` is missing, in the name of the method that was `asked` for.
+        Raises if `known` is missing; the message names the method `asked`.
         """
 
     @abstractmethod
     def _outside(self, mean: Tensor) -> Tensor:
-        """How far ``mean (..., K)`` is outside of what members with the same known parameter attain."""
+        """``(...)``: how far ``mean (..., K)`` is outside the means of members with this known parameter."""
 
-    # What follows.
+    # Common to all families with a known parameter.
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ class KnownParameter(ExponentialFamily):
 
         Args:
             mean: ``(..., K)``.
-            known: the parameter that the mean does not hold, as the constructor takes it.
+            known: the known parameter, as the constructor takes it.
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         some = cls._some(known, mean, "from_mean")
@@ -94,7 +97,7 @@ class KnownParameter(ExponentialFamily):
         return self.covariance()
 
     def update(self, statistic: Tensor) -> Self:
-        """The member whose natural parameter is larger by this: the same as `tilt`.
+        """The member with natural parameter θ + statistic: the same as `tilt`.
 
         Args:
             statistic: ``(..., K)``.

@@ -45,7 +45,23 @@ class LogNormal(ChangeOfVariable):
     def _backward(y: Tensor) -> Tensor:
         return y.exp()
 
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        drawn: Tensor = self._image()._sample(shape, generator)
+        return drawn
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return self._image()._log_prob(y) - y.sum(-1)
+
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """e^{μ + σ²/2} and (e^{σ²} − 1) e^{2μ + σ²}."""
         mean = (self.log_mean + self.log_variance / 2).exp()
         return mean, torch.expm1(self.log_variance) * mean**2
+
+    def _mode(self) -> Tensor:
+        return (self.log_mean - self.log_variance).exp()
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return torch.where(x > 0, self._image()._cdf(torch.where(x > 0, x, 1.0).log()), 0.0)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return self._image()._icdf(q).exp()

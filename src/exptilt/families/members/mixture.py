@@ -2,8 +2,8 @@ r"""Mixtures.
 
     h = Σ_k w_k p_k,     G(η) = log Σ_k w_k e^{G_k(η)},     ∇G(η) = Σ_k w̃_k ∇G_k(η),   w̃_k ∝ w_k e^{G_k(η)}
 
-Tilting a mixture tilts every component and moves weight to those with much mass where e^{<t,η>} is large
-(THEORY A5). `AnyMixture` has what all mixtures share; `Mixture` holds components of any exponential family,
+Tilting a mixture tilts every component and moves weight to components with much mass where e^{<t,η>} is large
+(THEORY A5). `AnyMixture` is the base of all mixtures; `Mixture` holds components of any exponential family,
 `GaussianMixture` means and covariances.
 """
 
@@ -26,10 +26,10 @@ from exptilt.families.numerics.draws import categories
 
 
 class AnyMixture(Measure):
-    """What follows from log-weights ``(..., K)`` and components with batch ``(..., K)``."""
+    """Base of the mixtures with log-weights ``(..., K)`` and components with batch ``(..., K)``."""
 
     log_weight: Tensor
-    _knows_hull = True  # as the components do
+    _knows_hull = True
 
     @property
     @abstractmethod
@@ -38,12 +38,20 @@ class AnyMixture(Measure):
 
     @property
     def base(self) -> Base:
-        """As for the components."""
+        """The measure that densities are taken with respect to: that of the components."""
         return self.components.base
 
     @property
+    def _inner_form(self) -> tuple[str, tuple[int, ...]] | None:  # type: ignore[override]
+        return self.components._inner_form
+
+    @property
+    def _reach(self) -> tuple[Any, Any, Any] | None:  # type: ignore[override]
+        return self.components._reach
+
+    @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """As for the components."""
+        """Shape of each tensor that makes up one x, as in the components."""
         return self.components.event_shapes
 
     @property
@@ -55,7 +63,7 @@ class AnyMixture(Measure):
         return self.components._coordinate(x)
 
     def _event_moments(self) -> tuple[Any, Any]:
-        """Averages over components that have weight, and the variance of their means besides."""
+        """E[x] and Var[x]: averages over the components with weight, plus the variance of their means."""
         moments = self._own_components()._event_moments()
         leaves, spec = pytree.tree_flatten(moments[0])
         found: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -70,6 +78,15 @@ class AnyMixture(Measure):
             found[1].append((weight * (variance + offset**2)).sum(axis))
         return pytree.tree_unflatten(found[0], spec), pytree.tree_unflatten(found[1], spec)
 
+    def _event_covariance(self) -> Tensor:
+        parts, weight = self._own_components(), self.log_probability.exp()
+        means, within = parts._event_moments()[0], parts._event_covariance()
+        means = torch.where(weight.unsqueeze(-1) > 0, means, 0.0)
+        within = torch.where(weight[..., None, None] > 0, within, 0.0)
+        offset = means - (weight.unsqueeze(-1) * means).sum(-2, keepdim=True)
+        between = (weight.unsqueeze(-1) * offset).mT @ offset
+        return (weight[..., None, None] * within).sum(-3) + between
+
     def component_log_prob(self, x: Any) -> Tensor:
         """Log-density of x under each component.
 
@@ -79,23 +96,31 @@ class AnyMixture(Measure):
         Returns:
             ``(..., K)``.
         """
-        leaves, spec = pytree.tree_flatten(self._event(x))
-        ranks = map(len, self.event_shapes)
-        spread = [leaf.unsqueeze(leaf.ndim - rank) for leaf, rank in zip(leaves, ranks, strict=True)]
-        return self.components.log_prob(pytree.tree_unflatten(spread, spec))
+        return self.components.log_prob(_spread(self._event(x), tuple(map(len, self.event_shapes))))
 
     def _log_prob(self, x: Any) -> Tensor:
         return torch.logsumexp(self.log_probability + self.component_log_prob(x), -1)
 
+    def _from_inner(self, y: Any) -> Any:
+        return self.components._from_inner(y)
+
+    def _log_prob_inner(self, y: Any) -> Tensor:
+        form = self._inner_form
+        if form is None:
+            return self.log_prob(y)
+        return torch.logsumexp(
+            self.log_probability + self.components._log_prob_inner(_spread(y, form[1])), -1
+        )
+
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
-        """Draws ``shape + batch + event``: a component by weight, then one draw of it."""
+        """Draws ``shape + batch + event``: a component by weight, then a draw from it."""
         draws = self._own_components()._sample(shape, generator)
         size = (*shape, *self.batch_shape, 1)
         uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
         return pytree.tree_map(self._chosen(uniform), draws)
 
     def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
-        """Each component has its share of the draws, but for rounding."""
+        """Inner draws, stratified so that each component gets its share, and their `score`."""
         draws, score = self._own_components()._sample_scored(count, generator)
         size = (count, *self.batch_shape, 1)
         uniform = torch.rand(size, dtype=torch.float64, device=self.device, generator=generator)
@@ -104,7 +129,7 @@ class AnyMixture(Measure):
         return pytree.tree_map(pick, draws), pick(score + self.log_probability)
 
     def _chosen(self, uniform: Tensor) -> Callable[[Tensor], Tensor]:
-        """Takes of ``(S..., K, event)`` the component that each of ``uniform (S..., 1)`` stands for."""
+        """A function that picks from ``(S..., K, event)`` the component drawn by ``uniform (S..., 1)``."""
         index = categories(self.log_weight, uniform)
 
         def pick(leaf: Tensor) -> Tensor:
@@ -127,21 +152,21 @@ class AnyMixture(Measure):
         if samples_wanted("entropy", samples) == 0:
             return Estimate.bounded(lower, upper)
         x, score = self._sample_scored(samples, generator)
-        return Estimate.sampled(-self.log_prob(x), lower, upper, score)
+        return Estimate.sampled(-self._log_prob_inner(x), lower, upper, score)
 
     def _to_torch(self) -> distributions.MixtureSameFamily:
         weight = distributions.Categorical(logits=self.log_weight.expand(*self.batch_shape, -1))
         return distributions.MixtureSameFamily(weight, self._own_components().to_torch())
 
     def _own_components(self) -> ExponentialFamily:
-        """The components with the whole batch ``(..., K)``, so that no two mixtures share a draw."""
+        """The components expanded to the whole batch ``(..., K)``, so that no two mixtures share a draw."""
         parts, batch = self.components, (*self.batch_shape, self.log_weight.shape[-1])
         if tuple(parts.batch_shape) == batch:
             return parts
         return parts.map(lambda leaf, event: leaf.expand(*batch, *leaf.shape[leaf.ndim - event :]))
 
     def _each(self, eta: Tensor) -> Tensor:
-        """η for every component, ``(..., K, D)`` or ``(..., 1, D)``; 0 for those without weight."""
+        """η for every component, ``(..., K, D)`` or ``(..., 1, D)``; 0 for components without weight."""
         present = self.log_weight > -torch.inf
         if is_concrete(present) and bool(present.all()):
             return eta.unsqueeze(-2)
@@ -182,6 +207,13 @@ class AnyMixture(Measure):
         return reached if excess is None else torch.where(excess >= 0, torch.inf, reached)
 
 
+def _spread(x: Any, ranks: tuple[int, ...]) -> Any:
+    """The event x with an axis of length one for the components before its `ranks` event axes."""
+    leaves, spec = pytree.tree_flatten(x)
+    spread = [leaf.unsqueeze(leaf.ndim - rank) for leaf, rank in zip(leaves, ranks, strict=True)]
+    return pytree.tree_unflatten(spread, spec)
+
+
 @dataclass(frozen=True, eq=False)
 class Mixture(AnyMixture):
     """A mixture of members of one exponential family.
@@ -206,7 +238,7 @@ class Mixture(AnyMixture):
             raise ArgumentError(
                 f"Mixture: family must be an ExponentialFamily with batch (..., K); got {got}."
             )
-        # A field that all components share gets an axis for them, so that it is never mistaken for batch.
+        # A field that all components share gets a component axis, so that it is not mistaken for batch.
         shared = self.family.map(lambda leaf, event: leaf if leaf.ndim > event else leaf.unsqueeze(0))
         names = [f"{type(shared).__name__}.{name}" for name in shared.event_dims]
         parts = {name: (leaf, event + 1) for name, (leaf, event) in zip(names, shared._leaves(), strict=True)}

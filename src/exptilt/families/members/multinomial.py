@@ -1,4 +1,4 @@
-r"""How often each of K outcomes came in a known number of trials.
+r"""Counts of K outcomes in a known number of trials.
 
     p(x) = n!/Πx_k! Π p_k^{x_k},     ∇G(η) = n softmax(ℓ + η)
     G(η) = n [log Σ_k e^{ℓ_k + η_k} − log Σ_k e^{ℓ_k}]
@@ -41,12 +41,17 @@ class Multinomial(KnownParameter):
     total: Tensor
     event_dims: ClassVar = {"logit": 1, "total": 0}
     known_field = "total"
+    _mean_says_known = True
     base = Base.COUNTING
     minimal = False
 
     def _check(self) -> None:
         whole = (self.total >= 1) & (self.total == self.total.floor()) & self.total.isfinite()
         entries("Multinomial", "total", self.total, whole, "a whole number of at least 1")
+
+    @property
+    def _reach(self) -> tuple[Any, Any, Any]:  # type: ignore[override]
+        return 0.0, self.total, self.total
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -99,23 +104,23 @@ class Multinomial(KnownParameter):
         return ((x >= 0) & (x == x.floor())).all(-1) & (x.sum(-1) == self.total)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """−Σ_k D(x_k, np_k), and Stirling's factors: nothing large cancels."""
+        """Log-probability as −Σ_k D(x_k, np_k) plus Stirling's factors: no large terms cancel."""
         some, log_mean = x.clamp_min(1.0), self._n.log() + torch.log_softmax(self.logit, -1)
         away = deviance(x, log_mean.exp() - x, log_mean - some.log())
         factor = torch.where(x > 0, some.log() / 2 + HALF_LOG_2PI + remainder(some), 0.0)
         return self.total.log() / 2 + HALF_LOG_2PI + remainder(self.total) - (away + factor).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """n times that of a trial, less E log n!/Πx_k!, by quadrature: error some ε times n."""
+        """n times the entropy of a trial, less E log n!/Πx_k! by quadrature; the error is some ε times n."""
         trials = self.total.double() * self._trial().to(torch.float64)._entropy()
         return (trials - expected_log_coefficient(self.total, torch.log_softmax(self.logit, -1))).to(
             self.dtype
         )
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Counts, ``shape + batch + (K,)``: binomial each, given those before it."""
+        """Counts ``shape + batch + (K,)``: each is binomial given the counts before it."""
         p = torch.softmax(self.logit.detach().double(), -1).expand(*shape, *self.batch_shape, -1)
-        rest = p.flip(-1).cumsum(-1).flip(-1)  # of this outcome and all after it
+        rest = p.flip(-1).cumsum(-1).flip(-1)  # probability of this outcome or a later one
         left, drawn = self.total.detach().double().expand(p.shape[:-1]), []
         for k in range(p.shape[-1] - 1):
             drawn.append(torch.binomial(left, (p[..., k] / rest[..., k]).clamp(0, 1), generator=generator))
@@ -123,7 +128,7 @@ class Multinomial(KnownParameter):
         return torch.stack([*drawn, left], -1).to(self.dtype)
 
     def _to_torch(self) -> distributions.Multinomial:
-        """The same as a `torch.distributions.Multinomial`, which has one total for the whole batch."""
+        """The same law in `torch.distributions`; an error unless the whole batch has one total."""
         if not is_concrete(self.total) or bool((self.total != self.total.flatten()[0]).any()):
             got = self.total.tolist() if is_concrete(self.total) else "a total that cannot be looked at"
             raise ArgumentError(
@@ -134,11 +139,11 @@ class Multinomial(KnownParameter):
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        """From a `torch.distributions.Multinomial`."""
+        """The member equal to a `torch.distributions.Multinomial`."""
         return cls(other.logits, other.logits.new_full(other.batch_shape, other.total_count))
 
     def _kl(self, other: Self) -> Tensor:
-        """n Σ_k D(p_k, p'_k); infinite between different totals, whose supports are disjoint."""
+        """n Σ_k D(p_k, p'_k); infinite if the totals differ, because the supports are then disjoint."""
         return torch.where(
             self.total == other.total, self.total * self._trial()._kl(other._trial()), torch.inf
         )

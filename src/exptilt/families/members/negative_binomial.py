@@ -4,7 +4,7 @@ r"""Independent negative binomial counts: successes before the r-th failure, r k
     G(η) = Σ_d r_d [log(1 − p_d) − log(1 − p_d e^{η_d})]   for p e^η < 1
 
 Sufficient statistic u(x) = x, natural parameter θ = log p, base measure b(x) = Γ(x + r)/(Γ(r) x!). A member
-holds the log-odds ℓ = log p/(1 − p), which lose nothing near p = 1: E[x] = r e^ℓ, Var[x] = r e^ℓ (1 + e^ℓ).
+holds the log-odds ℓ = log p/(1 − p), which stay accurate near p = 1: E[x] = r e^ℓ, Var[x] = r e^ℓ (1 + e^ℓ).
 """
 
 import math
@@ -19,7 +19,8 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
-from exptilt.families.numerics.deviance import coin_kl, deviance
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance
+from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
 from exptilt.families.numerics.hull import box_excess
@@ -42,6 +43,7 @@ class NegativeBinomial(KnownParameter):
     failures: Tensor
     logit: Tensor
     event_dims: ClassVar = {"failures": 1, "logit": 1}
+    _reach = (0.0, math.inf, None)
     _positive = ("failures",)
     known_field = "failures"
     _twin = (distributions.NegativeBinomial, {"failures": "total_count", "logit": "logits"})
@@ -87,7 +89,7 @@ class NegativeBinomial(KnownParameter):
         return ((x >= 0) & (x == x.floor())).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """−D(x, np) − D(r, n(1−p)) with n = x + r, and Stirling's factors: nothing large cancels."""
+        """Log-probability as −D(x, np) − D(r, n(1−p)) with n = x + r, plus Stirling's factors."""
         r, log_p, log_q = self.failures, -softplus(-self.logit), -softplus(self.logit)
         some = x.clamp_min(1.0)
         n = some + r
@@ -98,7 +100,7 @@ class NegativeBinomial(KnownParameter):
         return torch.where(x > 0, factor + stirling - away, r * log_q).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """A − θE[x] − E log b(x); the last by quadrature, error some ε times the smaller of r and E[x]."""
+        """A − θE[x] − E log b(x), the last term by quadrature; the error is some ε times min(r, E[x])."""
         r, logit = self.failures.double(), self.logit.double()
         plain = r * softplus(logit) + r * logit.exp() * softplus(-logit)
         base = expected_log_ratio(r, torch.ones_like(r), logit, r)
@@ -111,13 +113,11 @@ class NegativeBinomial(KnownParameter):
         return poisson(rate, generator)
 
     def _kl(self, other: Self) -> Tensor:
-        """Σ_d r/(1−p) times the KL of the coins; where failures differ, also what b and A differ by.
+        """Σ_d r/(1−p) times the KL of the coins, if the failures are equal.
 
-        That is (r − r') log(1 − p') + E[log b(x) − log b'(x)].
+        If they differ, b and A add (r − r') log(1 − p') + E[log b(x) − log b'(x)].
         """
-        r, gap = self.failures, torch.sigmoid(other.logit) - torch.sigmoid(self.logit)
-        near_one = torch.sigmoid(-self.logit) - torch.sigmoid(-other.logit)
-        gap = torch.where(self.logit > 0, near_one, gap)
+        r, gap = self.failures, coin_gap(self.logit, other.logit)
         same = (r * (1 + self.logit.exp()) * coin_kl(self.logit, other.logit, gap)).sum(-1)
         if is_concrete(r, other.failures) and bool((r == other.failures).all()):
             return same
@@ -135,3 +135,15 @@ class NegativeBinomial(KnownParameter):
     def _covariance(self, eta: Tensor) -> Tensor:
         odds = self._with_natural(self._shifted(eta)).logit.exp()
         return torch.diag_embed(self.failures * odds * (1 + odds))
+
+    def _mode(self) -> Tensor:
+        return ((self.failures - 1).clamp_min(0) * self.logit.exp()).floor()
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        count, odds_against = x.floor(), torch.sigmoid(-self.logit)
+        value = by_scipy("betainc", self.failures, count.clamp_min(0) + 1, odds_against)
+        return torch.where(count < 0, 0.0, value)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        guess = by_scipy("nbdtrik", q, self.failures, torch.sigmoid(-self.logit)).ceil()
+        return least_count(self._cdf, guess, q)

@@ -17,12 +17,12 @@ from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.numerics.deviance import log_excess
-from exptilt.families.numerics.draws import standard_gamma, standard_normal
+from exptilt.families.numerics.draws import log_standard_gamma, standard_gamma, standard_normal
 from exptilt.families.numerics.gamma_functions import invert_digamma_gap
 
 
 class MeanPrecision(NamedTuple):
-    """What a `NormalGamma` is a distribution of: ``mean (..., D)`` and ``precision (..., D)``."""
+    """An event of a `NormalGamma`: ``mean (..., D)`` and ``precision (..., D)``."""
 
     mean: Tensor
     precision: Tensor
@@ -49,6 +49,7 @@ class NormalGamma(ExponentialFamily):
     _positive = ("count", "shape", "rate")
     _statistic_size = staticmethod(lambda d: 4 * d)
     _event_ranks = (1, 1)
+    _inner_form = ("√τ μ, log τ", (1, 1))
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -104,24 +105,24 @@ class NormalGamma(ExponentialFamily):
 
     def _log_prob(self, x: MeanPrecision) -> Tensor:
         mean, precision = x
-        square = self.count * precision * (mean - self.location) ** 2
+        square = self.count * (precision.sqrt() * (mean - self.location)) ** 2
         each = precision.log() + (self.count / (2 * math.pi)).log() - square
         return self._precision()._log_prob(precision) + each.sum(-1) / 2
 
     def _entropy(self) -> Tensor:
-        """Entropy of τ, and the expected one of μ given τ: ½ (log 2πe/κ − E log τ)."""
+        """Entropy of τ plus the expected entropy of μ given τ, ½ (log 2πe/κ − E log τ)."""
         log_precision = torch.digamma(self.shape) - self.rate.log()
         spread = math.log(2 * math.pi * math.e) - self.count.log() - log_precision
         return (self._precision()._entropy() + spread.sum(-1) / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL of τ, and the expected one of μ given τ: ½ (r − 1 − log r) + ½ κ' E τ (m − m')², r = κ'/κ."""
+        """KL of τ plus the expected KL of μ given τ, ½ (r − 1 − log r) + ½ κ' E τ (m − m')², r = κ'/κ."""
         excess = log_excess(other.count, self.count)
         offset = other.count * (self.shape / self.rate) * (self.location - other.location) ** 2
         return self._precision()._kl(other._precision()) + (excess + offset).sum(-1) / 2
 
     def _event_moments(self) -> tuple[MeanPrecision, MeanPrecision]:
-        """μ has a Student t law with 2a degrees of freedom: a mean if a > ½, a finite variance if a > 1."""
+        """E and Var of (μ, τ); μ is Student t with 2a degrees: a mean if a > ½, finite variance if a > 1."""
         a, b, _ = torch.broadcast_tensors(self.shape, self.rate, self.location)
         known = a > 0.5
         spread = torch.where(a > 1, b / (self.count * (a - 1).clamp_min(0)), torch.inf)
@@ -139,4 +140,20 @@ class NormalGamma(ExponentialFamily):
         precision = standard_gamma(self.shape.expand(size), generator) / self.rate
         precision = precision.clamp_min(torch.finfo(self.dtype).tiny)
         noise = standard_normal(self.location, size, generator)
-        return MeanPrecision(self.location + noise / (self.count.sqrt() * precision.sqrt()), precision)
+        mean = self.location + noise / (self.count.sqrt() * precision.sqrt())
+        most = torch.finfo(self.dtype).max / 4
+        return MeanPrecision(mean.clamp(-most, most), precision)
+
+    def _sample_inner(
+        self, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        size = (*shape, *self.batch_shape, self.location.shape[-1])
+        log_precision = log_standard_gamma(self.shape.expand(size), generator) - self.rate.log()
+        noise = standard_normal(self.location, size, generator)
+        return noise / self.count.sqrt() + (log_precision / 2).exp() * self.location, log_precision
+
+    def _log_prob_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        weighted, log_precision = y
+        square = self.count * (weighted - (log_precision / 2).exp() * self.location) ** 2
+        each = log_precision + (self.count / (2 * math.pi)).log() - square
+        return self._precision()._log_prob_inner(log_precision) + each.sum(-1) / 2

@@ -32,7 +32,13 @@ from exptilt._support.linalg import (
 from exptilt.families.family import joined
 from exptilt.families.measure import make
 from exptilt.families.members.gaussian import whiten
-from exptilt.families.members.wishart import WithDegrees, bartlett, wishart_entropy, wishart_kl
+from exptilt.families.members.wishart import (
+    WithDegrees,
+    bartlett_in_logs,
+    lifted,
+    wishart_entropy,
+    wishart_kl,
+)
 from exptilt.families.numerics.deviance import log_excess
 from exptilt.families.numerics.draws import standard_normal
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
@@ -64,6 +70,7 @@ class NormalInverseWishart(WithDegrees):
     _positive = ("count",)
     _statistic_size = staticmethod(lambda d: d + packed_size(d) + 2)
     _event_ranks = (1, 2)
+    _inner_form = ("C'μ, C with CC' = Σ⁻¹, log|Σ|", (1, 2, 0))
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -162,14 +169,14 @@ class NormalInverseWishart(WithDegrees):
         return factorize(inverse_from_cholesky(factorize(self.scale)))
 
     def _entropy(self) -> Tensor:
-        """That of Σ⁻¹ plus E (D+1) log|Σ|, and that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""
+        """Entropy of Σ⁻¹ plus (D+1) E log|Σ|, plus that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""
         size, log_size = self.size, self._log_size(factorize(self.scale))
         precision = wishart_entropy(self.degrees, self._precision_factor())
         spread = size * (math.log(2 * math.pi * math.e) - self.count.log())
         return (precision + (size + 1.5) * log_size + spread / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL of Σ⁻¹, and that of μ given Σ: ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m'), r = κ'/κ."""
+        """KL of Σ⁻¹ plus that of μ given Σ, ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m'), r = κ'/κ."""
         first, second = self._precision_factor(), other._precision_factor()
         white = whiten(factorize(self.scale), self.location - other.location)
         counts = self.size * log_excess(other.count, self.count)
@@ -177,7 +184,7 @@ class NormalInverseWishart(WithDegrees):
         return wishart_kl(self.degrees, first, other.degrees, second) + (counts + offset) / 2
 
     def _event_moments(self) -> tuple[MeanCovariance, MeanCovariance]:
-        """With k = ν − D: E Σ = Ψ/(k − 1) if k > 1, a mean of μ if k > 0, a finite variance of Σ if k > 3."""
+        """E and Var of (μ, Σ). With k = ν − D: E μ if k > 0, E Σ = Ψ/(k − 1) if k > 1, Var Σ if k > 3."""
         k = (self.degrees - self.size).expand(self.batch_shape)[..., None, None]
         scale, diagonal = self.scale, self.scale.diagonal(dim1=-2, dim2=-1)
         products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
@@ -196,10 +203,32 @@ class NormalInverseWishart(WithDegrees):
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
         # Σ⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so Σ = B B' with B = L A⁻ᵀ.
-        triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        triangle, _ = bartlett_in_logs(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        limits = torch.finfo(self.dtype)
+        diagonal = triangle.diagonal(dim1=-2, dim2=-1).clamp_min(limits.tiny**0.5)
+        triangle = triangle.tril(-1) + torch.diag_embed(diagonal)
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
         inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
         half = factorize(self.scale) @ inverse.mT
+        largest = half.detach().abs().amax(-2, keepdim=True)  # to keep Σ finite in this dtype
+        half = half * (limits.max**0.5 / (8 * self.size) / largest).clamp_max(1)
         noise = standard_normal(self.location, half.shape[:-1], generator)
         mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
-        return MeanCovariance(mean, half @ half.mT)
+        return MeanCovariance(mean, lifted(half @ half.mT))
+
+    def _sample_inner(
+        self, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        degrees, factor = self.degrees.expand(self.batch_shape), factorize(self.scale)
+        triangle, log_diagonal = bartlett_in_logs(degrees, self.size, shape, generator)
+        root = torch.linalg.solve_triangular(factor.mT, triangle, upper=True)
+        noise = standard_normal(self.location, root.shape[:-1], generator)
+        weighted = matvec(root.mT, self.location) + noise / self.count.sqrt().unsqueeze(-1)
+        return weighted, root, log_determinant(factor) - 2 * log_diagonal.sum(-1)
+
+    def _log_prob_inner(self, y: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        weighted, root, log_size = y
+        white = weighted - matvec(root.mT, self.location)
+        trace = ((factorize(self.scale).mT @ root) ** 2).sum((-2, -1)) + self.count * dot(white, white)
+        value: Tensor = -(trace + (self.degrees + self.size + 2) * log_size) / 2 - self._log_partition()
+        return value

@@ -17,12 +17,13 @@ from exptilt._support.linalg import total
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import deviance, deviance_of
+from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma, least_count
 from exptilt.families.numerics.draws import poisson
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
 from exptilt.families.numerics.hull import box_excess
 
-_MANY = 64.0  # rate from which the entropy's series with five terms is used: there it is right to 1e-10
-_TERMS = 220  # counts in the sum below that rate: P(x >= 220) < 1e-50 at rate 64
+_MANY = 64.0  # the entropy's series with five terms is used from this rate on, where it is right to 1e-10
+_TERMS = 220  # number of counts in the sum below rate 64, where P(x >= 220) < 1e-50
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
+    _reach = (0.0, math.inf, None)
     base = Base.COUNTING
     flat_base = False
     _tilts_everywhere = True
@@ -77,14 +79,14 @@ class Poisson(ExponentialFamily):
         return ((x >= 0) & (x == x.floor())).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        """As a distance from the mean: −D(x, λ) − ½ log 2πx − R(x), and −λ of x = 0."""
+        """Log-probability as −D(x, λ) − ½ log 2πx − R(x), summed over coordinates; −λ for x = 0."""
         some = x.clamp_min(1.0)
         factor = some.log() / 2 + HALF_LOG_2PI + remainder(some)
         away = deviance(x, self.rate - x, self.rate.log() - some.log())
         return -(away + torch.where(x > 0, factor, 0.0)).sum(-1)
 
     def _entropy(self) -> Tensor:
-        """Of each count −Σ p log p below rate 64, ½ log 2πeλ minus a series in 1/λ from there on."""
+        """Entropy of each count, summed: −Σ p log p below rate 64, else ½ log 2πeλ minus a series in 1/λ."""
         few, many = self.rate.clamp_max(_MANY), self.rate.clamp_min(_MANY)
         count = torch.arange(_TERMS, dtype=self.dtype, device=self.device)
         log_probability = count * few.log().unsqueeze(-1) - few.unsqueeze(-1) - torch.lgamma(count + 1)
@@ -107,7 +109,7 @@ class Poisson(ExponentialFamily):
         return self.rate * eta.exp()
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """KL of counts with this mean from these: Σ_d m log m − m log λ − m + λ, 0 log 0 = 0."""
+        """KL(counts with this mean ‖ self) = Σ_d m log m − m log λ − m + λ, 0 log 0 = 0."""
         m = mean.clamp_min(0)
         value: Tensor = (self.rate - m * (1 + self.rate.log()) - torch.special.entr(m)).sum(-1)
         return value
@@ -123,3 +125,13 @@ class Poisson(ExponentialFamily):
 
     def _dual(self, mean: Tensor) -> Tensor:
         return (mean / self.rate).log()
+
+    def _mode(self) -> Tensor:
+        return self.rate.floor()
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        count = x.floor() + 1
+        return torch.where(count > 0, incomplete_gamma(count.clamp_min(1), self.rate, upper=True), 0.0)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return least_count(self._cdf, by_scipy("pdtrik", q, self.rate).ceil(), q)

@@ -4,8 +4,8 @@ r"""The von Mises–Fisher distribution: the uniform measure on the sphere S^{D�
 
     E[x] = ρ(κ²) θ,   ρ = I_{D/2}(κ) / (κ I_ν(κ));      Cov[x] = ρ I + ρ (ρ⁺ − ρ) θθ'
 
-with ρ⁺ the ratio one order up. Everything is a smooth function of κ², so κ = 0, the uniform law, is nothing
-special. Densities are with respect to surface area. This is the law of keys of equal length: layer
+with ρ⁺ the ratio one order up. Everything is a smooth function of κ²: κ = 0, the uniform law, is no special
+case. Densities are with respect to surface area. This is the law of keys of equal length: layer
 normalisation puts them on a sphere.
 """
 
@@ -57,7 +57,7 @@ class VonMisesFisher(ExponentialFamily):
 
     @property
     def mean_parameter(self) -> Tensor:
-        """E x, ``(..., D)``, of length below 1 but for rounding."""
+        """E x, ``(..., D)``, of length below 1 up to rounding."""
         return (self._bessel().ratio.unsqueeze(-1) * self.vector).to(self.dtype)
 
     @classmethod
@@ -66,7 +66,7 @@ class VonMisesFisher(ExponentialFamily):
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
-        """Newton on log κ of the length alone, then two steps on the vector, which carry derivatives."""
+        """The member by Newton's method on log κ, then two steps on the vector that carry derivatives."""
         theta = _start(mean.detach())
         for _ in range(2):
             _, ratio, above = log_bessel(mean.shape[-1] / 2 - 1, dot(theta, theta))
@@ -78,12 +78,12 @@ class VonMisesFisher(ExponentialFamily):
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """Length minus 1."""
+        """Length of the mean minus 1."""
         excess: Tensor = torch.linalg.vector_norm(mean, dim=-1) - 1
         return excess
 
     def _bessel(self, *, product: bool = False) -> Bessel:
-        """In float64, where κ² of a float32 has room."""
+        """Bessel functions at κ², in float64 so that κ² of a float32 does not overflow."""
         theta = self.vector.double()
         return bessel(self.dimension / 2 - 1, dot(theta, theta), product=product)
 
@@ -92,12 +92,12 @@ class VonMisesFisher(ExponentialFamily):
         return (found.large + found.value + self.dimension / 2 * math.log(2 * math.pi)).to(self.dtype)
 
     def _entropy(self) -> Tensor:
-        """A − κ²ρ, without the κ in both."""
+        """A − κ²ρ, computed as (F − c) + (c − κ²ρ) plus a constant, because c is large."""
         found = self._bessel(product=True)
         return (found.value + found.product + self.dimension / 2 * math.log(2 * math.pi)).to(self.dtype)
 
     def _kl(self, other: Self) -> Tensor:
-        """A(θ') − A(θ) − ρ<θ, δ>, δ = θ' − θ; of the large parts, c' − c = <δ, θ + θ'> / (root + root')."""
+        """A(θ') − A(θ) − ρ<θ, δ>, δ = θ' − θ; the large parts give c' − c = <δ, θ + θ'> / (root + root')."""
         mine, others = self._bessel(), other._bessel()
         theta, delta = self.vector.double(), other.vector.double() - self.vector.double()
         both = mine.root + others.root
@@ -109,18 +109,18 @@ class VonMisesFisher(ExponentialFamily):
         return on
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        # Around the first axis, then reflected so that this axis comes to lie along θ: x = y − 2 <r,y> r.
+        # Draw y around the first axis, then reflect that axis onto θ: x = y − 2 <r,y> r.
         theta = self.vector.detach()
         kappa = self.concentration.detach()
         unit = theta / kappa.clamp_min(torch.finfo(self.dtype).tiny).unsqueeze(-1)
         side = torch.where(unit[..., :1] < 0, -1.0, 1.0)
-        axis = torch.cat([unit[..., :1] + side, unit[..., 1:]], -1)  # terms of the same sign: nothing cancels
+        axis = torch.cat([unit[..., :1] + side, unit[..., 1:]], -1)  # same signs: no cancellation
         axis = axis / torch.linalg.vector_norm(axis, dim=-1, keepdim=True)
         size = (*shape, *kappa.shape)
         fall = _falls(kappa, self.dimension, size, generator).unsqueeze(-1)
         noise = standard_normal(theta, (*size, self.dimension - 1), generator)
         length = torch.linalg.vector_norm(noise, dim=-1, keepdim=True)
-        if self.dimension == 2:  # a float32 normal is exactly 0 now and then; of more of them, never all
+        if self.dimension == 2:  # a single float32 normal may be exactly 0
             noise, length = torch.where(noise < 0, -1.0, 1.0).to(noise.dtype), torch.ones_like(length)
         across = (fall * (2 - fall)).clamp_min(0).sqrt() / length
         y = torch.cat([(fall - 1) * side, across * noise], -1)
@@ -134,9 +134,12 @@ class VonMisesFisher(ExponentialFamily):
         bend = (ratio * (above - ratio))[..., None, None]
         return (ratio[..., None, None] * eye + bend * outer).to(self.dtype)
 
+    def _mode(self) -> Tensor:
+        return self.vector / self.concentration.unsqueeze(-1)
+
 
 def _start(mean: Tensor) -> Tensor:
-    """θ for a mean, good to several digits: Newton on log κ from Banerjee's κ ≈ r(D − r²)/(1 − r²)."""
+    """θ for a mean, to several digits, by Newton on log κ from Banerjee's κ ≈ r(D − r²)/(1 − r²)."""
     dimension = mean.shape[-1]
     r = torch.linalg.vector_norm(mean, dim=-1).double()
     small = r < 1e-6
@@ -152,14 +155,14 @@ def _start(mean: Tensor) -> Tensor:
     return torch.where(small, dimension, kappa / r).to(mean.dtype).unsqueeze(-1) * mean
 
 
-_ROUNDS = 40  # at most 0.342 of the proposals are refused (D = 2, κ → ∞): after so many, one in 10^18
+_ROUNDS = 40  # at most 0.342 of the proposals are refused (D = 2, κ → ∞); 0.342^40 < 10^−18
 
 
 def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """1 − <x, direction> for draws of this size, a small number at large κ.
+    """1 − <x, direction> for draws x of this size; small at large κ.
 
-    In three dimensions by inverting the distribution function. Else by Wood's rejection method (1994), again
-    for those that were refused until none is left; all rounds are taken for all of them under `torch.func`.
+    In three dimensions by inverting the distribution function. Otherwise by Wood's rejection method (1994),
+    repeated for refused draws until none is left; under `torch.func` for all draws, a fixed number of times.
     """
 
     def uniform(shape: Sequence[int]) -> Tensor:
@@ -171,7 +174,7 @@ def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torc
     d = dimension - 1
 
     def propose(k: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Proposals, and which of them are refused."""
+        """Proposals, and whether each is refused."""
         z = _symmetric_beta(d, uniform(k.shape), uniform(k.shape))
         proposal = 2 * b * z / (1 - (1 - b) * z)
         ratio = (1 + b) / 2 * (1 + (1 - b) * proposal / (2 * b))

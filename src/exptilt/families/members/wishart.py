@@ -31,7 +31,7 @@ from exptilt._support.linalg import (
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import deviance, gamma_kl
-from exptilt.families.numerics.draws import standard_gamma, standard_normal
+from exptilt.families.numerics.draws import log_standard_gamma, standard_normal
 from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_multivariate_gap
 
 
@@ -39,12 +39,29 @@ def bartlett(
     degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None
 ) -> Tensor:
     """Lower triangular A with A A' ~ Wishart(ν, I): ``shape + degrees.shape + (D, D)``."""
+    return bartlett_in_logs(degrees, dimension, shape, generator)[0]
+
+
+def bartlett_in_logs(
+    degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """`bartlett` and the logarithm of the diagonal of A, which stays finite if A underflows."""
     size = (*shape, *degrees.shape, dimension)
     index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
     half = ((degrees.unsqueeze(-1) - index) / 2).expand(size)
-    diagonal = (2 * standard_gamma(half, generator)).sqrt()
+    log_diagonal = (math.log(2) + log_standard_gamma(half, generator)) / 2
     noise = standard_normal(degrees, (*size, dimension), generator)
-    return noise.tril(-1) + torch.diag_embed(diagonal)
+    return noise.tril(-1) + torch.diag_embed(log_diagonal.exp()), log_diagonal
+
+
+def lifted(x: Tensor) -> Tensor:
+    """Draws ``(..., D, D)`` with slightly larger diagonals where rounding left no Cholesky factor.
+
+    Eigenvalues may be too far apart for the dtype; a few units in the last place on the diagonal suffice.
+    """
+    limits = torch.finfo(x.dtype)
+    lift = (4 * x.shape[-1] * limits.eps * x.diagonal(dim1=-2, dim2=-1)).clamp_min(limits.tiny)
+    return torch.where(positive_definite(x)[..., None, None], x, x + torch.diag_embed(lift))
 
 
 def wishart_kl(degrees: Tensor, factor: Tensor, other_degrees: Tensor, other_factor: Tensor) -> Tensor:
@@ -98,6 +115,15 @@ class WithDegrees(ExponentialFamily):
         """D, the size of the matrices."""
         return self.scale.shape[-1]
 
+    @classmethod
+    def _typical(cls, like: Tensor) -> Self:
+        zero = unpack(torch.zeros_like(like[..., :-1]))
+        scale = zero + torch.eye(zero.shape[-1]).to(like)
+        return make(cls, degrees=torch.full_like(like[..., 0], scale.shape[-1]), scale=scale)
+
+    def _in_domain(self) -> Tensor:
+        return (self.degrees > self.size - 1) & positive_definite(self.scale)
+
 
 @dataclass(frozen=True, eq=False)
 class Wishart(WithDegrees):
@@ -120,6 +146,7 @@ class Wishart(WithDegrees):
     _twin = (distributions.Wishart, {"degrees": "df", "scale": "covariance_matrix"})
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
+    _inner_form = ("Cholesky factor of X, log of its diagonal", (2, 1))
 
     @property
     def dimension(self) -> int:
@@ -159,15 +186,6 @@ class Wishart(WithDegrees):
         jensen = mean[..., -1] - log_determinant(factorize(x))
         return torch.where(definite >= 0, definite, torch.maximum(definite, jensen))
 
-    @classmethod
-    def _typical(cls, like: Tensor) -> Self:
-        zero = unpack(torch.zeros_like(like[..., :-1]))
-        scale = zero + torch.eye(zero.shape[-1]).to(like)
-        return make(cls, degrees=torch.full_like(like[..., 0], scale.shape[-1]), scale=scale)
-
-    def _in_domain(self) -> Tensor:
-        return (self.degrees > self.size - 1) & positive_definite(self.scale)
-
     def _log_partition(self) -> Tensor:
         half, log_scale = self.degrees / 2, self.size * math.log(2) + log_determinant(factorize(self.scale))
         return half * log_scale + multivariate_log_gamma(half, self.size)
@@ -183,9 +201,25 @@ class Wishart(WithDegrees):
         return pack(x)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
-        factor = factorize(self.scale) @ triangle
-        return factor @ factor.mT
+        return self._from_inner(self._sample_inner(shape, generator))
+
+    def _sample_inner(
+        self, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        scale = factorize(self.scale)
+        degrees = self.degrees.expand(self.batch_shape)
+        triangle, log_diagonal = bartlett_in_logs(degrees, self.size, shape, generator)
+        return scale @ triangle, log_diagonal + scale.diagonal(dim1=-2, dim2=-1).log()
+
+    def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        return lifted(y[0] @ y[0].mT)
+
+    def _log_prob_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        factor, log_diagonal = y
+        white = torch.linalg.solve_triangular(factorize(self.scale), factor, upper=False)
+        volume = (self.degrees - self.size - 1) * log_diagonal.sum(-1)
+        value: Tensor = volume - (white**2).sum((-2, -1)) / 2 - self._log_partition()
+        return value
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """νV and, for each entry, ν (V_ij² + V_ii V_jj)."""
@@ -206,3 +240,13 @@ class Wishart(WithDegrees):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return indefiniteness(unpack(mean))
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """The lower triangular L with V = LL', ``(..., D, D)``."""
+        return factorize(self.scale)
+
+    def _mode(self) -> Tensor:
+        """(ν − D − 1) V; NaN for ν below D + 1."""
+        extra = (self.degrees - self.size - 1)[..., None, None]
+        return torch.where(extra >= 0, extra * self.scale, torch.nan)

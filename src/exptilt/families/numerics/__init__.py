@@ -1,1 +1,1 @@
-"""Functions of numbers and arrays that the families share: no measures in here."""
+"""Functions of numbers and arrays that the families share."""

@@ -9,7 +9,7 @@ The recurrence is stable downwards. It is started at an order of at least 32, wh
 
     F_ν = ν (w − log(ν(1 + w))) − ½ log(2πν) − ½ log w + log Σ_k u_k(1/w) ν^{−k},     w = √(1 + s/ν²)
 
-is right to the last bit of float64 for every s ≥ 0. No case distinction on the data, so it batches, compiles
+is right to the last bit of float64 for every s ≥ 0. The code never branches on data, so it batches, compiles
 and differentiates to any order.
 """
 
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 _START = 32  # lowest order at which Debye's expansion is used
-_TERMS = 12  # of Debye's expansion: the first one left out is below 1e-17 at order 32
+_TERMS = 12  # terms of Debye's expansion: the first omitted one is below 1e-17 at order 32
 
 
 def _debye_polynomials() -> list[list[float]]:
-    """u_0, u_1, ...: coefficients by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k in fractions."""
+    """Coefficients of u_0, u_1, ... by power, from u_{k+1} = ½p²(1−p²)u_k' + ⅛∫(1−5t²)u_k, exactly."""
     polynomials = [[Fraction(1)]]
     for _ in range(_TERMS):
         last = polynomials[-1]
@@ -44,7 +44,7 @@ _DEBYE = _debye_polynomials()
 
 
 def _debye_coefficients(order: float) -> tuple[list[float], list[float]]:
-    """Σ_k u_k(p) ν^{−k} as one polynomial in p, and its derivative."""
+    """Coefficients of Σ_k u_k(p) ν^{−k} as a polynomial in p, and of its derivative."""
     total = [0.0] * (3 * _TERMS + 1)
     for k, polynomial in enumerate(_DEBYE):
         for power in range(k, 3 * k + 1, 2):
@@ -60,7 +60,7 @@ def _horner(coefficients: list[float], p: Tensor) -> Tensor:
 
 
 class Bessel(NamedTuple):
-    """ρ_ν and ρ_{ν+1}; with c = root − n, root = √(s + n²), n fixed: c, F − c and c − sρ."""
+    """ρ_ν, ρ_{ν+1}, root = √(s + n²) with a fixed n, c = root − n, F − c and c − sρ, in this order."""
 
     ratio: Tensor
     above: Tensor
@@ -103,12 +103,12 @@ def bessel(order: float, s: Tensor, *, product: bool) -> Bessel:
     for step in range(up):
         twice = 2 * (v - step)
         above, ratio = ratio, 1 / (twice + s * ratio)
-        scaled = scaled / (ratio * root)  # one logarithm for all of them; the factors are near 1 at large s
+        scaled = scaled / (ratio * root)  # one logarithm for all factors, which are near 1 at large s
         if product:
             rest = (root * (twice - rest) + v**2) / (
                 twice + root - rest
             )  # vw − s/(2ν + vw − rest), by (vw)² − s = v²
-    # −v log(v(1 + w)) of Debye's and log(root) of each factor, order = v − up
+    # Joins −v log(v(1 + w)) of Debye's expansion with log(root) of each factor; order = v − up.
     value = (
         v
         - order * (v * (1 + w)).log()

@@ -1,9 +1,9 @@
-r"""x log(x/m) − x + m, and what is made of it, without cancellation where m is close to x.
+r"""The deviance x log(x/m) − x + m and related functions, without cancellation where m is close to x.
 
     D(x, m) = x log(x/m) − x + m ≥ 0
 
 is the KL divergence of Poisson counts, and a part of that of Gamma, Beta, Dirichlet, Wishart and Gaussian
-members: the difference of large numbers when the two differ little. With d = (m − x)/x and v = d/(2 + d),
+members: a difference of large numbers if x and m are close. With d = (m − x)/x and v = d/(2 + d),
 log(1 + d) = 2 artanh v, hence (Loader 2000, as in R's dpois)
 
     D = x (d − log(1 + d)) = x v (d − 2v² (1/3 + v²/5 + v⁴/7 + ⋯)).
@@ -17,14 +17,14 @@ from torch.nn.functional import softplus
 from exptilt._support.transforms import is_concrete
 from exptilt.families.numerics.gamma_functions import horner, remainder, remainder_slope, trigamma_gap
 
-_NEAR = 0.2  # |d| up to which the series is used: nine terms are right to 1e-17; beyond it four bits are lost
-_LEAST_CHANGE = 0.99  # 1 − ρ up to which ρ − 1 is used: beyond it ρ = e^{log ρ} has more digits
+_NEAR = 0.2  # largest |d| for the series, nine terms of which are right to 1e-17
+_LEAST_CHANGE = 0.99  # largest 1 − ρ for which ρ − 1 is used; above it ρ = e^{log ρ} is more accurate
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))
 _NODES = [((1 + t) / 2, w / 2) for t, w in zip(*np.polynomial.legendre.leggauss(6), strict=True)]
 
 
 def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
-    """D(x, m) entry by entry, from x ≥ 0, m − x and log(m/x), to the digits that these have.
+    """D(x, m) entry by entry, from x ≥ 0, m − x and log(m/x), as accurate as these arguments.
 
     Example:
         >>> deviance(torch.tensor(1e8), torch.tensor(8.0), torch.tensor(8e-8))  # 8² / (2 · 10⁸)
@@ -44,19 +44,27 @@ def deviance_of(x: Tensor, m: Tensor) -> Tensor:
 
 
 def coin_kl(logit: Tensor, other: Tensor, gap: Tensor) -> Tensor:
-    """D(p, p') + D(1 − p, 1 − p') of coins with these log-odds and p' − p, entry by entry."""
+    """KL D(p, p') + D(1 − p, 1 − p') of coins, entry by entry, from their log-odds and gap = p' − p."""
     ones = deviance(torch.sigmoid(logit), gap, softplus(-logit) - softplus(-other))
     return ones + deviance(torch.sigmoid(-logit), -gap, softplus(logit) - softplus(other))
 
 
+def coin_gap(logit: Tensor, other: Tensor) -> Tensor:
+    """p' − p of coins with these log-odds, entry by entry; from 1 − p and 1 − p' if p > ½."""
+    near_one = torch.sigmoid(-logit) - torch.sigmoid(-other)
+    return torch.where(logit > 0, near_one, torch.sigmoid(other) - torch.sigmoid(logit))
+
+
 def log_excess(a: Tensor, b: Tensor) -> Tensor:
-    """r − 1 − log r of r = a/b, entry by entry."""
+    """r − 1 − log r for r = a/b, entry by entry."""
     gap = (a - b) / b
     return deviance(torch.ones_like(gap), gap, a.log() - b.log())
 
 
 def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
-    r"""KL(Gamma(a, 1) ‖ Gamma(b, ρ)) from ρ − 1 and log ρ: of the means, and of the shapes at equal means.
+    r"""KL(Gamma(a, 1) ‖ Gamma(b, ρ)), from change = ρ − 1 and log_rate = log ρ.
+
+    The part from the means, plus the part from the shapes at equal means:
 
     D(b, aρ) + [log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a)]
     """
@@ -69,7 +77,7 @@ def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:
 def _shapes(a: Tensor, b: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
     r"""log Γ(b) − log Γ(a) − (b − a) ψ(a) − D(b, a) with gap = b − a.
 
-    Where b is near a, by Taylor's rest (b − a)² ∫₀¹ (1 − t) [ψ'(x) − 1/x] dt at x = a + t (b − a).
+    If b is near a, by Taylor's remainder (b − a)² ∫₀¹ (1 − t) [ψ'(x) − 1/x] dt with x = a + t (b − a).
     """
     near = gap.abs() < _NEAR * a
     first = remainder(b) - remainder(a) + gap * remainder_slope(a)
@@ -89,5 +97,5 @@ def _taylor_rest(a: Tensor, gap: Tensor) -> Tensor:
 
 
 def not_negative(value: Tensor) -> Tensor:
-    """The value, or 0 where rounding made it negative; with its derivatives, also the second at 0."""
+    """The value, or 0 where rounding made it negative; the derivatives are kept in either case."""
     return value - value.detach().clamp_max(0)

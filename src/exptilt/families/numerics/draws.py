@@ -1,13 +1,13 @@
 r"""Normal, gamma and Poisson draws that stay in their support.
 
-Many draws in main memory are NumPy's, which take half of torch's time, on all threads: one number of the
-torch generator seeds a stream for each block of entries,
+Many draws in main memory come from NumPy, on all threads, in half of torch's time. One number of the torch
+generator seeds a stream for each block of entries,
 
     seed ~ generator,     block i of 8192 entries ~ SFC64(seed, i)
 
-so that they depend on the generator alone, and not on the number of threads. Few draws, draws on another
-device and draws within a transform of torch are torch's. A gamma draw carries its pathwise derivative in the
-shape either way: for x with distribution function F(x; a), dx/da = −∂_a F / ∂_x F.
+so that draws depend on the generator alone, not on the number of threads. Few draws, draws on another device
+and draws within a transform of torch come from torch. Either way a gamma draw carries its pathwise derivative
+in the shape: for x with distribution function F(x; a), dx/da = −∂_a F / ∂_x F.
 """
 
 import math
@@ -24,11 +24,14 @@ from exptilt._support.threads import run_chunks
 from exptilt._support.transforms import has_tangent, in_transform, is_concrete
 
 Array = np.ndarray[Any, Any]
-_BLOCK = 8192  # a quarter of a millisecond of gammas; a new stream costs a twentieth of that
+_BLOCK = 8192  # gamma draws take a quarter of a millisecond, a new stream a twentieth of that
+
+LOG = ("log x", (1,))
+"""The inner form of positive draws: their logarithm."""
 
 # Least shapes whose draws underflow with a probability below 1e-19.
 _SAFE = {torch.float64: 0.1, torch.float32: 0.5}
-_LARGE = 2.0**50  # beyond it a count is drawn as a rounded normal: float64 hardly tells the two laws apart
+_LARGE = 2.0**50  # above this rate a count is drawn as a rounded normal, almost the same law in float64
 
 
 def standard_normal(like: Tensor, size: Sequence[int], generator: torch.Generator | None) -> Tensor:
@@ -41,7 +44,7 @@ def standard_normal(like: Tensor, size: Sequence[int], generator: torch.Generato
 
 
 def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Gamma(shape, 1) draws, differentiable in the shape; at least the least normal number."""
+    """Gamma(shape, 1) draws, differentiable in the shape, no smaller than the least normal number."""
     tiny = torch.finfo(shape.dtype).tiny
     if not _many(shape, shape.numel()):
         return transforms.standard_gamma(shape, generator).clamp_min(tiny)
@@ -50,22 +53,32 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     return _pathwise(shape, result)
 
 
-def shares(shape: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Dirichlet draws, Gamma(shape, 1) over their sum along the last axis, differentiable in the shape.
+def log_standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Logarithms of Gamma(shape, 1) draws, differentiable in the shape.
 
-    Of a small shape a the draws themselves underflow; their logarithms do not:
+    For a small shape a the draws themselves underflow, but their logarithms do not:
 
         log x = log y + (log u) / a     with y ~ Gamma(a + 1, 1) and u uniform.
     """
-    if (
-        is_concrete(shape)
-        and shape.numel()
-        and float(shape.detach().amin()) >= _SAFE.get(shape.dtype, math.inf)
-    ):
+    if _safe(shape):
+        return standard_gamma(shape, generator).log()
+    uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
+    return standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape
+
+
+def shares(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Dirichlet draws along the last axis, differentiable in the shape: Gamma(shape, 1) over their sum."""
+    if _safe(shape):
         x = standard_gamma(shape, generator)
         return x / x.sum(-1, keepdim=True)
-    uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
-    return torch.softmax(standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape, -1)
+    return torch.softmax(log_standard_gamma(shape, generator), -1)
+
+
+def _safe(shape: Tensor) -> bool:
+    """Whether no Gamma draw of these shapes underflows."""
+    if not is_concrete(shape) or not shape.numel():
+        return False
+    return float(shape.detach().amin()) >= _SAFE.get(shape.dtype, math.inf)
 
 
 def poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -83,14 +96,14 @@ def poisson(rate: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def categories(log_weight: Tensor, uniform: Tensor) -> Tensor:
-    """The place in ``log_weight (..., K)`` that each of ``uniform (..., 1)`` in [0, 1) stands for."""
+    """Categories ``(..., 1)`` with ``log_weight (..., K)``, drawn by inverting ``uniform (..., 1)``."""
     cumulative = torch.softmax(log_weight.detach().double(), -1).cumsum(-1)
     index = (uniform * cumulative[..., -1:] >= cumulative).sum(-1, keepdim=True)
     return index.clamp_max(log_weight.shape[-1] - 1)
 
 
 def _many(parameter: Tensor, count: int) -> bool:
-    """Whether NumPy draws: at least a block, of parameters that can be looked at and lie in main memory."""
+    """Whether NumPy draws: at least a block, and parameters that can be read and lie in main memory."""
     if count < _BLOCK or not is_concrete(parameter) or in_transform():
         return False
     return parameter.device.type == "cpu" and not has_tangent(parameter)
@@ -99,7 +112,7 @@ def _many(parameter: Tensor, count: int) -> bool:
 def _filled(
     result: Tensor, generator: torch.Generator | None, draw: Callable[[np.random.Generator, int, int], Array]
 ) -> Tensor:
-    """The contiguous `result`, its entries start..stop from ``draw(stream, start, stop)``, by blocks."""
+    """The contiguous `result` filled by blocks: entries start..stop from ``draw(stream, start, stop)``."""
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     flat = result.view(-1).numpy()
 
@@ -114,7 +127,7 @@ def _filled(
 
 
 class _Pathwise(Function):
-    """Gives a gamma draw its derivative in the shape."""
+    """A gamma draw with its derivative in the shape."""
 
     @staticmethod
     def forward(ctx: Any, shape: Tensor, drawn: Tensor) -> Tensor:

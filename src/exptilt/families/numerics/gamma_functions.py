@@ -1,22 +1,22 @@
-r"""log Γ and ψ less their large parts, differences of ψ, and the inverses that the families need.
+r"""log Γ and ψ minus their large parts, differences of ψ, and the inverses that the families need.
 
     R(a) = log Γ(a) − [(a − ½) log a − a + ½ log 2π],     r(a) = −R'(a) = log a − 1/(2a) − ψ(a)
 
 Entropies and divergences of the Gamma family and its kin are differences of log Γ. At large a the brackets
-cancel on paper, not in floats; R(a) ≈ 1/(12a) is what remains. Below 8 both are differences of torch's
-functions, from 8 on Stirling's series
+cancel on paper, not in floats; R(a) ≈ 1/(12a) remains. Below 8, R and r are differences of torch's functions;
+from 8 on they are Stirling's series
 
     R(a) = Σ_k B_2k / (2k(2k−1) a^{2k−1}),     r(a) = Σ_k B_2k / (2k a^{2k}).
 
-Three equations stand between expected logarithms and the parameters of Gamma, Wishart and Dirichlet laws:
+Three equations link expected logarithms to the parameters of Gamma, Wishart and Dirichlet laws:
 
     log a − ψ(a) = s                        Gamma, with s = log E[x] − E[log x]
     D log(ν/2) − ψ_D(ν/2) = s               Wishart and its kin
     ψ(Σ_j α_j) − ψ(α_k) = s_k               Dirichlet, Beta
 
 Each is solved by Newton's method on a scale where the left side is almost a straight line at both ends (in
-the logarithm of the parameter, the logarithm of the left side). No loop depends on data where values cannot
-be looked at, and derivatives flow through the last Newton steps, where they are exact.
+the logarithm of the parameter, the logarithm of the left side). If values cannot be read, the number of steps
+is fixed. Derivatives flow through the last Newton steps, where they are exact.
 """
 
 import math
@@ -62,7 +62,7 @@ def gamma_entropy(a: Tensor) -> Tensor:
 
 
 def trigamma(a: Tensor) -> Tensor:
-    """ψ'(a), to all digits (torch's polygamma has nine)."""
+    """ψ'(a), to full precision (torch's polygamma has nine digits)."""
     total = 1 / (a * a)
     for i in range(1, 8):
         total = total + (a + i) ** -2
@@ -71,7 +71,7 @@ def trigamma(a: Tensor) -> Tensor:
 
 
 def digamma_gap(a: Tensor) -> Tensor:
-    """log a − ψ(a) > 0, without the cancellation at large a."""
+    """log a − ψ(a) > 0, without cancellation at large a."""
     return 0.5 / a + remainder_slope(a)
 
 
@@ -85,7 +85,7 @@ def trigamma_gap(a: Tensor) -> Tensor:
 
 
 def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
-    r"""ψ(a + b) − ψ(a) of positive a and b, to all digits however small b is; infinite if a(a+b) underflows.
+    r"""ψ(a + b) − ψ(a) for positive a and b, accurate even for tiny b; infinite if a(a+b) underflows.
 
     With c = a + b, u = 1/(a + 8), v = 1/(c + 8), and Stirling's series from there on; each term has the
     factor b:
@@ -111,7 +111,7 @@ def digamma_rise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def trigamma_fall(a: Tensor, b: Tensor) -> Tensor:
-    """ψ'(a) − ψ'(a + b) of positive a and b, to all digits however small b is."""
+    """ψ'(a) − ψ'(a + b) for positive a and b, accurate even for tiny b."""
     c = a + b
     total = torch.zeros_like(c)
     for i in range(8):
@@ -171,7 +171,7 @@ def inverse_digamma(y: Tensor, rounds: int = 4) -> Tensor:
 
 
 def rest_of_sum(x: Tensor) -> Tensor:
-    """For each entry the sum of all others along the last axis, not as a difference from the whole."""
+    """For each entry the sum of all others along the last axis, without subtracting from the total."""
     if x.shape[-1] == 2:
         return x.flip(-1)
     before = torch.nn.functional.pad(x, (1, 0))[..., :-1].cumsum(-1)
@@ -180,12 +180,12 @@ def rest_of_sum(x: Tensor) -> Tensor:
 
 
 def dirichlet_mean(alpha: Tensor) -> Tensor:
-    """ψ(α_k) − ψ(Σα) along the last axis, to all digits also where one entry is nearly all of the sum."""
+    """ψ(α_k) − ψ(Σα) along the last axis, accurate even if one entry is nearly the whole sum."""
     return -digamma_rise(alpha, rest_of_sum(alpha))
 
 
 def log_sum_exp(mean: Tensor) -> Tensor:
-    """log Σ e^{m_k} along the last axis, to all digits also where it is close to 0."""
+    """log Σ e^{m_k} along the last axis, accurate even where it is close to 0."""
     top, index = mean.max(-1, keepdim=True)
     largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, index, True)
     rest = torch.expm1(top.squeeze(-1)) + torch.where(largest, -torch.inf, mean).exp().sum(-1)
@@ -195,13 +195,13 @@ def log_sum_exp(mean: Tensor) -> Tensor:
 def invert_dirichlet(mean: Tensor) -> Tensor:
     r"""The α with ψ(α_k) − ψ(Σα) = m_k along the last axis, for Σ e^{m_k} < 1 and at least two entries.
 
-    Let * be the entry with the largest m, which may be all of τ = Σα but for a small rest R, the sum of the
-    others. At a given τ the others are ψ⁻¹(ψ(τ) + m_k), while * has the rest R* with ψ(τ) − ψ(τ − R*) = −m_*.
-    As τ grows, R/R* falls from ∞ to Q = (S − e^{m_*}) / (1 − e^{m_*}) < 1, S = Σ e^{m_k}, and log(R/R* − Q)
-    is nearly −log τ + const at both ends: Newton's steps on that until R = R*, kept between the totals known
-    to be too small and too large. Then Newton on all entries, whose Hessian is a diagonal minus a rank-one
-    matrix. No step subtracts what is nearly equal, so that α has the digits which m determines. Float32 is
-    solved in float64.
+    Let * be the entry with the largest m, and R the sum of the other entries, which may be a tiny part of
+    τ = Σα. At a given τ the other entries are ψ⁻¹(ψ(τ) + m_k), while the equation of * wants the rest R* with
+    ψ(τ) − ψ(τ − R*) = −m_*. As τ grows, R/R* falls from ∞ to Q = (S − e^{m_*}) / (1 − e^{m_*}) < 1 with
+    S = Σ e^{m_k}, and log(R/R* − Q) is nearly −log τ + const at both ends. Newton's method on this function
+    finds τ with R = R*, kept between totals known to be too small and too large. Then Newton's method on all
+    entries, whose Hessian is a diagonal minus a rank-one matrix. No step subtracts nearly equal numbers, so α
+    is as accurate as m allows. Float32 is solved in float64.
     """
     given, mean = mean.dtype, mean.double()
     largest = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, mean.argmax(-1, keepdim=True), True)
@@ -212,7 +212,7 @@ def invert_dirichlet(mean: Tensor) -> Tensor:
 
 
 def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:
-    """α to three digits or more, by its total."""
+    """α to at least three digits, by solving for its total."""
     s = -torch.where(largest, mean, 0.0).sum(-1)
     share = -torch.expm1(-s)
     left = -torch.expm1(log_sum_exp(mean))  # 1 − S
@@ -225,7 +225,7 @@ def _dirichlet_start(mean: Tensor, largest: Tensor) -> Tensor:
         rest = torch.where(largest, 0.0, alpha).sum(-1)
         wanted, _, wanted_slope = _rest_for(total, s)
         ratio = rest / wanted
-        low = torch.where(ratio > 1, total / 2, low)  # rounding may decide which side of the root this is
+        low = torch.where(ratio > 1, total / 2, low)  # factor 2: near the root, rounding may decide the side
         high = torch.where(ratio > 1, high, 2 * total)
         steep = torch.where(largest, 0.0, slopes).sum(-1) / rest - wanted_slope / wanted
         change = (target - (ratio - limit).log()) * (ratio - limit) / (total * ratio * steep)
@@ -248,7 +248,8 @@ def _others(mean: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 def _rest_for(total: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The r with ψ(τ) − ψ(τ − r) = s, then τ − r, and the derivative of r in τ; entry by entry.
 
-    Newton's steps for a convex function from beyond the root: log(τ/x) and 1/x − 1/τ are at most ψ(τ) − ψ(x).
+    By Newton's method on a convex function, from the better of two bounds on the root: log(τ/x) and 1/x − 1/τ
+    are at most ψ(τ) − ψ(x).
     """
     r = torch.minimum(-total * torch.expm1(-s), total * (s * total / (1 + s * total)))
     x = torch.maximum(total * torch.exp(-s), total / (1 + s * total))
@@ -263,7 +264,7 @@ def _dirichlet_step(alpha: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
     rest = rest_of_sum(alpha)
     error = -digamma_rise(alpha, rest) - mean
     q, whole = trigamma(alpha), trigamma(alpha.sum(-1, keepdim=True))
-    # Σ_k 1/q_k − 1/ψ'(τ), in which 1/q_* and 1/ψ'(τ) are one difference
+    # Σ_k 1/q_k − 1/ψ'(τ), where 1/q_* − 1/ψ'(τ) is computed as one term
     spare = torch.where(largest, -trigamma_fall(alpha, rest) / (q * whole), 1 / q).sum(-1, keepdim=True)
     shared = (error / q).sum(-1, keepdim=True) / spare
     new = torch.maximum(alpha - (error - shared) / q, alpha / 4)

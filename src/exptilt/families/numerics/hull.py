@@ -1,25 +1,31 @@
-r"""How far a point is outside of a convex hull.
+r"""Distance of a point from a convex hull, and the face of the hull that holds a point.
 
-For a box or an orthant that is arithmetic. For the hull of points x_n it is least squares with weights w ≥ 0,
+For a box or an orthant the distance is elementary. For the hull of points x_n it is found by least squares
+with weights w ≥ 0,
 
     min_w ‖Σ_n w_n x_n‖² + (Σ_n w_n − 1)² = min_v ‖z‖² / (1 + ‖z‖²),     z = Σ_n v_n x_n,  w = v / (1 + ‖z‖²),
 
 whose v are the weights of the point z of the hull nearest to the origin. Then z is the normal of a hyperplane
 that separates the origin from every point: the certificate that no tilt has this mean.
+
+On the boundary the certificate is a normal d with <d, x_n> ≤ 0 for every n and < 0 for some, found by a
+linear program. The points with <d, x_n> = 0 are a face of the hull that holds the origin.
 """
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from exptilt._support.transforms import is_concrete
+
+_START, _ADDED = 256, 64  # points of the linear program at the start, and points added per round
+_FEASIBLE = 1e-7  # the linear program's tolerance for 0
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def box_excess(mean: Tensor, lower: float | Tensor, upper: float | Tensor) -> Tensor:
-    """Distance of ``mean (..., D)`` to the box, 0 on its boundary, negative inside: ``(...)``."""
+    """``(...)``: distance of ``mean (..., D)`` from the box; 0 on the boundary, negative inside."""
     below, above = lower - mean, mean - upper
     worst = torch.maximum(below, above)
     worst = worst.squeeze(-1) if worst.shape[-1] == 1 else worst.amax(-1)
@@ -45,5 +51,47 @@ def nearest_to_origin(cloud: Array) -> Array:
     """The point of the hull of ``cloud (N, D)`` nearest to the origin."""
     scale = float(np.abs(cloud).max()) or 1.0
     rows = np.vstack([cloud.T / scale, np.ones(len(cloud))])
+    from scipy.optimize import nnls
+
     weight = nnls(rows, np.eye(len(rows))[-1])[0]
     return np.asarray(weight / weight.sum() @ cloud)
+
+
+def face_of_origin(cloud: Array, rounding: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
+    """Which of ``cloud (N, D)`` are on a face of the hull that holds the origin; None if there is none.
+
+    Args:
+        cloud: points less the target.
+        rounding: ``(N, D)``, bound on the error of each entry.
+
+    Example:
+        >>> square = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> face_of_origin(square - [0.0, 0.5], 1e-15 * square).tolist()
+        [True, False, True, False]
+    """
+    scale = float(np.abs(cloud).max()) or 1.0
+    cloud, slack = cloud / scale, rounding / scale
+    few = set(range(0, len(cloud), max(1, len(cloud) // _START)))
+    while True:
+        rows = sorted(few)
+        from scipy.optimize import linprog
+
+        program = linprog(
+            cloud.mean(0), A_ub=cloud[rows], b_ub=slack[rows].sum(-1), bounds=(-1, 1), method="highs"
+        )
+        if program.x is None:
+            return None
+        height = cloud @ program.x
+        worst = np.argsort(height - slack.sum(-1))[-_ADDED:]
+        violated = set(worst[height[worst] > slack[worst].sum(-1) + _FEASIBLE].tolist())
+        if violated <= few:
+            break
+        few |= violated
+    # The program is right to seven digits only; the points that it puts on the face give the exact normal.
+    held = cloud[np.abs(height) <= 2 * _FEASIBLE + slack.sum(-1)]
+    size, vectors = np.linalg.svd(held, full_matrices=False)[1:]
+    along = vectors[size > 8 * len(held) ** 0.5 * (slack.max() + np.finfo(float).eps)]
+    normal = program.x - along.T @ (along @ program.x)
+    off = (slack + 64 * np.finfo(float).eps * np.abs(cloud)) @ np.abs(normal)  # errors of cloud and normal
+    height = cloud @ normal
+    return height >= -off if (height <= off).all() and (height < -off).any() else None

@@ -2,7 +2,7 @@ r"""Expected log-factorials of counts, by an integral.
 
     log Γ(x + a) − log Γ(a) = ∫₀^∞ [x e^{−t} − e^{−at} (1 − e^{−xt}) / (1 − e^{−t})] dt/t      (Malmstén)
 
-Under a law of x the only expectation in it is M(t) = E e^{−xt}, which is elementary where the entropy of
+For random x only the expectation M(t) = E e^{−xt} is needed, which is elementary although the entropy of
 counts is not (Knessl 1998); a = 1 gives log x!. In s = log t the integrands are analytic in |Im s| < π/2 and
 fall exponentially at both ends, so the trapezoidal rule converges exponentially.
 """
@@ -10,7 +10,7 @@ fall exponentially at both ends, so the trapezoidal rule converges exponentially
 import torch
 from torch import Tensor
 
-_NODES = 512  # over at most 100 units of s: a step of 0.2, whose error is below e^{−π²/0.2}
+_NODES = 512  # at most 100 units of s in steps of 0.2, with an error below e^{−π²/0.2}
 
 
 def nodes(least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:

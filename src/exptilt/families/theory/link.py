@@ -1,4 +1,4 @@
-r"""The canonical link f = ∇G*, from means to natural parameters, and a linear map in its place (THEORY E7).
+r"""The canonical link f = ∇G*, from means to natural parameters, and its linear fit (THEORY E7).
 
 Were the hidden states of a transformer means μ of an exponential family, exact scores would be <f(μ_i),
 μ_j>; a head has <W_q μ_i, W_k μ_j>, a bilinear form. So W_q' W_k would stand for f, as a linear
@@ -8,7 +8,7 @@ approximation
 
 f is the gradient of a convex function: its derivative, the inverse of the covariance, is symmetric and
 positive definite, so M should be as well. For Gaussians of one covariance Σ the link is linear, M = Σ⁻¹;
-for others `fit_linear_link` says how far from it they are.
+for other families `fit_linear_link` says how far the link is from linear.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from exptilt._support.checks import alike, finite, floating
 from exptilt._support.errors import ArgumentError
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Measure
+from exptilt.families.members.known_parameter import KnownParameter
 
 
 def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor]:
@@ -32,7 +33,7 @@ def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor
             D)``.
 
     Returns:
-        A function from means ``(..., K)`` to as many natural parameters, which raises a `ConvergenceError`
+        A function from means ``(..., K)`` to natural parameters ``(..., K)``; it raises a `ConvergenceError`
         at means that no member has.
 
     Example:
@@ -42,6 +43,9 @@ def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor
     """
     if isinstance(family, type) and issubclass(family, ExponentialFamily):
         kind = family
+        if issubclass(kind, KnownParameter) and not kind._mean_says_known:
+            wanted = f"pass a member of {kind.__name__}, which holds its {kind.known_field}"
+            raise ArgumentError(f"link: means alone do not say the {kind.known_field}; {wanted}.")
         return lambda mean: kind.from_mean(mean).or_raise().natural_parameter
     if isinstance(family, Measure):
         return lambda mean: family.natural(mean).or_raise()
@@ -52,12 +56,12 @@ def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor
 
 @dataclass(frozen=True)
 class LinearLink:
-    """A linear map in place of the canonical link, and what it costs.
+    """A linear map in place of the canonical link, and its errors.
 
     Attributes:
         matrix: ``(D, D)``, M.
         offset: ``(D,)``, c.
-        r_squared: the part of the natural parameters' variance that Mμ + c explains.
+        r_squared: the fraction of the natural parameters' variance that Mμ + c explains.
         asymmetry: ‖M − M'‖ / ‖M + M'‖, 0 for the derivative of a gradient map.
         least_eigenvalue: of the symmetric part of M; positive for a convex G.
         weight_error: the mean over i of the total variation ½ Σ_j |A_ij − Â_ij| between exact and linear
@@ -86,9 +90,9 @@ def fit_linear_link(samples: ExponentialFamily | tuple[Tensor, Tensor]) -> Linea
     """The linear map that comes nearest to the canonical link, by least squares.
 
     Args:
-        samples: a batch of N members ``(N,)``, of which the mean of t(x) and the part of θ that belongs to
-            it are taken; or means and natural parameters, ``(N, D)`` each. The error of attention weights
-            takes N² numbers.
+        samples: a batch of N members ``(N,)``, which give the mean of t(x) and the entries of θ for t; or
+            means and natural parameters, ``(N, D)`` each. The error of attention weights needs memory for
+            N² numbers.
 
     Example:
         >>> from exptilt.families import Gaussian

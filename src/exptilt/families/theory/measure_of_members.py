@@ -6,7 +6,7 @@ k_j = ∇G(η_j). Attention whose keys are those expected statistics scores a qu
     <q, k_j> = G(q) + G*(k_j) − KL(p_j ‖ p_q),
 
 so a softmax over j weighs the states by e^{G*(k_j)} times how near p_j is to the member with η = q. Over
-natural parameters it is the other way round, for a mean m:   <η_j, m> = G(η_j) + G*(m) − KL(p_m ‖ p_j).
+natural parameters the roles swap, for a mean m:   <η_j, m> = G(η_j) + G*(m) − KL(p_m ‖ p_j).
 """
 
 from typing import Literal
@@ -22,10 +22,10 @@ from exptilt.families.members.empirical import Empirical
 def measure_of_members(
     h: Measure, eta: Tensor, *, over: Literal["mean", "natural"] = "mean", by_divergence: bool = False
 ) -> Empirical:
-    """The measure of the tilts of h by these η, as points in one of the two parameters.
+    """The tilts of h by these η as a measure of points, placed at mean or natural parameters.
 
     Args:
-        h: what is tilted, batch ``(...)``.
+        h: the measure that is tilted, batch ``(...)``.
         eta: ``(..., N, D)``, the states.
         over: "mean" puts the points at ∇G(η_j), to be tilted by natural parameters: keys as expected
             statistics. "natural" puts them at η_j, to be tilted by mean parameters.

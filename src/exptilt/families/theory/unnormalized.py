@@ -8,7 +8,7 @@ over probabilities p alone,
         Σ_j h_j e^{s_j} = max_m [<s, m> − D(m ‖ h)] + Σ_j h_j,
     log Σ_j h_j e^{s_j} = max_p [<s, p> − KL(p ‖ h)],
 
-attained at m_j = h_j e^{s_j} and at that over its sum. So with M = e^G in place of G, the tilted measure
+attained at m_j = h_j e^{s_j} and at p = m / Σ_j m_j. So with M = e^G in place of G, the tilted measure
 stays unnormalised, and the Bregman divergence of M is D where that of G is KL. Minimising M over tilts, with
 points −y_i f(x_i), is AdaBoost (Collins, Schapire and Singer 2000).
 """
@@ -22,7 +22,7 @@ from exptilt.families.numerics.deviance import deviance
 
 
 def unnormalized_kl(p: Tensor, q: Tensor) -> Tensor:
-    """Σ_j p_j log(p_j/q_j) − p_j + q_j, at least 0; the KL divergence where both sum to the same.
+    """Σ_j p_j log(p_j/q_j) − p_j + q_j, at least 0; the KL divergence if p and q have the same sum.
 
     Args:
         p: ``(..., N)``, masses of at least 0.
@@ -57,9 +57,9 @@ def exponential_sum(h: Measure, eta: Tensor) -> Tensor:
 
 
 def exponential_bregman(h: Measure, a: Tensor, b: Tensor) -> Tensor:
-    """M(a) − M(b) − <∇M(b), a − b>, which is D(h_b ‖ h_a) of the measures tilted by b and a, not normalised.
+    """M(a) − M(b) − <∇M(b), a − b> = D(h_b ‖ h_a) of h tilted by b and by a, not normalised.
 
-    It is M(b) times KL(p_b ‖ p_a), plus the same divergence of the two masses.
+    Equal to M(b) KL(p_b ‖ p_a) + D(M(b) ‖ M(a)).
 
     Args:
         h: a measure.

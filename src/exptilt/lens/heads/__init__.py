@@ -1,1 +1,1 @@
-"""What one head does in one call: its statistics, the attention its keys draw, its scores."""
+"""Statistics of one head in one call, the attention its keys draw, and its scores."""

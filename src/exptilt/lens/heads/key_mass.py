@@ -1,4 +1,4 @@
-r"""How much attention keys draw, and how much an even-handed query would give them.
+r"""The attention that each key draws, and what it would draw from queries that attend evenly.
 
     m_j = Σ_i p_ij,   even_j = Σ_i 1/n_i over the queries i that see key j,   n_i = number of keys i sees
 
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt.attention import attend
 from exptilt.lens.heads.visibility import Visibility
+from exptilt.tilting import attend
 from exptilt.tilting.problem import wide_dtype
 
 
 def key_mass(
     query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, check: bool | None = None
 ) -> Tensor:
-    """The attention each key draws from real queries, ``(batch, Hq, K)``; options of `attend`."""
+    """The attention each key draws from real queries, ``(batch, Hq, K)``; `options` are those of `attend`."""
     bias = options.get("bias")
     if visible.real_query is not None:
         absent = torch.where(visible.real_query, 0.0, -torch.inf)[:, None, :, None]

@@ -1,16 +1,16 @@
-r"""What a head looks at: attention at chosen keys, and the kinds of heads that follow from it.
+r"""Attention on chosen keys, and the kinds of heads that it defines.
 
-Of one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n), and from moments that ride along
-with the sweep of the statistics:
+On one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n), and from moments computed in the
+same sweep as the statistics:
 
     previous_mass    mean of p_{i,i−1}          next_mass        mean of p_{i,i+1}
     delimiter_mass   share of the attention that all keys draw that goes to delimiters after the first key
     width            root of the mean over i of Σ_j p_ij |x_i − x_j|², x the place: in tokens, or in patches
 
-On random tokens, each once, and then all of them again in the same order (n of them):
+On n random tokens, followed by the same n again in the same order:
 
-    duplicate_mass   mean of p_{i,i−n}, the token itself when it stood there first
-    induction_mass   mean of p_{i,i−n+1}, the token that came after it: what comes next
+    duplicate_mass   mean of p_{i,i−n}, on the first occurrence of the same token
+    induction_mass   mean of p_{i,i−n+1}, on the token after that occurrence, which is the one to come next
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
 errors (by the value alone where the error is not known), so a head may be of several kinds, or of none.
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 
 class Rule(NamedTuple):
-    """How a kind is told: by which measure, beyond which threshold, on which side."""
+    """Rule that defines one kind of head: a measure, a threshold, and the side of it that counts."""
 
     measure: str
     threshold: float
@@ -50,7 +50,7 @@ RULES = {
     "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
     "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of the residual stream's length"),
 }
-# Where tokens are patches, row by row: what else the same kinds mean.
+# Rules that replace those above for pictures, whose tokens are patches row by row.
 PICTURES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the patch to the left"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the patch to the right"),
@@ -59,7 +59,7 @@ PICTURES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class HeadKind:
     """The heads of one kind.
 
     Attributes:
@@ -68,7 +68,7 @@ class Kind:
         measure: name of the head measure that decides.
         threshold: beyond which a head is of the kind.
         above: whether beyond is above; else below.
-        value: ``(layer, head)``, of that measure.
+        value: ``(layer, head)``, the measure.
         error: ``(layer, head)``, its standard error, or None.
         members: ``(layer, head)`` booleans: beyond the threshold by two standard errors.
     """
@@ -83,8 +83,11 @@ class Kind:
     members: NDArray[np.bool_]
 
 
-def kinds(heads: Mapping[str, Any], *, picture: bool = False) -> dict[str, Kind]:
-    """The kinds that can be told from these head measures, by name; of texts, or of pictures."""
+Kind = HeadKind  # former name, for studies pickled under it
+
+
+def kinds(heads: Mapping[str, Any], *, picture: bool = False) -> dict[str, HeadKind]:
+    """Kinds of heads by name, for every rule whose measure is in `heads`; `picture` if tokens are patches."""
     found = {}
     for name, rule in (RULES | (PICTURES if picture else {})).items():
         measure = heads.get(rule.measure)
@@ -97,7 +100,7 @@ def kinds(heads: Mapping[str, Any], *, picture: bool = False) -> dict[str, Kind]
             else:
                 members = measure.value + slack <= rule.threshold
         words = (name, rule.about, rule.measure, rule.threshold, rule.above)
-        found[name] = Kind(*words, measure.value, measure.error, members)
+        found[name] = HeadKind(*words, measure.value, measure.error, members)
     return found
 
 
@@ -130,7 +133,8 @@ def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
 def moments(places: Tensor, like: Tensor) -> Tensor:
     """(key, 2 + d): 1, x and |x|² of every key, to be averaged under attention.
 
-    Its place x is that in places ``(key, d)`` over their number; a key without one, NaN, has zeros.
+    The place x of a key is its row of `places` ``(key, d)`` over the number of keys, less ½; a key without a
+    place (NaN) has zeros.
     """
     x = places.to(like) / max(len(places), 1) - 0.5
     found = torch.cat([torch.ones_like(x[:, :1]), x, x.square().sum(-1, keepdim=True)], -1)
@@ -138,9 +142,9 @@ def moments(places: Tensor, like: Tensor) -> Tensor:
 
 
 def width(averaged: Tensor, places: Tensor, choice: Tensor) -> Tensor:
-    """How far attention goes, in tokens, ``(head,)``, from `moments` averaged under it.
+    """Root mean square distance of attention in tokens, ``(head,)``, from `moments` averaged under attention.
 
-    Over the queries that have a place ``(query, d)`` and a choice ``(head or 1, query)``. A sink has none.
+    Queries without a place ``(query, d)`` or a choice ``(head or 1, query)`` do not count, nor does a sink.
     """
     own = moments(places, averaged.double())
     one, first, second = averaged.double().split([1, places.shape[1], 1], -1)

@@ -5,7 +5,7 @@ r"""The scores of one sequence, a few rows at a time, as a measure over keys and
 What depends on the query through an inner product is the score; what does not (masks, windows, position
 biases) belongs to the measure h that the query tilts. A learned sink is one more key, at the origin, of
 weight e^sink. Statistics that `attend` does not give are sums over these blocks: their memory is one block,
-never the whole matrix. What a score is and who sees whom is asked of `ScoreRule`.
+never the whole matrix. `ScoreRule` defines the score, and who sees whom.
 """
 
 from collections.abc import Iterator
@@ -39,14 +39,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What goes into the scores of one sequence."""
+    """Rule and inputs of the scores of one sequence, which are computed in blocks of rows."""
 
     rule: ScoreRule
     inputs: Inputs  # query (head, query, D), key (head, key, D) with grouped heads repeated, and the rest
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, options: dict[str, Any], item: int = 0) -> "Scores":
-        """Those of one item of a batch; arguments as in `problem`."""
+        """The `Scores` of one batch item; the other arguments are those of `problem`."""
         rule, t = problem(query, key, options)
         items: list[Any] = [None if x is None else x[item if x.shape[0] > 1 else 0] for x in t]
         one = Inputs(*items)
@@ -56,7 +56,7 @@ class Scores:
         )
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
-        """All rows, in blocks of so many; by default of as many as keep a block small."""
+        """All scores in blocks of `rows` rows; by default a block has at most `BLOCK` scores, or one row."""
         t, rule = self.inputs, self.rule
         heads, Q, _ = t.query.shape
         K = t.key.shape[1]
@@ -75,7 +75,7 @@ class Scores:
     def pooled(self, log_normalizer: Tensor, cells: Tensor) -> Tensor:
         """Attention among cells ``(head, cell, cell)``: mean over a cell's queries, sum over its keys.
 
-        Cells ``(token,)`` are the number of each token's cell, from 0.
+        `cells` ``(token,)`` is the number of each token's cell, from 0.
         """
         onto = torch.nn.functional.one_hot(cells).to(self.inputs.query)
         total = torch.zeros((), dtype=onto.dtype, device=onto.device)

@@ -16,10 +16,10 @@ and of one text, in a study, also
     normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
     width                         how far attention goes, see `heads.kinds`
 
-Z grows with the number of keys a query sees, so its constancy is asked of Z per key. For small variation the
-standard deviation of log Z *is* the coefficient of variation of Z, and unlike it stays meaningful when one
-query in a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work;
-the mass of all keys is a second sweep over them.
+Z grows with the number of keys a query sees, so Z per key is tested for constancy. For small variation the
+standard deviation of log Z *is* the coefficient of variation of Z, but it stays meaningful when one query in
+a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work; the mass
+of all keys is a second sweep over them.
 """
 
 from dataclasses import replace
@@ -29,11 +29,10 @@ import torch
 from torch import Tensor
 
 from exptilt._support.transforms import pytree
-from exptilt.attention import attend
 from exptilt.lens.heads.key_mass import divergence, simpson
 from exptilt.lens.heads.kinds import moments, width
 from exptilt.lens.heads.visibility import Visibility
-from exptilt.tilting import Tilted, log_normalizer
+from exptilt.tilting import AttentionResult, attend, log_normalizer
 from exptilt.tilting.problem import Inputs
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
@@ -54,7 +53,7 @@ class FirstKey(NamedTuple):
 def first_key(
     query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, G: Tensor
 ) -> FirstKey:
-    """What each query gives the first real key, from the arguments of `attend` and G ``(batch, Hq, Q)``."""
+    """Each query's mass and score on the first real key; `options` of `attend`, G ``(batch, Hq, Q)``."""
     if key.shape[2] == 0:
         return FirstKey(torch.zeros_like(G), torch.full_like(G, -torch.inf))
     tensors = {name: options.get(name) for name in ("bias", "log_weight", "mask")}
@@ -64,12 +63,13 @@ def first_key(
 
 
 def summarise(
-    tilted: Tilted, first_mass: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
+    tilted: AttentionResult, first_mass: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
 ) -> Tensor:
     """The statistics `FIELDS` of each head and batch item, ``(fields, batch, Hq)``.
 
-    From what `attend` gave, the attention on the first real key ``(batch, Hq, Q)``, that on all keys
-    ``(batch, Hq, K)`` (its statistics are NaN for None), and whether a sink is one more outcome.
+    `tilted` is the result of `attend`, `first_mass` ``(batch, Hq, Q)`` the attention on the first real key,
+    and `mass` ``(batch, Hq, K)`` that on every key (its statistics are NaN for None); `sink` says whether a
+    sink is one more outcome.
     """
     G, H, top = tilted.log_normalizer, tilted.entropy, tilted.score_max
     N, heads, Q = G.shape
@@ -108,26 +108,26 @@ def summarise(
 
 
 class TextStatistics(NamedTuple):
-    """What the heads of one layer did on one text."""
+    """Statistics of the heads of one layer on one text."""
 
-    by_name: dict[str, Tensor]  # (head,) in float64; NaN where no query can tell
+    by_name: dict[str, Tensor]  # (head,) in float64; NaN where no query counts
     mean_key: Tensor  # (head, query, D), ∇G: keys averaged under attention (a sink is a key at the origin)
     drawn: Tensor  # (head, key), attention each key draws, summed over queries
-    even: Tensor  # (head or 1, key), what it would draw from queries that attend evenly
-    seen_by: Tensor  # (head or 1, key), number of queries that see it
+    even: Tensor  # (head or 1, key), what each key would draw from queries that attend evenly
+    seen_by: Tensor  # (head or 1, key), number of queries that see each key
 
 
 def text_statistics(
     query: Tensor,
     key: Tensor,
     options: dict[str, Any],
-    tilted: Tilted,
+    tilted: AttentionResult,
     item: int = 0,
     places: Tensor | None = None,
 ) -> TextStatistics:
-    """The statistics of one text, none of it padding, from the arguments of `attend` and what it gave.
+    """Statistics of one text without padding, from the arguments of `attend` and its result `tilted`.
 
-    The keys are at `places` ``(key, d)``; by default they are in a row.
+    `places` ``(key, d)`` are the positions of the keys; by default 0, 1, 2 and so on.
     """
     visible = Visibility.of(query, key, options)
     sink = options.get("sink") is not None
@@ -139,7 +139,7 @@ def text_statistics(
     )
     mean_key, averaged = again.output[item].split([key.shape[-1], tilts.shape[1]], -1)
     assert again.key_mass is not None
-    wide: Tilted = pytree.tree_map(lambda x: x.detach().double(), tilted)
+    wide: AttentionResult = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
     first = first_key(query, key, options, visible, tilted.log_normalizer)
     numbers = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
@@ -175,7 +175,7 @@ def _deviation(x: Tensor, use: Tensor) -> Tensor:
 
 
 def _variation(log_x: Tensor, use: Tensor) -> Tensor:
-    """Standard deviation of x over its mean, from log x: shifted by its maximum, so nothing overflows."""
+    """Coefficient of variation of x over the last axis, from log x, shifted so that nothing overflows."""
     shifted = torch.where(use, log_x, -torch.inf)
     x = torch.exp(shifted - shifted.amax(-1, keepdim=True))
     return _deviation(x, use) / _mean(x, use)

@@ -1,7 +1,7 @@
 r"""Which queries and keys are real, and how many keys each query sees.
 
-Padding is known to whoever made the call; who sees whom is asked of `ScoreRule`, which counts in O(n) unless
-a mask has an axis of queries.
+The caller says what is padding. `ScoreRule` counts the keys that each query sees, in O(n) unless a mask has
+an axis of queries.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from exptilt.tilting.score_rule import ScoreRule
 
 @dataclass
 class Visibility:
-    """What is real and what is seen in one attention call; None stands for "all"."""
+    """Which queries and keys of one attention call are real, and who sees whom; None stands for "all"."""
 
     rule: ScoreRule  # causality and window
     mask: Tensor | None  # (batch or 1, heads or 1, Q or 1, K or 1) booleans, True shows
@@ -23,7 +23,7 @@ class Visibility:
     real_query: Tensor | None  # (batch, Q) booleans
     real_key: Tensor | None  # (batch, K) booleans
     visible: Tensor  # (batch or 1, heads or 1, Q), number of keys each query sees
-    counted: Tensor | None  # of that shape: the queries that statistics are over, real ones that see a key
+    counted: Tensor | None  # the same shape, booleans: the queries that count, real ones that see a key
     first: Tensor | None  # (batch,), place of the first real key; None if it is 0
     _known: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class Visibility:
         real_query: Tensor | None = None,
         real_key: Tensor | None = None,
     ) -> "Visibility":
-        """That of a call of `attend`, given which queries ``(batch, Q)`` and keys ``(batch, K)`` are real."""
+        """Visibility in a call of `attend`, given its real queries ``(batch, Q)`` and keys ``(batch, K)``."""
         Q, K, mask = query.shape[2], key.shape[2], options.get("mask")
         rule = ScoreRule(1.0, bool(options.get("causal")), options.get("window"))
         visible = rule.count(Q, K, query.device, mask)
@@ -49,7 +49,7 @@ class Visibility:
         return cls(rule, mask, K, real_query, real_key, visible, None if everyone else counted, first)
 
     def inverse_log(self, sink: bool) -> tuple[Tensor, Tensor]:
-        """1 / log of the outcomes (keys, and the sink) of each query, 0 for one alone; how many have more."""
+        """1 / log(outcomes: keys and sink) of each counted query with a choice, else 0; and their number."""
         name = f"log {sink}"
         if name not in self._known:
             outcomes = self.visible + int(sink)
@@ -59,7 +59,7 @@ class Visibility:
         return self._known[name]
 
     def even(self) -> tuple[Tensor, Tensor]:
-        """Two (batch or 1, heads or 1, K): Σ_i 1/n_i over the counted queries that see a key; how many do."""
+        """Σ_i 1/n_i over the counted queries that see a key, and their number (batch or 1, heads or 1, K)."""
         if "even" not in self._known:
             shares = 1 / self.visible.clamp(min=1).double()
             ones = torch.ones_like(shares)

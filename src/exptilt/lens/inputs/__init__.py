@@ -1,1 +1,1 @@
-"""What models read, cut into the parts that they read at once: texts, pictures, sounds."""
+"""Texts, pictures and sounds, cut into the chunks that a model reads at once."""

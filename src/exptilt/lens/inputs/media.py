@@ -3,9 +3,9 @@
     picture    special tokens first (one for the class, registers), then patches row by row
     sound      frames in time, one row
 
-`Layout` knows where the tokens lie. To show attention among them on a page they are joined to cells of a
-coarser grid: a cell looks at what its tokens look at in the mean, and gets what its tokens get together.
-Files are opened here; what the model sees of them is made by its own image processor or feature extractor.
+`Layout` knows where the tokens lie. To show their attention on a page they are joined to cells of a coarser
+grid: attention from a cell is the mean over its tokens, attention to a cell the sum over its tokens. Files
+are opened here; the model's own image processor or feature extractor makes its inputs from them.
 """
 
 import math
@@ -28,7 +28,7 @@ from exptilt.lens.watching.watch import watch
 
 READS = {"pixel_values": "pictures", "input_values": "sounds", "input_features": "sounds"}
 SIDE, STRETCH = 8, 64  # cells along a side of a picture, and along a sound, at most
-SPECIAL = 16  # more tokens than this without a place in the picture, and the grid is not what we think
+SPECIAL = 16  # most tokens without a place in the picture; with more, the grid is not known
 PIXELS = 112  # of the longer side of a picture on a page
 SUFFIXES = {
     "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -38,7 +38,7 @@ SUFFIXES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tokens lie: `special` ones without a place, then a grid, row by row."""
+    """Positions of tokens: `special` ones without a place, then a grid, row by row."""
 
     special: int
     rows: int
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens, special ones included."""
         return self.special + self.rows * self.columns
 
     def places(self) -> Tensor:
@@ -66,16 +66,14 @@ class Layout:
         return Layout(self.special, rows, columns, self.seconds)
 
     def cells(self) -> Tensor:
-        """``(token,)``: the cell of the coarse grid that each token belongs to; special ones are by
-        themselves.
-        """
+        """``(token,)``: the cell of the coarse grid that each token is in; special tokens have their own."""
         coarse, places = self.coarse, self.places()[self.special :]
         step = torch.tensor([math.ceil(self.rows / coarse.rows), math.ceil(self.columns / coarse.columns)])
         row, column = (places // step).long().unbind(-1)
         return torch.cat([torch.arange(self.special), self.special + row * coarse.columns + column])
 
     def names(self, *, coarse: bool = False) -> list[str]:
-        """What to call each token, or each cell of the coarse grid."""
+        """Name of each token, or of each cell of the coarse grid."""
         special = ["[class]", *(f"[extra {i}]" for i in range(1, self.special))][: self.special]
         grid = self.coarse if coarse else self
         high, wide = math.ceil(self.rows / grid.rows), math.ceil(self.columns / grid.columns)
@@ -97,8 +95,8 @@ class Picture:
 
     Attributes:
         pixels: ``(height, width, 3)``, 0 to 255.
-        special: tokens at the start of the strip that have no place in it.
-        rows, columns: the grid that the others fill, row by row.
+        special: tokens at the start of the strip that have no place in the picture.
+        rows, columns: the grid that the other tokens fill, row by row.
         kind: "picture" or "sound".
     """
 
@@ -110,7 +108,7 @@ class Picture:
 
 
 def reader(model: Any) -> Any:
-    """The part of a model that reads: the encoder, of one that reads sounds and writes text."""
+    """The part of a model to study: the encoder if it reads sounds and writes text, else the whole model."""
     sounds = READS.get(getattr(model, "main_input_name", "")) == "sounds"
     return model.get_encoder() if sounds and getattr(model.config, "is_encoder_decoder", False) else model
 
@@ -130,7 +128,7 @@ def files(kind: str, paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def read(model: Any, processor: Any, items: Any, chunk: int, max_tokens: int | None) -> Reading:
-    """Pictures or sounds as chunks, however long; the model is in eval mode."""
+    """Pictures or sounds as a `Reading`, one chunk each, however long; the model is in eval mode."""
     name, reads = type(model).__name__, model.main_input_name
     kind = READS[reads]
     if isinstance(items, str | os.PathLike | np.ndarray | Tensor) or hasattr(items, "convert"):
@@ -180,7 +178,7 @@ def read(model: Any, processor: Any, items: Any, chunk: int, max_tokens: int | N
 
 
 def _values(kind: str, reads: str, processor: Any, item: Any) -> tuple[Tensor, float | None]:
-    """What the model is given, a batch of one, and how many seconds a sound has."""
+    """Input of the model, a batch of one, and seconds of a sound (NaN if not known, None for a picture)."""
     rate = getattr(processor, "sampling_rate", 16000)
     if isinstance(item, Tensor) and item.dim() > (1 if kind == "sounds" else 2) and processor is None:
         dims = {"pixel_values": 4, "input_features": 3, "input_values": 2}[reads]
@@ -199,14 +197,14 @@ def _values(kind: str, reads: str, processor: Any, item: Any) -> tuple[Tensor, f
         return processor(images=item, return_tensors="pt")[reads], None
     sound = np.asarray(item, dtype=np.float32)
     found: Tensor = processor(sound, sampling_rate=rate, return_tensors="pt")[reads]
-    # A feature extractor may fill up to a fixed time.
+    # A feature extractor may pad a sound to a fixed length.
     hop = getattr(processor, "hop_length", None)
     padded = found.shape[-1] * hop if reads == "input_features" and hop else len(sound)
     return found, padded / rate
 
 
 def _count(model: nn.Module, given: Mapping[str, Tensor]) -> int:
-    """How many tokens attend, if they all do at once."""
+    """Number of tokens that attend to each other; raises if the model attends within windows."""
     sizes: list[tuple[int, int]] = []
 
     def observe(call: AttentionCall) -> None:
@@ -224,7 +222,7 @@ def _count(model: nn.Module, given: Mapping[str, Tensor]) -> int:
 
 
 def _layout(model: Any, kind: str, values: Tensor, tokens: int, seconds: float | None) -> Layout | None:
-    """Where the tokens of one input lie; None if they are not on a grid that is known."""
+    """Layout of the tokens of one input; None if they are not on a known grid."""
     if kind == "sounds":
         return Layout(0, 1, tokens, seconds)
     patch = getattr(model.config, "patch_size", None)
@@ -237,7 +235,7 @@ def _layout(model: Any, kind: str, values: Tensor, tokens: int, seconds: float |
 
 
 def _shown(kind: str, processor: Any, values: Tensor) -> NDArray[np.float64] | None:
-    """What the model reads, for people: ``(height, width, 3)``, 0 to 255; a sound is its spectrogram."""
+    """The model's input as an image ``(height, width, 3)``, 0 to 255; a sound is shown as its spectrogram."""
     x = values[0].detach().float().cpu()
     if kind == "pictures":
         if x.dim() != 3 or x.shape[0] not in (1, 3):

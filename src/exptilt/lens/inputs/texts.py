@@ -22,22 +22,22 @@ from exptilt._support.errors import ArgumentError
 from exptilt.lens.questions.blocks import inputs
 
 Facts = dict[str, str | int | float]
-LEAST = 2  # chunks with fewer tokens are left out: nobody has a choice there
+LEAST = 2  # chunks with fewer tokens are left out: no query has a choice there
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Tokens that a model reads at once."""
 
-    ids: Tensor  # (token,), special ones included; of a picture or a sound, their numbers
+    ids: Tensor  # (token,), special ones included; for a picture or a sound 0, 1, 2 and so on
     text: int  # index of the text it comes from
     special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
-    delimiters: frozenset[int] = frozenset()  # ids in it that end a line or are punctuation
-    given: Mapping[str, Tensor] | None = None  # what the model reads, where that is not the tokens
+    delimiters: frozenset[int] = frozenset()  # ids in the chunk that end a line, are punctuation or special
+    given: Mapping[str, Tensor] | None = None  # inputs of the model if it does not read tokens
     layout: Any = None  # where the tokens of a picture or a sound lie, a `media.Layout`
 
     def inputs(self, model: nn.Module) -> dict[str, Any]:
-        """Keyword arguments with which the model reads it."""
+        """Keyword arguments with which the model reads this chunk."""
         if self.given is None:
             return inputs(model, self.ids)
         device = next(model.parameters()).device
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def mark(self) -> str:
-        """A hash of all that is in it."""
+        """Hash of the chunk's contents."""
         found = hashlib.blake2b(self.ids.numpy().tobytes(), digest_size=16)
         found.update(f"{sorted(self.special)} {sorted(self.delimiters)} {self.layout}".encode())
         for name, x in (self.given or {}).items():
@@ -67,12 +67,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Cut:
-    """Texts as chunks."""
+    """Chunks to read, and what was left out."""
 
     chunks: list[Chunk]
     was_cut: bool  # whether a text had to be cut
     unread: int  # tokens left out because of max_tokens
-    silent: list[int]  # places of texts of which nothing is read
+    silent: list[int]  # indices of texts of which nothing is read
 
 
 def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -92,13 +92,12 @@ def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str],
 
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
-    """How many tokens the model can read at once; None if nothing says so."""
+    """Most tokens that the model can read at once; None if not known."""
     config = getattr(model, "config", None)
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
     found = [getattr(tokenizer, "model_max_length", None), *(getattr(config, name, None) for name in names)]
     known = [int(x) for x in found if isinstance(x, int | float) and 0 < x < 10**9]
-    # A table of learned positions that starts after the padding token's (RoBERTa) holds two fewer than it
-    # says.
+    # Learned positions that start after the padding index (RoBERTa) are two fewer than the table's size.
     fewer = getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert", "opt"}
     return min(known) - 2 * fewer if known else None
 
@@ -147,8 +146,8 @@ def cut(
 
 
 def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int]]:
-    """Special tokens before, the text's own, special tokens after."""
-    # A tokenizer may drop blanks, and of blanks alone nothing may be left to find.
+    """Ids of the special tokens before a text, of the text itself, and of the special tokens after it."""
+    # Stripped, since a tokenizer may drop blanks, and of blanks alone nothing would be left to find.
     short = text.strip()[:64]
     try:
         quiet = {"verbose": False} if hasattr(tokenizer, "is_fast") else {}
@@ -171,7 +170,7 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
 
 
 def with_delimiters(chunks: Sequence[Chunk], tokenizer: Any) -> list[Chunk]:
-    """The chunks, told which of their tokens are line ends, punctuation or special."""
+    """The chunks with `delimiters` set to their tokens that are line ends, punctuation or special."""
     used = sorted({int(i) for chunk in chunks for i in chunk.ids})
     ends = set(chunks[0].special) | {
         i for i, text in zip(used, token_texts(tokenizer, used), strict=True) if _ends(text)
@@ -199,18 +198,18 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model is given to read, and what is to be said of it."""
+    """Chunks for a model to read, with facts and notes about them."""
 
     chunks: list[Chunk]
     facts: Facts
     notes: list[str]
-    words: Callable[[Sequence[int]], list[str]]  # what tokens are called, by their ids
+    words: Callable[[Sequence[int]], list[str]]  # names of tokens, by their ids
     context: int | None = None  # most tokens that the model can read at once
-    length: int = 0  # most tokens that it does; 0 where they may not be put in another order
+    length: int = 0  # most tokens in a chunk; 0 for pictures and sounds, whose tokens cannot be reordered
     picture: Any = None  # of the first chunk, a `media.Picture`
 
     def strip_words(self, count: int) -> list[str]:
-        """What to call the first tokens of the first chunk, or the cells of its picture."""
+        """Names of the first `count` tokens of the first chunk, or of the cells of its picture."""
         first = self.chunks[0]
         if first.layout is None:
             return self.words(first.ids[:count].tolist())
@@ -218,7 +217,7 @@ class Reading:
 
 
 def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: int | None) -> Reading:
-    """Texts as chunks; the model is in eval mode."""
+    """Texts as a `Reading`, cut into chunks; the model is in eval mode."""
     context = context_length(model, tokenizer)
     length = chunk if context is None else min(chunk, context)
     _try_to_read(model)
@@ -243,7 +242,7 @@ def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: i
 
 
 def unread_notes(taken: Cut, names: Sequence[str]) -> list[str]:
-    """What was not read, if anything."""
+    """A note on the tokens and texts that were not read; empty if all were."""
     if not taken.unread:
         return []
     read = sum(c.ids.shape[0] for c in taken.chunks)
@@ -267,7 +266,7 @@ def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Fa
 
 
 def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
-    """How many tokens stand for something that the tokenizer does not know, where it has such a token."""
+    """Number of unknown tokens, as a fact; empty if the tokenizer has no token for them."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     if not isinstance(unknown, int) or unknown == getattr(tokenizer, "eos_token_id", None):
         return {}
@@ -275,7 +274,7 @@ def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
 
 
 def _try_to_read(model: nn.Module) -> None:
-    """Raise if a model does not run on tokens alone, as one that compares them with pictures does not."""
+    """Raise if a model does not run on tokens alone, such as one that also needs pictures."""
     try:
         with torch.no_grad():
             model(**inputs(model, torch.tensor([0, 0])))
@@ -289,7 +288,7 @@ def _try_to_read(model: nn.Module) -> None:
 
 
 def vocabulary(model: Any) -> int | None:
-    """How many tokens a model knows; None if nothing says so."""
+    """Size of a model's vocabulary; None if not known."""
     try:
         return int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):

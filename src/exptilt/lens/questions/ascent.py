@@ -8,7 +8,7 @@ write as it is,
 
 and ask for the cosine of the two, and for G_a(q_a(h_i + w_a,i)) − G_a(q_a(h_i)). The hidden state h is the
 residual stream before the block; q(h) runs through the block's norm, query projection, per-head norm and
-rotation: all of the query's way and nothing of the key's.
+rotation, while the keys are held fixed.
 
 Baseline: the write of head a against the gradients of the other heads b ≠ a of its layer. A head that ascends
 its own G does better on it than on the others'.
@@ -37,7 +37,7 @@ class Ascent(NamedTuple):
 def ascent(
     query_at: Callable[[Tensor], Tensor], hidden: Tensor, key: Tensor, options: dict[str, Any], write: Tensor
 ) -> Ascent:
-    """Measure one layer on one sequence.
+    """Cosine and gain of every head of one layer on one sequence, with their baselines.
 
     `query_at` takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``, token by
     token and differentiably; hidden is ``(1, query, width)``, key ``(1, Hkv, key, D)``, `options` are those
@@ -65,7 +65,7 @@ def ascent(
 
 
 def _finite(G: Tensor) -> Tensor:
-    """A query that sees nothing has G = −inf whatever it is; it neither climbs nor falls."""
+    """G with 0 where it is not finite: a query that sees nothing has G = −inf before and after any write."""
     return torch.where(G.isfinite(), G, torch.zeros_like(G))
 
 

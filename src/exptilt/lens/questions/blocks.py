@@ -1,5 +1,4 @@
-"""The parts of a transformer around an attention call, found by what flows through them and not by their
-names.
+"""Find the parts of a transformer around an attention call by what flows through them, not by their names.
 
     block        nearest module around the attention that is an element of a ``ModuleList``; its input is the
                  residual stream
@@ -8,8 +7,8 @@ names.
     middle       residual stream after attention: what the first norm after the projection receives; but a
                  norm of the projection's own output is added to the stream, and one of the block's input
                  belongs to an MLP beside the attention
-    factor       what stands between projection and stream, added_ij = a_i b_j projected_ij: a norm without
-                 mean (once its root mean square is fixed, it only scales) or a constant
+    factor       scaling between projection and stream, added_ij = a_i b_j projected_ij: a norm without mean
+                 (once its root mean square is fixed, it only scales) or a constant
     query way    the block run again on other hidden states and stopped at its attention call
 
 So pre-norm and post-norm, parallel and sandwiched blocks, fused or separate projections, rotary embeddings
@@ -32,7 +31,7 @@ from exptilt.lens.watching.watch import Watch
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class _Stop(Exception):  # not an error, but the way out of a block that has said what we asked
+class _Stop(Exception):  # not an error: raised to leave a block once its query and key are known
     def __init__(self, query: Tensor, key: Tensor):
         self.query, self.key = query, key
 
@@ -52,14 +51,14 @@ class NormEvent:
 
 @dataclass
 class Passage:
-    """What passed through one block in one forward pass; tensors are ``(1, token, width)``."""
+    """Everything seen of one block in one forward pass; tensors are ``(1, token, width)``."""
 
     hidden: Tensor  # residual stream before the block
     arguments: Arguments  # of the block, as it was called
     calls: list[AttentionCall] = field(default_factory=list)
-    projection: nn.Module | None = None  # what receives the heads of the first call
-    projected: Tensor | None = None  # what it returned
-    norms: list[NormEvent] = field(default_factory=list)  # of the stream's width
+    projection: nn.Module | None = None  # module that receives the heads of the first call
+    projected: Tensor | None = None  # output of the projection
+    norms: list[NormEvent] = field(default_factory=list)  # norms of the stream's width
     output: Tensor | None = None  # residual stream after the block
 
     def middle(self) -> Tensor | None:
@@ -75,22 +74,24 @@ class Passage:
     def writes(self) -> Tensor | None:
         """``(head, token, width)``: what each head alone adds to the stream; None if `factor` is.
 
-        Together with what the projection gives for no heads at all (its bias), scaled alike, they sum to
-        ``middle() - hidden``.
+        The writes and the projection's bias, scaled alike, sum to ``middle() - hidden``.
         """
         factor = self.factor()
         if self.projection is None or factor is None:
             return None
         heads = self.calls[0].tilted.output[0].detach()
         count, _, dim = heads.shape
-        # What the projection makes of each unit vector, less what it makes of nothing: its matrix, whatever
-        # kind of layer it is.
+        # The projection's matrix, whatever kind of layer it is: its outputs for the unit vectors less its
+        # output for zero.
         probe = torch.cat([torch.eye(count * dim), torch.zeros(1, count * dim)]).to(heads)
         said: Tensor = self.projection(probe[None])[0]
         return heads @ (said[:-1] - said[-1]).reshape(count, dim, -1) * factor
 
     def factor(self) -> Tensor | None:
-        """``(token, width)`` or a scalar: what is added over what is projected; None if it is no scaling."""
+        """``(token, width)`` or a scalar: ratio of what attention adds to the stream to what is projected.
+
+        None unless the ratio is a constant or a product of a number per token and one per channel.
+        """
         middle = self.middle()
         if self.projected is None or middle is None:
             return None
@@ -113,7 +114,7 @@ class Passage:
 
 
 def _scaling(x: Tensor, y: Tensor) -> Tensor:
-    """(token, width): a_i b_j such that a_i b_j x_ij is nearest to y_ij, by least squares in turns."""
+    """(token, width): a_i b_j such that a_i b_j x_ij is nearest to y_ij, by alternating least squares."""
     wide = x.double()
     tiny = torch.finfo(wide.dtype).tiny
     size = wide.norm(dim=1, keepdim=True).clamp_min(tiny)
@@ -128,7 +129,7 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """Keyword arguments to read token ids, ``(token,)`` or ``(batch, token)``.
+    """Keyword arguments with which a model reads token ids ``(token,)`` or ``(batch, token)``.
 
     A decoder reads the same text as its encoder.
     """
@@ -176,7 +177,7 @@ class Tracer:
 
     @contextmanager
     def attached(self, watch: Watch) -> Iterator[None]:
-        """Hooks in place around the attention modules; the watch is open, with `observe` as its observer."""
+        """Keep hooks on the blocks around attention; `watch` is open, with `observe` as its observer."""
         self._watch = watch
         names = [watch.modules.name(module) for module in watch.modules.attending()]
         with ExitStack() as hooks:
@@ -229,19 +230,18 @@ class Tracer:
             passage.projection, passage.projected = module, output
 
     def observe(self, call: AttentionCall) -> None:
-        """For `watch`: notes the call in the block that is running."""
+        """Observer for `watch`: adds the call to the passage of the running block."""
         if self.stopping:
             raise _Stop(call.query, call.key)
         if self._open:
             self._open[-1][1].calls.append(call)
 
     def run_again(self, module: nn.Module, arguments: Arguments, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)`` of a module on other hidden
-        states.
+        """Query ``(batch, Hq, token, D)`` and key ``(batch, Hkv, key, D)`` of a module on other states.
 
-        The block or attention module runs again, as it was called on a batch of one, but on hidden states
-        ``(batch, token, width)``, and only as far as its first attention. Raises `DoesNotRunAgainError` where
-        a module needs more than that (Zamba 2's takes the embeddings as well).
+        The block or attention module runs again with the `arguments` of a call on a batch of one, but on
+        hidden states ``(batch, token, width)``, and only as far as its first attention. Raises
+        `DoesNotRunAgainError` if the module needs more than that (Zamba 2's takes the embeddings as well).
         """
 
         def stop(request: Request) -> Tensor:
@@ -252,13 +252,13 @@ class Tracer:
         self.stopping = True
         caught = self._watch.intercepted if self._watch is not None else None
         assert caught is not None
-        attend, caught.attend = caught.attend, stop  # before attention is worked out, which nobody asks for
+        attend, caught.attend = caught.attend, stop  # stops before attention is computed
         try:
-            with FunctionalMode(caught):  # also where this is called from inside one, which is off then
+            with FunctionalMode(caught):  # a mode is off inside itself, where this may be called
                 module(*args, **kwargs)
         except _Stop as seen:
             return seen.query, seen.key
-        except Exception as problem:  # of whatever kind: it is the model's own code, on states of ours
+        except Exception as problem:  # of any kind: the model's own code runs on hidden states of ours
             raise DoesNotRunAgainError(f"{type(module).__name__} runs only as it was called") from problem
         finally:
             self.stopping = False

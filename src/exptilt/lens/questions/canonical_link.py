@@ -63,11 +63,10 @@ def definiteness(query_weight: Tensor, key_weight: Tensor) -> Tensor:
 
 
 def link_r2(natural: Tensor, mean: Tensor) -> Tensor:
-    r"""Out-of-sample R² ``(head,)`` of a linear map from mean to natural parameters, all coordinates
-    together.
+    r"""Out-of-sample R² ``(head,)`` of a linear map from mean to natural parameters, over all coordinates.
 
-    NaN where a half has fewer than 2(D + 1) queries, which would fit anything. η (queries as the scores see
-    them, times scale) and ∇G(η) (mean keys) are ``(head, query, D)``.
+    NaN if a half has fewer than 2(D + 1) queries: too few to test a fit. `natural` is η, the queries times
+    scale, and `mean` is ∇G(η), the mean keys, both ``(head, query, D)``.
     """
     heads, Q, D = natural.shape
     if Q // 2 < 2 * (D + 1):
@@ -99,7 +98,7 @@ def _probes(width: int, like: Tensor) -> Tensor:
 
 
 def _affine_maps(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """W_q and W_k, (Hq, width, D), from query (width + 4, Hq, 1, D) and key at the probes; None if not so."""
+    """W_q and W_k (Hq, width, D) from query (width + 4, Hq, 1, D) and key at probes; None if not affine."""
     maps = []
     for x in (query.double(), key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)):
         origin, one, other, both, units = x[0], x[1], x[2], x[3], x[4:]
@@ -111,7 +110,7 @@ def _affine_maps(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def measure_weights(model: nn.Module, inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Symmetry and definiteness of every head's W_q W_kᵀ; NaN for cross-attention and where there is none.
+    """Symmetry and definiteness of every head's W_q W_kᵀ; NaN for cross-attention or without such a matrix.
 
     The model is in eval mode and reads `inputs`, best a single token.
     """

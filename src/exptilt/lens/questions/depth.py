@@ -1,9 +1,9 @@
 """Hidden states along the depth of a model, gathered block by block (THEORY F6).
 
-Kept are a sample of tokens, their norms, and what each part of a block multiplies them by. The first token of
-a text is left out of samples and means. In many trained transformers it serves as a place to attend to when
-there is nothing else, grows to a hundred times the norm of the others, and would drown whatever the others
-do. Its norm is given by itself.
+Kept are a sample of hidden states, their norms, and the factor by which each part of a block multiplies a
+norm. The first token of a text is left out of samples and means. In many trained transformers it serves as a
+place to attend to when there is nothing else, grows to a hundred times the norm of the others, and would
+drown them. Its norm is given by itself.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Place:
 
 
 class Depth:
-    """Gathers places and factors as blocks run; those over another number of positions are not sampled."""
+    """Gathers places and factors as blocks run; blocks over another number of tokens are not sampled."""
 
     def __init__(self, model: nn.Module, tokens: int, sample: int, seed: int):
         self._modules, self._tokens = dict(model.named_modules()), tokens
@@ -77,7 +77,7 @@ class Depth:
         self._blocks: list[tuple[str, int, dict[str, float]]] = []
 
     def _split(self, block: str) -> tuple[str, int, bool]:
-        """Outermost list a block stands in, its number there, and whether it is only a part of it."""
+        """Outermost ModuleList around a block, its index there, and whether it is only a part of a layer."""
         parts = block.split(".")
         for length in range(1, len(parts) + 1):
             if isinstance(self._modules.get(".".join(parts[: length - 1])), nn.ModuleList):
@@ -85,7 +85,7 @@ class Depth:
         return "", 0, False
 
     def add(self, name: str, passage: Passage) -> None:
-        """Take in a block that has run, by its name."""
+        """Add the passage of a block that has run."""
         stack, number, partial = self._split(name)
         before = self._last.get(stack)
         label = "embedding" if before is None else f"after layer {before}"

@@ -55,7 +55,7 @@ def cloud(points: Tensor) -> Cloud:
     spectrum[:kept] = share[:kept].numpy()
     rank = float(torch.special.entr(share).sum().exp()) if total > 0 else np.nan
     sliced = p = np.nan
-    # A test on N points fills no more dimensions than it can tell apart.
+    # At least four points per dimension that is tested.
     leading = min(COMPONENTS, (count - 1) // 4)
     if leading and total > 0:
         test = gaussianity(centred @ right[:leading].mT)

@@ -8,12 +8,12 @@ Neither m nor C is needed as such: <m,η> and η'Cη are the mean and the varian
 the untilted measure of its keys, and Cη is the covariance of key and score. So the prediction is the second
 cumulant expansion of G, and it is held against G itself:
 
-    R² of G − log Σh over the queries of a text: 1 if moments tell all, 0 as a constant, below 0 worse;
+    R² of G − log Σh over the queries of a text: 1 exact, 0 no better than a constant, below 0 worse;
     relative error ‖m + Cη − ∇G‖ / ‖∇G − m‖, root mean square over queries: 0 exact, 1 as even attention.
 
 log Σh, the log of the number of visible keys, is left out on both sides: under a causal mask it varies most
-and is known. Locally: the same within the k visible keys nearest to the mean key ∇G(q), the place in key
-space to which the query tilts its measure.
+and is known. The local fit does the same within the k visible keys nearest to the mean key ∇G(q), the place
+in key space to which the query tilts its measure.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from exptilt.lens.heads.scores import Scores
 
 
 class GaussianFit(NamedTuple):
-    """How well two moments predict, each ``(head,)``; NaN where fewer than two queries can tell."""
+    """R² and error of a prediction by two moments, each ``(head,)``; NaN if fewer than two queries count."""
 
     r2: Tensor
     output_error: Tensor
@@ -34,11 +34,11 @@ class GaussianFit(NamedTuple):
 def gaussian_fit(
     scores: Scores, log_normalizer: Tensor, mean_key: Tensor, *, neighbours: int | None = None
 ) -> GaussianFit:
-    """Predict G and the mean key from two moments, of all visible keys or of the nearest `neighbours`.
+    """How well two moments predict G and the mean key, of all visible keys or of the nearest `neighbours`.
 
     Scores must have no softcap (a capped score is not linear in the query); G is ``(head, query)``, the mean
     keys ∇G are ``(head, query, D)``. Queries that see fewer than twice as many keys as neighbours (fewer than
-    2, for all keys) are left out: with hardly more keys than neighbours the two questions are one.
+    2, for all keys) are left out: with hardly more keys than neighbours the two fits are the same.
     """
     least = 2 if neighbours is None else 2 * neighbours
     found = []
@@ -73,7 +73,7 @@ def gaussian_fit(
 def _moments(
     score: Tensor, weight: Tensor, keys: Tensor, sink: Tensor | None, G: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log Z per key, its guess, m and m + Cη; keys are (head, key, D), or (head, row, key, D) row by row."""
+    """Log Z per key, its prediction, m and m + Cη; keys are (head, key, D), or (head, row, key, D) by row."""
     log_total = torch.logsumexp(weight, -1)
     if sink is not None:
         log_total = torch.logaddexp(log_total, sink[:, None])

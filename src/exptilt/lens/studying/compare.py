@@ -1,10 +1,10 @@
-r"""Two studies side by side: what one model, checkpoint or text has and the other has not.
+r"""Differences between two studies, of two models, checkpoints or texts, with their standard errors.
 
     d = x_a − x_b,      error² = error_a² + error_b²,      z = d / error
 
-for every head where both have as many layers and heads, and for the mean over heads in any case. Heads err
-together, since they read the same texts, so the error of their mean is given as the mean of their errors, the
-most that it can be. The two studies are taken as independent.
+for every head if both have as many layers and heads, and for the mean over heads in any case. Errors of heads
+are correlated, since heads read the same texts, so the error of their mean is given as the mean of their
+errors, its upper bound. The two studies are taken as independent.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """One statistic of two studies.
+    """Difference of one statistic between two studies.
 
     Attributes:
         title, unit: of the statistic.
         means: of the first and the second study, over heads.
         difference: of the means, first minus second.
         error: its standard error; NaN where errors are not known.
-        by_head: ``(layer, head)`` differences; None if the studies have other numbers of layers or heads.
-        head_error: ``(layer, head)``, standard errors of these, or None.
+        by_head: ``(layer, head)`` differences; None if the studies differ in numbers of layers or heads.
+        head_error: ``(layer, head)``, standard errors of `by_head`, or None.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Difference:
     head_error: Array | None
 
     def differing(self) -> NDArray[np.bool_]:
-        """``(layer, head)``: the heads that differ by more than two standard errors; none if not known."""
+        """``(layer, head)`` booleans: heads that differ by over two standard errors; empty if not known."""
         if self.by_head is None or self.head_error is None:
             return np.zeros((0, 0), dtype=bool)
         with np.errstate(invalid="ignore"):
@@ -53,7 +53,7 @@ def compare(first: Study, second: Study) -> dict[str, Difference]:
 
     Args:
         first: a study.
-        second: one of another model, checkpoint or text.
+        second: a study of another model, checkpoint or text.
 
     Returns:
         A `Difference` for every head measure that both have.
@@ -90,7 +90,7 @@ def compare(first: Study, second: Study) -> dict[str, Difference]:
 
 
 def _difference(a: HeadMeasure, x: Array, b: HeadMeasure, y: Array) -> Difference:
-    """That of two measures with the values x and y."""
+    """The difference of measures a and b, whose values are x and y."""
     (first, first_error), (second, second_error) = _mean(x, a.error), _mean(y, b.error)
     by_head = head_error = None
     if x.shape == y.shape:
@@ -101,7 +101,7 @@ def _difference(a: HeadMeasure, x: Array, b: HeadMeasure, y: Array) -> Differenc
 
 
 def _mean(value: Array, error: Array | None) -> tuple[float, float]:
-    """Mean over heads and its error."""
+    """Mean over heads and its standard error, NaN where not known."""
     known = np.isfinite(value)
     if not known.any():
         return float("nan"), float("nan")
@@ -113,7 +113,8 @@ def _mean(value: Array, error: Array | None) -> tuple[float, float]:
 def most_different(first: Study, second: Study, count: int = 5) -> list[tuple[str, int, int]]:
     """Statistic, layer and head of the largest differences that are sure, at most one a head, largest first.
 
-    Sure is beyond two standard errors; large is in standard deviations of the statistic over all heads.
+    A difference is sure beyond two standard errors. Its size is in standard deviations of the statistic over
+    all heads.
     """
     rows = []
     for name, found in compare(first, second).items():

@@ -1,4 +1,4 @@
-"""What every number of a study is called, means and assumes. Formulas are in the files of the measures.
+"""Title, meaning and assumptions of every number of a study; formulas are in the files of the measures.
 
 A measure has a line ``name | title | unit | lowest..highest possible value`` and indented sentences: what
 large and small values mean, what must hold for that, and why it is absent where it has no value. A word in

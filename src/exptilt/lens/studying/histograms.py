@@ -1,8 +1,8 @@
 r"""Histograms that can be merged: their bins have the same edges, whatever was seen first.
 
 Bin widths are powers of two and edges are multiples of the width, so the histogram of two texts is the sum of
-theirs at the coarser width. Nobody need know the range of a statistic beforehand, and an interrupted study
-goes on where it stopped.
+their histograms at the coarser width. The range of a statistic need not be known beforehand, and an
+interrupted study goes on where it stopped.
 """
 
 import math
@@ -21,7 +21,7 @@ Counts = tuple[int, int, NDArray[np.float64]]
 
 
 def count(values: NDArray[np.float64]) -> Counts:
-    """Count values in the finest bins of which few are needed; what is not finite is left out."""
+    """Counts of the finite values, in the finest bins of which at most `MOST` are needed."""
     values = values[np.isfinite(values)]
     if values.size == 0:
         return FINEST, 0, np.zeros(0)
@@ -35,14 +35,14 @@ def count(values: NDArray[np.float64]) -> Counts:
 
 
 def _coarser(counts: Counts, exponent: int) -> Counts:
-    """The same counts, of which there is at least one, in bins of 2^exponent."""
+    """The same counts in bins of width 2^exponent; there is at least one bin."""
     old, first, numbers = counts
     index = (first + np.arange(numbers.size)) >> (exponent - old)
     return exponent, int(index[0]), np.bincount(index - index[0], weights=numbers).astype(np.float64)
 
 
 def merge(parts: Iterable[Counts], *, bins: int) -> Histogram:
-    """All parts together, in at most so many bins; one empty bin if there is nothing."""
+    """Sum of all parts in at most `bins` bins; one empty bin if nothing was counted."""
     parts = [part for part in parts if part[2].size]
     if not parts:
         return Histogram(np.array([0.0, 1.0]), np.zeros(1))

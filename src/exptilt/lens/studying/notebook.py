@@ -1,4 +1,4 @@
-"""What a study and one head show of themselves in a notebook: small tables in HTML, all text escaped."""
+"""Small HTML tables that show a study or one head in a notebook, all text escaped."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def shape(study: "Study") -> tuple[int, int]:
-    """Layers and heads, as the measures have them."""
+    """Number of layers, and of heads per layer; (0, 0) if no measure has a value."""
     return next((m.value.shape for m in study.heads.values() if m.value is not None), (0, 0))
 
 
@@ -22,14 +22,14 @@ def some_heads(members: np.ndarray) -> str:
 
 
 def in_short(study: "Study") -> str:
-    """What was studied, in a line."""
+    """Name, size and number of tokens of a study, in one line."""
     layers, heads = shape(study)
     tokens = study.text_facts.get("tokens", "?")
     return f"{study.name}: {layers} layers of {heads} heads, {tokens} tokens"
 
 
 def of_study(study: "Study") -> str:
-    """The model, and its kinds of heads."""
+    """HTML table of the kinds of heads, with a line on the model as its caption."""
     rows = [
         (name, kind.about, kind.members.sum(), some_heads(kind.members)) for name, kind in study.kinds.items()
     ]
@@ -37,7 +37,7 @@ def of_study(study: "Study") -> str:
 
 
 def of_head(detail: "HeadDetail") -> str:
-    """Attention over the strip as a picture, and the tokens that draw most."""
+    """HTML picture of attention over the strip, and a table of the tokens that draw most."""
     title = f"Attention of layer {detail.layer}, head {detail.head}: rows look, columns are looked at"
     picture = html_squares(np.asarray(detail.strip), title)
     rows = [(repr(t.token), t.lift, f"{100 * t.mass:.2g} %", t.count) for t in detail.top_tokens]

@@ -1,4 +1,4 @@
-r"""One text through one model: everything a study wants to know of it, as plain arrays.
+r"""All measurements of a study on one text, as plain arrays.
 
 The model runs once under `watch`. At each attention call the statistics of its heads are taken; when a block
 has run, it is run again as far as its queries, to differentiate them (`ascent`) and to see them after each
@@ -36,7 +36,7 @@ TOKENS = ("token_mass", "token_drawn", "token_even")
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, and how finely."""
+    """Options of `measure_unit`: what is measured, and how finely."""
 
     neighbours: int = 16  # size of the sets for the local Gaussian
     sample: int = 64  # hidden states kept per text and place
@@ -46,7 +46,7 @@ class Options:
 
 
 def measure_unit(model: nn.Module, chunk: Chunk, options: Options) -> Unit:
-    """All that is measured on one chunk of text; the model must be in eval mode."""
+    """All measurements on one chunk of text; the model must be in eval mode."""
     meter = _Meter(model, chunk, options)
     with torch.no_grad(), watch(model, observe=meter.observe) as seen, meter.tracer.attached(seen):
         output = model(**chunk.inputs(model))
@@ -65,7 +65,7 @@ def _loss(model: Any, output: Any, ids: Tensor) -> float:
 
 
 def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
-    """Attention on repeated tokens: sequences ``(sequence, 2n)``, the second half the first again.
+    """Attention on repeated tokens, in sequences ``(sequence, 2n)`` whose second half repeats the first.
 
     Means over the sequences with their standard errors, by layer and head; NaN for cross-attention.
     """
@@ -97,7 +97,7 @@ def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
 
 
 class _Meter:
-    """Collects what a forward pass shows."""
+    """Collects the measurements of one forward pass."""
 
     def __init__(self, model: nn.Module, chunk: Chunk, options: Options):
         self.model, self.chunk, self.options = model, chunk, options
@@ -195,7 +195,7 @@ class _Meter:
         self.order.clear()
 
     def result(self) -> Unit:
-        """All of it as arrays; heads that a layer does not have are NaN."""
+        """All measurements as arrays; heads that a layer does not have are NaN."""
         layers = self.layers
         found: Unit = {
             name: np.array([layer[name] for layer in layers]) for name in ("name", "kind", "queries")
@@ -227,7 +227,7 @@ def _widened(call: AttentionCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 
 def _pack(name: str, layers: list[list[histograms.Counts]], unit: Unit) -> Unit:
-    """Histograms of unequal length as three arrays."""
+    """Histograms of unequal length as three arrays, padded with zeros."""
     heads, longest = unit["head_count"].max(), max(c[2].size for layer in layers for c in layer)
     exponent, first = np.zeros((2, len(layers), heads), dtype=np.int64)
     counts = np.zeros((len(layers), heads, longest), dtype=np.float32)

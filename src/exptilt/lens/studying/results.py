@@ -1,9 +1,9 @@
-"""What a study finds, as plain numbers: no model, no tensors, no pictures. JSON keeps it without loss.
+"""Results of a study as plain numbers, without the model; JSON keeps them without loss.
 
 A `HeadMeasure` is one number per layer and head with its standard error over texts; a `LayerMeasure` one per
 place along the depth of the model. Each states in a sentence what it is and what it assumes; where it does
-not apply, it has no values but a reason. NaN stands for a single missing value (JSON: null). Rendering is
-someone else's job.
+not apply, it has no values but a reason. NaN stands for a single missing value (JSON: null).
+`exptilt.report` renders a study.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
-from exptilt.lens.heads.kinds import Kind, kinds
+from exptilt.lens.heads.kinds import HeadKind, kinds
 from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying import notebook
 
@@ -30,7 +30,7 @@ RENAMED = {"first_key_mass": "first_key_mass_given_choice", "key_mass_concentrat
 
 
 class Measures(dict[str, Value]):
-    """Measures by name; a name that was given up warns and leads to the new one."""
+    """Measures by name; a former name warns and gives the measure under its new name."""
 
     def __missing__(self, name: str) -> Value:
         if RENAMED.get(name) not in self:
@@ -91,7 +91,7 @@ class LayerMeasure:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How a per-query statistic of one head is distributed.
+    """Distribution of a per-query statistic of one head.
 
     Attributes:
         edges: ``(bin + 1,)``.
@@ -122,10 +122,10 @@ class TokenMass:
 
 @dataclass(frozen=True)
 class HeadDetail:
-    """What a page shows when a head is opened.
+    """Details of one head, shown when a reader opens it on a page.
 
     Attributes:
-        layer, head: which.
+        layer, head: which head.
         histograms: by name of a head measure ("entropy", "log_normalizer", "score_max", ...).
         top_tokens: the tokens that draw most attention for where they stand, by `lift`; rare ones are left
             out if there are enough others.
@@ -165,7 +165,7 @@ class Training:
 
 @dataclass(frozen=True, repr=False)
 class Study:
-    """All that was measured on one model.
+    """All measurements of one model.
 
     Attributes:
         name: of the model, as the user gave it.
@@ -204,8 +204,8 @@ class Study:
         return notebook.of_study(self)
 
     @property
-    def kinds(self) -> dict[str, Kind]:
-        """Kinds of heads by name, each with its rule, its numbers and its members; see `Kind`."""
+    def kinds(self) -> dict[str, HeadKind]:
+        """Kinds of heads by name, each with its rule, its numbers and its members; see `HeadKind`."""
         return kinds(self.heads, picture=self.picture is not None and self.picture.kind == "picture")
 
     def to_json(self) -> str:
@@ -214,7 +214,7 @@ class Study:
 
     @classmethod
     def from_json(cls, text: str) -> "Study":
-        """Read what `to_json` wrote.
+        """The study that `to_json` wrote.
 
         Args:
             text: the JSON text.
@@ -255,7 +255,7 @@ class Study:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, named tuples, arrays and mappings to what JSON knows; NaN to null, infinities to words."""
+    """Dataclasses, named tuples, arrays and mappings as JSON values; NaN as null, infinities as words."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
@@ -272,7 +272,7 @@ def plain(value: Any) -> Any:
 
 
 def read(hint: Any, value: Any) -> Any:
-    """What `plain` made of a value of this type, as that value again: null is NaN, words are infinities."""
+    """Inverse of `plain`: a value of type `hint` from its JSON value; null is NaN, words are infinities."""
     kind, parts = get_origin(hint), get_args(hint)
     if type(None) in parts:
         return None if value is None else read(parts[0], value)

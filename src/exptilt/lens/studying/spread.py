@@ -1,9 +1,9 @@
-"""A study's units shared out among processes: each measures its turn's, then all have all.
+"""Share the units of a study among processes: each measures its own, then all get all of them.
 
-The n-th unit is measured by process n modulo their number. A unit is what one process would have measured, so
-the study is the same to the last bit, whoever measured what. Each process keeps its finished units in the
-store as one process does; with a folder that all of them see, processes that are started again find there
-what was finished, also if there are more or fewer of them.
+The n-th unit is measured by process n modulo the number of processes. A unit does not depend on the process
+that measures it, so the study is the same to the last bit. Each process keeps its finished units in the store
+as a single process does; with a folder that all of them see, processes that are started again find the
+finished units there, even if there are more or fewer processes.
 """
 
 import os
@@ -19,7 +19,7 @@ from exptilt.lens.studying.store import Store, Unit
 
 
 class Turns(Store):
-    """A store in which the units of other processes stand empty until `shared` ends."""
+    """A store in which the units of other processes are empty until the block of `shared` ends."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, members: Members) -> None:
         super().__init__(folder)
@@ -28,7 +28,7 @@ class Turns(Store):
         self._wanted: list[str] = []
 
     def get(self, depends_on: dict[str, Any], make: Callable[[], Unit]) -> Unit:
-        """The unit, if it is this process's turn; else an empty one, to be filled."""
+        """The unit, if it is this process's turn; else an empty unit, which `shared` fills."""
         mine = len(self._units) % self._members.count == self._members.rank
         found = super().get(depends_on, make) if mine else {}
         self._units.append(found)
@@ -37,7 +37,7 @@ class Turns(Store):
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Fill all units at the end of the block; an error in it is told to every process."""
+        """Fill all units at the end of the block; an error in one process is raised in all."""
         try:
             yield
         except Exception as problem:
@@ -55,5 +55,5 @@ class Turns(Store):
 
 
 def hash_of(words: list[str]) -> str:
-    """A short word that stands for a list of them."""
+    """Short hash of a list of words."""
     return blake2b("\n".join(words).encode(), digest_size=8).hexdigest()

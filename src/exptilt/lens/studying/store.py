@@ -1,5 +1,4 @@
-"""Finished units of a study, kept in a folder: an interrupted study goes on where it stopped, a repeated one
-is instant.
+"""Finished units of a study, kept in a folder, so that an interrupted or repeated study reuses them.
 
 A unit is filed under a hash of all that it depends on: the weights, the tokens, the options and the version
 of the measures. A half-written unit never stands under its name; one that cannot be read is measured again.
@@ -22,7 +21,7 @@ from torch import nn
 from exptilt._support.files import draft
 
 VERSION = 6
-"""Of the measures: raise it whenever a number of a unit changes meaning."""
+"""Version of the measures: raise it whenever a number of a unit changes meaning."""
 
 Unit = dict[str, NDArray[Any]]
 
@@ -48,7 +47,7 @@ class Store:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, depends_on: dict[str, Any], make: Callable[[], Unit]) -> Unit:
-        """The unit that is a function of these plain values: read if it is there, else made and kept."""
+        """The unit filed under `depends_on`: read if it is there, else made and kept."""
         if self._folder is None:
             return make()
         text = json.dumps({"version": VERSION, **depends_on}, sort_keys=True)

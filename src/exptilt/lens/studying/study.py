@@ -1,4 +1,4 @@
-r"""`study`: put a transformer under the theory, on texts of your choice.
+r"""`study`: measure all that the theory says of a transformer, on texts of your choice.
 
     units = one forward pass per chunk of text (`one_text`), kept in a store as they finish
     study = means over units with standard errors (`summary`), and the same for each checkpoint
@@ -40,8 +40,8 @@ from exptilt.lens.watching.watch import NothingSeenError
 # Tokens in a chunk, if the model can read as many: long enough for distributions, short enough for several.
 CHUNK = 512
 REPEATED, SEQUENCES = 50, 4  # random tokens that are repeated, and how many sequences of them
-TRAINING_CHUNKS = 8  # on which checkpoints are measured
-STRIP_WEIGHTS = 1_000_000  # of the strips of all checkpoints together
+TRAINING_CHUNKS = 8  # chunks that checkpoints are measured on
+STRIP_WEIGHTS = 1_000_000  # most weights in the strips of all checkpoints together
 STRIP, MANY_HEADS, SHORT_STRIP = 64, 100, 32  # tokens in a strip; fewer where there are many heads to show
 
 
@@ -78,7 +78,7 @@ def study(
         seed: of the sample of hidden states.
         store: folder where finished parts are kept: an interrupted study resumes there, a repeated one is
             instant.
-        progress: show a bar with time left; None where standard error is a terminal.
+        progress: whether to show a bar with time left; None shows it if standard error is a terminal.
         group: processes that share the work (`torch.distributed.group.WORLD` for all), each with the same
             model and texts; all get the study that one would have made. With a store that all of them see,
             processes that were started again resume. None for this process by itself.
@@ -164,7 +164,7 @@ class _Plan:
         return [self.chunks[i] for i in wanted]
 
     def run(self, progress: bool | None) -> tuple[list[Unit], Mapping[str, Any]]:
-        """Do all of it; units and weights of the model itself."""
+        """Measure everything; returns the units and the weights' measures of the model itself."""
         total = len(self.chunks) + 2 + len(self.series) * (len(self.few) + 2)
         with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
             for _ in track(self._steps(), "studying", total=total, show=progress):
@@ -197,12 +197,12 @@ class _Plan:
                 key = {"model": mark, "what": "unit", "chunk": chunk.mark}
                 measure = partial(_seen, measure_unit, model, chunk, options)
                 units.append(self.store.get({**key, "options": asdict(options)}, measure))
-                options = replace(options, strip=0)  # of the first chunk only
+                options = replace(options, strip=0)  # only the first chunk has a strip
                 yield
         self.found.append((step, units, ChainMap(*parts)))  # other processes' units are filled at the end
 
     def training(self) -> Training:
-        """Curves over the checkpoints."""
+        """Loss and measures over the checkpoints."""
         heads: dict[str, list[Any]] = {name: [] for name in HEADS}
         layers: dict[str, list[Any]] = {}
         loss = []
@@ -242,7 +242,7 @@ def _repeated(given: Reading, seed: int) -> torch.Tensor | None:
 
 
 def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Unit:
-    """What a measurement finds; a model whose attention cannot be seen is the caller's mistake."""
+    """Result of a measurement; raises ArgumentError if the model's attention cannot be seen."""
     try:
         return measure(model, *arguments)
     except NothingSeenError as problem:
@@ -250,7 +250,7 @@ def _seen(measure: Callable[..., Unit], model: nn.Module, *arguments: Any) -> Un
 
 
 def _head_total(model: Any) -> int:
-    """About how many heads there are."""
+    """Approximate number of heads, from the configuration."""
     found = [getattr(model.config, name, None) for name in ("num_hidden_layers", "num_attention_heads")]
     return math.prod(x if isinstance(x, int) else 1 for x in found)
 

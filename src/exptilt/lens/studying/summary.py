@@ -4,8 +4,8 @@ Text c, of weight w_c (its number of queries), gave x_c. Then
 
     x̄ = Σ w_c x_c / W,     W = Σ w_c,        error² = n/(n−1) Σ w_c² (x_c − x̄)² / W²
 
-the usual error of a weighted mean of n independent units; where n = 1 it is not known. A text that cannot
-tell (NaN) does not count.
+the usual error of a weighted mean of n independent units; for n = 1 it is not known. A text without a value
+(NaN) does not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
 
 
 def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures[HeadMeasure]:
-    """Every measure of `definitions.HEADS`, from the units of all texts and that of `measure_weights`."""
+    """Every measure of `definitions.HEADS`, from the units of all texts and the measures of the weights."""
     queries = np.array([float(unit["queries"].max()) for unit in units])
     unknown = np.full(units[0]["head:entropy"].shape, np.nan)
 
@@ -91,7 +91,7 @@ def _layer(words: Definition, places: list[str], value: Array, error: Array | No
     text = (words.title, words.unit, words.about, words.assumes)
     if value.size == 0 or np.isnan(value).all():
         return LayerMeasure(*text, None, places, reason=words.absent)
-    if value.ndim == 2:  # components that no place has
+    if value.ndim == 2:  # drop the components that no place has
         value = value[:, : int((~np.isnan(value)).sum(1).max())]
     return LayerMeasure(*text, value, places, error)
 

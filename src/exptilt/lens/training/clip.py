@@ -1,4 +1,4 @@
-r"""Bring the scores of heads that have grown too large back to a threshold, by their weights (QK-clip).
+r"""QK-clip: rescale the query and key weights of heads whose scores have passed a threshold.
 
 Scores are bilinear: s = scale · ⟨W_q x, W_k y⟩, and a rotary embedding turns both sides without changing
 their length. So factors a on the query rows of a head and b on its key rows multiply every score of the head
@@ -9,8 +9,8 @@ by ab. With m the largest score seen and t the threshold,
 
 and biases of queries and keys are scaled along. In latent attention, where a part of the keys is shared by
 all heads, the other part and its queries get √γ, the queries of the shared part γ. Layers that share their
-weights (ALBERT) count as one: the largest score of any of them decides. Under a softcap, what was seen is
-m = c·tanh(x/c), so that γ = artanh(t/c) / artanh(m/c).
+weights (ALBERT) count as one: the largest score of any of them decides. Under a softcap c the score seen is
+m = c·tanh(x/c), so γ = artanh(t/c) / artanh(m/c).
 """
 
 import math
@@ -32,10 +32,10 @@ class ClippedHead:
     """A head whose weights were rescaled.
 
     Attributes:
-        layer: place among the attention modules of the model.
+        layer: index among the attention modules of the model.
         name: dotted name of that module.
-        head: place in the layer.
-        score_max: the largest score that had been seen.
+        head: index in the layer.
+        score_max: the largest score seen before the change.
         factor: γ, by which the scores of this head are multiplied from now on (before a softcap).
         scaled: "query and key", each by √γ, or "query" alone, by γ.
     """
@@ -49,11 +49,11 @@ class ClippedHead:
 
 
 def _factor(score_max: float, threshold: float, softcap: float | None, place: str) -> float:
-    """γ; warns where a softcap hides how large the score was."""
+    """Factor γ for the scores of a head; warns if its softcap hides how large the score was."""
     if softcap is None:
         return threshold / score_max
-    # In float32, tanh is 1 from about 9 on. The largest number below 1 stands for all beyond it; the true
-    # score is at least as large.
+    # In float32 tanh rounds to 1 from about 9 on. The largest float32 below 1 is used then: a lower bound on
+    # the true score.
     seen = min(score_max / softcap, 1 - 2.0**-24)
     if seen < score_max / softcap:
         warnings.warn(
@@ -92,7 +92,7 @@ def _weights(reading: HeadReading, calls: list[CallRecord] | None, module: nn.Mo
 
 
 def _largest(readings: list[HeadReading]) -> list[HeadReading]:
-    """One reading for each head of each module: that of the layer with the largest score."""
+    """For each head of each module, the reading with the largest score among the layers that share it."""
     found: dict[tuple[str, int], HeadReading] = {}
     for reading in readings:
         known = found.setdefault((reading.name, reading.head), reading)
@@ -103,21 +103,20 @@ def _largest(readings: list[HeadReading]) -> list[HeadReading]:
 
 @torch.no_grad()
 def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[ClippedHead]:
-    """Rescale, in place, the weights of heads whose largest score passed a threshold, so that it becomes the
-    threshold.
+    """Rescale in place the weights of heads whose largest score passed a threshold, down to the threshold.
 
-    Nothing is changed if something cannot be. A record is used once: when it has led to a change, it is of
-    weights that are no more, and another call with it changes nothing. Where torch.distributed runs, the
-    largest score over all processes counts, every process must call this, and all do the same. Moments that
-    an optimizer keeps are left as they are.
+    If one of these heads cannot be rescaled, an error is raised and no weight changes. A record works once:
+    after a change it describes the old weights, and a second call with it does nothing. Where
+    torch.distributed runs, every process must call this; the largest score over all processes counts, and
+    all make the same change. Moments that an optimizer keeps are left alone.
 
     Args:
-        model: the model that was watched; its DistributedDataParallel wrapper will do.
-        record: what the watch saw: ``seen.record``, or ``monitor.record``.
+        model: the model that was watched, or its DistributedDataParallel wrapper.
+        record: ``seen.record`` of a watch, or ``monitor.record``.
         threshold: the largest score wanted, above 0.
 
     Returns:
-        The heads that were changed, by layer and head; empty if none had passed.
+        The heads that were changed, by layer and head; empty if none passed the threshold.
 
     Example:
         >>> layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
@@ -143,7 +142,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
         calls.setdefault(call.layer, []).append(call)
     modules = dict(model.named_modules())
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        # A monitor's names are those of the model inside, a watch's those of what it was given.
+        # A monitor names modules as in the wrapped model, a watch as in the model it was given.
         modules = dict(model.module.named_modules()) | modules
     plan = []
     readings = read_heads(record, {layer: some[0].name for layer, some in calls.items()})

@@ -1,6 +1,6 @@
 """Where readings go: a CSV file, TensorBoard, Weights & Biases, or a function of the user's.
 
-A log is a callable ``log(step, readings)``. Each is made when the first reading comes, so that building a
+A log is a callable ``log(step, readings)``. Its files are opened at the first reading, so that building a
 monitor touches no disk.
 """
 
@@ -23,7 +23,7 @@ CSV_NAME = "attention.csv"
 
 
 def _charts(readings: Sequence[HeadReading]) -> Iterator[tuple[str, float]]:
-    """Charts and values, grouped by statistic and layer; two digits sort as numbers do."""
+    """Name and value of each chart; layer and head have two digits, so that names sort as numbers do."""
     for r in readings:
         for statistic in STATISTICS:
             name = f"attention_{statistic}/layer_{r.layer:02d}_head_{r.head:02d}"
@@ -31,12 +31,10 @@ def _charts(readings: Sequence[HeadReading]) -> Iterator[tuple[str, float]]:
 
 
 class CsvLog:
-    """One line per step, layer and head, in ``attention.csv``; every step is written whole and the file
-    closed.
+    """Log to ``attention.csv``, one line per step, layer and head; the file is closed after every step.
 
-    A run that starts anew from a checkpoint goes on in the same file: lines of steps from the first one it
-    writes onwards, and a line cut short by a crash, belong to what was lost and are taken out, with a
-    warning.
+    A run resumed from a checkpoint continues the same file. Lines that an earlier run left for the same or
+    later steps, and a line cut short by a crash, are removed with a warning.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -80,7 +78,10 @@ class CsvLog:
 
 
 class TensorBoardLog:
-    """One scalar chart per statistic, layer and head; events of a lost part of an earlier run are hidden."""
+    """Log to TensorBoard, one chart per statistic, layer and head.
+
+    A resumed run hides the events that an earlier run left for the same or later steps.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         try:
@@ -108,9 +109,9 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """The same charts in the current run of Weights & Biases, over an axis of their own.
+    """Log the charts of `TensorBoardLog` to the current Weights & Biases run, over ``attention_step``.
 
-    The run belongs to whoever started it; it is left open. One that is started here keeps files in `folder`.
+    If no run is active, one is started with its files in `folder`. The run is left open.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -144,7 +145,7 @@ _KINDS: dict[str, Callable[[str | Path], Log]] = {
 
 
 def open_log(log: str | Log, folder: str | Path) -> Log:
-    """The log of this name with its files in a folder, or the function itself."""
+    """The log called "csv", "tensorboard" or "wandb", with its files in `folder`; a function is kept."""
     if isinstance(log, str) and log in _KINDS:
         return _KINDS[log](folder)
     if callable(log):

@@ -31,8 +31,7 @@ from exptilt.lens.watching.watch import Watch, watch
 
 
 class TrainingMonitor:
-    """Log each head's maximum logit, entropy and log-normalizer every k steps of training; warn of heads gone
-    wrong.
+    """Log each head's maximum logit, entropy and log-normalizer every k steps; warn of heads gone wrong.
 
     In a plain loop, the block holds the forward pass and, if there is activation checkpointing, the backward
     pass too::
@@ -44,24 +43,24 @@ class TrainingMonitor:
                 loss.backward()
             optimizer.step()
 
-    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``; the first batch of a
-    step is then what is seen.
+    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``, and reads the first
+    batch of a step.
 
-    A reading at step n is of the weights after n updates. Where torch.distributed runs, it is over the
+    A reading at step n is of the weights after n updates. Where torch.distributed runs, a reading covers the
     batches of all processes; all of them must take part, and the first one logs and warns. A warning names
-    layer and head, and comes once a head until it has recovered.
+    layer and head, and is not repeated until the head has recovered.
 
     Args:
-        model: the model that is trained; of a DistributedDataParallel wrapper, the model inside.
+        model: the model that is trained, or its DistributedDataParallel wrapper.
         every: k, the number of steps from one reading to the next.
         log: "csv", "tensorboard", "wandb", or a function of (step, list of readings).
         folder: for the files of the log.
-        max_logit: warn when a head's largest score passes it; None never. 100 is where MuonClip clips.
-        min_entropy: warn when a head's mean entropy, in nats, falls below; None never.
+        max_logit: warn when a head's largest score passes this; None for no warning. MuonClip clips at 100.
+        min_entropy: warn when a head's mean entropy, in nats, falls below this; None for no warning.
 
     Attributes:
-        record: what was last seen, in this process; for `clip_qk_`. None before.
-        readings: what was last logged.
+        record: the last watched step's record in this process, for `clip_qk_`; None before the first.
+        readings: the last readings, one per head.
 
     Example:
         >>> model = torch.nn.MultiheadAttention(16, 4, batch_first=True)
@@ -111,11 +110,10 @@ class TrainingMonitor:
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[None]:
-        """One step of a plain loop; every k-th is watched.
+        """Context manager around one step of a plain loop; every k-th step is watched.
 
         Args:
-            number: updates made before this step, for a run that does not begin at 0; counted from the last
-                call if None.
+            number: updates made before this step; None counts on from the last call, starting at 0.
         """
         number = self._next if number is None else number
         self._next = number + 1
@@ -127,7 +125,7 @@ class TrainingMonitor:
         self._take(number, seen)
 
     def _take(self, step: int, seen: Watch) -> None:
-        """Read, log, warn."""
+        """Keep the record and readings of a watched step, log the readings, and warn."""
         self.record = seen.record
         self.readings = read_heads(seen.record, seen.modules.layer_names())
         if spans_processes() and dist.get_rank() != 0:
@@ -137,7 +135,7 @@ class TrainingMonitor:
             self._judge(step, reading)
 
     def _judge(self, step: int, reading: HeadReading) -> None:
-        """Warn of what passed a threshold since it was last within."""
+        """Warn if a head has crossed a threshold that it had not crossed at the last reading."""
         r, top, low = reading, self.max_logit or math.inf, self.min_entropy or 0.0
         lost = not r.finite and not (self.max_logit is None and self.min_entropy is None)
         high = r.score_max > top and not lost
@@ -153,11 +151,11 @@ class TrainingMonitor:
             (self._warned.add if bad else self._warned.discard)(key)
 
     def close(self) -> None:
-        """Close the log and let go of the model. The Trainer calls this at its end; a plain loop may."""
+        """Close the log and remove all hooks from the model; a Trainer calls this at the end of training."""
         self._let_go()
         getattr(self._log, "close", _nothing)()
 
-    # What follows is the protocol of a transformers TrainerCallback, met without importing transformers.
+    # The methods of a transformers TrainerCallback, without importing transformers.
 
     def __getattr__(self, name: str) -> Any:
         """A function that does nothing, for events of a Trainer that do not matter here."""
@@ -166,12 +164,11 @@ class TrainingMonitor:
         raise AttributeError(f"TrainingMonitor has no attribute {name!r}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Of a Trainer: before a step. If it is a k-th one, the next forward pass of the model will be
-        watched.
+        """Trainer event before a step: have the next forward pass watched if it is a k-th step.
 
         Args:
             args: the Trainer's arguments.
-            state: its state, which knows the step.
+            state: its state, with the number of the step.
             control: its control.
             others: model, optimizer and so on.
         """
@@ -190,7 +187,7 @@ class TrainingMonitor:
             self._open = watch(self.model, check=False).__enter__()
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        """Called also when forward raised; there is no output then."""
+        """End the watch; `output` is None if the forward pass raised."""
         # Layers under activation checkpointing run again in backward and must find the same attention there:
         # the watch stays open.
         if output is None:
@@ -199,7 +196,7 @@ class TrainingMonitor:
             self._finish()
 
     def _finish(self) -> None:
-        """End a watch that went well, and keep what it saw."""
+        """Close the watch normally, and keep it for `on_step_end`."""
         seen = self._open
         if seen is not None:
             self._open = None
@@ -208,16 +205,16 @@ class TrainingMonitor:
         self._let_go(keep=self._seen)
 
     def _let_go(self, keep: Watch | None = None) -> None:
-        """Leave the model as it was found, whatever happened."""
+        """Remove all hooks and close an open watch; `keep` is the finished watch still to be read."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         seen, self._open, self._seen = self._open, None, keep
-        if seen is not None:  # as after an exception: what it missed is not complained of
+        if seen is not None:  # closed as after an exception: no complaint about missed attention
             seen.__exit__(RuntimeError, None, None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Of a Trainer: after a step. What was seen is read, logged and judged.
+        """Trainer event after a step: log the readings of a watched step, and warn.
 
         Args:
             args, control, others: as in `on_step_begin`.
@@ -229,7 +226,7 @@ class TrainingMonitor:
             self._take(state.global_step - 1, seen)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Of a Trainer: the end.
+        """Trainer event at the end of training: close the log.
 
         Args:
             args, state, control, others: as in `on_step_begin`.
@@ -238,4 +235,4 @@ class TrainingMonitor:
 
 
 def _nothing(*args: Any, **others: Any) -> None:
-    """Answer to an event that does not matter here."""
+    """Do nothing: the handler of Trainer events that the monitor ignores."""

@@ -1,4 +1,4 @@
-r"""Where the weights of one head's queries and keys are, in the layouts that attention modules use.
+r"""Find the weights that make one head's queries and keys, in the layouts that attention modules use.
 
 A head's scores are s = scale · ⟨W_q x, W_k y⟩ up to a rotation, so they scale with the head's rows of W_q
 (and of its bias) and with its key head's rows of W_k. Layouts that are known:
@@ -11,9 +11,10 @@ A head's scores are s = scale · ⟨W_q x, W_k y⟩ up to a rotation, so they sc
     latent attention (MLA)   DeepSeek V2 and V3, Kimi K2: queries and keys of two parts, ⟨q₁, k₁⟩ + ⟨q₂, k₂⟩,
                              where k₁ is a head's own and k₂, with its rotary positions, one for all heads: q₁
                              and k₁ are scaled by √γ, q₂ by γ. The norms of its latent states come before
+                             these weights
 
-Anything else raises. Among it: a norm of each head by itself with one weight for all of them (Qwen 3, Gemma
-3), after which no weight belongs to one head alone.
+Anything else raises, for example norms of each head with one weight shared by all heads (Qwen 3, Gemma 3),
+after which no weight belongs to one head alone.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class Rows:
     stride: int  # from one head to the next
     dim: int  # length of a piece
     heads: int
-    power: float | None = None  # by which power of γ it is scaled; None: by how many queries share a key
+    power: float | None = None  # scaled by γ^power; None: ½ if a key head serves one query head, else 1
 
     def of(self, head: int) -> Tensor:
         """The piece of one head, a view."""
@@ -48,20 +49,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Projections:
-    """What makes the queries and the keys of a layer: pieces by query head and by key head."""
+    """Weights and biases behind the queries and the keys of a layer, by query head and by key head."""
 
     query: list[Rows]
     key: list[Rows]
 
     @property
     def key_heads(self) -> int:
-        """How many key heads there are."""
+        """Number of key heads."""
         return self.key[0].heads
 
 
 @dataclass(frozen=True)
 class _Finder:
-    """Looks through one attention module for `heads` query heads of `dim` numbers."""
+    """Finds the projections of one attention module with `heads` query heads of dimension `dim`."""
 
     module: nn.Module
     name: str
@@ -72,7 +73,7 @@ class _Finder:
         raise ArgumentError(f"clip_qk_: {type(self.module).__name__} {self.name!r} {why}")
 
     def length(self, attribute: str) -> int:
-        """How many numbers a linear map puts out; GPT-2's Conv1D has its weight transposed."""
+        """Output dimension of a linear map; GPT-2's Conv1D has its weight transposed."""
         part = getattr(self.module, attribute)
         weight = getattr(part, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
@@ -83,7 +84,7 @@ class _Finder:
         return int(weight.shape[1 if type(part).__name__ == "Conv1D" else 0])
 
     def linear(self, attribute: str, start: int, stride: int, heads: int) -> list[Rows]:
-        """Weight and bias of a linear map."""
+        """Rows of a linear map's weight and, if it has one, of its bias."""
         part = getattr(self.module, attribute)
         kind = type(part).__name__
         if type(part) is not nn.Linear and kind != "Conv1D":
@@ -96,7 +97,7 @@ class _Finder:
         return rows if part.bias is None else [*rows, Rows(part.bias, 0, *pieces)]
 
     def key_heads(self, length: int) -> int:
-        """Key heads in a map that puts out `length` numbers."""
+        """Number of key heads in a map of output dimension `length`."""
         if length % self.dim or length == 0 or self.heads % (length // self.dim):
             self.unknown(f"keys of {length} numbers")
         return length // self.dim
@@ -105,7 +106,7 @@ class _Finder:
         self.refuse(f"has {what} for {self.heads} heads of {self.dim}; this layout is not known.")
 
     def multihead(self, module: nn.MultiheadAttention) -> Projections:
-        """torch's own module: one weight for all three, or one each."""
+        """Projections of nn.MultiheadAttention: one weight for queries, keys and values, or one for each."""
         E, pieces = module.embed_dim, (self.dim, self.dim, self.heads)
         fused = module.in_proj_weight is not None
         query = [Rows(module.in_proj_weight if fused else module.q_proj_weight, 0, 0, *pieces)]
@@ -118,7 +119,7 @@ class _Finder:
         return Projections(query, key)
 
     def latent(self) -> Projections:
-        """Multi-head latent attention: keys of a part by head and a part for all heads."""
+        """Projections of latent attention, whose keys are partly a head's own, partly shared by all heads."""
         names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         sizes = [getattr(self.module, name, None) for name in names]
         q = "q_b_proj" if isinstance(getattr(self.module, "q_b_proj", None), nn.Module) else "q_proj"
@@ -137,7 +138,7 @@ class _Finder:
         )
 
     def wide_norms(self, norms: dict[str, nn.Module]) -> Projections:
-        """Norms over all heads together; the weights before them do not change the size of what comes out."""
+        """Weights of norms over all heads together; they, not the maps, set the size of queries and keys."""
         found = []
         for attribute in ("q_norm", "k_norm"):
             weight = getattr(norms.get(attribute), "weight", None)
@@ -157,7 +158,7 @@ class _Finder:
         return Projections([Rows(query, *pieces, self.heads)], [Rows(key, *pieces, key_heads)])
 
     def pair(self, q: str, k: str) -> Projections:
-        """Two linear maps."""
+        """Projections made by two linear maps, `q` for the queries and `k` for the keys."""
         if self.length(q) != self.heads * self.dim:
             self.unknown(f"{q} of {self.length(q)} rows")
         if getattr(self.module, q) is getattr(self.module, k):
@@ -166,9 +167,10 @@ class _Finder:
         return Projections(self.linear(q, 0, self.dim, self.heads), self.linear(k, 0, self.dim, key_heads))
 
     def fused(self) -> Iterator[tuple[str, str, int, int, int, int, int]]:
-        """Known maps that make more than queries or keys.
+        """Known layouts in which one linear map makes several of queries, keys and values.
 
-        Attribute of queries and of keys, the length of each, where keys start, from head to head, key heads.
+        Each is: attribute of the queries and of the keys, output dimension of either map, first row of the
+        keys, rows from one head to the next, number of key heads.
         """
         L, dim, heads = self.heads * self.dim, self.dim, self.heads
         yield "q_attn", "c_attn", L, 2 * L, 0, dim, heads  # GPT-2's cross-attention: [k | v]
@@ -194,7 +196,7 @@ class _Finder:
         norms = {
             name: x for name, x in parts.items() if "norm" in name.lower() and type(x) is not nn.Identity
         }
-        norms.pop("LayerNorm", None)  # ALBERT's, of what its attention module gives back
+        norms.pop("LayerNorm", None)  # ALBERT's, which acts on the output of its attention module
         if norms:
             return self.wide_norms(norms)
         for q, k in _PAIRS:

@@ -1,4 +1,4 @@
-r"""From a record to one reading a head: over calls, over the batch, over processes.
+r"""Turn a record into one reading per head, over calls, batch items and processes.
 
 With n_c the queries of part c (a call, a batch item, a process), and its maximum and means over them,
 
@@ -27,12 +27,12 @@ _MEANS = [FIELDS.index("entropy"), FIELDS.index("log_normalizer")]
 
 @dataclass(frozen=True)
 class HeadReading:
-    """What one head did.
+    """Statistics of one head over all queries seen.
 
     Attributes:
-        layer: place among the attention modules of the model.
+        layer: index among the attention modules of the model.
         name: dotted name of that module.
-        head: place in the layer.
+        head: index in the layer.
         queries: how many queries were seen.
         score_max: the largest score of any visible key; infinite if a score was not a number.
         entropy: mean over queries, in nats.
@@ -49,7 +49,7 @@ class HeadReading:
 
     @property
     def finite(self) -> bool:
-        """Whether all its numbers are."""
+        """Whether score_max, entropy and log_normalizer are all finite."""
         return all(math.isfinite(x) for x in (self.score_max, self.entropy, self.log_normalizer))
 
 
@@ -70,8 +70,8 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
     size = over_processes(torch.tensor([layers, heads]), "max")
     room = (0, int(size[1]) - heads, 0, int(size[0]) - layers)
     n = values[_QUERIES].nan_to_num()
-    # The maximum of a head that diverged is not a number, and how that compares depends on the backend:
-    # infinity is the same to all.
+    # The maximum of a head that diverged is NaN, which backends compare differently; infinity compares alike
+    # in all.
     top = values[_TOP].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     top = F.pad(torch.where(n > 0, top, -torch.inf), room, value=-torch.inf)
     sums = F.pad(torch.cat([n[None], torch.where(n > 0, values[_MEANS] * n, 0.0)]), room)
@@ -79,7 +79,7 @@ def _gather(record: Record) -> tuple[Tensor, Tensor]:
 
 
 def read_heads(record: Record, names: Mapping[int, str]) -> list[HeadReading]:
-    """One reading for every head that was seen, by layer and head; `names` are those of modules by layer.
+    """One reading for every head that was seen, by layer and head; `names` maps a layer to its module's name.
 
     Every process must call this where torch.distributed runs.
     """

@@ -1,12 +1,12 @@
-"""One attention call: as a model asks for it, and as a lens sees it when it is done.
+"""One attention call: the request of the model, and the finished call that observers get.
 
-Everything is as the scores see it: queries and keys after rotary embeddings and per-head norms, grouped key
-heads not yet repeated. So
+Tensors are those that scores are computed from: queries and keys after rotary embeddings and per-head norms,
+grouped key heads not yet repeated. So
 
     attend(call.query, call.key, call.value, **call.options)
 
-gives `call.tilted` again, and whatever theory says of G, ∇G or the keys can be asked of these tensors without
-knowing the model.
+gives `call.tilted` again, and whatever theory says of G, ∇G or the keys can be tested on these tensors
+without knowing the model.
 """
 
 from collections.abc import Callable
@@ -19,30 +19,29 @@ from torch import Tensor, nn
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.watching.masks import Readings
 from exptilt.lens.watching.modules import Modules
-from exptilt.tilting import Tilted
+from exptilt.tilting import AttentionResult
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one attention layer did in one forward pass.
+    """One call of one attention layer: its inputs, its output and its statistics.
 
     Attributes:
-        layer: place among the attention modules of the model, in the order of its definition, from 0.
+        layer: index among the attention modules of the model, in the order of its definition, from 0.
         name: dotted name of the attention module inside the model.
-        module: that module; None for a bare call of `scaled_dot_product_attention` outside any.
+        module: that module; None for a call of `scaled_dot_product_attention` outside any module.
         kind: "self" or "cross".
         step: how often this layer was called before in this watch; decoding with a cache calls it once a
             token.
         query: ``(batch, Hq, Q, D)``.
-        key: ``(batch, Hkv, K, D)``; Hkv divides Hq. Room in a static cache that is not filled yet is left
-            out.
+        key: ``(batch, Hkv, K, D)``; Hkv divides Hq. Unfilled room in a static cache is left out.
         value: ``(batch, Hkv, K, Dv)``.
         options: keyword arguments of `attend`: scale, causal, window, softcap, bias, mask, sink if they
             apply.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         real_key: ``(batch, K)`` booleans likewise.
         tilted: output and statistics, before dropout; key mass if the watch was asked for it. Detached unless
-            it keeps the graph.
+            the watch keeps the graph.
     """
 
     layer: int
@@ -56,12 +55,12 @@ class AttentionCall:
     options: dict[str, Any]
     real_query: Tensor | None
     real_key: Tensor | None
-    tilted: Tilted
+    tilted: AttentionResult
 
 
 @dataclass
 class Request:
-    """What a model asks of its attention; fields as in `AttentionCall`. A hook fills it in."""
+    """One attention call as a model asks for it, filled in by a hook; fields as in `AttentionCall`."""
 
     module: nn.Module | None
     kind: str
@@ -70,7 +69,7 @@ class Request:
     value: Tensor
     options: dict[str, Any]
     dropout: float = 0.0  # probability with which a weight is dropped from the output, not from statistics
-    quiet: bool = False  # whether nobody asks who sees whom
+    quiet: bool = False  # whether `visible` is not needed and left unset
     visible: Visibility = field(init=False)
 
     @property
@@ -79,12 +78,12 @@ class Request:
         return self.query.shape[2], self.key.shape[2]
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Do what autocast does to the arguments of `scaled_dot_product_attention`."""
+        """Cast query, key and value as autocast does for `scaled_dot_product_attention`."""
         wanted = {torch.float64: torch.float64}.get(self.query.dtype, dtype)
         self.query, self.key, self.value = (x.to(wanted) for x in (self.query, self.key, self.value))
 
     def keep_keys(self, length: int) -> None:
-        """Leave all but the first keys out."""
+        """Keep only the first `length` keys and values."""
         self.key, self.value = self.key[:, :, :length], self.value[:, :, :length]
 
     def see_from_the_start(self) -> None:
@@ -98,27 +97,27 @@ class Request:
             self.options["mask"] = triangle[None, None]
 
     def look(self, real_query: Tensor | None = None, real_key: Tensor | None = None) -> None:
-        """Find out who sees whom, given what is real: ``(batch, Q)`` and ``(batch, K)``, None for all."""
+        """Set `visible`, given the real queries ``(batch, Q)`` and keys ``(batch, K)``; None for all."""
         if not self.quiet:
             self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
 
 
 @dataclass
 class Intercepted:
-    """A model whose attention is worked out elsewhere: what hooks must know, and where they send calls."""
+    """A model whose attention is taken over: the state of its hooks, and the functions that get its calls."""
 
     model: nn.Module
     attend: Callable[[Request], Tensor]  # gives the output, (batch, Hq, Q, Dv)
-    look_at: Callable[[Request], None]  # for a call whose output torch works out
-    note: Callable[[Request, Tilted], None]  # for a call of a model inside this one, when it is done
+    look_at: Callable[[Request], None]  # for a call whose output torch computes
+    note: Callable[[Request, AttentionResult], None]  # for a finished call of a model inside this one
     outer: "Intercepted | None" = None  # the model that was intercepted around this one
     elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
     real_query: Tensor | None = None  # of the last self-attention
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
-    by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend through one
-    before_attention: Callable[[], object] = lambda: None  # called when attention is about to be worked out
-    configurations: list[tuple[Any, Any]] = field(default_factory=list)  # with what they said before
+    by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend by softmax
+    before_attention: Callable[[], object] = lambda: None  # called before attention is computed
+    configurations: list[tuple[Any, Any]] = field(default_factory=list)  # and the former value of each
 
     def __post_init__(self) -> None:
         self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
@@ -136,7 +135,7 @@ class Intercepted:
             self.busy = False
 
     def enter(self, module: nn.Module, arguments: Any) -> None:
-        """The model, or a model inside it, begins a forward pass: its modules have their first turn again."""
+        """Hook before a forward pass of the model or one inside it: its modules' turns start again at 0."""
         self.ran = True
         for key in [key for key in self._turns if self.modules.inside(key[0], module)]:
             del self._turns[key]
@@ -150,7 +149,7 @@ class Intercepted:
         return turn
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module belongs to the model, or to the one around it."""
+        """Whether a module belongs to this model, or to one intercepted around it."""
         return module in self.modules or (self.outer is not None and self.outer.knows(module))
 
     def kind(self, module: nn.Module | None) -> str:
@@ -162,6 +161,6 @@ class Intercepted:
         return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
     def own_queries(self, request: Request) -> Tensor | None:
-        """Which queries of cross-attention are real: those of the last self-attention, if it had as many."""
+        """Real queries of cross-attention: those of the last self-attention if it had as many, else None."""
         real, shape = self.real_query, (request.query.shape[0], request.query.shape[2])
         return real if request.kind == "cross" and real is not None and real.shape == shape else None

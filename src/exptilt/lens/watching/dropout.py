@@ -1,5 +1,4 @@
-r"""Attention whose weights are dropped, in O(n) memory: a tile of queries at a time, made again in the
-backward pass.
+r"""Attention with dropout in O(n) memory: one tile of queries at a time, made again in the backward pass.
 
     output_i = Σ_j d_ij p_ij v_j,     d_ij = 0 with probability p, else 1/(1 − p).
 
@@ -22,7 +21,7 @@ _TILE_CELLS = 1 << 22  # weights held at once
 
 
 def _rows(t: Inputs, rule: ScoreRule, probability: float, rows: slice) -> Tensor:
-    """Output of some queries; keys and values are repeated for all heads."""
+    """Output of the queries in `rows`; the keys and values of `t` are repeated for all heads."""
     K = t.key.shape[-2]
     s = rule.block(t, rule.scale * (t.query[..., rows, :] @ t.key.mT), 0, K, rows).scores
     if t.sink is not None:
@@ -33,7 +32,7 @@ def _rows(t: Inputs, rule: ScoreRule, probability: float, rows: slice) -> Tensor
 
 
 def dropped(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], probability: float) -> Tensor:
-    """Attention ``(batch, Hq, Q, Dv)`` whose weights are dropped with a probability; options of `attend`."""
+    """Attention ``(batch, Hq, Q, Dv)``, each weight dropped with `probability`; `options` as in `attend`."""
     call = prepare("watch", query, key, value, **options, autocast=True)
     t, (N, heads, Q, _) = call.inputs, query.shape
     sums = torch.promote_types(t.query.dtype, torch.float32)

@@ -1,13 +1,13 @@
-r"""The attention of a model worked out elsewhere for a while: how a model is taken over, and given back.
+r"""Take over the attention of a model for a while, and give the model back as it was.
 
 On entering, every configuration inside a transformers model is pointed to an attention function and a mask
-function, both under one new name (without the second, causality would be lost), and a torch function mode
-catches attention that goes through ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On
-leaving, also by an exception, all is as it was found. A copy of the model that is made meanwhile is a copy of
-the model as it was: neither the new name nor the hooks go along.
+function, both under one new name (without a mask function, causality would be lost), and a torch function
+mode catches attention that goes through ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``.
+On leaving, also by an exception, all is as it was found. A copy made meanwhile is a copy of the original
+model, without the new name or the hooks.
 
-A layer under non-reentrant activation checkpointing runs again in the backward pass, which may come when the
-model has been given back, and must save the same tensors then: the interception opens again for that run.
+A layer under non-reentrant activation checkpointing runs again in the backward pass, perhaps after the model
+was given back, and must save the same tensors then: the interception opens again for that run.
 """
 
 import copy
@@ -27,11 +27,11 @@ from exptilt.lens.watching.modules import looks_elsewhere
 from exptilt.lens.watching.torch_hook import FunctionalMode, innermost
 from exptilt.lens.watching.transformers_hook import attention_function
 
-_EAGER = "-eager"  # ends the name where the model's own attention is eager
+_EAGER = "-eager"  # suffix of the name if the model's own attention is eager
 
 
 class _Name(str):
-    """An attention implementation of ours; copied or pickled it is the one that stood there before."""
+    """Name of our attention implementation; a copy or pickle of it is the name that it replaced."""
 
     before: Any
 
@@ -53,7 +53,7 @@ class _Hook:
 
 
 def _nothing(*arguments: Any) -> None:
-    """A hook that does nothing, which copied and pickled hooks are read as."""
+    """Do nothing: the hook that copied and pickled hooks turn into."""
 
 
 def _configurations(model: nn.Module) -> list[Any]:
@@ -76,7 +76,7 @@ class Interception:
         # A checkpointed layer must find the same attention when it runs again.
         intercepted.before_attention = partial(rerun_checkpoint_inside, self._again)
         self._names = {kind: f"exptilt-{id(self)}{_EAGER * kind}" for kind in (False, True)}
-        self._restore: ExitStack | None = None  # what leaves all as it was found, while this is open
+        self._restore: ExitStack | None = None  # undoes all changes; None unless this is open
 
     def __enter__(self) -> "Interception":
         if self._restore is not None:
@@ -89,7 +89,7 @@ class Interception:
             if any(
                 hasattr(x, "_orig_mod") or x._compiled_call_impl is not None for x in seen.model.modules()
             ):
-                # A compiled graph has no room for a look at it.
+                # Attention inside a compiled graph cannot be intercepted.
                 restore.enter_context(torch.compiler.set_stance("force_eager"))
             restore.enter_context(FunctionalMode(seen))
             self._restore = restore.pop_all()
@@ -101,13 +101,13 @@ class Interception:
             restore.__exit__(*raised)
 
     def _again(self) -> "Interception":
-        """The same interception, to be entered another time; this one may be open or closed."""
+        """A second interception of the same model, which can be entered while this one is open or later."""
         seen = copy.copy(self.intercepted)
         seen.configurations, seen.elsewhere = [], {}
         return Interception(seen)
 
     def _hook(self, restore: ExitStack) -> None:
-        """Hear when the model and when its attention modules run."""
+        """Register hooks that tell when the model and its attention modules run."""
         seen, modules = self.intercepted, self.intercepted.modules
         whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
         for module in whole:
@@ -120,7 +120,7 @@ class Interception:
         self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
     def _switch(self, restore: ExitStack) -> None:
-        """Point all configurations here, and back to where they pointed when this ends."""
+        """Point all configurations to our functions, and have `restore` point them back."""
         seen = self.intercepted
         configs = _configurations(seen.model) if seen.modules.interface else []
         if not configs:
@@ -147,10 +147,10 @@ class Interception:
             config._attn_implementation_internal = name
 
     def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
-        """Point a configuration to where it pointed before.
+        """Point a configuration back to its former implementation.
 
-        If another interception has it now (two models that share a configuration, in two threads), that one
-        does so when it ends.
+        If another interception has it now (two models that share a configuration, in two threads), that
+        interception is left to do so when it ends.
         """
         ours = self._names.values()
         if config._attn_implementation_internal in ours:

@@ -1,4 +1,4 @@
-r"""Masks of transformers, kept as rules for as long as possible; and what dense masks hide and add.
+r"""Masks of transformers, kept as rules for as long as possible; and what a dense mask hides and adds.
 
 transformers makes the mask of a model once a forward pass, through a function of the chosen attention
 implementation. Ours returns a `RuleMask`: a tensor of shape (batch, 1, Q, K) that holds no cells, only the
@@ -6,11 +6,11 @@ rule
 
     query i sees key j  ⇔  rule(i + query_offset, j + key_offset)  and  key j is not padding.
 
-Causal, bidirectional and sliding-window rules are what `attend` knows by itself, and nothing n×n is ever made
-for them. Any other rule (packed sequences, chunks, a function of the model or the user), or any operation
-that a model does on its mask, makes the dense mask. Since a model may calculate with it (BEiT adds its
+`attend` knows causal, bidirectional and sliding-window rules by itself, and nothing n×n is ever made for
+them. Any other rule (packed sequences, chunks, a function of the model or the user), or any operation that a
+model does on its mask, makes the dense mask. Since a model may calculate with the mask (BEiT adds its
 position bias, DeepSeek-V4 appends columns), it is of the kind that the model's own implementation would get:
-booleans, numbers to add where that is eager attention, or no mask at all.
+booleans, numbers to add for eager attention, or no mask at all.
 """
 
 import weakref
@@ -27,7 +27,7 @@ from exptilt._support.transforms import empty_wrapper, is_concrete, no_torch_fun
 
 
 class Rule(NamedTuple):
-    """What `attend` takes: causal and window."""
+    """The arguments `causal` and `window` of `attend`."""
 
     causal: bool
     window: int | None
@@ -44,7 +44,7 @@ def _known_code() -> dict[Any, str]:
 
 
 def _parts(function: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The rules that must all hold: of what known code, the function, and the value that it was made of."""
+    """Each rule that must hold: the name of its known code or "", the function, and the value it encloses."""
     code = _known_code().get(getattr(function, "__code__", None), "")
     inside: Any = function.__closure__[0].cell_contents if code else None
     if code == "and":
@@ -63,7 +63,7 @@ def read_rule(function: Callable[..., Any]) -> Rule | None:
     for code, part, width in parts:
         if code == "both ways":
             windows.append(int(width) + 1)
-        elif code == "back" and causal:  # one-sided: only with causality is it a window of attend
+        elif code == "back" and causal:  # looks back only: with causality, a window of `attend`
             windows.append(int(width))
         elif part is not m.causal_mask_function and part is not m.bidirectional_mask_function:
             return None
@@ -71,13 +71,13 @@ def read_rule(function: Callable[..., Any]) -> Rule | None:
 
 
 class RuleMask(Tensor):
-    """A mask (batch, 1, Q, K), boolean or to be added, that is a rule until somebody asks for its cells."""
+    """A mask (batch, 1, Q, K), boolean or to be added, kept as a rule until an operation needs its cells."""
 
     rule: Rule | None  # None if `attend` does not know it
     padding: Tensor | None  # (batch, key positions) booleans by absolute position, False at padding
     offsets: tuple[int, int]  # absolute position of the first query and of the first key
-    skipped: bool  # whether transformers' sdpa would get no mask, so that its module says what is causal
-    known: dict[Any, Any]  # what has been worked out of it, by a key of whoever did
+    skipped: bool  # whether transformers' sdpa would get no mask here, but ask the module if it is causal
+    known: dict[Any, Any]  # results derived from the mask, see `Readings`
     _make: Callable[[], Tensor]
     _cells: Tensor | None
     __torch_function__ = no_torch_function  # type: ignore[assignment]
@@ -102,7 +102,7 @@ class RuleMask(Tensor):
         self._make, self._cells, self.skipped = make, None, False
 
     def dense(self) -> Tensor:
-        """The mask itself, made once."""
+        """The dense mask, made once."""
         if self._cells is None:
             self._cells = self._make()
         return self._cells
@@ -134,9 +134,10 @@ class RuleMask(Tensor):
 
 
 def make_mask(*, eager: bool = False, **asked: Any) -> RuleMask | None:
-    """The mask function registered with transformers, for models whose own attention is eager or not.
+    """The mask function registered with transformers; `eager` if the model's own attention is eager.
 
-    Keywords are those of its ``sdpa_mask``. None where the model's own implementation would get no mask.
+    Keywords are those of transformers' ``sdpa_mask``. Returns None if the model's own implementation would
+    get no mask.
     """
     from transformers import masking_utils as m
 
@@ -163,19 +164,19 @@ def make_mask(*, eager: bool = False, **asked: Any) -> RuleMask | None:
     device = torch.device(asked.get("device", "cpu"))
     mask = RuleMask(shape, device, dtype, rule, padding, offsets, make)
     if rule is None:
-        mask.dense()  # now, since it may be made with vmap, which does not run when an operation asks for it
+        mask.dense()  # now: it may need vmap, which does not run inside __torch_dispatch__
     elif rule.causal and padding is None and not eager and asked.get("allow_is_causal_skip", True):
         mask.skipped = shape[2] in (1, shape[3]) and (width is None or shape[3] < width)
     return mask
 
 
 # Masks made by hand hide a key with −1e4 or −1e9: a weight of e^−9000 is 0 in every format. Position biases
-# may go as low far from the query (ALiBi), but come down to it by degrees.
+# (ALiBi) may go as low far from the query, but then also take the values in between.
 _HIDES = -9e3
 
 
 def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Booleans (True shows) and numbers to add, of which either may be None, from a dense mask."""
+    """A dense mask as booleans (True shows) and numbers to add, either of which may be None."""
     if mask.dtype == torch.bool:
         return mask, None
     if not mask.is_floating_point():
@@ -184,7 +185,7 @@ def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
             "or floats."
         )
     lowest = torch.finfo(mask.dtype).min / 2
-    if not is_concrete(mask):  # inside vmap nothing can be asked of the numbers
+    if not is_concrete(mask):  # inside vmap the numbers cannot be inspected
         return mask > lowest, mask.masked_fill(mask <= lowest, 0.0)
     if not bool(((mask > _HIDES) & (mask < _HIDES / 2)).any()):
         lowest = max(lowest, _HIDES)
@@ -194,10 +195,9 @@ def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def real_keys(seen: Tensor | None, batch: int, K: int) -> Tensor | None:
-    """(batch, K): the keys that somebody sees, by a mask (batch or 1, heads or 1, Q or 1, K or 1); None if
-    all.
+    """(batch, K) booleans: keys that some query sees, the others are padding; None if all are seen.
 
-    A key that nobody sees is padding.
+    The mask `seen` is (batch or 1, heads or 1, Q or 1, K or 1).
     """
     if seen is None:
         return None
@@ -206,13 +206,13 @@ def real_keys(seen: Tensor | None, batch: int, K: int) -> Tensor | None:
 
 
 class Readings:
-    """What has been worked out of a mask, kept for the layers that get the same tensor one after another."""
+    """Cache of results derived from a mask, for layers that get the same tensor one after another."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, dict[Any, Any]] = (lambda: None, {})
 
     def of(self, mask: Tensor) -> dict[Any, Any]:
-        """What is known of this mask, to read and to add to."""
+        """The cached results of this mask, a dictionary to read and to add to."""
         if isinstance(mask, RuleMask):
             return mask.known
         if self._last[0]() is not mask:

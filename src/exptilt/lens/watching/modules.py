@@ -1,10 +1,9 @@
-"""Which modules of a model attend, in the order of their definition, and whether a call of one is
-cross-attention.
+"""The attention modules of a model, in order of definition, and whether a call of one is cross-attention.
 
 A module attends if it is a ``torch.nn.MultiheadAttention`` or if a method of its class names the attention
 interface of transformers or ``scaled_dot_product_attention``. That can be read off the compiled code of the
 class, before anything is run. A module that attends through a helper outside its class is found only when it
-calls, and numbered after the others.
+runs, and numbered after the others.
 """
 
 import inspect
@@ -77,8 +76,8 @@ class Modules:
         self._shared: dict[tuple[nn.Module | None, int], int] = {}
         self.interface = any(INTERFACE in how[module] for module in found)
         near = [self.names[module] for module in found]
-        # Called attention, but with no known way to attend, and neither inside nor around a module that has
-        # one.
+        # Modules with Attention in their class name but no known way to attend, and neither inside nor around
+        # a module that has one.
         self.strangers: list[nn.Module] = []
         for module, name in self.names.items():
             inside = [*near, *(self.names[other] for other in self.strangers)]
@@ -86,7 +85,7 @@ class Modules:
                 self.strangers.append(module)
 
     def inside(self, module: nn.Module | None, whole: nn.Module) -> bool:
-        """Whether a module is a part of another one, or that one itself; None is outside of all."""
+        """Whether `module` is `whole` or a part of it; None is a part of the root model only."""
         name, around = self.name(module), self.name(whole)
         return not around or name == around or name.startswith(f"{around}.")
 
@@ -94,7 +93,7 @@ class Modules:
         return module in self.names
 
     def number(self, module: nn.Module | None, turn: int = 0) -> int:
-        """Number of a layer: the place of its module among those that attend; a new one comes last.
+        """Number of a layer: the index of its module among those that attend; an unknown module comes last.
 
         A module that several layers share attends several times in a forward pass. Each turn after the first
         is a layer of its own, numbered after all modules.
@@ -120,7 +119,7 @@ class Modules:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and back to whatever each module was in."""
+    """Put the model in eval mode; on exit, each module returns to its own mode."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -131,5 +130,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether of two dotted names one is inside the other."""
+    """Whether one of two dotted names is inside the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") or not one or not other

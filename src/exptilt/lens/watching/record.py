@@ -1,4 +1,4 @@
-r"""What a watch saw, as plain tensors and a table.
+r"""The record of a watch, as plain tensors and as a table.
 
 Every attention call leaves one `CallRecord`. `Record.to_frame` puts them into a table. Over the calls of one
 layer (decoding steps, or several forward passes) means join weighted by their numbers of queries, maxima by
@@ -31,7 +31,7 @@ _COLUMNS = tuple(
 _LABELS = ("layer", "name", "kind", "head", "item", "step")
 _SHOWN, _MOST_ROWS = ("entropy", "effective_keys", "score_max", "first_key_mass"), 24
 _KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
-# Until the next release: a study had another quantity under this name.
+# The former name, which warns until the next release: a study had another quantity under it.
 _OLD, _NEW = "key_mass_concentration", "key_mass_simpson"
 
 
@@ -42,7 +42,7 @@ def _warn_of_old_name() -> None:
 
 @dataclass(frozen=True)
 class CallRecord:
-    """One attention call.
+    """Statistics of one attention call.
 
     Attributes:
         layer, name, kind, step: as in `AttentionCall`.
@@ -74,7 +74,7 @@ class Record:
 
     Attributes:
         calls: one `CallRecord` each.
-        spent: whether `clip_qk_` has used it and changed the weights, which it no longer describes then.
+        spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
     calls: list[CallRecord] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Record:
 
         Args:
             by_step: one row for each call instead, with a column ``step``; else the calls of a layer are
-                joined by the rule of the module.
+                joined into one row by weighted means and maxima.
 
         Returns:
             A DataFrame with columns layer, name, kind, head, item, (step,) queries, visible_keys, entropy,
@@ -173,9 +173,9 @@ class Record:
 
 
 def by_layer(parts: Sequence[Array], heads: int = 0) -> Array:
-    """Arrays ``(head, ...)`` of all layers as one ``(layer, head, ...)``, NaN where a layer has fewer.
+    """Arrays ``(head, ...)`` of all layers as one ``(layer, head, ...)``, NaN where a layer has fewer heads.
 
-    There are at least so many heads.
+    The result has at least `heads` heads.
     """
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     found = np.full((len(parts), max(heads, shape[0]), *shape[1:]), np.nan)
@@ -185,7 +185,7 @@ def by_layer(parts: Sequence[Array], heads: int = 0) -> Array:
 
 
 def _join(parts: list[Array]) -> Array:
-    """Values (fields, items, heads) of several calls as one; a smaller batch adds to the first items."""
+    """Values (fields, items, heads) joined over several calls; a smaller batch counts for the first items."""
     if len(parts) == 1:
         return parts[0]
     items, heads = max(x.shape[1] for x in parts), max(x.shape[2] for x in parts)

@@ -3,10 +3,10 @@ r"""Attention written out by hand: a softmax over scores whose result multiplies
     weights = softmax(scores, -1),   output = weights @ values
 
 A softmax alone may be a router or a classifier; one that is then contracted over the axis it normalised is
-attention. Between the two, weights may be dropped out, cast, masked or reshaped. A watch
-that is not asked for such attention only learns which modules have it, to say that it did not see them; one
-that is takes the scores as they stand, in which queries and keys are no longer apart, as the bias of a query
-of 0. It is the slow way: scores are n×n, because the model has made them so.
+attention. Between the two, weights may be dropped out, cast, masked or reshaped. Without ``softmax=True`` a
+watch only learns which modules attend in this way, to report that it did not see them. With it, the watch
+takes the scores, in which query and key can no longer be told apart, as the bias of a query of 0. This is the
+slow way: the model has made all n×n scores.
 """
 
 import weakref
@@ -34,7 +34,7 @@ _PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.b
 
 @dataclass(frozen=True)
 class _Pending:
-    """A softmax of which it is not known yet whether it is attention."""
+    """A softmax that may turn out to be attention."""
 
     module: nn.Module | None
     scores: Tensor | None  # kept only if they are wanted
@@ -42,7 +42,7 @@ class _Pending:
 
 
 class Softmaxes:
-    """Follows the results of softmaxes of a model until they are multiplied or lost."""
+    """Follows the outputs of a model's softmaxes until they are multiplied with values or freed."""
 
     def __init__(
         self, model: Intercepted, caller: Callable[[Intercepted], tuple[nn.Module | None, bool]]
@@ -51,7 +51,7 @@ class Softmaxes:
         self._followed: deque[tuple[weakref.ref[Tensor], _Pending]] = deque(maxlen=8)
 
     def called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """A torch function was called inside the watch and gave an output."""
+        """Follow the output of a torch function if it comes from a softmax; record a product as attention."""
         if function in _SOFTMAX:
             self._softmax(args, kwargs or {}, output)
         elif self._followed:

@@ -1,12 +1,10 @@
-r"""Plain PyTorch: attention caught on its way through ``scaled_dot_product_attention`` and
-``nn.MultiheadAttention``.
+r"""Intercept ``scaled_dot_product_attention`` and ``nn.MultiheadAttention`` of plain PyTorch models.
 
 A torch function mode sees every call of a torch function inside the watch, in the thread that opened it.
-`scaled_dot_product_attention` is done by `attend` instead. ``multi_head_attention_forward``, which
-`nn.MultiheadAttention` ends in, is run with its own inner call of `scaled_dot_product_attention` replaced
-likewise; where it makes the weights itself because they are wanted, it runs untouched and its queries and
-keys are looked at in a second run. While a mode is on, torch leaves its fused paths for
-`nn.TransformerEncoderLayer` aside.
+`attend` takes the place of `scaled_dot_product_attention`. ``multi_head_attention_forward``, which
+`nn.MultiheadAttention` ends in, runs with its inner call of `scaled_dot_product_attention` replaced likewise;
+if the caller wants the weights, it runs untouched, and a second run records its queries and keys. While a
+mode is on, torch does not use its fused paths for `nn.TransformerEncoderLayer`.
 """
 
 import math
@@ -30,7 +28,7 @@ _SDPA = F.scaled_dot_product_attention
 
 
 class FunctionalMode(TorchFunctionMode):
-    """Sends the attention of an intercepted model where it is worked out."""
+    """Torch function mode that sends the attention of a model to the functions of its `Intercepted`."""
 
     def __init__(self, model: Intercepted):
         self.model, self.softmaxes = model, Softmaxes(model, _caller)
@@ -50,7 +48,7 @@ class FunctionalMode(TorchFunctionMode):
         self, module: nn.Module | None, query: Tensor, key: Tensor, *rest: Any, **keywords: Any
     ) -> Any:
         wanted = keywords.get("need_weights", True)
-        if wanted and self.model.quiet:  # torch makes the weights, and differentiates them in every way
+        if wanted and self.model.quiet:  # torch makes the weights itself, with all their derivatives
             return F.multi_head_attention_forward(query, key, *rest, **keywords)
         inner = partial(_attention, self.model, module, "self" if query is key else "cross", wanted)
         if wanted:
@@ -61,13 +59,16 @@ class FunctionalMode(TorchFunctionMode):
 
 
 def innermost() -> Intercepted | None:
-    """The model that was intercepted last in this thread and still is."""
+    """The model intercepted last in this thread and not yet given back; None if there is none."""
     modes = [mode for mode in function_modes() if isinstance(mode, FunctionalMode)]
     return modes[-1].model if modes else None
 
 
 def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
-    """The nearest module up the stack or None; and whether it is the model's own (or there is none)."""
+    """The nearest module up the stack, the model's own first, or None; and whether the call is the model's.
+
+    A call outside all modules counts as the model's.
+    """
     frame: Any = sys._getframe(1)
     nearest: nn.Module | None = None
     while frame is not None:
@@ -81,7 +82,7 @@ def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
 
 
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
-    """`multi_head_attention_forward` with another function in the place of `scaled_dot_product_attention`."""
+    """`multi_head_attention_forward` that calls `inner` in place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
     replaced = {"scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
     names = {**original.__globals__, **replaced}
@@ -106,7 +107,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with its own arguments, recorded; `only_look` leaves the output out."""
+    """`scaled_dot_product_attention`, recorded; with `only_look` the output is zeros."""
     original = partial(
         _SDPA, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -114,11 +115,11 @@ def _attention(
     q, k, v = (_four(x, lead) for x in (query, key, value))
     heads, key_heads = max(x.shape[1] for x in (q, k, v)), max(k.shape[1], v.shape[1])
     if not enable_gqa and any(x.shape[1] not in (1, heads) for x in (q, k, v)):
-        return original()  # torch says what is wrong
+        return original()  # torch raises its own error
     q, k, v = (x.expand(-1, count, -1, -1) for x, count in ((q, heads), (k, key_heads), (v, key_heads)))
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
     request = Request(module, kind, q, k, v, options, dropout_p, model.quiet)
-    biases = sys.modules.get("torch.nn.attention.bias")  # loaded by whoever has made one
+    biases = sys.modules.get("torch.nn.attention.bias")  # loaded if a CausalBias was made
     if biases is not None and isinstance(attn_mask, biases.CausalBias):
         lower_right = attn_mask.variant == biases.CausalVariant.LOWER_RIGHT
         is_causal, attn_mask = not lower_right, None

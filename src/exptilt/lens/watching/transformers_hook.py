@@ -1,5 +1,4 @@
-r"""The attention function that a watched transformers model calls: its arguments brought to those of
-`attend`.
+r"""The attention function of a watched transformers model: translates its arguments to those of `attend`.
 
 A transformers model hands queries, keys, values, a mask and a number of keywords to whatever function its
 configuration names. Those keywords that change scores are translated; those known to change nothing are
@@ -16,10 +15,10 @@ from exptilt._support.errors import ArgumentError
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.masks import RuleMask, real_keys, split_mask
 
-# What models pass along that says nothing about scores: bookkeeping of caches, positions already in the
-# queries and keys, hints to kernels whose content is in the mask as well, and what is asked of the model as a
-# whole. Not here: `cache`, which the attention function would have to fill itself, and `indices` and
-# `block_indices` of sparse attention, which models put into the mask only for implementations they know.
+# Keywords that do not affect scores: bookkeeping of caches, positions already in the queries and keys, hints
+# to kernels whose content is in the mask as well, and requests to the model as a whole. Not listed: `cache`,
+# which the attention function would have to fill itself, and `indices` and `block_indices` of sparse
+# attention, which models put into the mask only for implementations they know.
 HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_value"),
     *("past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens"),
@@ -46,12 +45,12 @@ def attention_function(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks: ``(batch, Q, Hq, Dv)``, and None for the weights, which are never made.
+    """Output ``(batch, Q, Hq, Dv)`` of one attention call, and None for the weights, which are never made.
 
     `eager` says that the model's own attention is eager, which without a mask sees everything. Other
-    arguments are those of its attention interface: query ``(batch, Hq, Q, D)``, a mask
-    that is a `RuleMask`, dense ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added, or None; s_aux
-    ``(Hq,)`` are scores of a sink.
+    arguments are those of transformers' attention interface: query ``(batch, Hq, Q, D)``; a mask that is
+    None, a `RuleMask`, or dense ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added; s_aux
+    ``(Hq,)``, the scores of a sink.
     """
     _refuse(model, module, query, key, s_aux, others)
     if isinstance(scaling, Tensor):
@@ -87,7 +86,7 @@ def _refuse(
     sink: Tensor | None,
     others: dict[str, Any],
 ) -> None:
-    """Raise for what cannot be done, or may change scores in an unknown way."""
+    """Raise for arguments that a watch cannot honour, or that may change scores in an unknown way."""
     heads, key_heads = query.shape[1], key.shape[1]
     sinks = sink is None and isinstance(getattr(module, "sinks", None), Tensor)
     strange = ", ".join(repr(x) for x, given in others.items() if given is not None and x not in HARMLESS)
@@ -110,14 +109,17 @@ def _refuse(
 
 
 def without_mask(model: Intercepted, request: Request, causal: bool) -> None:
-    """As transformers' sdpa: without a mask, query i of a causal module sees keys 0..i, a single one all."""
+    """Complete a request without a mask as transformers' sdpa does: if `causal`, query i sees keys 0..i.
+
+    A single query sees all keys.
+    """
     if causal and request.query.shape[2] > 1:
         request.see_from_the_start()
     request.look(model.own_queries(request))
 
 
 def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:
-    """Causality, window and padding from the rule; the dense mask if `attend` does not know the rule."""
+    """Complete a request by the mask's rule, or by the dense mask if `attend` does not know the rule."""
     (Q, K), rule, options = request.lengths, mask.rule, request.options
     query_offset, key_offset = mask.offsets
     end = query_offset - key_offset + Q  # place of the last query among the keys, plus one
@@ -149,7 +151,7 @@ def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:
 
 
 def _fitting(model: Intercepted, mask: Tensor, request: Request) -> Tensor:
-    """A dense mask, cut to the keys."""
+    """A dense mask cut to the number of keys; raises if it does not fit the request."""
     Q, K = request.lengths
     if mask.dim() != 4 or mask.shape[3] < K or mask.shape[2] not in (1, Q):
         shape = tuple(mask.shape)
@@ -161,7 +163,7 @@ def _fitting(model: Intercepted, mask: Tensor, request: Request) -> Tensor:
 
 
 def _with_dense(model: Intercepted, mask: Tensor, request: Request) -> None:
-    """A mask of the model's or the user's own making; numbers at the bottom of their type hide a key."""
+    """Complete a request by a dense mask of the model's or the user's own making."""
     known, own = model.masks.of(mask), model.own_queries(request)
     cut = _fitting(model, mask, request)
     place = (request.kind, request.lengths, id(own), request.query.shape[0])
@@ -177,7 +179,7 @@ def _with_dense(model: Intercepted, mask: Tensor, request: Request) -> None:
 
 
 def read_dense(mask: Tensor, request: Request, own: Tensor | None) -> None:
-    """Put a dense mask ``(batch or 1, Hq or 1, Q or 1, K)`` into the options, where one may be already.
+    """Put a dense mask ``(batch or 1, Hq or 1, Q or 1, K)`` into the options, joined with any mask there.
 
     A key that nobody sees is padding, and in self-attention so is the query at its place; `own` says which
     queries ``(batch, Q)`` of cross-attention are real.

@@ -1,8 +1,8 @@
-"""Does a watched model give what it gives unwatched? Its first call is run both ways.
+"""Check that a model gives the same outputs watched and unwatched, by running its first call both ways.
 
-Both runs are in eval mode and without gradients, since dropout draws other random numbers in a watch, on
-copies of the arguments, since a cache grows with every call. Rows of padding are left out where the model was
-given its padding: a query that sees nothing gives 0 in a watch, and anything elsewhere.
+Both runs are in eval mode and without gradients, since dropout draws other random numbers in a watch, and on
+copies of the arguments, since a cache grows with every call. Rows of padding are left out if the model was
+given an attention mask: a query that sees nothing gives 0 in a watch, and anything elsewhere.
 """
 
 import copy
@@ -22,7 +22,7 @@ class WatchedOutputError(ExptiltError, RuntimeError):
 
 
 class Verification:
-    """Compares the two ways when the model is first called inside an open interception."""
+    """Runs a model's first call watched and unwatched, and raises if the outputs differ."""
 
     def __init__(self, interception: Interception):
         self._interception = interception
@@ -31,11 +31,11 @@ class Verification:
         self._handle: Any = None
 
     def attach(self) -> None:
-        """Wait for the first call."""
+        """Register the hook that verifies the first call."""
         self._handle = self.model.register_forward_pre_hook(self._run, with_kwargs=True)
 
     def detach(self) -> None:
-        """Wait no longer."""
+        """Remove the hook, if it is still registered."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -56,7 +56,7 @@ class Verification:
         self._compare(watched, plain, kwargs.get("attention_mask"))
 
     def _call(self, args: Any, kwargs: Any) -> list[Tensor]:
-        """The tensors of numbers in what the model gives."""
+        """Floating-point tensors in the model's output, from copies of the arguments."""
         args, kwargs = copy.deepcopy((args, kwargs))
         output = self.model(*args, **kwargs)
         parts = output.to_tuple() if hasattr(output, "to_tuple") else output

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
 from exptilt._support.transforms import in_backward, pytree
-from exptilt.attention import attend
 from exptilt.lens.heads.key_mass import key_mass
 from exptilt.lens.heads.statistics import PER_QUERY, first_key, summarise
 from exptilt.lens.watching.call import AttentionCall, Intercepted, Request
@@ -26,7 +25,7 @@ from exptilt.lens.watching.dropout import dropped
 from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.record import CallRecord, Record
 from exptilt.lens.watching.verification import Verification
-from exptilt.tilting import Tilted
+from exptilt.tilting import AttentionResult, attend
 
 _KNOWN = (
     "Watched are the attention interface of transformers, torch.nn.functional.scaled_dot_product_attention "
@@ -41,7 +40,7 @@ class NothingSeenError(ExptiltError, RuntimeError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a watch; see `watch`."""
+    """Options of a watch; see `watch`."""
 
     per_token: bool = False
     key_mass: bool = False
@@ -53,7 +52,7 @@ class Wanted:
 
 
 def uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """A function of a request, called outside of autocast with what autocast makes of the request."""
+    """Wrap a function of a request: it runs outside autocast, on the request cast as autocast would."""
 
     def called(r: Request) -> Any:
         device = r.query.device.type
@@ -124,11 +123,11 @@ class Watch:
         return any(self.modules.inside(part, module) for part in self._seen)
 
     def _some(self, modules: Sequence[nn.Module]) -> str:
-        """Names and classes of the first three."""
+        """Names and classes of the first three modules."""
         return ", ".join(f"{self.modules.name(m)!r} ({type(m).__name__})" for m in modules[:3])
 
     def _attend(self, r: Request) -> Tensor:
-        """Attend and record; the output is (batch, Hq, Q, Dv)."""
+        """The output (batch, Hq, Q, Dv) of a request, which is recorded."""
         try:
             if r.dropout > 0:
                 output = dropped(r.query, r.key, r.value, r.options, r.dropout)
@@ -145,17 +144,17 @@ class Watch:
         return output
 
     def _look_at(self, r: Request) -> None:
-        """Record a call whose output is worked out elsewhere."""
+        """Record a call whose output torch computes."""
         with torch.no_grad():
             self._note(r, self._tilted(r))
 
-    def _tilted(self, r: Request) -> Tilted:
+    def _tilted(self, r: Request) -> AttentionResult:
         return attend(r.query, r.key, r.value, **r.options, check=self.wanted.check)
 
-    def _note(self, r: Request, tilted: Tilted) -> None:
-        """Record a call that has been made."""
+    def _note(self, r: Request, tilted: AttentionResult) -> None:
+        """Add a finished call to the record, and pass it to `observe`."""
         if in_backward():
-            return  # a checkpointed layer runs anew inside backward: seen already
+            return  # a checkpointed layer runs again inside backward: already recorded
         if self.intercepted.outer is not None:
             self.intercepted.outer.note(r, tilted)
         if r.module is not None and r.module not in self.modules:
@@ -165,7 +164,7 @@ class Watch:
         wanted, visible = self.wanted, r.visible
         if r.kind == "self":
             self.intercepted.real_query = visible.real_query
-        still: Tilted = pytree.tree_map(Tensor.detach, tilted)
+        still: AttentionResult = pytree.tree_map(Tensor.detach, tilted)
         with torch.no_grad():
             mass = key_mass(r.query, r.key, r.options, visible, wanted.check) if wanted.key_mass else None
             first = first_key(r.query, r.key, r.options, visible, still.log_normalizer).mass
@@ -198,8 +197,7 @@ def watch(
     softmax: bool = False,
     verify: bool = False,
 ) -> Watch:
-    """Watch the attention of a model while it runs; its outputs stay the same up to rounding, and memory is
-    O(n).
+    """Watch a model's attention while it runs; outputs stay the same up to rounding, and memory is O(n).
 
     Args:
         model: a transformers model, or any module that attends through ``scaled_dot_product_attention`` or

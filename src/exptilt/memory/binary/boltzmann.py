@@ -6,10 +6,10 @@ r"""`RestrictedBoltzmann`: visible and hidden units, joined only to each other.
 F is the free energy, p(v) = e^{−F(v)}/Z. Given one side, units of the other are independent: a hidden unit is
 a coin (0 or 1) or a unit Gaussian about c + W'v, a visible one a coin. Visible units are {0,1}, or ±1
 (`visible="spin"`), in which case Gaussian hidden units make a classical Hopfield network
-(``experiments/equivalence.py``).
+(`hopfield_to_boltzmann`).
 
 Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖²
-stands for −<b,v> above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
+replaces −<b,v> above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
 Hidden units are then binary: Gaussian ones on both sides make a plain Gaussian law, and no law at all if ‖W‖
 ≥ 1. Z is exact, by enumeration, where one side of coins is small.
 """
@@ -21,12 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exptilt._support.checks import choice, whole
+from exptilt._support.checks import choice, number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt._support.transforms import is_concrete
+from exptilt.memory.binary.classical import spins
 
-_MOST_UNITS = 24  # enumerated: 2^24 states, block after block
+_MOST_UNITS = 24  # most units that are enumerated: 2^24 states, block by block
 _BLOCK = 1 << 14
 _LEVELS = {"binary": (0.0, 1.0), "spin": (-1.0, 1.0)}
 
@@ -40,7 +41,7 @@ def _mean(kind: str, field: Tensor) -> Tensor:
 
 
 def _draw(kind: str, field: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A draw of such units."""
+    """A draw ``(..., units)`` of coins with weights e^{field u}, or of Gaussians about the field."""
     if kind == "gaussian":
         return field + torch.empty_like(field).normal_(generator=generator)
     low, high = _LEVELS[kind]
@@ -135,7 +136,7 @@ class RestrictedBoltzmann:
         return _LEVELS[self.visible]
 
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
-        """E of pairs.
+        """The energy E(v,h) of pairs.
 
         Args:
             visible: ``(..., V)``.
@@ -150,13 +151,13 @@ class RestrictedBoltzmann:
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
 
     def _own_energy(self, visible: Tensor) -> Tensor:
-        """What visible units cost by themselves: −<b,v>, or ½‖v − b‖²."""
+        """The energy of the visible units alone: −<b,v>, or ½‖v − b‖² if Gaussian."""
         if self.visible == "gaussian":
             return (visible - self.visible_bias).square().sum(-1) / 2
         return -(visible @ self.visible_bias)
 
     def free_energy(self, visible: Tensor) -> Tensor:
-        """F(v) = −log ∫ e^{−E(v,h)} dh (a sum for binary units).
+        """The free energy F(v) = −log ∫ e^{−E(v,h)} dh (a sum for binary units).
 
         Args:
             visible: ``(..., V)``.
@@ -178,7 +179,7 @@ class RestrictedBoltzmann:
         return self.visible_bias + hidden @ self.weight.mT
 
     def hidden_mean(self, visible: Tensor) -> Tensor:
-        """E[h | v].
+        """The mean E[h | v] of the hidden units.
 
         Args:
             visible: ``(..., V)``.
@@ -201,7 +202,7 @@ class RestrictedBoltzmann:
         return torch.sigmoid((high - low) * self._visible_field(hidden))
 
     def visible_mean(self, hidden: Tensor) -> Tensor:
-        """E[v | h].
+        """The mean E[v | h] of the visible units.
 
         Args:
             hidden: ``(..., H)``.
@@ -236,12 +237,12 @@ class RestrictedBoltzmann:
         return _draw(self.visible, self._visible_field(hidden), generator)
 
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
-        """Block Gibbs sampling: h given v, v given h, so many times.
+        """The visible units after `steps` of block Gibbs sampling: h given v, then v given h.
 
         Args:
             visible: ``(..., V)``, where the chains begin.
-            steps: how many.
-            generator: draws.
+            steps: number of steps.
+            generator: draws the units.
 
         Returns:
             ``(..., V)``.
@@ -252,7 +253,7 @@ class RestrictedBoltzmann:
         return visible
 
     def log_partition(self) -> Tensor:
-        """log Z, exactly: over all states of the smaller side (of the coins, where the other is Gaussian).
+        """log Z, exactly: a sum over all states of the smaller side (of the coins, if the other is Gaussian).
 
         Returns:
             ``()``.
@@ -275,7 +276,7 @@ class RestrictedBoltzmann:
             if by_hidden:
                 field = b + state @ w.mT
                 value = state @ c + _log_integral(self.visible, field)
-                if self.visible == "gaussian":  # ½‖v − b‖² is ½<v,v> − <b,v> and ½<b,b> more
+                if self.visible == "gaussian":  # ½‖v − b‖² = ½<v,v> − <b,v> + ½<b,b>
                     value = value - b.square().sum() / 2
             else:
                 value = -self.free_energy(state)
@@ -302,7 +303,7 @@ class RestrictedBoltzmann:
             )
 
     def check(self, visible: Tensor) -> None:
-        """Raise unless these are values that visible units take.
+        """Raise unless `visible` holds values that visible units take.
 
         Args:
             visible: ``(..., V)``.
@@ -318,3 +319,16 @@ class RestrictedBoltzmann:
             wanted = f"is none that '{self.visible}' units take. Pass values {low:g} and {high:g} only"
         if not bool(fine.all()):
             raise ArgumentError(f"RestrictedBoltzmann: a visible unit {wanted}.")
+
+
+def hopfield_to_boltzmann(patterns: Tensor, *, beta: float = 1.0) -> RestrictedBoltzmann:
+    """The machine of ±1 and Gaussian units whose free energy is β times Hebb's energy, up to a constant.
+
+    Args:
+        patterns: ``(P, N)`` of ±1.
+        beta: inverse temperature.
+    """
+    number("hopfield_to_boltzmann", "beta", beta, above=0)
+    x = spins("hopfield_to_boltzmann", "patterns", patterns)
+    P, N = x.shape
+    return RestrictedBoltzmann((beta / N) ** 0.5 * x.mT, x.new_zeros(N), x.new_zeros(P), "gaussian", "spin")

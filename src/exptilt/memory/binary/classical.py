@@ -1,6 +1,6 @@
 r"""`ClassicalHopfield`: binary units, one weight for each pair, patterns as minima of a quadratic energy.
 
-    E(σ) = −½ Σ_{i≠j} W_ij σ_i σ_j,    σ_i ← sign(Σ_j W_ij σ_j)    (a unit that feels nothing keeps its value)
+    E(σ) = −½ Σ_{i≠j} W_ij σ_i σ_j,    σ_i ← sign(Σ_j W_ij σ_j)    (a unit with field 0 keeps its value)
 
     Hebb             W = (1/N) Σ_μ x^μ x^μ'      recalls up to P ≈ 0.138 N random patterns, then collapses
     pseudo-inverse   W = X' (X X')⁺ X            every pattern is a fixed point while they are independent
@@ -25,7 +25,7 @@ from exptilt._support.solution import Solution, Status
 
 # A field this small relative to the largest weight is a tie: rounding keeps sums from cancelling.
 _TIE = 1e-9
-# A weight of a projection that is no larger is 0: N independent patterns span everything and bind nothing.
+# Weights of a projection up to this size are rounding: with N independent patterns all of them are 0.
 _NO_WEIGHT = 1e-12
 
 
@@ -57,7 +57,7 @@ class ClassicalHopfield:
 
     @classmethod
     def hebbian(cls, patterns: Tensor) -> "ClassicalHopfield":
-        """Hebb's rule.
+        """The network that Hebb's rule learns.
 
         Args:
             patterns: ``(P, N)`` of ±1.
@@ -67,7 +67,7 @@ class ClassicalHopfield:
 
     @classmethod
     def pseudo_inverse(cls, patterns: Tensor) -> "ClassicalHopfield":
-        """The projection rule; patterns may be dependent, and equal ones count once.
+        """The network that the projection rule learns; patterns may be dependent, and equal ones count once.
 
         Args:
             patterns: ``(P, N)`` of ±1.
@@ -86,11 +86,11 @@ class ClassicalHopfield:
 
     @cached_property
     def _tie(self) -> float:
-        """A field no larger than this moves nothing."""
+        """The largest field that counts as 0 and flips no unit."""
         return _TIE * float(self.weight.abs().max())
 
     def energy(self, state: Tensor) -> Tensor:
-        """E of each state.
+        """The energy E of each state.
 
         Args:
             state: ``(..., N)`` of ±1.
@@ -102,7 +102,7 @@ class ClassicalHopfield:
         return -0.5 * ((s @ self.weight) * s).sum(-1)
 
     def step(self, state: Tensor) -> Tensor:
-        """All units at once.
+        """The state after one update of all units at once.
 
         Args:
             state: ``(..., N)`` of ±1.
@@ -123,14 +123,14 @@ class ClassicalHopfield:
         throw: bool = True,
         generator: torch.Generator | None = None,
     ) -> Solution[Tensor]:
-        """Updates until nothing changes.
+        """Update each state until nothing changes.
 
         Args:
             state: ``(..., N)`` of ±1.
             update: ``asynchronous``, unit by unit in a new random order each sweep; or ``synchronous``, all
                 at once, which may end in a cycle of two: it stops there, and the status is ``STALLED``.
             max_steps: sweeps over all units at most.
-            throw: raise a `ConvergenceError` where a state still changes; False leaves that to the status.
+            throw: raise a `ConvergenceError` where a state still changes; False reports it in the status.
             generator: draws the orders; None is seeded with 0, so that a call repeats itself.
 
         Returns:
@@ -144,7 +144,7 @@ class ClassicalHopfield:
         cycles = torch.zeros(len(value), dtype=torch.bool)
 
         def sweeps() -> Iterator[int]:
-            """Sweep until all have ended; yields the number of each state as it ends."""
+            """Sweep until all states have ended; yields the index of each state as it ends."""
             nonlocal steps
             moving, before = torch.arange(len(value)), torch.zeros_like(value)
             while steps < max_steps and moving.numel():
@@ -174,7 +174,7 @@ class ClassicalHopfield:
         return solution
 
     def _sweep(self, value: Tensor, order: Tensor) -> Tensor:
-        """Every unit of ``(B, N)`` once, in that order."""
+        """States ``(B, N)`` after one update of every unit, in the given order."""
         weight, new = self.weight.contiguous(), value.clone(memory_format=torch.contiguous_format)
         field = new @ weight
         places = [x.data_ptr() for x in (weight, order, new, field)]

@@ -5,7 +5,7 @@ h̄ = E[h|v] (and v − b for v alone, if visible units are Gaussian):
 
     over the data, minus over the machine's own law.
 
-The second cannot be had exactly; block Gibbs chains stand in for it. CD-k begins k steps from the data each
+The second mean is not known exactly; block Gibbs chains estimate it. CD-k begins k steps from the data each
 time (biased, low variance); PCD keeps its chains from one update to the next, so that they find the law.
 """
 
@@ -22,13 +22,13 @@ from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
 
 @dataclass(frozen=True)
 class Trace:
-    """How learning went, epoch by epoch.
+    """Statistics of the training, by epoch.
 
     Args:
         data_free_energy: ``(epochs,)``, mean F of the data.
-        chain_free_energy: ``(epochs,)``, mean F of the chains; a growing gap says that they lag.
+        chain_free_energy: ``(epochs,)``, mean F of the chains; a growing gap means that they lag.
         reconstruction: ``(epochs,)``, mean squared error of v after one step down and up, on probabilities.
-        log_likelihood: ``(epochs,)``, exact, if asked for; else of size 0.
+        log_likelihood: ``(epochs,)``, exact; empty if not asked for.
     """
 
     data_free_energy: Tensor
@@ -39,7 +39,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Learnt:
-    """A machine that was learnt, and the trace of its learning."""
+    """A trained machine, and the trace of its training."""
 
     machine: RestrictedBoltzmann
     trace: Trace
@@ -53,7 +53,7 @@ def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Ten
 
 
 def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: torch.Generator) -> Tensor:
-    """Where chains begin that know nothing yet ``(chains, V)``: coins, or Gaussians about their bias."""
+    """Random starts ``(chains, V)`` of chains: fair coins, or Gaussians about the bias."""
     shape = (chains, data.shape[1])
     if machine.visible == "gaussian":
         return machine.visible_bias + torch.randn(shape, generator=chance, dtype=data.dtype).to(data)
@@ -62,7 +62,7 @@ def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: t
 
 
 @torch.no_grad()
-def learn(
+def train_boltzmann(
     machine: RestrictedBoltzmann,
     data: Tensor,
     *,
@@ -76,36 +76,36 @@ def learn(
     exact: bool = False,
     generator: torch.Generator | None = None,
 ) -> Learnt:
-    """Fit a machine to data.
+    """The machine fitted to data, and the trace of its training.
 
     Args:
         machine: where to begin; `RestrictedBoltzmann.random` makes one.
         data: ``(B, V)``.
-        method: ``cd``, chains begun at the data, or ``pcd``, chains kept.
+        method: ``cd`` starts chains at the data for each update, ``pcd`` keeps them between updates.
         steps: k, Gibbs steps before each update.
         epochs: passes through the data.
         rate: step size; falls linearly to 0.
         batch: examples in one update.
         decay: weights shrink by this times rate at each update.
-        chains: how many PCD keeps.
+        chains: number of chains that PCD keeps.
         exact: also trace the exact log-likelihood of the data, for machines that can be enumerated.
-        generator: draws; None is seeded with 0, so that a call repeats itself.
+        generator: source of all draws; None is seeded with 0, so that a call repeats itself.
 
     Example:
         >>> data = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).repeat(50, 1).double()
         >>> machine = RestrictedBoltzmann.random(3, 2, size=0.1, generator=torch.Generator().manual_seed(0))
-        >>> found = learn(machine, data, epochs=100, rate=1.0, exact=True)
+        >>> found = train_boltzmann(machine, data, epochs=100, rate=1.0, exact=True)
         >>> bool(found.trace.log_likelihood[-1] > -1.0)  # −log 8 = −2.08 at first, −log 2 = −0.69 at best
         True
     """
-    choice("learn", "method", method, ("cd", "pcd"))
+    choice("train_boltzmann", "method", method, ("cd", "pcd"))
     for name, count in {"steps": steps, "epochs": epochs, "batch": batch, "chains": chains}.items():
-        whole("learn", name, count)
-    number("learn", "rate", rate, above=0)
-    number("learn", "decay", decay, least=0)
+        whole("train_boltzmann", name, count)
+    number("train_boltzmann", "rate", rate, above=0)
+    number("train_boltzmann", "decay", decay, least=0)
     if not isinstance(data, Tensor) or data.ndim != 2 or not len(data):
         got = f"has shape {tuple(data.shape)}" if isinstance(data, Tensor) else f"is a {type(data).__name__}"
-        raise ArgumentError(f"learn: data {got}. Pass a tensor (B, V), at least one example.")
+        raise ArgumentError(f"train_boltzmann: data {got}. Pass a tensor (B, V), at least one example.")
     machine.check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
     kept = _anywhere(machine, data, chains, chance)

@@ -1,1 +1,1 @@
-"""What is measured of a memory: margins between patterns, basins of attraction, recall, fixed points."""
+"""Measurements of a memory: margins between patterns, basins of attraction, recall, fixed points."""

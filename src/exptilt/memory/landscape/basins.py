@@ -33,10 +33,10 @@ class Basin:
     """Radii of attraction of P patterns along U directions each.
 
     Args:
-        index: ``(P,)``, which patterns.
+        index: ``(P,)``, places of the patterns.
         low: ``(P, U)``, a radius from which retrieval came back.
-        high: ``(P, U)``, one from which it did not; inf where it came back from 4M too.
-        guaranteed: ``(P,)``, the radius theory vouches for (``theory.py``; dot and softmax only), else 0.
+        high: ``(P, U)``, a radius from which it did not come back; inf where it came back from 4M too.
+        guaranteed: ``(P,)``, the radius that theory guarantees (``theory.py``; dot and softmax only), else 0.
     """
 
     index: Tensor
@@ -46,12 +46,12 @@ class Basin:
 
     @property
     def radius(self) -> Tensor:
-        """``(P,)``: the smallest over the directions tried; a larger ball is refuted."""
+        """``(P,)``: the smallest radius over the directions tried; a larger ball is refuted."""
         return self.low.amin(-1)
 
     @property
     def mean(self) -> Tensor:
-        """``(P,)``: the mean over directions."""
+        """``(P,)``: the mean radius over directions."""
         return self.low.mean(-1)
 
     @property
@@ -69,7 +69,7 @@ def basin(
     precision: float = 1e-2,
     generator: torch.Generator | None = None,
 ) -> Basin:
-    """How far from each pattern retrieval still ends where it does from the pattern itself, measured.
+    """Measured distances from each pattern up to which retrieval ends where it does from the pattern.
 
     Args:
         index: the patterns to measure; None is all.
@@ -87,7 +87,7 @@ def basin(
     u = u / u.norm(dim=-1, keepdim=True)
 
     def end(state: Tensor) -> Tensor:
-        """Where retrieval ends; a ray on a border may take long, and then counts by where it stands."""
+        """Where retrieval ends; the last state if the steps run out (a start on a border)."""
         return settle(self, state, 1e-6, 1000, show=False).value
 
     home = end(x)[:, None]

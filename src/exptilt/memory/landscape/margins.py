@@ -2,8 +2,8 @@ r"""How far a pattern stands out from the others, and which patterns are equal.
 
     Δ_i = min_{j≠i} (s_ii − s_ij):    dot <x_i,x_i> − <x_i,x_j>,    cosine 1 − cos,    euclidean ½‖x_i − x_j‖²
 
-This is what decides whether a pattern can be retrieved (``theory.py``). The N×N matrix of scores is never
-there: blocks of patterns meet tiles of patterns, and each row keeps its largest score.
+Δ_i decides whether a pattern can be retrieved (``theory.py``). The N×N matrix of scores is never
+made: blocks of patterns meet tiles of patterns, and each row keeps its largest score.
 """
 
 import warnings
@@ -54,7 +54,7 @@ def places(memory: "Hopfield", index: "int | Sequence[int] | Tensor | None", wha
 
 
 def warn_of_duplicates(memory: "Hopfield", what: str) -> None:
-    """Say which patterns are equal, where a number would otherwise surprise."""
+    """Warn which patterns are equal, if any are."""
     groups = memory.duplicates()
     if groups:
         more = f" and {len(groups) - 1} more groups (see `duplicates`)" if len(groups) > 1 else ""
@@ -97,7 +97,7 @@ def duplicates(self: "Hopfield") -> list[list[int]]:
     for block in self.blocks:
         rows = block.patterns.detach().movedim(-2, 0).reshape(block.count, -1)
         bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[rows.element_size()]
-        # + 0.0: −0 is 0
+        # + 0.0 turns −0 into 0
         hashes += [((part + 0.0).view(bits).long() * odd).sum(-1) for part in rows.split(1 << 14)]
     hashed = torch.cat(hashes)
     order = torch.argsort(hashed, stable=True)

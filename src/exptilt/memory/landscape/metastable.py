@@ -1,8 +1,8 @@
 r"""Fixed points of a memory, found from many starts: single patterns, averages of some, the average of all.
 
 Retrievals from all starts are clustered (two ends closer than 10⁻³ M are one fixed point). Each fixed point
-is told by the patterns it averages, the fewest that hold a stated share of the weight, and by its stability:
-the eigenvalues of the Jacobian of a step,
+is described by the patterns it averages, the fewest that hold a stated share of the weight, and by its
+stability: the eigenvalues of the Jacobian of a step,
 
     J = ∂T/∂ξ = β Cov_y(k)      (softmax; on the sphere, projected)
 
@@ -27,8 +27,8 @@ from exptilt.memory.similarity import SIMILARITIES
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
-_SAME = 1e-3  # in units of M
-_JACOBIANS = 1 << 18  # numbers of the states that Jacobians are pushed through at once
+_SAME = 1e-3  # ends closer than this, in units of M, are one fixed point
+_JACOBIANS = 1 << 18  # numbers in the Jacobians computed at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FixedPoints:
         reached: ``(F,)``, how many starts ended there.
         members: for each, the patterns it averages, the heaviest first.
         weight: for each, their weights.
-        spectral_radius: ``(F,)``, the largest eigenvalue of the step's Jacobian, in size.
+        spectral_radius: ``(F,)``, the largest modulus of an eigenvalue of the step's Jacobian.
         energy: ``(F,)``.
         residual: ``(F,)``, of the retrieval that found it.
     """
@@ -60,12 +60,12 @@ class FixedPoints:
 
     @property
     def single(self) -> Tensor:
-        """``(F,)``: whether it stands for one pattern."""
+        """``(F,)``: whether a fixed point averages one pattern only."""
         return torch.tensor([len(m) == 1 for m in self.members])
 
 
 def _starts(memory: "Hopfield", count: int, generator: torch.Generator | None) -> Tensor:
-    """A third patterns, a third means of 2 to 8 of them, a third points of the hull, and the mean of all."""
+    """Starts ``(S, D)``: patterns, means of 2 to 8 and points of the hull, a third each; the mean of all."""
     x = memory.keys.chosen(places(memory, None, "metastable")[None])[0][0]
     third = max(1, count // 3)
     alone = x[torch.randperm(len(x), generator=generator)[:third]]
@@ -77,7 +77,7 @@ def _starts(memory: "Hopfield", count: int, generator: torch.Generator | None) -
 
 
 def jacobian(memory: "Hopfield", state: Tensor) -> Tensor:
-    """``(F, D, D)``: the derivative of a step at ``(F, D)``; [f, i, j] is that of coordinate i along j."""
+    """``(F, D, D)``: the derivative of a step at ``(F, D)``; [f, i, j] is ∂(step)_i/∂ξ_j at state f."""
     F, D = state.shape
     parts = [state.new_zeros(0, D, D)]
     for group in track(state.split(max(1, _JACOBIANS // (D * D))) if F else (), "Jacobians"):
@@ -94,7 +94,7 @@ def weights(memory: "Hopfield", state: Tensor) -> Tensor:
     query = memory.similarity.query(state.reshape(1, 1, -1))
     key, _, offset = memory.keys.chosen(places(memory, None, "metastable")[None])
     score = (query @ key.mT)[0, 0] + (0.0 if offset is None else offset[0])
-    # Patterns of one coordinate, the score, met by the state 1: Ψ of these is Ψ(s).
+    # Patterns whose one coordinate is the score have, at the state 1, the potential Ψ(s).
     with torch.enable_grad():
         leaf = score.detach().clone().requires_grad_()
         flat = Keys((Block(leaf[:, None], leaf.square()),), SIMILARITIES["dot"])
@@ -114,7 +114,7 @@ def metastable(
     """The fixed points that many starts lead to: single patterns, averages of some, the mean of all.
 
     Args:
-        starts: ``(S, D)``; None draws count of them: patterns, means of some, and points of the hull.
+        starts: ``(S, D)``; None draws `count`: patterns, means of some, and points of the hull.
         count: how many to draw.
         share: a fixed point averages the fewest patterns that hold this share of the weight.
         generator: draws the starts.
@@ -131,10 +131,10 @@ def metastable(
     if self.similarity.sphere:
         given = given[(given != 0).any(-1)]
     ends = settle(self, given, 1e-10 if given.dtype == torch.float64 else 1e-6, 2000)
-    found: list[tuple[int, int]] = []  # how many ended there, and which of them settled best
+    found: list[tuple[int, int]] = []  # how many starts ended there, and the one with the least residual
     left = torch.arange(len(given))
     while left.numel():
-        best = left[ends.residual[left].argmin()]  # it speaks for its cluster
+        best = left[ends.residual[left].argmin()]  # represents its cluster
         near = ((ends.value[left] - ends.value[best]).norm(dim=-1) <= _SAME * self.size) | (left == best)
         found.append((int(near.sum()), int(best)))
         left = left[~near]

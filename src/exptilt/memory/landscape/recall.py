@@ -1,4 +1,4 @@
-r"""How many of its patterns a memory gives back.
+r"""How many of its patterns a memory recalls.
 
 The rule, which every number of this kind depends on: pattern i is *recalled* if retrieval from x_i (plus
 noise, where asked for) ends within a stated distance of x_i, and no other pattern is nearer to the end.
@@ -22,12 +22,12 @@ from exptilt.memory.similarity import SIMILARITIES
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
-_BLOCK = 1024  # patterns recalled at once, and so how often the bar moves
+_BLOCK = 1024  # patterns recalled at once, and between two moves of the progress bar
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Which patterns came back.
+    """Which patterns were recalled, and how closely.
 
     Args:
         recalled: ``(trials, N)`` booleans; ``(1, N)`` without noise, where all trials would be equal.
@@ -39,7 +39,7 @@ class Recall:
 
     @property
     def count(self) -> int:
-        """How many patterns came back in every trial."""
+        """How many patterns were recalled in every trial."""
         return int(self.recalled.all(0).sum())
 
     @property
@@ -49,7 +49,7 @@ class Recall:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval (Clopper and Pearson) of that share, retrievals taken as independent."""
+        """95 % interval (Clopper and Pearson) of `fraction`, retrievals taken as independent."""
         return share_interval(int(self.recalled.sum()), self.recalled.numel())[1:]
 
 
@@ -62,12 +62,13 @@ def capacity(
     max_steps: int = 1000,
     generator: torch.Generator | None = None,
 ) -> Recall:
-    """How many of the stored patterns come back, by the stated rule. For random ones see `storage_capacity`.
+    """Which of the stored patterns are recalled. For random patterns see `storage_capacity`.
 
     Args:
         noise: length of the random vector added to each start, in units of M.
-        within: recalled is what ends no farther away than this, in units of M, with no other pattern nearer.
-        trials: starts for each pattern; without noise they would all be equal, and one is made.
+        within: a pattern is recalled if retrieval ends within this distance of it, in units of M, and no
+            other pattern is nearer.
+        trials: starts for each pattern; one without noise, where all would be equal.
         max_steps: of each retrieval.
         generator: draws the noise.
     """

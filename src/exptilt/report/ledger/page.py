@@ -1,7 +1,7 @@
 """Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself.
 
-Formulas are LaTeX in the ledger and MathML on the page, which browsers set by themselves; latex2mathml was
-chosen for the way between because it is small, has no dependencies and runs without a network.
+Formulas are LaTeX in the ledger and MathML on the page, which browsers set by themselves; latex2mathml
+converts them because it is small, has no dependencies and runs without a network.
 """
 
 import os
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_together
 from exptilt._support.plotting import COLOURS
-from exptilt.claims import Check, Evidence, Picture, Verdict, find
+from exptilt.claims import Check, Evidence, Verdict, find
+from exptilt.claims.evidence import Picture
 from exptilt.claims.ledger import GROUPS, MODEL
 from exptilt.report import figures
 from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side
@@ -37,11 +38,11 @@ OBSERVED = ("A15", "E7", "F1", "F2", "F3", "F4", "F5", "F6")
 def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> Path:
     """Write `index.html` and `claims.json` into `folder`, both or none.
 
-    Where the report of a model lies there the page is `claims.html`, and the two pages link to each other.
+    If `folder` holds the report of a model, the page is `claims.html`, and the two pages link to each other.
 
     Args:
         found: the evidence, one for each claim; a claim run on several models comes several times.
-        folder: where; made if it is not there.
+        folder: where to write; made if it is not there.
 
     Returns:
         The path of the page.
@@ -79,7 +80,7 @@ def text(found: Sequence[Evidence]) -> str:
 
 
 def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The screen on top: what stands, what is corrected, what failed, what data say about transformers."""
+    """Lists of claims at the top of the page, by title: standing, corrected, failed, measured."""
     theory = [entry for entry in entries if entry["claim"].id not in OBSERVED]
     kinds = {
         "What stands": (Verdict.EXACT, Verdict.SCOPED),
@@ -95,7 +96,7 @@ def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _entry(each: Evidence, place: int) -> dict[str, Any]:
-    """What the template shows of a claim."""
+    """Values for the template that shows one claim."""
     claim, drawn = find(each.id), partial(paint, each.picture)
     model = str(each.settings.get("model", ""))
     printed = (claim.printed, "printed", ("printed", "reach", "measured"))
@@ -116,7 +117,7 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
 
 
 def _worst(each: Evidence, roles: Sequence[str]) -> str:
-    """The largest numbers that speak for one side, in words; empty if there are none."""
+    """The first failed check of these roles, else the one of the largest mean, in words; empty if none."""
     shown = [c for c in each.checks if c.role in roles]
     if not shown:
         return ""
@@ -155,7 +156,7 @@ def paint(picture: Picture, axes: "Axes") -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for wanted, axis in ((picture.log_x, axes.xaxis), (picture.log_y, axes.yaxis)):
-        if wanted:  # labels without formulas, which a page of ours does not parse
+        if wanted:  # plain labels: matplotlib's would be formulas, which `figures.draw` does not set
             (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""A series that switches regime, fitted by `exptilt.switching.fit_ready`, shown as a page and as text."""
+"""A series that switches regime, fitted by `switching.fit_named_model`, as a page and as text."""
 
 from exptilt.report.regimes.page import write_regimes
 from exptilt.report.regimes.payload import Regimes, find_regimes

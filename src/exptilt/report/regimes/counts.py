@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exptilt.switching import fit_counts
+from exptilt.switching.families import fit_counts
 
 Array = NDArray[np.float64]
-LAG, MOST = 3, 64  # of the smoother; modes at most
+LAG, MOST = 3, 64  # lag of the smoother; 1 instead if there are more than MOST sequences of LAG modes
 
 
 def count_regimes(
     y: Array, modes: int, starts: int, steps: int, level: float, seed: int, progress: bool | None
 ) -> dict[str, Any]:
-    """The fields of `Regimes` that the model gives; arguments as for `find_regimes`."""
+    """The fields of `Regimes` that a model of counts gives; arguments as for `find_regimes`."""
     fit = fit_counts(y, modes=modes, starts=starts, seed=seed, progress=progress)
     model, rows = fit.model, torch.from_numpy(y)
     lag = LAG if modes**LAG <= MOST else 1
@@ -41,7 +41,7 @@ def count_regimes(
 
 
 def of_fit(fit: Any, transition: Array, smoothed: Array) -> dict[str, Any]:
-    """The fields of `Regimes` that every fit gives: what it says of itself, the chain, and its shares."""
+    """The fields of `Regimes` that every fit gives: its criteria, the chain, and smoothed probabilities."""
     with np.errstate(divide="ignore"):
         duration = 1.0 / (1.0 - transition.diagonal())
     names = ("log_likelihood", "aic", "bic", "free_parameters", "observations")

@@ -1,4 +1,4 @@
-"""The labels of the rows that come next: dates, quarters, months, years and counters go on as they came."""
+"""Labels of the rows that come next: dates, quarters, months, years and counters are continued."""
 
 import re
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ ISO = re.compile(r"(\d{4})([-/.])(\d{1,2})(?:\2(\d{1,2}))?")
 
 
 def next_labels(labels: Sequence[str], count: int) -> tuple[str, ...]:
-    """The next `count` labels; "+1", "+2", … where the last ones do not say how they go on."""
+    """The next `count` labels; "+1", "+2", … if the last labels follow no known pattern."""
     found = _periods(labels, count) or _dates(labels, count) or _numbers(labels, count)
     return tuple(found or (f"+{k + 1}" for k in range(count)))
 
 
 def _periods(labels: Sequence[str], count: int) -> list[str]:
-    """2001Q3, 2001-M04."""
+    """The next labels after quarters or months such as 2001Q3 or 2001-M04; empty if the last is none."""
     last = PERIOD.fullmatch(labels[-1])
     if last is None:
         return []
@@ -28,7 +28,10 @@ def _periods(labels: Sequence[str], count: int) -> list[str]:
 
 
 def _dates(labels: Sequence[str], count: int) -> list[str]:
-    """2001-02-03, 2001/02: days, weeks, months, quarters or years, whichever the last labels have."""
+    """The next labels after dates such as 2001-02-03 or 2001/02; empty if the last labels are none.
+
+    Steps are days, weeks, months, quarters or years, as between the last labels.
+    """
     matches = [ISO.fullmatch(label) for label in labels[-60:]]
     if None in matches or len(matches) < 2:
         return []
@@ -61,7 +64,7 @@ def _dates(labels: Sequence[str], count: int) -> list[str]:
 
 
 def _numbers(labels: Sequence[str], count: int) -> list[str]:
-    """Counters and years."""
+    """The next labels after counters or years; empty if the last two labels are not rising whole numbers."""
     try:
         a, b = (int(label) for label in labels[-2:])
     except ValueError:

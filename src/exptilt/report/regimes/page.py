@@ -44,7 +44,7 @@ class Shown(float):
     shown: str
 
     def __new__(cls, value: float, shown: str) -> "Shown":
-        """The number, and what stands for it."""
+        """The number `value`, written as `shown`."""
         made = super().__new__(cls, value)
         made.shown = shown
         return made
@@ -56,7 +56,7 @@ def value(x: float) -> Shown:
 
 
 def numbers(column: Iterable[float], like: Iterable[float] | None = None) -> list[Shown]:
-    """Numbers of one column with as many places each: four digits for the largest (of those `like` them)."""
+    """Numbers of a column with equal decimal places: four digits for the largest, of `like` if given."""
     cells = [float(x) for x in column]
     size = max((abs(x) for x in (cells if like is None else like) if np.isfinite(x)), default=0.0)
     places = int(np.clip(3 - np.floor(np.log10(size)), 0, 6)) if size else 0
@@ -82,7 +82,7 @@ def write_regimes(found: Regimes, folder: str | os.PathLike[str]) -> tuple[Path,
 
     Args:
         found: the numbers.
-        folder: where; made if it is not there.
+        folder: where to write; made if it is not there.
 
     Returns:
         The paths of the page and of the table of probabilities.
@@ -99,14 +99,14 @@ def write_regimes(found: Regimes, folder: str | os.PathLike[str]) -> tuple[Path,
 
 
 def html(found: Regimes) -> str:
-    """The page as text."""
+    """The page as one HTML string."""
     key = [(*shade(k), f"regime {name_of(found, k)}") for k in range(len(found.share))]
     context = {"now": now(found), "key": key, "narrow": draw(found, narrow=True), "downloads": DOWNLOADS}
     return render(build(found), template="regimes.html", assets=("regimes/regimes.css",), context=context)
 
 
 def build(found: Regimes) -> Page:
-    """What the page says."""
+    """The content of the page."""
     sections = [
         Section("The series", found.chosen, [_picture(found)]),
         Section("The regimes", (), [Formula(FORMULAS[found.kind]), *_regimes(found)]),
@@ -140,7 +140,7 @@ def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[
 
 
 def _regimes(found: Regimes) -> list[Table]:
-    """What each regime is, and the chain."""
+    """Tables of the regimes and of their transition probabilities."""
     M, (center, deviation) = len(found.share), WORDS[found.kind]
     header, columns = ["regime", "share of time", "expected duration"], list[Sequence[Cell]]()
     columns += [[share(p) for p in found.share], [Shown(d, _written(d, 1, True)) for d in found.duration]]
@@ -162,7 +162,7 @@ def _regimes(found: Regimes) -> list[Table]:
 
 
 def _list(found: Regimes) -> Table:
-    """The stretches of each regime, the latest first."""
+    """Table of the stretches of each regime, the latest first."""
     header = ["from", "to", "regime", "rows", "probability"]
     for name in found.columns:
         header += [f"{name}: mean", "sd"]
@@ -184,7 +184,7 @@ def _list(found: Regimes) -> Table:
 
 
 def _ahead(found: Regimes) -> Table:
-    """The forecast."""
+    """Table of the forecast."""
     labels = found.ahead or [f"+{k + 1}" for k in range(len(found.forecast))]
     header, columns = ["row"], list[Sequence[Cell]]()
     for a, name in enumerate(found.columns):
@@ -197,7 +197,7 @@ def _ahead(found: Regimes) -> Table:
 
 
 def _comparison(found: Regimes) -> Section:
-    """The same model with other numbers of regimes."""
+    """Section that compares the model with other numbers of regimes."""
     c = found.comparison
     assert c is not None
     said = {"bic": "BIC", "aic": "AIC", "log_score": "log score"}
@@ -218,7 +218,7 @@ def _comparison(found: Regimes) -> Section:
 
 
 def _diagnostics(found: Regimes) -> Section:
-    """What the fit says of itself."""
+    """Section on the fit: its likelihood and criteria, and tests of its residuals."""
     facts = (
         f"The fit {found.status}. Log-likelihood {write_number(found.log_likelihood, 6)}, "
         f"AIC {write_number(found.aic, 6)}, BIC {write_number(found.bic, 6)}; {found.free_parameters} free "

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from exptilt.report.regimes.counts import count_regimes, of_fit
 from exptilt.report.regimes.dates import next_labels
 from exptilt.report.regimes.series import read_series
-from exptilt.switching import Comparison, compare, fit_ready
+from exptilt.switching import compare, fit_named_model
+from exptilt.switching.compare import Comparison
 from exptilt.switching.learning.summary import residual_tests
 
 Array = NDArray[np.float64]
@@ -22,7 +23,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Regimes:
-    """What was found in a series of T rows and m columns with M regimes.
+    """Numbers of the page of a series of T rows and m columns with M regimes.
 
     Attributes:
         source, columns, labels, y: the series, as `Series` has it; y ``(T, m)``.
@@ -42,7 +43,7 @@ class Regimes:
         forecast, lower, upper: ``(h, m)``, mean and interval of the next h rows.
         forecast_probability: ``(h, M)``.
         level: of the interval.
-        ahead: ``(h,)``, what the forecast's rows are called.
+        ahead: ``(h,)``, labels of the forecast's rows.
         chosen: sentences on what was read, and what was left out.
         residuals: ``(T, m)``, standard normal and independent if the model is right.
         tests: for each column, statistics and p-values of tests of its residuals by name.
@@ -108,10 +109,10 @@ class Spell:
     """A stretch of rows in one regime.
 
     Attributes:
-        regime: which.
+        regime: number of the regime.
         begin, end: its first row, and the row after its last.
-        mean, deviation: ``(m,)``, of the data in it.
-        probability: the mean smoothed probability of the regime in it.
+        mean, deviation: ``(m,)``, of the data in these rows.
+        probability: the mean smoothed probability of the regime in these rows.
     """
 
     regime: int
@@ -142,14 +143,14 @@ def find_regimes(
         path: the file.
         columns: which columns to model, together; None takes all columns of numbers that vary.
         index: the column that names the rows; None takes the first that holds dates, or a counter in front.
-        kind: "level", "local-level" or "counts", which are not compared and have no residuals.
+        kind: "level", "local-level" or "counts"; for "counts" there is no comparison and no residuals.
         modes: how many regimes.
         starts: how many starts of the fit.
         steps: how many steps to forecast.
         level: of the forecast's interval.
         seed: of the starts.
         counts: numbers of regimes to compare; none for no comparison.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: whether to show a bar; None shows it if standard error is a terminal.
     """
     series = read_series(Path(path), columns, index)
     about = (series.source, series.columns, series.labels, series.values, kind, seed)
@@ -171,7 +172,7 @@ def level_regimes(
     progress: bool | None,
 ) -> dict[str, Any]:
     """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
-    fit = fit_ready(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
+    fit = fit_named_model(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post, back = model.filter(y), model.smooth(y)
     residuals = fit.residuals()

@@ -19,7 +19,7 @@ YEAR = re.compile(r"(\d{4})(?:$|[-/.: QqMmWw])")
 
 
 def shade(regime: int) -> tuple[str, float]:
-    """The colour of a regime and the opacity of its bands; blue is that of the signal."""
+    """The colour of a regime and the opacity of its bands; blue is kept for the signal."""
     return COLOURS[(2, 1, 3, 5, 4)[regime % 5]], 0.24
 
 
@@ -52,7 +52,7 @@ def _paint(found: Regimes, narrow: bool, axes: "Axes") -> None:
 
 
 def ticks(labels: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Where to name the time axis, and how: by round years where the labels begin with years."""
+    """Positions and labels of the ticks on the time axis: round years if the labels begin with years."""
     found = [YEAR.match(label) for label in labels]
     years = [int(match[1]) for match in found if match]
     if len(years) == len(labels) and years == sorted(years) and years[-1] - years[0] > 3:

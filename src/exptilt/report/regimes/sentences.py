@@ -1,4 +1,4 @@
-"""What was found in a series, in words: for a terminal, and the sentences of the page."""
+"""The regimes of a series in words: a summary for a terminal, and the sentences of the page."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from exptilt.switching.learning.summary import write_number
 
 
 def name_of(found: Regimes, regime: int) -> str:
-    """A regime by its number and, in words, by what it is."""
+    """Name of a regime: its number and, if there are several, a word such as "low" or "fast"."""
     M = len(found.share)
     low, high = ("slow", "fast") if found.kind == "local-level" else ("low", "high")
     middle = "" if M == 3 else f" {regime}"
@@ -17,7 +17,7 @@ def name_of(found: Regimes, regime: int) -> str:
 
 
 def now(found: Regimes) -> str:
-    """Where the series is at its last row, and since when."""
+    """Sentences on the regime at the last row: its probability, since when, and how long it should last."""
     last = found.spells[-1]
     p = found.filtered[-1, last.regime]
     sure = "more than 99 %" if p > 0.99 else f"{100 * p:.0f} %"
@@ -36,7 +36,7 @@ def now(found: Regimes) -> str:
 
 
 def verdicts(found: Regimes) -> list[str]:
-    """What the tests of the residuals say, in words."""
+    """One sentence per column on the tests of its residuals."""
     out = []
     for name, tests in zip(found.columns, found.tests, strict=False):
         bad = {test.split(",")[0] for test, (_, p) in tests.items() if p < 0.01}
@@ -60,7 +60,7 @@ def verdicts(found: Regimes) -> list[str]:
 
 
 def text(found: Regimes) -> str:
-    """The summary as lines of text; names from the file cannot upset the terminal."""
+    """The summary as lines of text; control characters in names from the file are spelled out."""
     names = [plain(name) for name in found.columns]
     words = {"level": ("level", "sd"), "local-level": ("pace", "noise sd"), "counts": ("rate", "sd")}
     center, deviation = words[found.kind]

@@ -52,12 +52,12 @@ class Series:
 
 
 def read_series(path: Path, columns: Sequence[str] | None, index: str | None) -> Series:
-    """Read a CSV file; each column must vary.
+    """Read a CSV or parquet file; raises if a chosen column does not vary.
 
     Args:
         path: the file.
-        columns: which columns; None takes every column of numbers that is not the index.
-        index: the column that names the rows; None takes the first if it looks like one, or numbers them.
+        columns: which columns; None takes every column of numbers that varies and is not the index.
+        index: the column that names the rows; None takes one that looks like it, or numbers the rows.
     """
     header, rows, how = _parquet(path) if path.suffix in (".parquet", ".pq") else _cells(path)
     asked = index is not None
@@ -104,7 +104,7 @@ def read_series(path: Path, columns: Sequence[str] | None, index: str | None) ->
 
 
 def _why_still(column: NDArray[np.float64]) -> str:
-    """Why there are no regimes in a column, if so."""
+    """Why there can be no regimes in a column; empty if it varies."""
     seen = column[~np.isnan(column)]
     if len(seen) < 2:
         return f"has {len(seen)} observed values"
@@ -112,7 +112,7 @@ def _why_still(column: NDArray[np.float64]) -> str:
 
 
 def _index_of(header: list[str], rows: Lines, columns: Sequence[str]) -> str | None:
-    """The column that names the rows, by its looks."""
+    """The column that seems to name the rows; None if there is none."""
     if header[0] not in columns and _names_rows(header, rows):
         return header[0]
     for at, name in enumerate(header[1:], 1):
@@ -122,7 +122,7 @@ def _index_of(header: list[str], rows: Lines, columns: Sequence[str]) -> str | N
 
 
 def _names_rows(header: list[str], rows: Lines) -> bool:
-    """Whether the first column looks like what the rows are called: dates, a counter, years."""
+    """Whether the first column seems to name the rows: it has no name, or holds dates, a counter or years."""
     first = [row[0].strip() for _, row in rows]
     if len(header) < 2:
         return False
@@ -146,8 +146,8 @@ def _is_number(cell: str) -> bool:
 
 
 def _parquet(path: Path) -> tuple[list[str], Lines, str]:
-    """The table of a parquet file as cells of text, its index in front if it has more than numbers."""
-    path.open("rb").close()  # a file that is not there says so itself
+    """The table of a parquet file as cells of text, its index in front unless that only numbers the rows."""
+    path.open("rb").close()  # raises if the file is not there
     try:
         import pandas as pd
         import pyarrow  # noqa: F401
@@ -167,7 +167,7 @@ def _parquet(path: Path) -> tuple[list[str], Lines, str]:
 
 
 def _cells(path: Path) -> tuple[list[str], Lines, str]:
-    """The header, the other lines that are not empty with their numbers, and how they were read."""
+    """The header, the other lines that are not empty with their line numbers, and how cells were read."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = file.readline()
@@ -199,7 +199,7 @@ def _cells(path: Path) -> tuple[list[str], Lines, str]:
 
 
 def _with_point(cell: str) -> str:
-    """A number with a decimal comma as one with a point; other text as it is."""
+    """A number with a decimal comma, written with a point; other text is unchanged."""
     if not COMMA.fullmatch(cell):
         return cell
     return re.sub(r"[. \u00a0\u202f']", "", cell.strip()).replace(",", ".")

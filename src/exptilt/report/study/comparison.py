@@ -11,7 +11,7 @@ from exptilt.report.study.sentences import head_name, number, shape, with_error
 
 @dataclass(frozen=True)
 class Against:
-    """What the page says of another study."""
+    """The part of a page that compares a study with another one."""
 
     name: str
     lead: str

@@ -3,14 +3,15 @@ r"""Three to five findings about one model, by stated rules, the most surprising
 Every rule compares a head with the other heads of the same model, or a change with the other changes, by how
 many robust standard deviations it is away from the middle,
 
-    z = |x − median| / (1.4826 · median |x − median|),
+    z = |x − median| / (1.4826 · median |x − median|).
 
-and counts only beyond `FAR`, and if the difference from the middle is more than two standard errors. What is
-to be said of all heads together (none is dead, none stands out) has z = 0 and comes last. The rules:
+A head that is far out counts only beyond `FAR`, and if its difference from the middle is more than two
+standard errors. Findings about all heads together (none is dead, none stands out) have z = 0 and come last.
+The rules:
 
     peak        the head with the largest score
     focus       the head that looks at the fewest keys in effect
-    kind        for each kind of `study.kinds`, how many heads are of it, and the one that is so most
+    kind        for each kind of `study.kinds`, how many heads are of that kind, and its clearest example
     collapse    the largest fall of a head's entropy from one checkpoint to the next
     growth      the largest score of any head, if it grew by over 5 % to the last checkpoint
     dead        heads that write next to nothing, or that there are none
@@ -51,7 +52,7 @@ class Finding:
 
     Attributes:
         text: a sentence with its number and error.
-        z: how far out it is, in robust standard deviations; 0 if it is of all heads.
+        z: how far out it is, in robust standard deviations; 0 if the finding is about all heads.
         place: layer and head to open, or None.
         measure: the statistic to show with it.
     """
@@ -63,12 +64,12 @@ class Finding:
 
     @property
     def anchor(self) -> str:
-        """Where the page shows it."""
+        """Anchor of the place where the page shows this finding."""
         return "heads" if self.place is None else f"L{self.place[0]}H{self.place[1]}:{self.measure}"
 
 
 def findings(study: Study) -> list[Finding]:
-    """What stands out in this model, most surprising first."""
+    """The findings about this model, most surprising first."""
     every = sorted((f for rule in RULES for f in rule(study)), key=lambda f: -f.z)
     kept: list[Finding] = []
     for finding in every:
@@ -82,7 +83,7 @@ def findings(study: Study) -> list[Finding]:
 
 
 def _z(values: Array, x: float) -> float:
-    """Robust standard deviations from the middle; 0 where the others do not differ at all."""
+    """Robust standard deviations of x from the median; 0 if half of the values are equal, or fewer than 3."""
     known = values[np.isfinite(values)]
     if known.size < 3 or not math.isfinite(x):
         return 0.0
@@ -92,7 +93,7 @@ def _z(values: Array, x: float) -> float:
 
 
 def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float, float] | None:
-    """Place, z and value of the head with the extreme value, and the median, if it is surely far out."""
+    """Place, z and value of the extreme head, and the median over heads; None unless it is surely far out."""
     measure = study.heads.get(name)
     found = None if measure is None else summary(measure)
     if measure is None or measure.value is None or found is None:
@@ -223,7 +224,7 @@ RULES = (_peak, _focus, _kinds, _collapse, _growth, _dead, _even)
 
 
 def cautions(study: Study) -> list[str]:
-    """What is wrong with the input, if anything: too little text, or one that the tokenizer does not know."""
+    """Warnings about the input: too little text, or text that the tokenizer does not know."""
     found = []
     tokens, unknown = study.text_facts.get("tokens"), study.text_facts.get("unknown tokens")
     if isinstance(tokens, int) and tokens < FEW_TOKENS:

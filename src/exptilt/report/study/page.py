@@ -16,8 +16,9 @@ import numpy as np
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
 from exptilt.claims import every as every_claim
-from exptilt.lens import HeadMeasure, LayerMeasure, Study
+from exptilt.lens import Study
 from exptilt.lens.studying.notebook import some_heads
+from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
 from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
 from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
@@ -38,12 +39,12 @@ CAUTION = (
 def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None = None) -> Path:
     """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
 
-    A ledger that lies there keeps its page, as `claims.html`, and the two pages link to each other.
+    If `folder` holds a ledger, its page is kept as `claims.html`, and the two pages link to each other.
 
     Args:
-        study: what was measured.
-        folder: where; made if it is not there.
-        against: another study to hold it against, which is written as `against.json`.
+        study: the study to show.
+        folder: where to write; made if it is not there.
+        against: another study to compare it with, which is written as `against.json`.
 
     Returns:
         The path of `index.html`.
@@ -55,7 +56,7 @@ def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None
     texts = {"heads.csv": table, "study.json": study.to_json()}
     texts |= {} if against is None else {"against.json": against.to_json()}
     pages, place = {REPORT: render_study(study, against)}, Path(folder)
-    if (place / "claims.json").is_file():  # a ledger lies here, under the name of this page if it came first
+    if (place / "claims.json").is_file():  # a ledger lies here, as index.html if it was written first
         ledger = place / (LEDGER if (place / "study.json").is_file() else REPORT)
         if ledger.is_file():
             pages = side_by_side({LEDGER: ledger.read_text("utf-8"), **pages})
@@ -145,7 +146,7 @@ def named(measure: HeadMeasure | LayerMeasure) -> str:
 
 
 def kinds_table(study: Study) -> Table:
-    """The kinds of heads: rule, number of heads, and which."""
+    """Table of the kinds of heads: rule, number of heads, and which."""
     rows: list[list[Cell]] = []
     for name, kind in study.kinds.items():
         title, count = study.heads[kind.measure].title, int(kind.members.sum())
@@ -157,7 +158,7 @@ def kinds_table(study: Study) -> Table:
 
 
 def heads_table(study: Study) -> Table:
-    """Every head with every statistic: what the heatmap shows, for those who do not see it."""
+    """Table of every head with every statistic, for readers who do not see the heatmap."""
     shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
     kinds = study.kinds.items()
     rows: list[list[Cell]] = []
@@ -175,7 +176,7 @@ def every(study: Study) -> list[HeadMeasure | LayerMeasure]:
 
 
 def claims_named(texts: Iterable[str]) -> dict[str, str]:
-    """What the ledger says of the claims that stand in parentheses in any of the texts, by id.
+    """Statements of the claims whose ids stand in parentheses in any of the texts, by id.
 
     A page stands alone, so it carries the statements; the ids in its text are links to them.
     """
@@ -184,7 +185,7 @@ def claims_named(texts: Iterable[str]) -> dict[str, str]:
 
 
 def meanings(study: Study) -> Table:
-    """What each statistic is, what it takes for granted, and why it is missing where it is."""
+    """Table of every statistic: its meaning, what it assumes, and why it was not measured if it was not."""
     rows = []
     for measure in every(study):
         missing = f"Not measured: {measure.reason}" if measure.reason else ""
@@ -193,7 +194,7 @@ def meanings(study: Study) -> Table:
 
 
 def layer_tables(study: Study) -> list[Table]:
-    """The layer statistics, one table for all that have the same places."""
+    """Tables of the layer statistics, one for all that have the same places."""
     groups: dict[tuple[str, ...], list[tuple[str, list[Cell]]]] = {}
     for measure in study.layers.values():
         if measure.value is not None and np.ndim(measure.value) == 1:
@@ -225,13 +226,13 @@ def training_table(study: Study) -> Table | None:
 
 
 def strip_note(study: Study) -> str:
-    """What the strips leave out, if anything."""
+    """Note on how many tokens the strips show; empty if they show all."""
     shown, there = strip_size(study), len(study.strip_tokens)
     return f"The first {shown} of {there} tokens, to keep this page small." if shown < there else ""
 
 
 def text(study: Study) -> str:
-    """The findings as a table for a terminal."""
+    """The findings and a table of the statistics, as text for a terminal."""
     lines, missing = [("statistic", "lowest", "median", "highest")], []
     for measure in study.heads.values():
         found = sentences.summary(measure)

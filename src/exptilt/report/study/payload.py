@@ -1,4 +1,4 @@
-"""What the page's scripts draw from: a study as plain values for JSON.
+"""A study as plain values for JSON, from which the scripts of the page draw.
 
 Numbers keep five significant digits (the exact ones are in `study.json`). The attention strips of all heads
 would be the bulk: each weight p becomes one byte b with p ≈ (b/255)², which is right to 0.004 at worst and
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Picture, Study, Training
+from exptilt.lens import Picture, Study
+from exptilt.lens.studying.results import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Training
 from exptilt.report.study import sentences
 from exptilt.report.tokens import visible
 
@@ -23,7 +24,7 @@ TOP_TOKENS = 12
 
 
 def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
-    """Everything the scripts need, as what JSON knows; `against` is a study to hold this one against."""
+    """All that the scripts need, as JSON values; `against` is a study to compare this one with."""
     size = strip_size(study)
     if against is not None and sentences.shape(study) != sentences.shape(against):
         against = None  # its heads cannot be compared
@@ -72,14 +73,14 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 
 def strip_size(study: Study) -> int:
-    """How many tokens of the strip the page shows for all strips to fit; a picture is shown whole."""
+    """Number of tokens of the strip that the page shows, so that all strips fit; a picture is shown whole."""
     if study.picture is not None:
         return len(study.strip_tokens)
     return min(len(study.strip_tokens), math.isqrt(STRIP_BYTES // max(1, len(study.details))))
 
 
 def _numbers(values: Any) -> Any:
-    """An array or a number as (lists of) short numbers, text as it is; what is not finite becomes None."""
+    """An array or a number as (lists of) short numbers, text unchanged; NaN and infinities become None."""
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if isinstance(values, list | tuple):
@@ -90,7 +91,7 @@ def _numbers(values: Any) -> Any:
 
 
 def _short(record: HeadMeasure | LayerMeasure | Histogram) -> dict[str, Any]:
-    """All that a record holds, in short numbers, by name."""
+    """All fields of a record by name, with short numbers."""
     return {item.name: _numbers(getattr(record, item.name)) for item in fields(record)}
 
 

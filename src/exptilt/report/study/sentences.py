@@ -1,4 +1,4 @@
-"""What the numbers say, in plain sentences: computed from the study, each no stronger than its numbers.
+"""Plain sentences about a study, computed from its numbers, each no stronger than its numbers.
 
 A difference counts as one when it is larger than two standard errors; where there is no error, only the order
 is told. Nothing is called good or bad, and no cause is named: a head that puts much weight on the first key
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exptilt.lens import HeadDetail, HeadMeasure, LayerMeasure, Study
+from exptilt.lens import Study
 from exptilt.lens.studying.notebook import shape as shape
+from exptilt.lens.studying.results import HeadDetail, HeadMeasure, LayerMeasure
 from exptilt.report.tokens import visible
 
 Place = tuple[int, int]
@@ -33,7 +34,7 @@ def place_of(index: int | np.intp, values: NDArray[Any]) -> Place:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Three significant digits, a true minus sign, the unit.
+    """A number with three significant digits, a true minus sign and its unit.
 
     Example:
         >>> number(-0.12345), number(1234.5, "nats"), number(0.0)
@@ -72,7 +73,7 @@ def with_error(value: float, error: float, unit: str = "") -> str:
 
 
 def head_name(place: Place) -> str:
-    """How a head is called in a sentence."""
+    """Name of a head in a sentence."""
     return f"layer {place[0]} head {place[1]}"
 
 
@@ -83,7 +84,7 @@ def known_mean(values: NDArray[np.float64]) -> float:
 
 
 def summary(measure: HeadMeasure) -> tuple[Place, Place, float] | None:
-    """Where the lowest and the highest known value stand, and the median; None if no value is known."""
+    """Places of the lowest and the highest known value, and the median; None if no value is known."""
     if measure.value is None or not np.isfinite(measure.value).any():
         return None
     known = np.where(np.isfinite(measure.value), measure.value, np.nan)
@@ -99,7 +100,7 @@ def told(measure: HeadMeasure, place: Place) -> str:
 
 
 def of_measure(study: Study, name: str) -> str:
-    """What is to be said of one statistic over all heads."""
+    """Sentences on one statistic over all heads."""
     measure = study.heads[name]
     value, error, found = measure.value, measure.error, summary(measure)
     if value is None:
@@ -129,7 +130,7 @@ def of_measure(study: Study, name: str) -> str:
 
 
 def of_head(study: Study, detail: HeadDetail) -> str:
-    """What stands out in one head."""
+    """Sentences on what stands out in one head."""
     place = (detail.layer, detail.head)
 
     def value(name: str) -> float:
@@ -167,7 +168,7 @@ def _listed(words: list[str]) -> str:
 
 
 def of_layers(measure: LayerMeasure) -> str:
-    """What is to be said of one statistic along the depth."""
+    """A sentence on one statistic along the depth."""
     if measure.value is None:
         return f"Not measured: {measure.reason}"
     value = np.asarray(measure.value)
@@ -192,7 +193,7 @@ def of_layers(measure: LayerMeasure) -> str:
 
 
 def of_training(study: Study, name: str) -> str:
-    """How the mean of one statistic over heads moved over the checkpoints; "" if it was not followed."""
+    """A sentence on how a statistic's mean over heads moved over the checkpoints; "" if not followed."""
     training = study.training
     if training is None or name not in training.heads or name not in study.heads:
         return ""
@@ -209,7 +210,7 @@ def of_training(study: Study, name: str) -> str:
 
 
 def of_loss(study: Study) -> str:
-    """How the loss fell; "" where it was not measured."""
+    """A sentence on how the loss moved over the checkpoints; "" if it was not measured."""
     if study.training is None or not np.isfinite(study.training.loss).any():
         return ""
     loss, steps = study.training.loss, study.training.steps

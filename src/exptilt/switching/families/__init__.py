@@ -1,18 +1,14 @@
 """Switching models whose state is a conjugate exponential family: filter, smoother, learning, forecasts."""
 
 from .counts import fit_counts
-from .dynamics import Discounted, Pushed, discounted, pushed
-from .learning import FamilyFit
+from .dynamics import DiscountedDynamics, LinearDynamics
 from .model import FamilyFiltered, FamilySmoothed, SwitchingFamily
 
 __all__ = [
-    "Discounted",
+    "DiscountedDynamics",
     "FamilyFiltered",
-    "FamilyFit",
     "FamilySmoothed",
-    "Pushed",
+    "LinearDynamics",
     "SwitchingFamily",
-    "discounted",
     "fit_counts",
-    "pushed",
 ]

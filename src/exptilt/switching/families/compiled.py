@@ -3,8 +3,6 @@
 The beliefs are those of ``csrc/conjugate.hpp``, the filters those of ``csrc/switching.hpp``.
 """
 
-import ctypes
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,11 +11,12 @@ from torch import Tensor
 
 from exptilt._support import native
 from exptilt._support.errors import ArgumentError
-from exptilt._support.threads import run_region
+from exptilt._support.threads import run_kernel
 from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
 from exptilt.families.relations import _log_base, moved
 
-from .dynamics import Discounted
+from ..arrays import filled
+from .dynamics import DiscountedDynamics
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
@@ -46,14 +45,14 @@ class Arrays(NamedTuple):
         belief: ``(rows, M, K)``, the natural parameters.
         failure: ``(series, 2)``: the step at which a series cannot go on, and the mode whose belief is not
             finite there, or M where no mode can give y; −1 where nothing went wrong.
-        mixing: ``(rows, M, M)``, [i, j] = P(mode before = i | mode = j, y up to here); None if not asked for.
+        mixing: ``(rows, M, M)``, [i, j] = P(mode before = i | mode = j, y up to here), or no rows.
     """
 
     terms: np.ndarray
     log_mode: np.ndarray
     belief: np.ndarray
     failure: np.ndarray
-    mixing: np.ndarray | None = None
+    mixing: np.ndarray
 
 
 class Compiled:
@@ -64,7 +63,7 @@ class Compiled:
         self.rows, self.centre = rows, centre_of(model.prior, rows, there)
         near = rows if self.centre is None else rows - self.centre
         count = there.numel()
-        prior, K = self.about(model._started()), model._size
+        prior, K = self.about(model.prior), model._size
         self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
         if isinstance(prior, Gamma | Beta | NormalGamma):
             self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
@@ -74,7 +73,7 @@ class Compiled:
         self.starts = self.shape[1] * np.arange(self.shape[0] + 1)
         M = len(model.dynamics)
         self.prior = flat(prior.natural_parameter.expand(M, K), M, K)
-        moves = [move for move in model.dynamics if isinstance(move, Discounted)]
+        moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
         self.discount = np.array([float(move.discount) for move in moves])
         rests = [self.about(move.rest).natural_parameter for move in moves]
         self.rest = flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
@@ -96,17 +95,17 @@ class Compiled:
             np.zeros((N, M)),
             np.zeros((N, M, K)),
             np.full((B, 2), -1, np.int64),
-            np.zeros((N, M, M)) if every else None,
+            np.zeros((N if every else 0, M, M)),
         )
         kind, total = COMPILED[type(self.model.prior)], np.zeros(B)
         given = {"modes": M, "method": _CODES[method], "series": B, "everything": every}
         given |= {"family": kind, "groups": self.groups, "numbers": K}
         arrays = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         arrays |= out._asdict() | {"log_likelihood": total}
-        frame = native.frame("ConjugateSeries")(**given, **addresses(arrays))
+        frame = filled("ConjugateSeries", **given, **arrays)
         threads = min(torch.get_num_threads(), B)
-        run_region(native.address("filter_families"), ctypes.addressof(frame), threads)
-        if method == "gpb1" and out.mixing is not None:  # its weights do not depend on the mode that follows
+        run_kernel("filter_families", frame, threads)
+        if method == "gpb1" and every:  # its weights do not depend on the mode that follows
             before = np.roll(out.log_mode, 1, 0)
             before[self.starts[:-1]] = self.log_initial
             joint = torch.from_numpy(before[:, :, None] + self.log_transition)
@@ -116,7 +115,6 @@ class Compiled:
     def run(self, method: str, what: str) -> Passed:
         """The filter's pass; an error with the step where it cannot go on."""
         found = self.arrays(method)
-        assert found.mixing is not None
         B, T = self.shape
         with np.errstate(over="ignore", invalid="ignore"):
             theta = found.belief.astype(str(self.model.prior.dtype).removeprefix("torch."))
@@ -170,15 +168,10 @@ def smooth(
     }
     sizes = {"probability": (B, T, M), "pairs": (B, T, M, M), "later": (B, T, M, K)}
     out = {name: np.empty(size) for name, size in sizes.items()}
-    frame = native.frame("ConjugateBackward")(modes=M, numbers=K, series=B, **addresses(arrays | out))
+    frame = filled("ConjugateBackward", modes=M, numbers=K, series=B, **arrays, **out)
     native.call("smooth_families", frame)
     probability, pairs, later = (torch.from_numpy(x).to(evidence) for x in out.values())
     return probability, pairs, later
-
-
-def addresses(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:
-    """Where the numbers of each array begin; 0 for None."""
-    return {name: 0 if x is None else x.ctypes.data for name, x in arrays.items()}
 
 
 def reached(joint: Tensor, log_mode: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """A ready model of counts: regimes with a rate each, about which it wanders."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -9,14 +11,14 @@ from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt.families import Gamma, Poisson
 
-from .dynamics import Discounted
-from .learning import FamilyFit
+from ..learning.summary import Fit
+from .dynamics import DiscountedDynamics
 from .model import SwitchingFamily
 
 
 def fit_counts(
     y: ArrayLike | Tensor, *, modes: int = 2, starts: int = 5, seed: int = 0, progress: bool | None = None
-) -> FamilyFit:
+) -> Fit[SwitchingFamily]:
     """Regimes of Poisson counts, with Gamma beliefs about their rates that are drawn to a law of each regime.
 
     Starts from equal parts of the counts, from low to high; regimes are numbered so.
@@ -47,27 +49,27 @@ def fit_counts(
     stay = 0.9 if modes > 1 else 1.0
     transition = torch.full((modes, modes), (1 - stay) / max(modes - 1, 1), dtype=torch.float64)
     model = SwitchingFamily(
-        transition.fill_diagonal_(stay), rests, Poisson, [Discounted(0.7, rest) for rest in rests]
+        transition.fill_diagonal_(stay), rests, Poisson, [DiscountedDynamics(0.7, rest) for rest in rests]
     )
     fit = model.fit(
         rows, restarts=starts - 1, generator=torch.Generator().manual_seed(seed), progress=progress
     )
     means = torch.stack([move.rest.event_mean.sum() for move in _moves(fit.model)])
     order = means.argsort()
-    found, errors = fit.model, {name: x[order.numpy()] for name, x in fit.standard_errors.items()}
-    if "transition" in errors:
-        errors["transition"] = errors["transition"][:, order.numpy()]
+    found, tables = fit.model, (fit.standard_errors, fit.estimates)
+    errors, values = ({name: x[order.numpy()] for name, x in table.items()} for table in tables)
+    for table in (errors, values):
+        if "transition" in table:
+            table["transition"] = table["transition"][:, order.numpy()]
     ranked = SwitchingFamily(
         found.transition[order][:, order],
         found.prior[order],
         Poisson,
         [found.dynamics[int(k)] for k in order],
-        found.initial_probability[order],  # type: ignore[index]
+        found.initial_probability[order],
     )
-    return FamilyFit(
-        ranked, fit.log_likelihood, errors, fit.status, fit.free_parameters, fit.observations, fit.restarts
-    )
+    return replace(fit, model=ranked, standard_errors=errors, estimates=values)
 
 
-def _moves(model: SwitchingFamily) -> list[Discounted]:
-    return [move for move in model.dynamics if isinstance(move, Discounted)]
+def _moves(model: SwitchingFamily) -> list[DiscountedDynamics]:
+    return [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]

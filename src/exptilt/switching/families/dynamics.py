@@ -3,7 +3,7 @@ r"""Dynamics of beliefs: how what is known of the state becomes what is known of
 **Discounted**: a belief is drawn towards a law of rest, θ ← δθ + (1 − δ)θ_rest, a geometric mean of both,
 which is always a member: the power steady model.
 
-**Pushed**: the state goes through a linear map with noise. A Gaussian stays one. A Gamma stays one where the
+**Linear**: the state goes through a linear map with noise. A Gaussian stays one. A Gamma stays one where the
 map only scales it; otherwise it becomes the Gamma with the mean and variance of what it has become.
 """
 
@@ -22,38 +22,50 @@ Dynamics = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Discounted:
-    """What `discounted` returns.
+class DiscountedDynamics:
+    """Dynamics that forget: the natural parameter goes from θ to δθ + (1 − δ)θ_rest.
 
-    Attributes:
-        discount: δ.
-        rest: the law of rest.
+    Args:
+        discount: δ in (0, 1]; 1 keeps everything.
+        rest: the law that is left when all is forgotten, without batch axes.
+
+    Example:
+        >>> half = DiscountedDynamics(0.5, Gamma(torch.tensor([1.0]), torch.tensor([0.0001])))
+        >>> half(Gamma(torch.tensor([9.0]), torch.tensor([4.0]))).shape
+        tensor([5.])
     """
 
     discount: float
     rest: ExponentialFamily
 
     def __post_init__(self) -> None:
-        number("discounted", "discount", self.discount, above=0, most=1)
+        number("DiscountedDynamics", "discount", self.discount, above=0, most=1)
         if not isinstance(self.rest, ExponentialFamily) or self.rest.batch_shape:
-            raise ArgumentError(f"discounted: rest must be one member of a family; got {self.rest!r}.")
+            raise ArgumentError(
+                f"DiscountedDynamics: rest must be one member of a family; got {self.rest!r}."
+            )
 
     def __call__(self, belief: ExponentialFamily) -> ExponentialFamily:
         """The belief one step later."""
         if type(belief) is not type(self.rest):
             kinds = f"{type(self.rest).__name__}, the belief a {type(belief).__name__}"
-            raise ArgumentError(f"discounted: rest is a {kinds}. Pass the same family.")
+            raise ArgumentError(f"DiscountedDynamics: rest is a {kinds}. Pass the same family.")
         theta = torch.lerp(self.rest.natural_parameter, belief.natural_parameter, self.discount)
         return belief.from_natural(theta)
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What `pushed` returns.
+class LinearDynamics:
+    """Dynamics by a linear map: ξ ← W ξ + noise, of Gaussian and Gamma beliefs.
 
-    Attributes:
-        dynamics: W.
-        process_noise: Q.
+    Args:
+        dynamics: ``(D, D)``, W; for Gammas at least 0.
+        process_noise: ``(D, D)``, the covariance of the noise, whose mean is 0; of Gammas, which are
+            independent, only its diagonal counts.
+
+    Example:
+        >>> LinearDynamics(torch.eye(1), 3 * torch.eye(1))(Gamma(torch.tensor([4.0]), torch.tensor([2.0])))
+        Gamma(shape=tensor([1.]), rate=tensor([0.5000]))
     """
 
     dynamics: Tensor
@@ -64,13 +76,13 @@ class Pushed:
         for name, x in (("dynamics", W), ("process_noise", Q)):
             if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[0] != x.shape[1]:
                 got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-                raise ArgumentError(f"pushed: {name} must be a tensor (D, D); got {got}.")
+                raise ArgumentError(f"LinearDynamics: {name} must be a tensor (D, D); got {got}.")
         if W.shape != Q.shape:
             sizes = f"dynamics {tuple(W.shape)}, process_noise {tuple(Q.shape)}"
-            raise ArgumentError(f"pushed: got {sizes}. Pass matrices of one size.")
-        alike("pushed", dynamics=W, process_noise=Q)
-        finite("pushed", dynamics=W, process_noise=Q)
-        entries("pushed", "process_noise", Q, Q.diagonal() >= 0, "at least 0 on the diagonal")
+            raise ArgumentError(f"LinearDynamics: got {sizes}. Pass matrices of one size.")
+        alike("LinearDynamics", dynamics=W, process_noise=Q)
+        finite("LinearDynamics", dynamics=W, process_noise=Q)
+        entries("LinearDynamics", "process_noise", Q, Q.diagonal() >= 0, "at least 0 on the diagonal")
 
     def __call__(self, belief: Any) -> Any:
         """The belief one step later."""
@@ -81,39 +93,18 @@ class Pushed:
         if not isinstance(belief, Gamma):
             kind = type(belief).__name__
             raise ArgumentError(
-                f"pushed: the belief is a {kind}. Only Gaussian and Gamma beliefs are pushed."
+                f"LinearDynamics: the belief is a {kind}. Only Gaussian and Gamma beliefs are pushed."
             )
-        entries("pushed", "dynamics", W, (W >= 0).all(-1) & (W > 0).any(-1), "at least 0, and not 0 in a row")
+        entries(
+            "LinearDynamics",
+            "dynamics",
+            W,
+            (W >= 0).all(-1) & (W > 0).any(-1),
+            "at least 0, and not 0 in a row",
+        )
         mean = (W @ belief.event_mean.unsqueeze(-1)).squeeze(-1)
         variance = (W.square() @ belief.event_variance.unsqueeze(-1)).squeeze(-1) + Q.diagonal()
         return Gamma(mean.square() / variance, mean / variance)
 
 
-def discounted(discount: float, rest: ExponentialFamily) -> Discounted:
-    """Dynamics that forget: the natural parameter goes from θ to δθ + (1 − δ)θ_rest.
-
-    Args:
-        discount: δ in (0, 1]; 1 keeps everything.
-        rest: the law that is left when all is forgotten, without batch axes.
-
-    Example:
-        >>> half = discounted(0.5, Gamma(torch.tensor([1.0]), torch.tensor([0.0001])))
-        >>> half(Gamma(torch.tensor([9.0]), torch.tensor([4.0]))).shape
-        tensor([5.])
-    """
-    return Discounted(discount, rest)
-
-
-def pushed(dynamics: Tensor, process_noise: Tensor) -> Pushed:
-    """Dynamics by a linear map: ξ ← W ξ + noise, of Gaussian and Gamma beliefs.
-
-    Args:
-        dynamics: ``(D, D)``, W; for Gammas at least 0.
-        process_noise: ``(D, D)``, the covariance of the noise, whose mean is 0; of Gammas, which are
-            independent, only its diagonal counts.
-
-    Example:
-        >>> pushed(torch.eye(1), 3 * torch.eye(1))(Gamma(torch.tensor([4.0]), torch.tensor([2.0])))
-        Gamma(shape=tensor([1.]), rate=tensor([0.5000]))
-    """
-    return Pushed(dynamics, process_noise)
+Discounted, Pushed = DiscountedDynamics, LinearDynamics  # the names in older pickles

@@ -7,7 +7,6 @@ an observation each. Standard errors are from its curvature, by the delta method
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,51 +17,27 @@ from exptilt._support.checks import generator as check_generator
 from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 
+from ..learning.climb import best_end, climb_all, delta_method, starts_around
 from ..learning.differences import by_differences
 from ..learning.free_parameters import Free
-from ..learning.maximum_likelihood import FitStatus, climb_all, curvature, delta_method, starts_around
-from ..learning.summary import Criteria
+from ..learning.maximum_likelihood import check_enough
+from ..learning.summary import Fit
 from .compiled import Compiled, flat
-from .dynamics import Discounted
+from .dynamics import DiscountedDynamics
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
+FamilyFit = Fit  # the name in older pickles
 PARTS = ("transition", "discount", "rest")
 LEAST = 1e-6  # discount: below it nothing is left of what was known
-
-
-@dataclass(frozen=True)
-class FamilyFit(Criteria):
-    """What maximum likelihood found.
-
-    Attributes:
-        model: with the parameters found.
-        log_likelihood: of all series.
-        standard_errors: by name: "transition" ``(M, M)``, "discount" ``(M,)`` and the fields of the laws of
-            rest, such as "shape" ``(M, D)``, with their "mean" ``(M, D)`` where it is one of x; NaN where the
-            curvature does not tell.
-        status: why it stopped; ``status.value`` says it in words.
-        free_parameters: how many were learned.
-        observations: how many numbers were observed.
-        restarts: the log-likelihood at the end of each start.
-        aic, bic: Akaike's and Schwarz's criterion.
-    """
-
-    model: "SwitchingFamily"
-    log_likelihood: float
-    standard_errors: dict[str, np.ndarray]
-    status: FitStatus
-    free_parameters: int
-    observations: int
-    restarts: tuple[float, ...] = field(default=())
 
 
 class Chosen:
     """What is learned of a model, and the numbers that stand for it."""
 
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
-        self.moves = [move for move in model.dynamics if isinstance(move, Discounted)]
+        self.moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
         self.kind: Any = type(model.prior)
         self.parts = [name for name, rank in self.kind.event_dims.items() if rank == 1]
         rests = {
@@ -107,7 +82,7 @@ def fit_family(
     tolerance: float,
     generator: torch.Generator | None,
     progress: bool | None,
-) -> FamilyFit:
+) -> Fit[Any]:
     """The fit; arguments as for `SwitchingFamily.fit`."""
     caller = "SwitchingFamily.fit"
     unknown = [name for name in fixed if name not in PARTS]
@@ -135,22 +110,36 @@ def fit_family(
             last = compiled.arrays(method, every=False)
         return -float(last.terms.sum()) if (last.failure < 0).all() else np.inf
 
+    seen = int(compiled.there.sum()) * compiled.rows.shape[-1]
+    check_enough(caller, learned.free.size, seen)
     evaluate, origin = by_differences(value), learned.free.vector(learned.begin)
     try:
         starts = starts_around(origin, restarts, spread, generator)
-        ends = climb_all(evaluate, starts, (max_steps, tolerance, progress))
+        ends = climb_all(evaluate, starts, (max_steps, tolerance, progress), None, learned.free.bounded)
     except ArgumentError:
         raise ArgumentError(f"{caller}: this model cannot give the data at all.") from None
-    best, end, status, _ = max(ends, key=lambda found: found[0])
-    errors = delta_method(learned.natural, end, curvature(evaluate, end))
-    every = learned.every(learned.natural(torch.from_numpy(end)))
+    end, same = best_end(ends)
+    errors = delta_method(learned.natural, end.point, end.inverse)
+    natural = learned.natural(torch.from_numpy(end.point))
+    every = learned.every(natural)
     moves = zip(every["discount"].tolist(), every["rest"], strict=True)
     found = type(model)(
         every["transition"].to(model.transition),
         model.prior,
         model.likelihood,
-        [Discounted(discount, rest.to(model.prior.dtype)) for discount, rest in moves],
+        [DiscountedDynamics(discount, rest.to(model.prior.dtype)) for discount, rest in moves],
         model.initial_probability,
     )
-    seen = int(compiled.there.sum()) * compiled.rows.shape[-1]
-    return FamilyFit(found, best, errors, status, len(origin), seen, tuple(end[0] for end in ends))
+    return Fit._of(
+        ends,
+        end,
+        same,
+        learned.free.label,
+        model=found,
+        estimates={name: value.numpy() for name, value in natural.items()},
+        standard_errors=errors,
+        free_parameters=len(origin),
+        observations=seen,
+        regimes=len(learned.moves),
+        filter=method,
+    )

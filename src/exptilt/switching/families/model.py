@@ -43,10 +43,11 @@ from exptilt._support.transforms import derivatives_wanted, pytree
 from exptilt.families import ExponentialFamily, Gaussian, Mixture, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
+from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from .compiled import COMPILED, FITTED, METHODS, Compiled, Passed, centre_of, smooth
-from .dynamics import Discounted, Dynamics, Pushed
-from .learning import FamilyFit, fit_family
+from .dynamics import DiscountedDynamics, Dynamics, LinearDynamics
+from .learning import fit_family
 from .steps import by_steps, merged, own
 
 _MOST = 1024  # modes of a smoother with a lag
@@ -106,18 +107,18 @@ class SwitchingFamily:
         prior: the belief before the first step, batch ``()`` or ``(M,)``.
         likelihood: a family conjugate to the prior, or a member that holds what is known; see
             `families.posterior`.
-        dynamics: a map of beliefs for each mode, such as `discounted` or `pushed`.
+        dynamics: a map of beliefs for each mode, such as `DiscountedDynamics` or `LinearDynamics`.
         initial_probability: ``(M,)``, of the mode before the first step; uniform if not given.
 
     Example:
         >>> from exptilt.families import Gamma, Poisson
-        >>> from exptilt.switching import discounted
+        >>> from exptilt.switching import DiscountedDynamics
         >>> calm, busy = (Gamma(torch.tensor([a]), torch.tensor([1.0])) for a in (2.0, 30.0))
         >>> model = SwitchingFamily(
         ...     transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]),
         ...     prior=calm,
         ...     likelihood=Poisson,
-        ...     dynamics=[discounted(0.8, calm), discounted(0.2, busy)],
+        ...     dynamics=[DiscountedDynamics(0.8, calm), DiscountedDynamics(0.2, busy)],
         ... )
         >>> seen = model.filter(torch.tensor([[1.0], [3.0], [2.0], [33.0], [29.0]]))
         >>> seen.mode_probability[:, 1].round()
@@ -152,9 +153,10 @@ class SwitchingFamily:
         for j, move in enumerate(self.dynamics):
             if not callable(move):
                 raise ArgumentError(
-                    f"SwitchingFamily: dynamics[{j}] is {move!r}. Pass a map of beliefs, such as discounted."
+                    f"SwitchingFamily: dynamics[{j}] is {move!r}. Pass a map of beliefs, "
+                    "such as DiscountedDynamics."
                 )
-            rest = move.rest if isinstance(move, Discounted) else self.prior
+            rest = move.rest if isinstance(move, DiscountedDynamics) else self.prior
             if type(rest) is not type(self.prior) or rest.natural_parameter.shape[-1] != size:
                 own = f"a {type(self.prior).__name__} of {size} parameters"
                 other = f"a {type(rest).__name__} of {rest.natural_parameter.shape[-1]}"
@@ -177,27 +179,30 @@ class SwitchingFamily:
             raise ArgumentError(
                 f"{caller}: y must be a floating-point tensor (T, D) or (B, T, D), not empty; got {got}."
             )
-        missing = y.isnan()
-        entries(caller, "y", y, missing.all(-1) | ~missing.any(-1), "NaN throughout or nowhere")
         rows = y if y.ndim == 3 else y.unsqueeze(0)
-        there = ~rows[..., 0].isnan()
-        if bool(there.any()):
+        if bool(y.isfinite().all()):
+            wide, there = rows, torch.ones_like(rows[..., 0], dtype=torch.bool)
+        else:
+            missing = y.isnan()
+            entries(caller, "y", y, missing.all(-1) | ~missing.any(-1), "NaN throughout or nowhere")
+            there = ~rows[..., 0].isnan()
+            if not bool(there.any()):
+                return rows.nan_to_num(), there
             some = rows[there]
             finite(caller, y=some)
             wide = rows.where(there.unsqueeze(-1), some[0])  # a missing one is as good as any that is there
-            self._evidence(some[:1])  # refuses another dimension
-            inside = supports(self.likelihood, wide)
-            if inside is not None and not bool(inside.all()):
-                series, step = (~inside).nonzero()[0].tolist()
-                kind = self.likelihood if isinstance(self.likelihood, type) else type(self.likelihood)
-                where = f"at step {step}" if y.ndim == 2 else f"of series {series} at step {step}"
-                value = wide[series, step].tolist()
-                raise ArgumentError(
-                    f"{caller}: y {where} is {value}, which {kind.__name__} cannot give. "
-                    "Pass observations in its support, NaN where there is none."
-                )
-            return wide, there
-        return rows.nan_to_num(), there
+        self._evidence(wide[0, :1])  # refuses another dimension
+        inside = supports(self.likelihood, wide)
+        if inside is not None and not bool(inside.all()):
+            series, step = (~inside).nonzero()[0].tolist()
+            kind = self.likelihood if isinstance(self.likelihood, type) else type(self.likelihood)
+            where = f"at step {step}" if y.ndim == 2 else f"of series {series} at step {step}"
+            value = wide[series, step].tolist()
+            raise ArgumentError(
+                f"{caller}: y {where} is {value}, which {kind.__name__} cannot give. "
+                "Pass observations in its support, NaN where there is none."
+            )
+        return wide, there
 
     def _evidence(self, y: Tensor) -> Tensor:
         """What observations ``(..., D)`` add to the natural parameter, ``(..., K)``."""
@@ -213,15 +218,20 @@ class SwitchingFamily:
     def _started(self) -> ExponentialFamily:
         return self.prior if self.prior.batch_shape else self.prior.expand((len(self.dynamics),))
 
+    @cached_property
+    def _tensors(self) -> list[Tensor]:
+        """All tensors of the model."""
+        parts: list[Any] = [self.transition, self.initial_probability, *pytree.tree_leaves(self.prior)]
+        for move in self.dynamics:
+            if isinstance(move, DiscountedDynamics):
+                parts += pytree.tree_leaves(move.rest)
+            elif isinstance(move, LinearDynamics):
+                parts += [move.dynamics, move.process_noise]
+        return [x for x in parts if isinstance(x, Tensor)]
+
     def _derivatives(self, y: Tensor) -> bool:
         """Whether a derivative of a pass may be asked for."""
-        parts: list[Any] = [y, self.transition, self.initial_probability, *pytree.tree_leaves(self.prior)]
-        for move in self.dynamics:
-            if isinstance(move, Discounted):
-                parts += pytree.tree_leaves(move.rest)
-            elif isinstance(move, Pushed):
-                parts += [move.dynamics, move.process_noise]
-        return derivatives_wanted([x for x in parts if isinstance(x, Tensor)])
+        return derivatives_wanted([y, *self._tensors])
 
     def _pass(self, y: Tensor, method: str, what: str) -> tuple[Passed, Tensor, Tensor]:
         """The pass over all series, and the observations with which of them are there."""
@@ -229,7 +239,9 @@ class SwitchingFamily:
         rows, there = self._series(y, what)
         if self._derivatives(y):
             return by_steps(self, rows, there, method, what), rows, there
-        if type(self.prior) in COMPILED and all(isinstance(move, Discounted) for move in self.dynamics):
+        if type(self.prior) in COMPILED and all(
+            isinstance(move, DiscountedDynamics) for move in self.dynamics
+        ):
             return Compiled(self, rows, there).run(method, what), rows, there
         linear = self._linear()
         if linear is None:
@@ -243,7 +255,7 @@ class SwitchingFamily:
 
     def _linear(self) -> SwitchingLinearGaussian | None:
         """The same model as a `SwitchingLinearGaussian`, if it is one."""
-        law, moves = self.likelihood, [move for move in self.dynamics if isinstance(move, Pushed)]
+        law, moves = self.likelihood, [move for move in self.dynamics if isinstance(move, LinearDynamics)]
         if not isinstance(law, Gaussian) or len(moves) < len(self.dynamics):
             return None
         prior = self._started()
@@ -334,7 +346,7 @@ class SwitchingFamily:
     def _smoothed(
         self, passed: Passed, rows: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor, ExponentialFamily]:
-        moves = [move for move in self.dynamics if isinstance(move, Discounted)]
+        moves = [move for move in self.dynamics if isinstance(move, DiscountedDynamics)]
         if len(moves) < len(self.dynamics):
             raise ArgumentError(
                 "SwitchingFamily.smooth: the dynamics are neither all discounted, nor all pushed Gaussians, "
@@ -382,7 +394,7 @@ class SwitchingFamily:
         tolerance: float = 1e-6,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
-    ) -> FamilyFit:
+    ) -> Fit[Any]:
         """Learn the transition matrix, the discounts and the laws of rest by maximum likelihood.
 
         Prior and initial probability stay as they are. Beliefs must be Gamma, Beta, Dirichlet or NormalGamma
@@ -401,7 +413,9 @@ class SwitchingFamily:
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
-        if type(self.prior) not in FITTED or not all(isinstance(m, Discounted) for m in self.dynamics):
+        if type(self.prior) not in FITTED or not all(
+            isinstance(m, DiscountedDynamics) for m in self.dynamics
+        ):
             kinds = sorted({type(move).__name__ for move in self.dynamics})
             raise ArgumentError(
                 f"SwitchingFamily.fit: beliefs are {type(self.prior).__name__}, dynamics {kinds}. Only "

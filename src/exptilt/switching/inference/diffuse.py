@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import scipy.linalg
 import torch
 
 from ..arrays import LOG_TWO_PI, Run, Smoothing
@@ -86,7 +85,9 @@ def see(
     _, s, directions = np.linalg.svd(seen)
     rank = int((s > SMALL * bound.max(initial=0.0)).sum())
     if rank:  # the innovations that see all there is to see come first; the others are freed of it
-        order = scipy.linalg.qr(seen.T, mode="r", pivoting=True)[1].copy()
+        from scipy.linalg import qr
+
+        order = qr(seen.T, mode="r", pivoting=True)[1].copy()
         first, rest = torch.from_numpy(order[:rank]), torch.from_numpy(order[rank:])
         infinite = H @ law.D @ H.mT
         top = infinite[first][:, first]

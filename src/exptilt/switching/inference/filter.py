@@ -9,13 +9,13 @@ moments, innovations and forecasts follow exactly from those.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
-from ..arrays import METHODS, Parameters
+from ..arrays import METHODS, Parameters, Stored
 from ..checks import plain
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, Values, arrange, arrange_total
@@ -26,6 +26,17 @@ from .passes import filter_terms, run_particles
 from .problem import Problem, as_models, prepare
 from .results import ByMode, shown
 from .run import lead_in, run_filter
+
+
+class Computed(NamedTuple):
+    """What `Stored` holds, from filters that are not the compiled ones, or with a graph."""
+
+    log_likelihood: torch.Tensor | np.ndarray
+    terms: torch.Tensor | np.ndarray
+    log_mode: np.ndarray
+    mode_mean: np.ndarray
+    mode_covariance: np.ndarray
+    mixing: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +59,40 @@ class Filtered(ByMode, Generic[Model]):
     data: Data
     stored: str
     parameters: Parameters = field(repr=False)
-    _terms: Any = field(repr=False)  # arrays, or tensors with their graph
-    _total: Any = field(repr=False)
-    _log_mode: np.ndarray = field(repr=False)
-    _mode_mean: np.ndarray = field(repr=False)
-    _mode_covariance: np.ndarray = field(repr=False)
-    _mixing: np.ndarray = field(repr=False)
-    _ess: np.ndarray | None = field(repr=False)
+    _found: Any = field(repr=False)  # a `Stored`, or the same by other means: `Computed`
+    _ess: np.ndarray | None = field(repr=False, default=None)
     _tensors: tuple[torch.Tensor, ...] | None = field(repr=False, default=None)
     _flat: tuple[torch.Tensor, ...] = field(repr=False, default=())
+
+    @property
+    def _terms(self) -> Any:  # an array, or a tensor with its graph
+        return self._found.terms
+
+    @property
+    def _total(self) -> Any:
+        return self._found.log_likelihood
+
+    @property
+    def _log_mode(self) -> np.ndarray:
+        found: np.ndarray = self._found.log_mode
+        return found
+
+    def _by_mode(self, value: np.ndarray, *axes: int) -> np.ndarray:
+        rows, M = self._log_mode.shape
+        return value.reshape(rows, M, *axes)
+
+    @cached_property
+    def _mode_mean(self) -> np.ndarray:  # type: ignore[override]
+        return self._by_mode(self._found.mode_mean, -1)
+
+    @cached_property
+    def _mode_covariance(self) -> np.ndarray:  # type: ignore[override]
+        n = self._mode_mean.shape[-1]
+        return self._by_mode(self._found.mode_covariance, n, n)
+
+    @property
+    def _mixing(self) -> np.ndarray:
+        return self._by_mode(self._found.mixing, -1)
 
     @property
     def _weight(self) -> np.ndarray:
@@ -231,42 +267,33 @@ def filter_problem(
         raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
     data, (M, n, _) = problem.data, problem.sizes
     ess, tensors = None, None
-    terms: Any
-    total: Any
-    arrays: Sequence[np.ndarray]
+    found: Stored | Computed
     if method == "rbpf":
         terms, arrays, ess = _particles(problem, particles, generator)
-        total = totals(problem, terms)
+        found = Computed(totals(problem, terms), terms, *arrays)
     elif method == "exact" or problem.wants_grad:
         if store == "last":
             raise ArgumentError(
                 'filter: store="last" keeps nothing to differentiate. Pass store="all", or torch.no_grad().'
             )
         terms, rest = run(problem, method)
-        total, arrays = totals(problem, terms), [plain(value) for value in rest]
+        found = Computed(totals(problem, terms), terms, *map(plain, rest))
         if terms.requires_grad:
             shapes = ((M,), (M, n), (M, n, n))
             tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
     else:
         lead = lead_in(problem, method)
-        out = run_filter(problem.parameters, data.rows, data.starts, method, store == "all", lead).out
-        terms, total, arrays = out.terms, out.log_likelihood, out[2:6]
+        found = run_filter(problem.parameters, data.rows, data.starts, method, store == "all", lead).out
         if lead and store == "last":
-            arrays = [value[data.starts[1:] - 1] for value in arrays]
-    log_mode, mean, cov, mixing = arrays
-    rows = len(log_mode)
+            ends = (value[data.starts[1:] - 1] for value in found.steps)
+            found = Computed(found.log_likelihood, *ends)
     return Filtered(
         model if isinstance(model, ModelParameters) else tuple(model),  # type: ignore[arg-type]
         method,
         data,
         store,
         problem.parameters,
-        terms,
-        total,
-        log_mode,
-        mean.reshape(rows, M, n),
-        cov.reshape(rows, M, n, n),
-        mixing.reshape(rows, M, M),
+        found,
         ess,
         tensors,
         problem.flat if tensors is not None else (),
@@ -282,7 +309,7 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]
     else:
         data, lead = problem.data, lead_in(problem, method)
         stored = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
-        terms, *rest = (torch.from_numpy(value) for value in stored[1:6])
+        terms, *rest = (torch.from_numpy(value) for value in stored.steps)
     return terms, rest
 
 
@@ -306,4 +333,4 @@ def _particles(
         raise ArgumentError(f"filter: particles is {particles}. Pass at least 1.")
     data = problem.data
     filtered, ess, _ = run_particles(problem.parameters, data.rows, data.starts, particles, generator)
-    return torch.from_numpy(filtered.out.terms), list(filtered.out[2:6]), ess
+    return torch.from_numpy(filtered.out.terms), list(filtered.out.steps[1:]), ess

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtr, ndtri
 
 from ..._support.errors import ArgumentError
 from ..parameters import ModelParameters
@@ -49,6 +48,8 @@ def interval(level: float, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray
 
     Weights are ``(..., M)``, means ``(..., M, m)``, covariances ``(..., M, m, m)``, the ends ``(..., m)``.
     """
+    from scipy.special import ndtr, ndtri
+
     deviation, ends = np.sqrt(np.maximum(np.diagonal(cov, axis1=-2, axis2=-1), 0.0)), []
     for q in ((1 - level) / 2, (1 + level) / 2):
         parts = mean + deviation * ndtri(q)  # the quantile of a mixture lies between those of its parts

@@ -12,27 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._support import native
-from ..arrays import Bars, Cloud, Parameters, Run, Smoothing, address, described, new_run, sizes_of
+from ..arrays import Bars, Cloud, Parameters, Run, Smoothing, address, described, filled, new_run, sizes_of
 from .diffuse import smooth_first
 from .problem import Problem, as_arrays
 from .run import Lead, check_failures, lead_in, over_series, run_filter
 
 CHUNKS = 64  # at most so many sums over series, and so many threads
 ROOM = 2**22  # numbers that these sums may take together, as long as there are eight
-
-
-def filled(name: str, **values: Any) -> Any:
-    """The struct of that name in the compiled core; a field gets a number, or the address of an array."""
-    places = {key: address(v) if isinstance(v, np.ndarray) else v for key, v in values.items()}
-    return native.frame(name)(**places)
-
-
-def _run(kernel: str, frame: Any, count: int, starts: np.ndarray, least: int = 500) -> None:
-    """Run a kernel whose threads take `count` things to do in turn; see `over_series`."""
-    over_series(kernel, frame, starts, least)
-    if frame.next < count:  # no thread could begin
-        raise MemoryError(f"exptilt: no memory is left for {kernel}")
 
 
 class FilterTerms(torch.autograd.Function):
@@ -52,7 +38,7 @@ class FilterTerms(torch.autograd.Function):
         """The fields of `Stored` from `terms` to `mixing`."""
         run = run_filter(as_arrays(flat, first), y.detach().numpy(), starts, method, lead=lead)
         ctx.run, ctx.method = run, method
-        results = tuple(torch.from_numpy(value) for value in run.out[1:6])
+        results = tuple(torch.from_numpy(value) for value in run.out.steps)
         ctx.mark_non_differentiable(results[-1])
         ctx.set_materialize_grads(False)
         return results
@@ -62,7 +48,7 @@ class FilterTerms(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """One pass backwards; see csrc/adjoint.hpp."""
         some = any(bar is not None for bar in given[1:4])
-        shapes = [value.shape if some or k == 0 else (0, 0) for k, value in enumerate(ctx.run.out[1:5])]
+        shapes = [value.shape if some or k == 0 else (0, 0) for k, value in enumerate(ctx.run.out.steps[:4])]
         bars = [
             np.zeros(shape) if bar is None else np.ascontiguousarray(bar.numpy())
             for bar, shape in zip(given[:4], shapes, strict=True)
@@ -95,9 +81,9 @@ def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarr
 
     Those in the parameters and data have their shapes, the last ``(series, M (n + n²) + M)``.
     """
-    p, y_bar, series = run.p, np.zeros(run.y.shape), len(run.lead)
+    p, y_bar, series = run.p, np.zeros(run.y.shape), len(run.starts) - 1
     M, n, _ = sizes_of(p)
-    left = np.zeros((series, M * (n + n * n) + M if run.lead.any() else 0))
+    left = np.zeros((series, M * (n + n * n) + M if run.lead is not None else 0))
     values = dict(zip(Parameters._fields, p[:-1], strict=False))
     shared = [name for name, value in values.items() if value.ndim == 1 or len(value) == 1]  # maps always are
     cuts = [0, *accumulate(values[name].size for name in shared)]
@@ -109,7 +95,7 @@ def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarr
     fields: dict[str, Any] = {"run": ctypes.addressof(frame), "chunks": chunks, "apart": cuts[-1]}
     fields |= {name: first + 8 * cut for name, cut in zip(shared, cuts, strict=False)}
     fields |= {f"{name}_bar": value for name, value in bars._asdict().items() if len(value)}
-    _run("filter_adjoint", filled("Adjoint", **fields, **bar, y=y_bar, left=left), chunks, run.starts)
+    over_series("filter_adjoint", filled("Adjoint", **fields, **bar, y=y_bar, left=left), run.starts)
     whole = sums.sum(0)
     bar |= {name: whole[a:b] for name, a, b in zip(shared, cuts, cuts[1:], strict=False)}
     found = [bar[name].reshape(value.shape) for name, value in values.items()]
@@ -121,7 +107,7 @@ def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray 
 
     `lead` holds the steps of the run that are not the kernel's.
     """
-    (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.lead)
+    (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else np.ascontiguousarray(regressors)
     z = n + known.shape[1]
     shapes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
@@ -131,7 +117,7 @@ def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray 
     frame = described(run, "gpb2")  # which filter it was makes no difference
     fields = dict(zip(Smoothing._fields, laws, strict=False)) | {"regressors": known, "known": known.shape[1]}
     fields |= {"run": ctypes.addressof(frame), "chunks": chunks, "sums": sums}
-    _run("smooth_back", filled("Smoothing", **fields), chunks, run.starts)
+    over_series("smooth_back", filled("Smoothing", **fields), run.starts)
     total, zz, rz, rr = np.split(sums.sum(0), np.cumsum([1, z * z, n * z]), 1)
     tables = total[:, 0], zz.reshape(M, z, z), rz.reshape(M, n, z), rr.reshape(M, n, n)
     s = Smoothing._make([*laws, *tables])
@@ -164,6 +150,6 @@ def run_particles(
     frame, kept_cloud = described(run, "imm"), cloud._asdict() if keep else {}
     numbers = {"run": ctypes.addressof(frame), "particles": particles, "effective_size": ess}
     swarm = filled("Swarm", **numbers, **kept_cloud, uniform=uniform, chosen=chosen)
-    _run("swarm", swarm, series, starts, 500 // particles + 1)
+    over_series("swarm", swarm, starts, 500 // particles + 1)
     check_failures(run.out.failure, "rbpf", sizes_of(p)[0])
     return run, ess, cloud

@@ -22,7 +22,7 @@ from ..parameters import RANKS, ModelParameters
 from ..series import Data, SeriesLike, read
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     """Data and parameters, ready to run.
 
@@ -49,10 +49,14 @@ class Problem:
             return tuple(map(torch.from_numpy, self.given[:-1]))
         return self.given
 
-    @cached_property
+    @property
     def parameters(self) -> Parameters:
         """The parameters as arrays."""
-        return self.given if isinstance(self.given, Parameters) else as_arrays(self.given, self.first)
+        return self.given if isinstance(self.given, Parameters) else self._arrays
+
+    @cached_property
+    def _arrays(self) -> Parameters:
+        return as_arrays(self.flat, self.first)
 
     @property
     def wants_grad(self) -> bool:

@@ -1,13 +1,11 @@
 """Running the compiled filters over series, on torch's number of threads (``torch.set_num_threads``)."""
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..._support import native
-from ..._support.threads import run_region
+from ..._support.threads import run_kernel
 from ..arrays import METHODS, RECURSIONS, Parameters, Run, described, new_run, sizes_of
 from ..checks import plain
 from .diffuse import Step, first_steps
@@ -17,18 +15,15 @@ __all__ = ["METHODS", "RECURSIONS", "Lead", "check_failures", "lead_in", "over_s
 Lead = list[list[Step]]
 
 
-def over_series(kernel: str, frame: Any, starts: np.ndarray, least: int = 500) -> bool:
+def over_series(kernel: str, frame: Any, starts: np.ndarray, least: int = 500) -> int:
     """Call a kernel whose threads take series in turn, on torch's threads with `least` rows for each.
 
-    False if the kernel returned 0: of a filter, that no series had to stop.
+    Returns the sum of what they return: of a filter, how many series had to stop.
     """
     threads = 1
     if len(starts) > 2:
         threads = min(len(starts) - 1, torch.get_num_threads(), max(1, int(starts[-1]) // least))
-    if threads == 1:
-        return native.call(kernel, frame) != 0
-    run_region(native.address(kernel), ctypes.addressof(frame), threads)
-    return True
+    return run_kernel(kernel, frame, threads)
 
 
 def lead_in(problem: Problem, method: str) -> Lead:
@@ -53,10 +48,11 @@ def run_filter(
     """
     lead, everything = lead or [], everything or bool(lead)
     run = new_run(p, y, starts, everything)
+    if lead:
+        run = run._replace(lead=np.array([len(steps) for steps in lead], np.int64))
     for series, steps in enumerate(lead):
-        run.lead[series] = len(steps)
         for t, step in enumerate(steps):
-            for table, value in zip(run.out[1:6], step.row, strict=True):
+            for table, value in zip(run.out.steps, step.row, strict=True):
                 table[starts[series] + t] = plain(value)
     if over_series("filter_series", described(run, method, everything), starts):
         check_failures(run.out.failure, method, sizes_of(p)[0])

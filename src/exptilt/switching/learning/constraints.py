@@ -66,13 +66,36 @@ def read_constraints(
                 raise _refuse(text, "its left side stands on the right too")
         masks[name] = masks.get(name, np.zeros_like(target)) | target
         found.append(Constraint(text, name, where, sides[1]))
-    return found, masks
+    return _in_order(found, values), masks
+
+
+def _in_order(constraints: list[Constraint], values: Mapping[str, np.ndarray]) -> list[Constraint]:
+    """The constraints so that each uses only what earlier ones have computed; circles are refused."""
+
+    def marked(places: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+        out = dict[str, np.ndarray]()
+        for name, where in places:
+            out.setdefault(name, np.zeros(values[name].shape, dtype=bool))[where] = True
+        return out
+
+    def needs(one: Constraint, other: Constraint) -> bool:
+        left, right = marked([(other.name, other.where)]), marked(_places(one.text, one.right, values))
+        return other.name in right and bool((left[other.name] & right[other.name]).any())
+
+    ordered, rest = list[Constraint](), list(constraints)
+    while rest:
+        ready = [one for one in rest if not any(needs(one, other) for other in rest)]
+        if not ready:
+            raise _refuse(rest[0].text, f"{[c.text for c in rest]} depend on each other in a circle")
+        ordered += ready
+        rest = [one for one in rest if one not in ready]
+    return ordered
 
 
 def apply_constraints(
     constraints: Sequence[Constraint], masks: Mapping[str, np.ndarray], named: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`named`, all parameters, with what the constraints say put in, in their order."""
+    """`named`, all parameters, with what the constraints say put in."""
     if not constraints:
         return named
     out = dict(named)

@@ -10,7 +10,9 @@ from numpy.typing import ArrayLike
 from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..series import SeriesLike
-from .maximum_likelihood import Objective, ParametricFit, parametric_fit, remembered
+from .climb import Objective, remembered
+from .maximum_likelihood import parametric_fit
+from .summary import Fit
 
 if TYPE_CHECKING:
     from ..nonlinear import SwitchingNonlinear
@@ -27,7 +29,7 @@ def fit_nonlinear(
     max_steps: int = 200,
     tolerance: float = 1e-6,
     progress: bool | None = None,
-) -> ParametricFit[Any]:
+) -> Fit[Any]:
     """Maximum likelihood of a model of nonlinear modes that is a function of a vector; slopes by differences.
 
     Args:
@@ -42,7 +44,7 @@ def fit_nonlinear(
         progress: show a bar always, never, or (None) where somebody looks.
     """
     origin = np.array(plain(start)).reshape(-1)
-    build(torch.from_numpy(origin))._read(y, inputs, method, linearize, "fit_nonlinear")
+    data, *_ = build(torch.from_numpy(origin))._read(y, inputs, method, linearize, "fit_nonlinear")
 
     def value(theta: np.ndarray) -> float:
         try:
@@ -51,7 +53,8 @@ def fit_nonlinear(
             return np.inf
         return -float(np.sum(plain(post.log_likelihood)))
 
-    return parametric_fit(build, by_differences(value), [origin], (max_steps, tolerance, progress))
+    limits, seen = (max_steps, tolerance, progress), int((~np.isnan(data.rows)).sum())
+    return parametric_fit(build, by_differences(value), [origin], limits, seen)
 
 
 def by_differences(value: Callable[[np.ndarray], float]) -> Objective:

@@ -28,8 +28,8 @@ from ..inference.problem import input_rows, pose
 from ..inference.run import lead_in, run_filter
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data
+from .climb import FitStatus
 from .free_parameters import PROBABILITIES, Free
-from .maximum_likelihood import FitStatus
 
 GROUPS = tuple(
     (name, f"{name}_offset", f"{name}_input", noise)

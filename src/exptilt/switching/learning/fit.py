@@ -1,13 +1,13 @@
 """Learning: one call for EM and maximum likelihood, with restarts, standard errors and a reason to stop.
 
-EM climbs by solving regressions (`em.py`); maximum likelihood climbs the gradient of the log-likelihood with
-L-BFGS (`maximum_likelihood.py`) over the unconstrained numbers of `free_parameters.py`. Both maximise the
-likelihood of the filter they are given: with a collapse it is that filter's approximation.
+Maximum likelihood climbs the gradient of the log-likelihood with L-BFGS (`climb.py`) over the unconstrained
+numbers of `free_parameters.py`. EM first climbs by solving regressions (`em.py`), and the other goes on from
+where it ends. Both maximise the likelihood of the filter they are given: with a collapse it is that filter's
+approximation.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Generic
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -15,72 +15,17 @@ from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
 from ..checks import plain
-from ..inference.problem import read_inputs
+from ..inference.problem import input_rows, read_inputs
 from ..inference.run import METHODS
 from ..parameters import RANKS, Model
-from ..series import SeriesLike
+from ..series import Data, SeriesLike
 from .chain import read_chain
+from .climb import FLOOR, LEAST, Limits, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .em import check_em, expectation_maximisation
-from .free_parameters import choose
-from .maximum_likelihood import (
-    FitStatus,
-    checked_data,
-    climb,
-    curvature,
-    delta_method,
-    objective,
-    starts_around,
-)
-from .summary import Learned
-
-
-@dataclass(frozen=True, eq=False)
-class Fit(Learned, Generic[Model]):
-    """What was learned.
-
-    Attributes:
-        model: the fitted model.
-        log_likelihood: at the end, over all series.
-        status: why it stopped; ``status.value`` says it in words.
-        residual: the last rise of the log-likelihood.
-        steps: how many steps were made.
-        trace: the log-likelihood at every step.
-        decreases: how often a step lowered it.
-        standard_errors: for each learned parameter an array of its shape, NaN where an entry was fixed or the
-            curvature does not tell; None if not asked for.
-        free_parameters: how many real numbers were learned.
-        observations: how many observed components there were.
-        restarts: the final log-likelihood of every start, the first being the model's own.
-        estimates: for each learned parameter an array of its shape, NaN where an entry was fixed. With
-            covariates and durations "transition" is the base law, and "transition_input" ``(M, M, k)`` and
-            "transition_age" ``(M,)`` say what moves it.
-        regimes: how many there are; the model has more modes where their ages are told apart.
-        y, inputs: what was fitted.
-        filter: the filter whose likelihood it is.
-    """
-
-    model: Model
-    log_likelihood: float
-    status: FitStatus
-    residual: float
-    steps: int
-    trace: np.ndarray = field(repr=False)
-    decreases: int
-    standard_errors: dict[str, np.ndarray] | None = field(repr=False)
-    free_parameters: int
-    observations: int
-    restarts: tuple[float, ...]
-    estimates: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
-    regimes: int = 0
-    y: Any = field(repr=False, default=None)
-    inputs: Any = field(repr=False, default=None)
-    filter: str = "gpb2"
-
-    @property
-    def value(self) -> Model:
-        """The fitted model."""
-        return self.model
+from .free_parameters import Free, choose, units
+from .maximum_likelihood import check_columns, check_enough, checked_data, objective
+from .summary import Fit
 
 
 def fit_model(
@@ -136,10 +81,20 @@ def fit_model(
     if chain.initial == "stationary" and learn_initial:
         raise ArgumentError('fit: learn_initial=True and initial="stationary" exclude each other.')
     held = {name: tied.get(name, False) | mask for name, mask in chain.held(plain(base.transition)).items()}
-    free = choose(values, fixed, shared, learn_initial, tied | held)
+    scales, deviations = units(values, data.rows, u.numpy())
+    free = choose(values, fixed, shared, learn_initial, tied | held, scales)
+    low, floor = (
+        free.low({name: least * size for name, size in deviations.items()}) for least in (LEAST, FLOOR)
+    )
+    low = np.minimum(low, 0.0)  # the start
     if method == "em":
         check_em(base, free)
-    theta = free.vector(values)
+    check_enough("fit", free.size, int((~np.isnan(data.rows)).sum()))
+    for name in ("dynamics", "observation"):
+        if f"{name}_input" in free.masks and data.series == 1:
+            known = input_rows(u, data)
+            check_columns("fit: inputs", known, f"{name}_offset" in free.masks, range(known.shape[1]))
+    theta = np.zeros(free.size)
     constants = {name: torch.from_numpy(np.asarray(value)) for name, value in values.items()}
     learned = [name for name in values if name in free.masks or name in tied]
 
@@ -162,57 +117,69 @@ def fit_model(
     evaluate = objective(build, data, u, filter, skip)
     if not chain.plain or ties:
         concrete(theta)  # says what is wrong with the start
-    ends: list[tuple[float, np.ndarray | Model, FitStatus, list[float], int]] = []
-    for start in starts_around(theta, restarts, 0.3, generator):
-        try:
-            if method == "em":
-                found, status, trace, decreases = expectation_maximisation(
-                    concrete(start), data, u, free, filter, max_steps, tolerance, progress
-                )
-                ends.append((max(trace), found, status, trace, decreases))
-            else:
-                point, status, trace = climb(evaluate, start, max_steps, tolerance, progress)
-                concrete(point)
-                ends.append((-evaluate(point)[0], point, status, trace, 0))
-        except ArgumentError:
-            if not ends:
-                raise
-            ends.append((-np.inf, theta, FitStatus.STALLED, [-np.inf], 0))
-    value, end, status, trace, decreases = max(ends, key=lambda found: found[0])
-    if isinstance(end, np.ndarray):
-        point, found = end, concrete(end)
-        named = {name: array.numpy() for name, array in natural(torch.from_numpy(point)).items()}
-    else:
-        found = end
-        named = {name: plain(getattr(end, name)) for name in learned}
-    errors = None
-    if standard_errors:
-        try:
-            point = point if isinstance(end, np.ndarray) else free.vector(named)
-            errors = delta_method(natural, point, curvature(evaluate, point))
-        except ArgumentError:  # a noise that went to zero has no curvature to speak of
-            errors = {name: np.full(array.shape, np.nan) for name, array in named.items()}
+    starts, traces, drops = starts_around(theta, restarts, 0.5, generator), None, dict[float, int]()
+    if method == "em":
+        starts, traces, drops = _em_starts(
+            starts, free, concrete, data, u, filter, (max_steps, tolerance, progress)
+        )
+    limits = max_steps, tolerance, progress
+    ends, end, same = highest(evaluate, starts, limits, free.bounded, low, floor, traces)
+    named = {name: array.numpy() for name, array in natural(torch.from_numpy(end.point)).items()}
+    found = concrete(end.point)
+    errors = delta_method(natural, end.point, end.inverse) if standard_errors else None
     if model.is_torch:
         present = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "start"}
         kept = model.transition.dtype
         tensors = {k: torch.as_tensor(v, dtype=kept) for k, v in present.items() if v is not None}
         found = found._replaced(**tensors)
     told = {name: free.masks.get(name, False) | tied.get(name, np.False_) for name in learned}
-    return Fit(
+    return Fit._of(
+        ends,
+        end,
+        same,
+        free.label,
         model=found,
-        log_likelihood=value,
-        status=status,
-        residual=trace[-1] - trace[-2] if len(trace) > 1 else 0.0,
-        steps=len(trace) - 1,
-        trace=np.array(trace),
-        decreases=decreases,
+        decreases=drops.get(end.trace[0], 0),
         standard_errors=errors,
         free_parameters=free.size,
         observations=int((~np.isnan(data.rows)).sum()),
-        restarts=tuple(end[0] for end in ends),
         estimates={name: np.where(told[name], array, np.nan) for name, array in named.items()},
         regimes=base.modes,
         y=y,
         inputs=inputs,
         filter=filter,
     )
+
+
+def _em_starts(
+    starts: Sequence[np.ndarray],
+    free: Free,
+    concrete: Callable[[np.ndarray], Model],
+    data: Data,
+    inputs: torch.Tensor,
+    filter: str,
+    limits: Limits,
+) -> tuple[list[np.ndarray], list[list[float]], dict[float, int]]:
+    """Where EM leads from each start, its trace, and how often it fell by the first entry of the trace.
+
+    A start from which EM cannot run is left out, unless it is the first. Where EM ends at a noise of zero,
+    its start stands for it.
+    """
+    points, traces, drops = list[np.ndarray](), list[list[float]](), dict[float, int]()
+    for start in starts:
+        try:
+            model = concrete(start)
+            best, _, trace, fell = expectation_maximisation(model, data, inputs, free, filter, *limits)
+        except ArgumentError:
+            if not points:
+                raise
+            continue
+        try:
+            point = free.vector({name: plain(getattr(best, name)) for name in free.masks})
+            trace = trace[: int(np.argmax(trace)) + 1]
+        except ArgumentError:
+            point, trace = start, trace[:1]
+        points.append(point)
+        traces.append(trace)
+        drops[trace[0]] = fell
+    return points, traces, drops

@@ -5,7 +5,11 @@ becomes unconstrained numbers:
 
     rows of probabilities   logits of the free positive entries against staying, or the first (0 stays 0)
     covariances             Cholesky factor, its diagonal as logarithms; or log variances alone
-    everything else         itself over its scale, or its logarithm or logit where it has bounds
+    everything else         itself, or its logarithm or logit where it has bounds
+
+The vector counts from the start, in scales that its units do not move: transformed parameters are r₀ + A θ,
+with r₀ those of the start and A diagonal, but that a parameter may lean on another (an intercept on
+coefficients, where regressors have a mean).
 
 All entries of all parameters are gathered from the vector and from constants in one step; `Free` keeps where
 from.
@@ -44,6 +48,7 @@ class Free:
         shared: frozenset[str] = frozenset(),
         bounds: Bounds | None = None,
         scales: Arrays | None = None,
+        leans: Mapping[tuple[str, str], np.ndarray] | None = None,
     ) -> None:
         self.masks, self.shared = masks, shared & frozenset(masks)
         self._bounds, self._held = bounds or {}, dict[str, np.ndarray]()
@@ -65,11 +70,19 @@ class Free:
             count = int((index < 0).sum())
             flat[-1][flat[-1] < 0] = at + np.arange(count)
             at += count
-        self._scale = np.ones(self.size)
+        scale = np.ones(self.size)
         for name, size in (scales or {}).items():
             if name in self._index:
                 index = self._index[name]
-                self._scale[index[index >= 0]] = np.broadcast_to(size, index.shape)[index >= 0]
+                scale[index[index >= 0]] = np.broadcast_to(size, index.shape)[index >= 0]
+        self._matrix = np.diag(scale)
+        for (name, other), weight in (leans or {}).items():
+            if {name, other} <= self._index.keys() and (name not in shared or other in shared):
+                for i, row in zip(self._index[name], self._index[other], strict=True):
+                    if i >= 0 and (row >= 0).all():
+                        self._matrix[i, row] = -weight * scale[row]
+        self._origin = np.zeros(self.size)
+        self._origin = self._matrix @ self.vector(values)
         self._gather, self._constants = np.concatenate(flat), np.concatenate(constants)
         self._rest = {
             name: 1 - held.sum(-1, keepdims=True) if held.any() else 1.0
@@ -88,7 +101,44 @@ class Free:
             raw, stands = self._raw(name, values[name])
             first = 1 if name in self.shared else len(raw)
             theta[index[:first][stands[:first]]] = raw[:first][stands[:first]]
-        return theta / self._scale
+        return np.asarray(np.linalg.solve(self._matrix, theta - self._origin))
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """``(size,)``, True for logits and logarithms, which run away where a parameter is at a bound."""
+        out = np.zeros(self.size, dtype=bool)
+        for name, index in self._index.items():
+            if name in PROBABILITIES or name in self._bounds:
+                out[index[index >= 0]] = True
+            elif name in COVARIANCES:
+                diagonal = np.diagonal(index, axis1=-2, axis2=-1)
+                out[diagonal[diagonal >= 0]] = True
+        return out
+
+    def low(self, floors: Arrays) -> np.ndarray:
+        """``(size,)``, the numbers of `floors`: of positive parameters, or of deviations of covariances."""
+        out = np.full(self.size, -np.inf)
+        for name, floor in floors.items():
+            if name in self._index:
+                index = self._index[name]
+                index = np.diagonal(index, axis1=-2, axis2=-1) if name in COVARIANCES else index
+                at = index >= 0
+                out[index[at]] = np.log(np.broadcast_to(floor, index.shape)[at])
+        return (out - self._origin) / self._matrix.diagonal()
+
+    def label(self, number: int, rank: np.ndarray | None = None) -> str:
+        """What a number of the vector stands for: "deviation of regime 1"; `rank` renumbers regimes."""
+        name = next(name for name, index in self._index.items() if (index == number).any())
+        regime, *where = np.argwhere(self._index[name] == number)[0].tolist()
+        place = rank if rank is not None else np.arange(len(self._index[name]))
+        if name == "transition":
+            return f"{name}[{place[regime]}, {place[where[0]]}]"
+        where = [] if name in COVARIANCES else where
+        return (
+            name
+            + (str(where) if where else "")
+            + ("" if name in self.shared else f" of regime {place[regime]}")
+        )
 
     def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with something free as differentiable functions of `theta`."""
@@ -99,7 +149,7 @@ class Free:
         self, theta: np.ndarray
     ) -> tuple[list[np.ndarray], Callable[[Sequence[np.ndarray]], np.ndarray]]:
         """The parameters with something free, and the function that takes derivatives in them back."""
-        pool = np.concatenate([theta * self._scale, self._constants])[self._gather]
+        pool = np.concatenate([self._origin + self._matrix @ theta, self._constants])[self._gather]
         out, pulls, at = list[np.ndarray](), list[Callable[[np.ndarray], np.ndarray]](), 0
         for name, mask in self.masks.items():
             raw = pool[at : at + mask.size].reshape(mask.shape)
@@ -116,7 +166,8 @@ class Free:
         @np.errstate(all="ignore")
         def back(bars: Sequence[np.ndarray]) -> np.ndarray:
             slopes = [pull(bar).reshape(-1) for pull, bar in zip(pulls, bars, strict=True)]
-            return np.bincount(self._gather, np.concatenate(slopes), self.size)[: self.size] * self._scale
+            slope = np.bincount(self._gather, np.concatenate(slopes), self.size)[: self.size]
+            return np.asarray(slope @ self._matrix)
 
         return out, back
 
@@ -238,10 +289,11 @@ def choose(
     shared: str | Sequence[str],
     learn_initial: bool,
     tied: Arrays | None = None,
+    scales: Arrays | None = None,
 ) -> Free:
     """Read `fixed` and `shared`; what is shared starts from the values of mode 0.
 
-    `tied` marks entries that constraints compute from others.
+    `tied` marks entries that constraints compute from others; `scales` are those of `Free`.
     """
     names = [fixed] if isinstance(fixed, str) else fixed
     held: dict[str, ArrayLike] = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, True)
@@ -286,7 +338,47 @@ def choose(
         masks[name] = mask
     if not masks:
         raise ArgumentError("fit: every parameter is fixed. Leave at least one free.")
-    return Free(values, masks, frozenset(shared))
+    return Free(values, masks, frozenset(shared), scales=scales)
+
+
+def units(
+    values: Arrays, rows: np.ndarray, inputs: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Scales of a model's parameters, and deviations that its noises are held against, in units of the data.
+
+    Components have their own deviation, or that of their steps if it is less; states that of their noise.
+    """
+
+    def sizes(variance: np.ndarray) -> np.ndarray:
+        known = np.isfinite(variance) & (variance > 0)
+        return np.asarray(np.sqrt(np.where(known, variance, 1.0)))
+
+    def own(name: str) -> np.ndarray:
+        diagonal = np.diagonal(values[name], axis1=-2, axis2=-1)
+        return np.asarray(diagonal.reshape(-1, diagonal.shape[-1]).mean(0))
+
+    Q, R, P = (own(name) for name in COVARIANCES)
+    x = sizes(np.where(Q > 0, Q, P))
+    y = np.array([_deviation(column[~np.isnan(column)]) for column in rows.T])
+    u = sizes(inputs.reshape(-1, inputs.shape[-1]).var(0)) if inputs.size else np.ones(inputs.shape[-1])
+    scales = {
+        "dynamics": x[:, None] / x,
+        "dynamics_offset": x,
+        "dynamics_input": x[:, None] / u,
+        "observation": y[:, None] / x,
+        "observation_offset": y,
+        "observation_input": y[:, None] / u,
+        "initial_mean": x,
+    }
+    for name, size in zip(COVARIANCES, (sizes(Q), sizes(R), sizes(P)), strict=True):
+        scales[name] = np.where(np.eye(len(size), dtype=bool), 1.0, size[:, None])
+    return scales, {"observation_noise": y, "process_noise": x}
+
+
+def _deviation(column: np.ndarray) -> float:
+    """The deviation of a column or of its steps, whichever is less; 1 if nothing varies."""
+    found = [float(part.std()) for part in (column, np.diff(column)) if len(part) > 1]
+    return min([size for size in found if size > 0], default=1.0)
 
 
 def _check_covariance_mask(name: str, mask: np.ndarray) -> None:

@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from ..._support.checks import whole
 from ..._support.errors import ArgumentError
 from .chain import AGE, INPUT
+from .climb import FLOOR, LEAST, Objective, best_starts, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
-from .maximum_likelihood import FitStatus, Objective, climb_all, curvature, delta_method, starts_around
+from .summary import Fit
 
 Fixed = Mapping[str, ArrayLike]
 Arrays = dict[str, np.ndarray]
@@ -75,10 +76,11 @@ def name_parameters(
     constraints: str | Sequence[str],
     held: Mapping[str, np.ndarray],
     scales: Mapping[str, np.ndarray],
+    leans: Mapping[tuple[str, str], np.ndarray] | None = None,
 ) -> Named:
     """Put fixed values in, and find out what is left to learn; `held` marks entries that never are.
 
-    `scales` say how large a step is in what has units of its own, such as an intercept.
+    `scales` say how far starts are drawn apart, in units of the parameter; `leans` are as in `Free`.
     """
     values = dict(values)
     for name, value in (fixed or {}).items():
@@ -102,7 +104,7 @@ def name_parameters(
             masks[name] = mask
     own = (*switching, "transition", INPUT, AGE)
     shared = frozenset(name for name in masks if name not in own and name not in tied and name not in held)
-    free = Free(values, masks, shared, bounds, scales) if masks else None
+    free = Free(values, masks, shared, bounds, scales, leans) if masks else None
     constants = {name: torch.from_numpy(value) for name, value in values.items()}
 
     def natural(theta: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -113,21 +115,48 @@ def name_parameters(
 
 
 def climb_named(
-    what: str, named: Named, evaluate: Objective, rank_by: str, starts: int, seed: int, tolerance: float
-) -> dict[str, Any]:
-    """Climb from several starts; the fields of `MarkovFit` that follow, regimes in order of `rank_by`."""
-    origin = np.zeros(0) if named.free is None else named.free.vector(named.values)
-    ends = [(-evaluate(origin)[0], origin, FitStatus.CONVERGED, list[float]())]
-    if len(origin):
-        around = starts_around(origin, starts - 1, 0.3, torch.Generator().manual_seed(seed))
-        ends = climb_all(evaluate, around, (500, tolerance, False))
-    value, end, status, _ = max(ends, key=lambda found: found[0])
-    if not np.isfinite(value):
-        raise ArgumentError(f"{what}: the filter cannot run at the fixed values. Pass others.")
-    estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end)).items()}
+    what: str,
+    named: Named,
+    evaluate: Objective,
+    rank_by: str,
+    starts: int,
+    seed: int,
+    tolerance: float,
+    draws: tuple[int, int],
+    noises: Mapping[str, tuple[ArrayLike, int]],
+    **fields: Any,
+) -> Fit[Any]:
+    """Climb from several starts; the fit without its model, regimes in order of `rank_by`.
+
+    Args:
+        what: the caller, for messages.
+        named: the parameters.
+        evaluate: minus the log-likelihood and its gradient.
+        rank_by: the parameter that orders regimes.
+        starts, seed: how many starts, and the seed of those after the first.
+        tolerance: in nats.
+        draws: how many points are drawn for each start, and steps made from each; the best are climbed from.
+        noises: for each noise the deviation of its data, and 1 if the noise is a deviation, 2 if a variance.
+        fields: of the fit.
+    """
+    free, origin = named.free, np.zeros(0 if named.free is None else named.free.size)
+    if not np.isfinite(evaluate(origin)[0]):
+        raise ArgumentError(f"{what}: the filter cannot run at the start or the fixed values. Pass others.")
+    bounded, walls = np.zeros(0, dtype=bool), [np.zeros(0)] * 2
+    if free is not None:
+        bounded = free.bounded
+        walls = [
+            free.low({name: (least * np.asarray(unit)) ** power for name, (unit, power) in noises.items()})
+            for least in (LEAST, FLOOR)
+        ]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
+    chosen = best_starts(evaluate, drawn, starts, walls[0], draws[1])
+    ends, end, same = highest(evaluate, chosen, (500, tolerance, False), bounded, walls[0], walls[1])
+    estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end.point)).items()}
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
     if len(origin):
-        errors = delta_method(named.natural, end, curvature(evaluate, end))
+        errors = delta_method(named.natural, end.point, end.inverse)
     level = estimates[rank_by]
     order = np.argsort(level.reshape(len(level), -1)[:, 0], kind="stable")
 
@@ -135,14 +164,11 @@ def climb_named(
         out = {name: array[order] for name, array in table.items()}
         return out | {name: out[name][:, order] for name in ("transition", INPUT) if name in out}
 
-    return {
-        "estimates": arranged(estimates),
-        "standard_errors": arranged(errors),
-        "log_likelihood": value,
-        "status": status,
-        "free_parameters": len(origin),
-        "restarts": tuple(found[0] for found in ends),
-    }
+    def label(number: int) -> str:
+        return "" if free is None else free.label(number, np.argsort(order))
+
+    found = {"estimates": arranged(estimates), "standard_errors": arranged(errors), "model": None}
+    return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 
 
 def check_switching(

@@ -6,11 +6,11 @@ their standard deviation are not.
 """
 
 import html
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import scipy.special
 import torch
 
 from ..._support.plotting import html_curves
@@ -20,9 +20,11 @@ from ..inference.smooth import smooth_series
 from ..parameters import ModelParameters
 from ..series import Values, arrange
 from .chain import stationary
+from .climb import End, FitStatus
 from .free_parameters import COVARIANCES
 
 TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
+Fitted = TypeVar("Fitted")
 HEADER = ("estimate", "standard error", "z", "p", "low", "high")
 
 
@@ -81,10 +83,12 @@ def quantile_residuals(post: Filtered[Any]) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         z = (post.data.rows[:, None] - means) / deviation
         log_weight = np.log(weight)[..., None]
-    tails = [scipy.special.logsumexp(log_weight + scipy.special.log_ndtr(s * z), axis=1) for s in (1.0, -1.0)]
+    from scipy import special
+
+    tails = [special.logsumexp(log_weight + special.log_ndtr(s * z), axis=1) for s in (1.0, -1.0)]
     # the smaller tail keeps its digits; log Φ⁻¹ of it is exact far out
     low = tails[0] < tails[1]
-    found = np.where(low, 1.0, -1.0) * scipy.special.ndtri_exp(np.where(low, *tails))
+    found = np.where(low, 1.0, -1.0) * special.ndtri_exp(np.where(low, *tails))
     found[~np.isfinite(deviation).all(1)] = np.nan  # while something is diffuse
     return np.asarray(found)
 
@@ -104,7 +108,9 @@ def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, 
         x = x - x.mean()
         rho = np.array([x[lag:] @ x[:-lag] for lag in range(1, k + 1)]) / (x @ x)
         q = float(T * (T + 2) * (rho**2 / (T - np.arange(1, k + 1))).sum())
-        return q, float(scipy.special.chdtrc(k, q))
+        from scipy.special import chdtrc
+
+        return q, float(chdtrc(k, q))
 
     z = (r - r.mean()) / r.std()
     bera = T / 6 * (float((z**3).mean()) ** 2 + (float((z**4).mean()) - 3) ** 2 / 4)  # χ² of two degrees
@@ -115,12 +121,106 @@ def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, 
     }
 
 
-class Criteria:
-    """Criteria to choose among models that were fitted to the same data."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fit(Generic[Fitted]):
+    """What was learned, and how far it can be trusted.
 
+    Attributes:
+        model: the fitted model. Of a regression with lags the modes are the regimes of the last order + 1
+            steps, the latest first and slowest to change; with durations regimes and their ages.
+        log_likelihood: at the end, over all series, without the terms skipped.
+        status: why it stopped; ``status.value`` says it in words, and `reason` says more where it can.
+        reason: in words, why this is no proper maximum; empty if it is one.
+        standard_errors: for each learned parameter an array of its shape, NaN where an entry was fixed or the
+            curvature does not tell; None if not asked for. Of `fit_parameters` the ``(k,)`` numbers alone.
+        estimates: for each learned parameter an array of its shape, NaN where an entry was fixed. With
+            covariates and durations "transition" is the base law, and "transition_input" ``(M, M, k)`` and
+            "transition_age" ``(M,)`` say what moves it.
+        free_parameters: how many real numbers were learned.
+        observations: how many observed components there were.
+        restarts: the final log-likelihood of every start that ran, the first being the model's own.
+        same_end: how many of them reached this end.
+        gradient_norm: how many standard errors the maximum is away, as gradient and Hessian say; NaN where
+            they do not.
+        eigenvalues: of the Hessian of minus the log-likelihood in the free numbers, scaled to a diagonal of
+            1; all are positive at a proper maximum, and one near 0 says that data hardly tell.
+        trace: the log-likelihood at every step.
+        decreases: how often a step of EM lowered it.
+        regimes, order: how many regimes and lags there are; the model has more modes where ages or lags are
+            told apart.
+        y, inputs: what `model` filters.
+        filter: the filter whose likelihood it is.
+    """
+
+    model: Fitted
     log_likelihood: float
+    status: FitStatus
+    reason: str = ""
+    standard_errors: Any = field(repr=False, default=None)
+    estimates: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
     free_parameters: int
     observations: int
+    restarts: tuple[float, ...] = ()
+    same_end: int = 1
+    gradient_norm: float = np.nan
+    eigenvalues: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0))
+    trace: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(1))
+    decreases: int = 0
+    regimes: int = 0
+    order: int = 0
+    y: Any = field(repr=False, default=None)
+    inputs: Any = field(repr=False, default=None)
+    filter: str = "gpb2"
+
+    @classmethod
+    def _of(
+        cls, ends: Sequence[End], end: End, same: int, name: Callable[[int], str], **fields: Any
+    ) -> "Fit[Any]":
+        """The fit that ended at `end`, as many as `same` of `ends` being the same; `name` names a number."""
+        said: dict[str, Any] = {
+            "log_likelihood": end.value,
+            "status": end.status,
+            "reason": end.reason.format(name(end.which)) if end.which >= 0 else end.reason,
+            "restarts": tuple(other.value for other in ends),
+            "same_end": same,
+            "gradient_norm": end.gradient_norm,
+            "eigenvalues": end.eigenvalues,
+            "trace": np.array(end.trace),
+        }
+        return cls(**(said | fields))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read a pickled fit; those of older releases lack some fields."""
+        if "parameters" in state:
+            numbers = state["parameters"]
+            state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
+        before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
+        self.__dict__.update(before | state)
+
+    @property
+    def _any(self) -> Any:
+        """The model, of whichever class."""
+        return self.model
+
+    @property
+    def value(self) -> Fitted:
+        """The fitted model."""
+        return self.model
+
+    @property
+    def parameters(self) -> np.ndarray:
+        """``(k,)``, the numbers that `fit_parameters` found."""
+        return self.estimates["parameters"]
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return len(self.trace) - 1
+
+    @property
+    def residual(self) -> float:
+        """The last rise of the log-likelihood."""
+        return float(self.trace[-1] - self.trace[-2]) if len(self.trace) > 1 else 0.0
 
     @property
     def aic(self) -> float:
@@ -131,19 +231,6 @@ class Criteria:
     def bic(self) -> float:
         """Schwarz's criterion, k log N − 2 log L, N the number of observed components."""
         return self.free_parameters * float(np.log(self.observations)) - 2 * self.log_likelihood
-
-
-class Learned(Criteria):
-    """What every fit has: criteria, regimes, residuals and a summary."""
-
-    model: Any
-    estimates: dict[str, np.ndarray]
-    standard_errors: dict[str, np.ndarray] | None
-    status: Any
-    regimes: int
-    y: Any
-    inputs: Any
-    filter: str
 
     def _repr_html_(self) -> str:
         """The fit in a notebook: its summary, and the probability of each regime along the first series."""
@@ -159,7 +246,7 @@ class Learned(Criteria):
     @property
     def duration(self) -> np.ndarray:
         """``(regimes,)``, how many steps each regime is expected to last, under the mean transitions."""
-        P = _mean_transition(self.model)
+        P = _mean_transition(self._any)
         size = len(P) // self.regimes
         out = np.full(self.regimes, np.inf)
         for k in range(self.regimes):
@@ -174,7 +261,7 @@ class Learned(Criteria):
     @property
     def ergodic(self) -> np.ndarray:
         """``(regimes,)``, the share of time each regime has in the long run, under the mean transitions."""
-        P = torch.from_numpy(_mean_transition(self.model))
+        P = torch.from_numpy(_mean_transition(self._any))
         return np.asarray(stationary(P).numpy().reshape(self.regimes, -1).sum(1))
 
     def regime_probability(self, *, smoothed: bool = True) -> Values:
@@ -184,13 +271,13 @@ class Learned(Criteria):
             smoothed: given the whole series; else given the data up to each step.
         """
         run = smooth_series if smoothed else filter_series
-        found = run(self.model, self.y, method=self.filter, inputs=self.inputs).mode_probability
+        found = run(self._any, self.y, method=self.filter, inputs=self.inputs).mode_probability
         return sum_modes(found, self.regimes)
 
     def residuals(self) -> Values:
         """Φ⁻¹(P(y_t or less | the past)), ``(T, m)``: independent N(0, 1) if the model is right."""
         with torch.no_grad():
-            post = filter_series(self.model, self.y, method=self.filter, inputs=self.inputs)
+            post = filter_series(self._any, self.y, method=self.filter, inputs=self.inputs)
         return arrange(quantile_residuals(post), post.data, "output")
 
     def summary(self, *, level: float = 0.95) -> Summary:
@@ -199,11 +286,14 @@ class Learned(Criteria):
         Args:
             level: of the intervals.
         """
-        rows = _estimate_rows(self.estimates, self.standard_errors, self.regimes, level)
+        errors = self.standard_errors
+        errors = {"parameters": errors} if isinstance(errors, np.ndarray) else errors
+        rows = _estimate_rows(self.estimates, errors, self.regimes, level)
         facts = [
             f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
             f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
-            self.status.value,
+            self.status.value + (f" ({self.reason})" if self.reason else ""),
+            f"{self.same_end} of {max(len(self.restarts), 1)} starts ended here",
         ]
         shown = [
             (name, *map(write_number, n[:2]), write_number(n[2], 3), write_p(n[3]), *map(write_number, n[4:]))
@@ -227,7 +317,7 @@ class Learned(Criteria):
         if self.y is None:
             return []
         with torch.no_grad():
-            post = filter_series(self.model, self.y, method=self.filter, inputs=self.inputs)
+            post = filter_series(self._any, self.y, method=self.filter, inputs=self.inputs)
         found, out = quantile_residuals(post), list[tuple[str, ...]]()
         if post.data.series > 1:
             return []
@@ -263,7 +353,9 @@ def _estimate_rows(
     estimates: dict[str, np.ndarray], errors: dict[str, np.ndarray] | None, regimes: int, level: float
 ) -> list[tuple[str, tuple[float, ...]]]:
     """One row a learned number; what all regimes share stands once."""
-    reach, rows = float(scipy.special.ndtri((1 + level) / 2)), list[tuple[str, tuple[float, ...]]]()
+    from scipy.special import ndtr, ndtri
+
+    reach, rows = float(ndtri((1 + level) / 2)), list[tuple[str, tuple[float, ...]]]()
     for name, values in estimates.items():
         own = np.full(values.shape, np.nan) if errors is None else errors[name]
         alike = len(values) == regimes > 1 and name != "transition"
@@ -280,7 +372,7 @@ def _estimate_rows(
             z = value / error if error > 0 else np.nan
             label = name + (f"[{', '.join(map(str, index))}]" if index else "")
             ends = (value - reach * error, value + reach * error)
-            rows.append((label, (value, error, z, float(2 * scipy.special.ndtr(-abs(z))), *ends)))
+            rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
 
 

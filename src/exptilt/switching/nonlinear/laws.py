@@ -32,12 +32,6 @@ def collapse(
     return out, np.einsum("...k,...kij->...ij", weight, cov + delta[..., None] * delta[..., None, :])
 
 
-def filled(name: str, **values: Any) -> Any:
-    """The struct of that name in the compiled core; a field gets a number, or the address of an array."""
-    where = {key: address(v) if isinstance(v, np.ndarray) else v for key, v in values.items()}
-    return native.frame(name)(**where)
-
-
 def triangles(roots: np.ndarray) -> np.ndarray:
     """Lower triangular factors of A A', for square A ``(..., n, n)``."""
     return np.ascontiguousarray(np.linalg.qr(roots.mT).R.mT)

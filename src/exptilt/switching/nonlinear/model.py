@@ -9,7 +9,7 @@ import torch
 
 from ..._support import native
 from ..._support.errors import ArgumentError
-from ..arrays import METHODS
+from ..arrays import METHODS, filled
 from ..checks import Array, Checker, plain
 from ..inference.forecast import Forecast, arranged, check_forecast
 from ..inference.online import OnlineState
@@ -17,7 +17,7 @@ from ..inference.problem import input_rows, inputs_of
 from ..inference.run import check_failures, over_series
 from ..inference.simulate import root
 from ..series import Data, SeriesLike, Values, arrange, arrange_total, read
-from .laws import Core, Laws, check_linearize, collapse, filled, triangles
+from .laws import Core, Laws, check_linearize, collapse, triangles
 from .plan import NonlinearPlan
 from .programs import Tapes
 from .recording import Function

@@ -5,8 +5,8 @@ canonical tensors of ``problem.py`` and returns fresh tensors. Memory beyond tho
 thread.
 
 All that follows from shapes, strides and options alone (tiles, parts, tables of where each head begins) is
-worked out once and kept (``layout.py``). A call copies that frame and fills in addresses. What the fields of
-a frame mean is said in ``csrc/attention.hpp``.
+worked out once and kept (``layout.py``). A call copies that frame and fills in addresses.
+``csrc/attention.hpp`` says what the fields of a frame mean.
 """
 
 import ctypes
@@ -35,69 +35,88 @@ from exptilt.tilting.backends.layout import (
     tuning,
     zeros,
 )
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, has_full_bias, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 
 def _vectors(x: Tensor) -> Tensor:
-    """x with vectors whose numbers lie one after the other."""
+    """x, copied if its vectors (the last axis) are not contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def _begin(sweep: str, t: Inputs, rule: ScoreRule) -> tuple[Layout, Any, Inputs]:
-    """The layout of a sweep, its frame, and the tensors whose addresses are in it."""
+def _canonical(t: Inputs) -> Inputs:
+    """The tensors as sweeps read them: contiguous vectors, bias and weights of the dtype of sums, no sink."""
     query, key, value, bias, weight, _, mask = t
-    query, key, value = _vectors(query), _vectors(key), _vectors(value)
     wide = wide_dtype(query.dtype)
     if bias is not None and bias.dtype != wide:
         bias = bias.to(wide)
     if weight is not None:
         weight = (weight if weight.dtype == wide else weight.to(wide)).unsqueeze(-2)
-    layout = layout_of(
-        sweep,
-        (query.shape, query.stride(), query.dtype),
-        (key.shape, key.stride(), key.dtype),
-        (value.shape, value.stride(), value.dtype),
-        described(bias),
-        described(weight),
-        described(mask),
-        rule,
-        torch.get_num_threads(),
-        tuning(),
-    )
+    return Inputs(_vectors(query), _vectors(key), _vectors(value), bias, weight, None, mask)
+
+
+def _layout(sweep: str, t: Inputs, rule: ScoreRule) -> Layout:
+    return layout_of(sweep, *map(described, (*t[:5], t.mask)), rule, torch.get_num_threads(), tuning())
+
+
+def _frame(layout: Layout, t: Inputs) -> Any:
+    """A copy of the layout's frame with the addresses of the tensors, which must be kept alive."""
     f = frame_type().from_buffer_copy(layout.frame)
-    f.query, f.key, f.value = query.data_ptr() or 1, key.data_ptr() or 1, value.data_ptr() or 1
-    if bias is not None:
-        f.bias = bias.data_ptr() or 1
-    if weight is not None:
-        f.weight = weight.data_ptr() or 1
-    if mask is not None:
-        f.mask = mask.data_ptr() or 1
-    return layout, f, Inputs(query, key, value, bias, weight, None, mask)
+    f.query, f.key, f.value = t.query.data_ptr() or 1, t.key.data_ptr() or 1, t.value.data_ptr() or 1
+    if t.bias is not None:
+        f.bias = t.bias.data_ptr() or 1
+    if t.log_weight is not None:
+        f.weight = t.log_weight.data_ptr() or 1
+    if t.mask is not None:
+        f.mask = t.mask.data_ptr() or 1
+    return f
 
 
-def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, bool]:
+def _begin(sweep: str, t: Inputs, rule: ScoreRule) -> tuple[Layout, Any, Inputs]:
+    """The layout of a sweep, its frame, and the tensors whose addresses are in it."""
+    t = _canonical(t)
+    layout = _layout(sweep, t, rule)
+    return layout, _frame(layout, t), t
+
+
+def forward_layout(t: Inputs, rule: ScoreRule) -> Layout | None:
+    """The layout of a forward sweep over these tensors; None if one of them has to be converted first."""
+    read = _canonical(t)
+    unchanged = all(x is y for x, y in zip(read[:4], t[:4], strict=True))
+    same_weight = t.log_weight is None or t.log_weight.dtype == wide_dtype(t.query.dtype)
+    return _layout("forward", read, rule) if unchanged and same_weight else None
+
+
+def forward(t: Inputs, rule: ScoreRule, layout: Layout | None = None) -> tuple[Any, ...]:
     """The forward sweep.
 
+    Args:
+        t: the tensors.
+        rule: of the scores.
+        layout: that of `forward_layout` for tensors of these shapes, strides and dtypes, or None. With it no
+            derivatives are wanted, and the place of the maximum is not written.
+
     Returns:
-        output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.LINES`; where the maximum is (*lead,
-        Hq, Q); whether a query's sum of weights is NaN; whether a query that has keys to see has no score
-        above −inf.
+        output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.RowStatistics`; the place of the
+        maximum (*lead, Hq, Q), or None; whether a query's sum of weights is NaN; whether a query that has
+        keys to see has no score above −inf.
     """
-    p, f, _kept = _begin("forward", t, rule)
+    if layout is not None and layout.tuned is tuning():
+        p, f, best = layout, _frame(layout, t), None
+    else:
+        p, f, t = _begin("forward", t, rule)
+        best = torch.empty(p.shape, dtype=torch.int64)
+        f.best = best.data_ptr()
     parts, shape, dtype = f.key_parts, p.shape, p.dtype
-    output, lines = (
-        torch.empty((*shape, p.Dv), dtype=dtype),
-        torch.empty((STATISTIC_LINES, *shape), dtype=dtype),
-    )
-    best = torch.empty(shape, dtype=torch.int64)
-    f.output, f.statistics, f.best = output.data_ptr(), lines.data_ptr(), best.data_ptr()
+    output = torch.empty(p.output_shape, dtype=dtype)
+    lines = torch.empty(p.lines_shape, dtype=dtype)
+    f.output, f.statistics = output.data_ptr(), lines.data_ptr()
     if parts == 1:
         p.run(f, "forward", p.units)
-        return output, lines, best, bool(f.bad), bool(f.blind)
+        return output, lines, best, f.bad, f.blind
     frames = (frame_type() * 2)(f, f)
     pieces = (
-        torch.empty((parts, *shape, p.Dv), dtype=dtype),
+        torch.empty((parts, *p.output_shape), dtype=dtype),
         torch.empty((STATISTIC_LINES, parts, *shape), dtype=dtype),
         torch.empty((parts, *shape), dtype=torch.int64),
     )
@@ -105,7 +124,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor, bool, b
     f.output, f.statistics, f.best = (x.data_ptr() for x in pieces)
     p.run(f, "forward", p.units * parts)
     run_region(sweep_address("join", p.number), ctypes.addressof(frames), 1)
-    return output, lines, best, bool(f.bad), bool(f.blind)
+    return output, lines, best, f.bad, f.blind
 
 
 class _Filling:
@@ -115,21 +134,21 @@ class _Filling:
         self.layout, self.frame, self.kept = layout, frame, list[Any]()
 
     def operand(self, name: str, x: Tensor | None) -> None:
-        """Vectors of queries or of keys."""
+        """Set vectors of queries or of keys."""
         if x is not None:
             x = _vectors(x)
             self.kept += [x, *self.layout.operand(self.frame, name, (x.shape, x.stride(), x.dtype))]
             setattr(self.frame, name, x.data_ptr() or 1)
 
     def plane(self, name: str, x: Tensor | None) -> None:
-        """Numbers of pairs of a query and a key."""
+        """Set numbers of pairs of a query and a key."""
         if x is not None:
             x = x if x.dtype == self.layout.dtype else x.to(self.layout.dtype)
             self.kept += [x, *self.layout.plane(self.frame, name, (x.shape, x.stride(), x.dtype))]
             setattr(self.frame, name, x.data_ptr() or 1)
 
-    def dots(self, dots: Dots) -> None:
-        """Tangents of the inputs."""
+    def dots(self, dots: InputTangents) -> None:
+        """Set tangents of the inputs."""
         self.operand("query_dot", dots.query)
         self.operand("key_dot", dots.key)
         self.operand("value_dot", dots.value)
@@ -137,13 +156,13 @@ class _Filling:
         self.plane("weight_dot", None if dots.log_weight is None else dots.log_weight.unsqueeze(-2))
 
     def rows(self, rows: Tensor) -> None:
-        """Lines of what is known of each query (lines, *lead, heads, Q)."""
+        """Set the numbers known of each query (lines, *lead, heads, Q)."""
         self.kept.append(rows := rows.contiguous())
         self.frame.rows = rows.data_ptr()
 
 
 def tangent(
-    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+    t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap.
 
@@ -163,10 +182,9 @@ def tangent(
 
 @lru_cache(256)
 def _owners(lead: torch.Size, key_heads: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Blocks in an order in which those that add to the same place of a bias's gradient follow each other,
-    and where each such run begins.
+    """Order of the blocks in runs that add to the same place of a bias's gradient, and where each run begins.
 
-    shape is that of the bias's axes before the queries; without any, every block is a run of its own.
+    `shape` has the bias's axes before the queries; if it is empty, every block is a run of its own.
     """
     blocks = math.prod(lead) * key_heads
     if not shape:
@@ -184,14 +202,14 @@ def _owners(lead: torch.Size, key_heads: int, shape: tuple[int, ...]) -> tuple[A
 
 
 def _summed(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    """Copies (parts, ...) added up, without what fills their vectors beyond `dim` numbers."""
+    """The sum of copies (parts, ...), without the padding of their vectors beyond `dim` numbers."""
     x = x[0] if x.shape[0] == 1 else x.sum(0)
     x = x if dim is None or dim == x.shape[-1] else x[..., :dim].contiguous()
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def _mass(t: Inputs, rule: ScoreRule, rows: Tensor) -> Gradients:
-    """The column sums of the weights."""
+    """`Gradients` with the column sums of the weights alone."""
     p, f, _kept = _begin("mass", t, rule)
     filling = _Filling(p, f)
     filling.rows(rows)
@@ -209,15 +227,14 @@ def _backward(
     output: Tensor,
     rows: Tensor,
     needs: Needs,
-    dots: Dots | None = None,
+    dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
     lines: Tensor | None = None,
     whole: bool = True,
 ) -> Gradients | None:
-    """The backward sweep; with `lines`, where tangents go together with `output_dot`, the joint one.
+    """The backward sweep; with `lines` the joint sweep, which writes tangents to `lines` and `output_dot`.
 
-    That one is None where keys are too many to keep the scores of a tile's rows with all of them, or scores
-    cannot be kept.
+    The joint sweep returns None where it cannot keep the scores of a tile's rows with all keys.
     """
     p, f, _kept = _begin("gradient" if dots is None else "second", t, rule)
     filling = _Filling(p, f)
@@ -298,9 +315,9 @@ def gradient(
     needs: Needs,
     whole: bool = True,
 ) -> Gradients:
-    """A cotangent of the output carried back; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2.
+    """Gradients from a cotangent of the output; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2.
 
-    With `whole` False these are some of the keys that output and rows belong to.
+    With `whole` False, t has only some of the keys that output and rows belong to.
     """
     if needs.mass:
         return _mass(t, rule, rows)
@@ -312,7 +329,7 @@ def second(
     cotangent: Tensor,
     output: Tensor,
     output_dot: Tensor,
-    dots: Dots,
+    dots: InputTangents,
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
@@ -324,11 +341,18 @@ def second(
 
 
 def joint(
-    t: Inputs, cotangent: Tensor, output: Tensor, dots: Dots, rows: Tensor, rule: ScoreRule, needs: Needs
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    dots: InputTangents,
+    rows: Tensor,
+    rule: ScoreRule,
+    needs: Needs,
 ) -> tuple[Tensor, Tensor, Gradients] | None:
-    """`second` that finds the tangents by itself: output's, then those of log-normalizer, gap and variance.
+    """Tangents of the output, then of log-normalizer, gap and variance, and gradients as of `second`.
 
-    rows (7, *lead, Hq, Q): as in `gradient`, then the variance.
+    All come from one sweep; None where it cannot run. rows (7, *lead, Hq, Q): as in `gradient`, then the
+    variance.
     """
     dtype = wide_dtype(t.query.dtype)
     moved, lines = zeros(tuple(output.shape), dtype), zeros((3, *output.shape[:-1]), dtype)

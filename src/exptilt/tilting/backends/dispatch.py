@@ -1,4 +1,4 @@
-"""Which backend runs a sweep, and what is said of numbers that are not finite."""
+"""The choice of the backend that runs a sweep, and the errors for numbers that are not finite."""
 
 import warnings
 from collections.abc import Callable
@@ -53,13 +53,13 @@ def _core_looked_up() -> bool:
 
 @not_traced
 def _kernels_run(index: int | None) -> bool:
-    """Whether the Triton kernels run on this GPU, which a traced graph does not look into."""
+    """Whether the Triton kernels run on this GPU; the compiler does not trace this."""
     return _looked_up(index)
 
 
 @cache
 def _looked_up(index: int | None) -> bool:
-    """Whether they run; if not, one warning says why and what to do."""
+    """Whether the Triton kernels run; if not, one warning says why and what to do."""
     why = _obstacle(index)
     if why:
         text = "attention on this GPU runs in plain torch (backend='tiled'), not in Triton kernels: "
@@ -68,7 +68,7 @@ def _looked_up(index: int | None) -> bool:
 
 
 def _obstacle(index: int | None) -> str:
-    """What keeps the kernels from a GPU, or nothing."""
+    """Why the kernels cannot run on a GPU; an empty text if they can."""
     checked = f"{'.'.join(map(str, _TRITON[0]))} to {'.'.join(map(str, _TRITON[1]))}"
     try:
         found = version("triton")
@@ -87,20 +87,20 @@ def _obstacle(index: int | None) -> str:
 
 
 def register(name: str, sweeps: Any) -> None:
-    """Let `Settings.backend` name an object whose methods are the sweeps, over keys that are not all here.
+    """Register an object under a name for `Settings.backend`; its methods sweep keys of several processes.
 
-    It also has `maximum_tangent` and `maximum_gradient`, as ``derivatives/identities.py`` has them.
+    It also has `maximum_tangent` and `maximum_gradient`, with arguments as in ``derivatives/identities.py``.
     """
     _REGISTERED[name] = sweeps
 
 
 def registered(backend: str) -> Any:
-    """The object of that name, or None: then all keys are here."""
+    """The object registered under that name, or None: then this process has all keys."""
     return _REGISTERED.get(backend)
 
 
 def refuse_higher(backend: str) -> None:
-    """Raise where keys are not all here: derivatives of third order, and twice forward, need them."""
+    """Raise for a registered backend: derivatives of third order, and twice forward, need all keys."""
     if backend in _REGISTERED:
         raise BackendError(
             "attend: derivatives of third order (second ones of key_mass are), and forward derivatives of "
@@ -115,7 +115,7 @@ def _module(backend: str) -> Any:
 
 
 def sweep(backend: str, name: str) -> Callable[..., Any]:
-    """The function that does a sweep."""
+    """The backend's function for the sweep `name`."""
     found: Callable[..., Any] = getattr(_REGISTERED.get(backend) or _module(backend), name)
     return found
 
@@ -125,10 +125,20 @@ def joint_sweep(backend: str) -> Callable[..., Any] | None:
     return None if backend in _REGISTERED else getattr(_module(backend), "joint", None)
 
 
-def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The forward sweep; where `check`, a NaN or infinity that reaches a result raises an error."""
-    found = sweep(backend, "forward")(t, rule)
-    if len(found) == 5:  # the kernel has looked on its way
+def forward_layout(t: Inputs, rule: ScoreRule, backend: str) -> Any:
+    """The layout of the compiled forward sweep, if it may run on these tensors directly; else None."""
+    return _module("cpu").forward_layout(t, rule) if backend == "cpu" else None
+
+
+def forward(
+    t: Inputs, rule: ScoreRule, backend: str, check: bool, layout: Any = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The forward sweep; with `check`, a NaN or infinity that reaches a result raises an error.
+
+    With a `layout` of `forward_layout`, the place of the maximum is None.
+    """
+    found = sweep(backend, "forward")(t, rule) if layout is None else _module("cpu").forward(t, rule, layout)
+    if len(found) == 5:  # the kernel has checked already
         output, lines, best, bad, blind = found
     else:
         output, lines, best = found
@@ -142,12 +152,12 @@ def forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tens
 
 
 def check_sink(sink: Tensor) -> None:
-    """Raise if a sink is NaN or +inf; −inf is no sink at all."""
+    """Raise if a sink is NaN or +inf; −inf means no sink."""
     _complain("sink", sink, torch.isnan(sink) | (sink == torch.inf), "(batch, head)")
 
 
 def _explain(t: Inputs) -> None:
-    """Raise, and say why a log-normalizer is NaN: looking only now costs nothing where all is well."""
+    """Raise an error that says why a log-normalizer is NaN; good calls do not pay for this search."""
     for name, x in (("query", t.query), ("key", t.key)):
         _complain(name, x, ~torch.isfinite(x), "(batch, head, position, dim)")
     for name, plane, axes in (

@@ -1,13 +1,13 @@
-"""What follows from shapes, strides and options alone: how a sweep is cut into tiles and parts, as a frame.
+"""How a sweep is cut into tiles and parts, which follows from shapes, strides and options alone.
 
 A `Layout` is worked out once for calls of one kind and kept; ``cpu.py`` copies its frame and fills in
-addresses. What the fields of a frame mean is said in ``csrc/attention.hpp``.
+addresses. ``csrc/attention.hpp`` says what the fields of a frame mean.
 """
 
 import ctypes
 import math
 import os
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ from exptilt.tilting.score_rule import ScoreRule
 Array = np.ndarray[Any, Any]
 KINDS = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
-THIN = 8  # queries of a block, or keys, up to which nothing is packed
-FLUSH = 16  # tiles of keys whose scores a joint sweep keeps at most
+THIN = 8  # with at most so many queries in a block, or keys, nothing is packed
+FLUSH = 16  # a joint sweep keeps the scores of at most so many tiles of keys
 # Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it
 # they are packed anew.
 _SHELF_BYTES = 4 << 20
@@ -36,14 +36,14 @@ Described = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Tuning(NamedTuple):
-    """What decides how work is cut up, and no result beyond rounding.
+    """Numbers that decide how work is cut up; results differ by rounding only.
 
     Attributes:
         cache_bytes: size of a core's second-level cache.
         tile_rows: rows of a tile at most, in sweeps that hold a strip of scores.
         backward_rows: the same in sweeps that hold a whole tile of scores.
-        worth_a_thread: multiply-adds that are worth one more thread: they take several times as long as it
-            takes to wake one. With few queries they wait for memory, and an eighth of them is worth it.
+        worth_a_thread: multiply-adds that are worth one more thread: they take several times as long as
+            waking it. With few queries they wait for memory, and an eighth as many are worth a thread.
         copies_bytes: where keys are divided among threads, each part has a query gradient of its own. Rows
             are swept in turns that keep these copies to so many bytes for each thread.
     """
@@ -72,7 +72,7 @@ def tuning() -> Tuning:
 
 @cache
 def sweep_address(name: str, number: str) -> int:
-    """Where the C function of a sweep for "float32" or "float64" is."""
+    """Address of the C function of a sweep for "float32" or "float64"."""
     return native.address(f"{name}_{number}")
 
 
@@ -84,13 +84,13 @@ def _block_rows() -> int:
 
 @cache
 def frame_type() -> Any:
-    """The struct that all sweeps are told what to do by."""
+    """The ctypes struct that all sweeps take as their argument."""
     return native.frame("Attention")
 
 
 @lru_cache(4096)
 def table_of(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, ...]) -> tuple[Array, int]:
-    """Where each of (items · heads) blocks of a tensor (..., heads or a divisor, ·, ·) begins."""
+    """Offsets of (items · heads) blocks of a tensor (..., heads or a divisor, ·, ·), and their address."""
     places = np.zeros(1, np.int64)
     here = shape[-3]
     for size, mine, step in zip((*lead, here), shape[:-2], steps[:-2], strict=True):
@@ -100,7 +100,7 @@ def table_of(lead: torch.Size, heads: int, shape: torch.Size, steps: tuple[int, 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that the system hands out, without torch's threads, which a forked child does not have."""
+    """Zeros by numpy: torch would use its threads, which a forked child does not have."""
     return torch.from_numpy(np.zeros(shape, NUMBERS[dtype]))
 
 
@@ -110,7 +110,7 @@ def over(x: int, y: int) -> int:
 
 
 def rounded(x: int, to: int) -> int:
-    """x rounded up to a multiple."""
+    """x rounded up to a multiple of `to`."""
     return over(x, to) * to
 
 
@@ -120,7 +120,7 @@ def described(x: Tensor | None) -> Described | None:
 
 
 class Layout:
-    """All that follows from shapes, strides and options: sizes, and a frame without addresses of tensors."""
+    """Sizes of a sweep, and a frame without addresses of tensors, from shapes, strides and options."""
 
     def __init__(
         self,
@@ -146,6 +146,7 @@ class Layout:
         self.items = math.prod(self.lead)
         self.blocks = self.items * self.key_heads
         self.shape = (*self.lead, self.heads, self.Q)
+        self.output_shape, self.lines_shape = (*self.shape, self.Dv), (STATISTIC_LINES, *self.shape)
         self.rows = self.items * self.heads * self.Q
         self.block_rows = group * self.Q
         self.width = 2 * int(getattr(native.load(), f"exptilt_lanes_{self.number}")())
@@ -153,7 +154,7 @@ class Layout:
         f = self.frame = frame_type()()
         f.blocks, f.group, f.Q, f.K, f.D, f.Dv = self.blocks, group, self.Q, self.K, self.D, self.Dv
         f.scale, f.cap, f.causal = rule.scale, rule.softcap or 0.0, rule.causal
-        # a window of more than all hides nothing either
+        # a window wider than all positions hides nothing
         f.window = -1 if rule.window is None else min(rule.window, self.Q + self.K)
         f.thin = self.block_rows <= THIN or self.K <= THIN
         f.key_parts = f.row_parts = 1
@@ -166,7 +167,7 @@ class Layout:
         self.crew = max(1, min(threads, work // tuned.worth_a_thread))
 
     def operand(self, f: Any, name: str, x: Described) -> list[Array]:
-        """Set table, step and kind of vectors of queries or of keys; what it returns must be kept alive."""
+        """Set table, step and kind of vectors of queries or of keys; keep the result alive."""
         heads = self.key_heads if name.startswith(("key", "value")) else self.heads
         table, address = table_of(self.lead, heads, x[0], x[1])
         setattr(f, name + "_table", address)
@@ -207,26 +208,26 @@ class Layout:
         f.shelf_slots = max(1, min(self.key_tiles(f), fit))
 
     def row_tiles(self, f: Any) -> int:
-        """Tiles of a block's rows."""
+        """Number of tiles of a block's rows."""
         return over(self.block_rows, max(1, f.tile_rows))
 
     def key_tiles(self, f: Any) -> int:
-        """Tiles of keys."""
+        """Number of tiles of keys."""
         return over(self.K, f.tile_keys)
 
-    @property
+    @cached_property
     def units(self) -> int:
-        """Tiles of rows of all blocks."""
+        """Number of tiles of rows of all blocks."""
         return self.blocks * self.row_tiles(self.frame)
 
     def divide(self, f: Any, owners: int, by_keys: bool) -> None:
-        """Cut keys or rows of a backward sweep into parts, where owners are fewer than threads need."""
+        """Cut keys or rows of a backward sweep into parts, if there are too few owners for the threads."""
         crew = self.crew
         if crew < 2 or not 0 < owners < 4 * crew:
             return
         wanted, key_tiles, row_tiles = over(4 * crew, owners), self.key_tiles(f), self.row_tiles(f)
-        # Parts of the rows have copies of all gradients of keys: only where keys are few. And rows of
-        # different heads may add to one place of a bias's gradient, keys do not.
+        # Each part of the rows has a copy of all gradients of keys, so rows are cut only where keys are few.
+        # And rows of different heads may add to one place of a bias's gradient; keys do not.
         if by_keys or key_tiles >= min(wanted, row_tiles):
             f.key_parts = min(wanted, key_tiles)
         else:

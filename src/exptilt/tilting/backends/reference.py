@@ -15,21 +15,22 @@ from exptilt.tilting.score_rule import ScoreRule
 
 
 def scores(t: Inputs, rule: ScoreRule) -> Tensor:
-    """(..., Hq, Q, K), −inf where hidden."""
+    """Scores (..., Hq, Q, K), −inf where hidden."""
     wide = wide_dtype(t.query.dtype)
     key = per_query_head(t.key.to(wide), t.query.shape[-3], -3)
     return rule.block(t, rule.scale * (t.query.to(wide) @ key.mT), 0, key.shape[-2]).scores
 
 
 def _first_largest(s: Tensor) -> Tensor:
-    """The maximum, whose derivatives are those of the first of the largest scores; 0 where all are −inf."""
+    """The maximum, with the derivatives of the first of the largest scores; constant if all are −inf."""
     largest = s.gather(-1, s.detach().argmax(-1, keepdim=True))[..., 0]
     return largest.masked_fill(largest == -torch.inf, -torch.inf)
 
 
 def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
-    """output, G, entropy, mean, variance, maximum, key mass (..., Hq, K), from the whole matrix; then the
-    shift, weight and gap of ``problem.Lines``, constants.
+    """Output, G, entropy, mean, variance, maximum and key mass (..., Hq, K), from the whole matrix.
+
+    Then come shift, weight and gap of ``problem.RowStatistics``, as constants.
     """
     s = scores(t, rule)
     K = s.shape[-1]

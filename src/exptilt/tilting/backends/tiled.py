@@ -2,16 +2,16 @@ r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, 
 
 The same four sweeps as the compiled kernels, whose files give the formulas (``csrc/forward.hpp``,
 ``csrc/tangent.hpp``, ``csrc/backward.hpp``). Nothing is written in place, so torch can differentiate the
-sweeps themselves: that is how derivatives of third and higher order are had.
+sweeps themselves: that is how derivatives of third and higher order are found.
 """
 
 import torch
 from torch import Tensor
 
 from exptilt.tilting.problem import (
-    Dots,
     Gradients,
     Inputs,
+    InputTangents,
     Needs,
     has_full_bias,
     per_key_head,
@@ -22,11 +22,11 @@ from exptilt.tilting.score_rule import ScoreRule, columns, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
 _TILE_CELLS = 1 << 21  # scores held at once
-_TILE_KEYS = 1024  # keys of a tile at most: a sum over more of them is cut, and so as exact as a sum in pairs
+_TILE_KEYS = 1024  # most keys of a tile; longer sums are cut, and so as exact as pairwise sums
 
 
 def _tiles(t: Inputs) -> list[tuple[int, int]]:
-    """Where the tiles of keys begin and end; their size does not depend on data."""
+    """Start and stop of each tile of keys; sizes do not depend on data."""
     rows = max(1, t.query[..., 0].numel())
     K = t.key.shape[-2]
     width = max(16, min(K, _TILE_CELLS // rows, _TILE_KEYS))
@@ -61,8 +61,9 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _middle(t: Inputs) -> Tensor:
-    """(..., Hkv, 1, Dv): the mean value, a constant. Taken off values and outputs it cancels out of what is
-    carried back, and values far from 0 lose no digits.
+    """(..., Hkv, 1, Dv): the mean value, a constant.
+
+    Subtracted from values and outputs it cancels out of gradients, and values far from 0 lose no digits.
     """
     v = _finite(t.value.detach().to(t.query.dtype))
     return v.sum(-2, keepdim=True) / max(1, v.shape[-2])
@@ -81,7 +82,9 @@ class _Tile:
         p = torch.exp(d) * rows[1]
         return p, (d - rows[2]).clamp(min=FAR), p != 0
 
-    def push(self, t: Inputs, dots: Dots, rule: ScoreRule, j0: int, j1: int) -> tuple[Tensor, Tensor]:
+    def push(
+        self, t: Inputs, dots: InputTangents, rule: ScoreRule, j0: int, j1: int
+    ) -> tuple[Tensor, Tensor]:
         """ż and ṡ, the tangents of scale <q,k> and of the score."""
         z = torch.zeros_like(self.s)
         if dots.query is not None:
@@ -93,7 +96,7 @@ class _Tile:
 
 
 def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is."""
+    """Output (..., Hq, Q, Dv), the members of `problem.RowStatistics` stacked, and where the maximum is."""
     t = _widened(t)
     shape = t.query.shape[:-1]
     top = t.query.new_full(shape, -torch.inf)
@@ -133,7 +136,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tangent(
-    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+    t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
 
@@ -177,11 +180,11 @@ def gradient(
     needs: Needs,
     whole: bool = True,
 ) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back to
-    the inputs.
+    """Gradients by the inputs from a cotangent (..., Hq, Q, Dv) of the output.
 
-    output is that of the forward sweep. Where only the mass of the keys is wanted, the first three rows are
-    enough. With `whole` False these are some of the keys that output and rows belong to.
+    rows: shift, inverse, gap, a0, a1, a2; where only the mass of the keys is wanted, the first three. output
+    is that of the forward sweep. With `whole` False, t has only some of the keys that output and rows belong
+    to.
     """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
@@ -208,7 +211,7 @@ def second(
     cotangent: Tensor,
     output: Tensor,
     output_dot: Tensor,
-    dots: Dots,
+    dots: InputTangents,
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
@@ -249,7 +252,7 @@ def second(
 
 
 class _Sums:
-    """What a backward sweep gathers: sums over tiles for the queries, one piece per tile for the keys."""
+    """Results of a backward sweep: sums over tiles for the queries, one piece per tile for the keys."""
 
     def __init__(self, t: Inputs, needs: Needs):
         self.t, self.needs, self.full_bias = t, needs, needs.bias and has_full_bias(t)
@@ -269,9 +272,9 @@ class _Sums:
         p: Tensor,
         cotangent: Tensor,
     ) -> None:
-        """One tile.
+        """Add the results of one tile.
 
-        d is the derivative by the scores, then come the pairs to multiply for query and key;
+        d is the derivative by the scores; for_query and for_key are the pairs to multiply for query and key;
         p are the weights that carry the cotangent to the value.
         """
         self.rows = self.rows + d.sum(-1)

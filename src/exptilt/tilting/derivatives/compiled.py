@@ -1,5 +1,4 @@
-"""Attention, key mass and Fisher products as operators that carry their own derivative, for graphs made by
-`torch.compile`.
+"""Operators for `torch.compile`: attention, key mass and Fisher products, each with its own derivative.
 
 The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a
 compiled graph, ``attend.py`` therefore calls the operators here: the same forward sweep, and the same
@@ -14,15 +13,15 @@ from torch import Tensor
 
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.operators import NAMESPACE, NUMBERS, OPTIONS
-from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings
-from exptilt.tilting.problem import MASS, Inputs, Lines, wide_dtype
+from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient
+from exptilt.tilting.problem import MASS, Inputs, RowStatistics, Settings, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 _TENSORS = len(Inputs._fields)
 
 
 class _Kept:
-    """What a rule's setup_context expects of its ctx, kept on an operator's ctx."""
+    """The ctx that a rule's setup_context expects, kept on an operator's ctx."""
 
     def __init__(self, ctx: Any):
         self.ctx = ctx
@@ -31,10 +30,10 @@ class _Kept:
         self.ctx.save_for_backward(*tensors)
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
-        """Operators have no forward derivative."""
+        """Does nothing: operators have no forward derivative."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Their gradients are ignored."""
+        """Does nothing: gradients of these tensors are ignored."""
 
     def set_materialize_grads(self, value: bool) -> None:
         self.ctx.set_materialize_grads(value)
@@ -61,7 +60,7 @@ attend = torch.library.custom_op(f"{NAMESPACE}::attend", _attend, mutates_args=(
 @attend.register_fake
 def _(query: Any, key: Any, value: Any, *_: Any) -> Any:
     rows, wide = query.shape[:-1], wide_dtype(query.dtype)
-    lines = tuple(query.new_empty(rows, dtype=wide) for _ in range(len(Lines._fields) + 1))
+    lines = tuple(query.new_empty(rows, dtype=wide) for _ in range(len(RowStatistics._fields) + 1))
     return (
         query.new_empty((*rows, value.shape[-1]), dtype=wide),
         *lines,
@@ -79,7 +78,7 @@ def _attend_backward(ctx: Any, *bars: Tensor | None) -> Any:
 
 
 def _narrowed(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """A gradient in the dtype of what it belongs to; plain autograd does that by itself."""
+    """A gradient in the dtype of its input; plain autograd does that by itself."""
     return gradient if gradient is None or like is None else gradient.to(like.dtype)
 
 

@@ -10,15 +10,15 @@ from exptilt._support.transforms import push
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
-from exptilt.tilting.problem import Dots, Inputs, Lines, Needs
+from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics
 from exptilt.tilting.score_rule import ScoreRule
 
-_DIFFERENTIABLE = 6  # of the seven inputs; the mask is not
+_DIFFERENTIABLE = 6  # of the seven inputs: all but the mask
 
 
 def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
     output, stacked, _ = tiled.forward(t, rule)
-    lines = Lines(*stacked.unbind())
+    lines = RowStatistics(*stacked.unbind())
     shift = identities.shift_of(lines)
     if t.sink is not None:
         output, lines, shift = identities.join_sink(output, lines, t.sink)
@@ -28,14 +28,16 @@ def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
     return Statistics(output, fixed, lines.weight, lines.gap, lines.variance)
 
 
-def _tangent(t: Inputs, dots: Dots, rule: ScoreRule) -> Tangents:
+def _tangent(t: Inputs, dots: InputTangents, rule: ScoreRule) -> Tangents:
     stats = _statistics(t, rule)
     # with the output, the sums are about Σ p ṡ; about the keys' mean, a dominant sink would cancel them
     pushed, sums = tiled.tangent(t, dots, identities.tangent_rows(stats), rule, stats.output)
     return identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink)
 
 
-def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Needs) -> tuple[Tensor, ...]:
+def _second(
+    t: Inputs, bar: Cotangents, dots: InputTangents, rule: ScoreRule, needs: Needs
+) -> tuple[Tensor, ...]:
     stats = _statistics(t, rule)
     dot = _tangent(t, dots, rule)
     found = tiled.second(
@@ -51,7 +53,7 @@ def _second(t: Inputs, bar: Cotangents, dots: Dots, rule: ScoreRule, needs: Need
 def _of_some(
     function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], some: list[int]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The function of those arguments alone."""
+    """The function of the arguments numbered `some` alone, the others fixed."""
 
     def partial(*x: Tensor) -> tuple[Tensor, ...]:
         full = list(arguments)
@@ -83,7 +85,7 @@ def push_tangent(a: dict[str, Any], moving: dict[str, Any], rule: ScoreRule) -> 
     n = _DIFFERENTIABLE
 
     def function(*x: Any) -> tuple[Tensor, ...]:
-        return tuple(_tangent(_masked(x[:n], a), Dots(*x[n:]), rule))
+        return tuple(_tangent(_masked(x[:n], a), InputTangents(*x[n:]), rule))
 
     return _push(function, [*a["inputs"][:n], *a["dots"]], [*moving["inputs"][:n], *moving["dots"]])
 
@@ -92,7 +94,7 @@ def _second_of(a: dict[str, Any], rule: ScoreRule, needs: Needs) -> Callable[...
     n, m = _DIFFERENTIABLE, _DIFFERENTIABLE + len(Cotangents._fields)
 
     def function(*x: Any) -> tuple[Tensor, ...]:
-        return _second(_masked(x[:n], a), Cotangents(*x[n:m]), Dots(*x[m:]), rule, needs)
+        return _second(_masked(x[:n], a), Cotangents(*x[n:m]), InputTangents(*x[m:]), rule, needs)
 
     return function
 

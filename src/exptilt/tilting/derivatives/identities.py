@@ -1,5 +1,4 @@
-r"""Row algebra: the O(n) arithmetic between the sweeps, with the sink's share. The formulas are those of
-``rules.py``.
+r"""Row algebra: the O(n) arithmetic between the sweeps, with the sink's share; formulas in ``rules.py``.
 
 All of it is on (..., Hq, Q) tensors, plain torch, the same for every backend.
 
@@ -12,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, per_key_head
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, per_key_head
 from exptilt.tilting.score_rule import ScoreRule
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
 
 
 class Statistics(NamedTuple):
-    """What derivatives need to know of each query, the sink counted: output (..., Hq, Q, Dv), the rest (...,
-    Hq, Q).
+    """Results of the forward sweep that derivatives need, the sink counted.
 
-    A query that sees nothing has shift, weight, gap and variance 0.
+    output is (..., Hq, Q, Dv), the rest (..., Hq, Q). A query that sees nothing has shift, weight, gap and
+    variance 0.
     """
 
     output: Tensor
@@ -44,8 +43,8 @@ class Cotangents(NamedTuple):
 class Tangents(NamedTuple):
     """Tangents of output, log-normalizer, gap (E[cṡ], the mean's less the log-normalizer's) and variance.
 
-    The gap's is kept, not the mean's: where attention is nearly one-hot the two on whose difference entropy
-    depends are nearly equal.
+    The gap's tangent is kept, not the mean's: where attention is nearly one-hot, mean and log-normalizer have
+    nearly equal tangents, and entropy depends on their difference.
     """
 
     output: Tensor
@@ -58,7 +57,7 @@ def apart_from(shift: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """shift − top as a rounded difference and its rounding error: e^{shift − top} = e^apart (1 + slip).
 
     Both are finite. Without the error a weight at a distance of 30 would be off by up to eight units in its
-    last place. It is found by Knuth's sum of two numbers, and 0 where the weight is 0 anyway.
+    last place. The error is found by Knuth's sum of two numbers, and is 0 where the weight is 0 anyway.
     """
     apart = shift - top
     a, b, difference = shift.detach(), top.detach(), apart.detach()
@@ -67,12 +66,11 @@ def apart_from(shift: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     return apart, torch.where(difference > -1e3, slip, 0.0)
 
 
-def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines, Tensor]:
-    """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results; the maximum stays
-    that of the keys.
+def join_sink(output: Tensor, lines: RowStatistics, sink: Tensor) -> tuple[Tensor, RowStatistics, Tensor]:
+    """Add one outcome with score sink (..., Hq) and value 0 to the forward sweep's results.
 
     Returns output, lines, and the shift: the largest score, the sink counted (0 where there is no outcome at
-    all).
+    all). The maximum in lines stays that of the keys.
     """
     s = sink.unsqueeze(-1)
     top = torch.maximum(lines.maximum, s)
@@ -98,7 +96,7 @@ def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines
     mean = torch.where(heavy, lines.mean - sink_share * between, own + share * between)
     variance = share * lines.variance + share * sink_share * apart.square()
     log_z = z_or_one.log()
-    joined = Lines(
+    joined = RowStatistics(
         torch.where(some, shift + log_z, -torch.inf),
         torch.where(some, log_z - gap, 0.0),
         torch.where(some, mean, 0.0),
@@ -110,13 +108,13 @@ def join_sink(output: Tensor, lines: Lines, sink: Tensor) -> tuple[Tensor, Lines
     return output * share.unsqueeze(-1), joined, shift
 
 
-def shift_of(lines: Lines) -> Tensor:
+def shift_of(lines: RowStatistics) -> Tensor:
     """The largest score without a sink, 0 where there is none."""
     return torch.where(lines.maximum == -torch.inf, 0.0, lines.maximum)
 
 
 def weight_rows(stats: Statistics) -> list[Tensor]:
-    """What makes p and c from a score: shift, 1 / weight (0 for queries that see nothing), gap."""
+    """The rows that make p and c from a score: shift, 1 / weight (0 for queries that see nothing), gap."""
     seen = stats.weight != 0
     return [stats.shift, torch.where(seen, 1 / torch.where(seen, stats.weight, 1.0), 0.0), stats.gap]
 
@@ -153,7 +151,7 @@ def tangent_rows(stats: Statistics) -> Tensor:
 def finish_tangent(
     pushed: Tensor, sums: Tensor, stats: Statistics, sink: Tensor | None, sink_dot: Tensor | None
 ) -> Tangents:
-    """(tangent) from the sweep's sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' and Σ p (ṡ' v + v̇)."""
+    """`Tangents` by (tangent) from the sweep's sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' and Σ p (ṡ' v + v̇)."""
     r, x0, x1, x2 = sums.unbind()
     if sink is not None:
         p, c = _sink_outcome(stats, sink)
@@ -168,7 +166,7 @@ def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
 
 
 def shift_gradient(stats: Statistics, bar: Cotangents) -> Tensor:
-    """(..., Hq, Q): Σ p t over all outcomes, which is what a shift of all scores does to G and mean."""
+    """(..., Hq, Q): Σ p t over all outcomes, the derivative by a shift of all scores of a query."""
     return torch.where(stats.weight != 0, bar.log_normalizer + bar.mean, 0.0)
 
 
@@ -204,7 +202,7 @@ def second_sink(
 
     Over all outcomes Σ p r = 0: no tangent changes if all scores are shifted. A sink that has nearly all of
     the weight hardly differs from the mean over all, and the difference in its own r would be rounding only,
-    so there the keys' sum is taken. Without it (None, or of shape (0,)) the sink's own r has to do.
+    so there the keys' sum is taken. If row_sum is None or of shape (0,), the sink's own r is used.
     """
     _, _, _, a0, a1, a2, pushed, e0, e1 = second_rows(stats, bar, dot).unbind()
     p, c = _sink_outcome(stats, sink)
@@ -218,11 +216,11 @@ def second_sink(
 
 
 def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
-    """What the sweep must find for the wanted ones of query, key, value, bias, log_weight, sink."""
+    """The needs of a sweep for the wanted gradients by query, key, value, bias, log_weight, sink."""
     bias = wanted[3] and t.bias is not None
     columns = bias and t.bias is not None and t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1
     one_for_all_keys = bias and t.bias is not None and t.bias.shape[-1] == 1
-    rows = one_for_all_keys or (wanted[5] and t.sink is not None)  # the sink's: ``second_sink``
+    rows = one_for_all_keys or (wanted[5] and t.sink is not None)  # ``second_sink`` needs them
     weight = wanted[4] and t.log_weight is not None
     return Needs(
         wanted[0],
@@ -234,11 +232,11 @@ def needs_of(t: Inputs, wanted: tuple[bool, ...]) -> Needs:
     )
 
 
-def spread(found: Gradients, t: Inputs, shifted: Tensor) -> Dots:
+def spread(found: Gradients, t: Inputs, shifted: Tensor | None) -> InputTangents:
     """Gradients by query, key, value, bias, log_weight, in their shapes, from a backward sweep's results.
 
     shifted (..., Hq, Q) is the derivative by a shift of all scores of a query: without a sink that is the row
-    sum, to the last digit.
+    sum, to the last digit. It is needed only if there is a bias.
     """
 
     def there(x: Tensor, like: Tensor) -> Tensor | None:
@@ -251,17 +249,17 @@ def spread(found: Gradients, t: Inputs, shifted: Tensor) -> Dots:
         if found.bias.dim() > 1:
             bias = found.bias
         elif t.bias.shape[-1] == 1 and found.row_sum.dim() > 1:
-            row_sum = shifted if t.sink is None else found.row_sum
+            row_sum = shifted if t.sink is None and shifted is not None else found.row_sum
             bias = row_sum.unsqueeze(-1).sum_to_size(t.bias.shape)
         elif t.bias.shape[-1] > 1 and t.bias.shape[-2] == 1 and found.column_sum.dim() > 1:
             bias = found.column_sum.unsqueeze(-2).sum_to_size(t.bias.shape)
-    return Dots(
+    return InputTangents(
         there(found.query, t.query), there(found.key, t.key), there(found.value, t.value), bias, weight
     )
 
 
-def maximum_tangent(t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Tensor:
-    """(..., Hq, Q): the maximum moves as the score it stands on."""
+def maximum_tangent(t: Inputs, dots: InputTangents, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Tensor:
+    """(..., Hq, Q): the tangent of the maximum, which is that of the score of key `best`."""
     result = torch.zeros_like(maximum)
     if t.key.shape[-2] == 0:
         return result
@@ -277,10 +275,10 @@ def maximum_tangent(t: Inputs, dots: Dots, best: Tensor, maximum: Tensor, rule: 
     return torch.where(maximum == -torch.inf, 0.0, result)
 
 
-def maximum_gradient(t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule: ScoreRule) -> Dots:
+def maximum_gradient(t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule: ScoreRule) -> InputTangents:
     """The transpose of ``maximum_tangent``."""
     if t.key.shape[-2] == 0:
-        return Dots()
+        return InputTangents()
     at = rule.at_key(t, best)
     g = torch.where(maximum == -torch.inf, 0.0, bar)
     z = (g * at.slope).unsqueeze(-1)
@@ -288,7 +286,7 @@ def maximum_gradient(t: Inputs, bar: Tensor, best: Tensor, maximum: Tensor, rule
     def put(like: Tensor, place: tuple[Tensor, ...], x: Tensor) -> Tensor:
         return torch.zeros(like.shape, dtype=x.dtype, device=x.device).index_put(place, x, accumulate=True)
 
-    return Dots(
+    return InputTangents(
         z * at.key,
         put(t.key, at.key_at, z * t.query),
         None,

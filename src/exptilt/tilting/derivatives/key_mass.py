@@ -7,8 +7,8 @@ from torch import Tensor
 
 from exptilt._support.transforms import apply, derivatives_wanted
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics
-from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, Settings, pull_gradient
-from exptilt.tilting.problem import MASS, Dots, Inputs
+from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, pull_gradient
+from exptilt.tilting.problem import MASS, Inputs, InputTangents, Settings
 
 
 def sum_of_G(
@@ -42,7 +42,7 @@ def with_own_weights(t: Inputs) -> Inputs:
 def key_mass(
     t: Inputs, shift: Tensor, weight: Tensor, gap: Tensor, variance: Tensor, settings: Settings
 ) -> Tensor:
-    """(..., Hq, K), with all of its derivatives; t as `with_own_weights` makes it."""
+    """The key mass (..., Hq, K), with all of its derivatives; t comes from `with_own_weights`."""
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     only = Settings(settings.rule, settings.backend, needs=MASS)
     rule = Gradient.apply if derivatives_wanted(t) else Gradient.forward
@@ -58,10 +58,10 @@ def pull_key_mass(
     bar: Tensor,
     settings: Settings,
     wanted: Any,
-) -> Dots:
-    """A cotangent of the key mass, carried back to the wanted inputs."""
+) -> InputTangents:
+    """Gradients by the wanted inputs from a cotangent of the key mass."""
     inputs, ones, stats = sum_of_G(t, shift, weight, gap, variance)
-    return pull_gradient(inputs, ones, stats, Dots(log_weight=bar), settings, wanted)[0]
+    return pull_gradient(inputs, ones, stats, InputTangents(log_weight=bar), settings, wanted)[0]
 
 
 def hessian_product(t: Inputs, vector: Tensor, settings: Settings) -> Tensor:
@@ -70,6 +70,6 @@ def hessian_product(t: Inputs, vector: Tensor, settings: Settings) -> Tensor:
     variance, weight, gap, shift = found[4], found[6], found[7], found[8]
     inputs, bar, stats = sum_of_G(t, shift, weight, gap, variance)
     wanted = (True, False, False, False, False, False)
-    product = pull_gradient(inputs, bar, stats, Dots(query=vector), settings, wanted)[0].query
+    product = pull_gradient(inputs, bar, stats, InputTangents(query=vector), settings, wanted)[0].query
     assert product is not None
     return product

@@ -6,8 +6,9 @@ from torch import Tensor
 
 
 class Layout:
-    """The flat arguments of an autograd function: named groups (each a NamedTuple of tensors or None), then
-    one `Settings`.
+    """The order of an autograd function's flat arguments: named groups, then one `Settings`.
+
+    A group is a NamedTuple of tensors or None.
 
     Example:
         >>> from typing import NamedTuple
@@ -29,7 +30,7 @@ class Layout:
         self.count = start
 
     def flat(self, settings: Any, **groups: Any) -> tuple[Any, ...]:
-        """The arguments."""
+        """The flat arguments: the members of all groups, then the settings."""
         return (*(x for name in self.groups for x in groups[name]), settings)
 
     def read(self, arguments: Any) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class Layout:
         return tuple(arguments[self.slices[name]])
 
     def gradients(self, **groups: Any) -> tuple[Tensor | None, ...]:
-        """What a backward rule returns: the given groups' gradients, None for all others."""
+        """Return value of a backward rule: the given groups' gradients, None for all other arguments."""
         result: list[Tensor | None] = [None] * (self.count + 1)
         for name, values in groups.items():
             start = self.slices[name].start

@@ -5,9 +5,9 @@
     gradient   a cotangent carried back
     second     the gradient of a forward derivative
 
-Each takes canonical tensors (``problem.py``) as `Inputs`, then what is its own, then the score rule and the
-backend's name. Ordinary tensors go to the backend at once; an operator gets every member one by one, as
-`SCHEMAS` has them. They know no derivatives themselves (``rules.py`` does).
+Each takes canonical tensors (``problem.py``) as `Inputs`, then arguments of its own, then the score rule and
+the backend's name. Ordinary tensors go to the backend at once; an operator gets every member one by one, as
+in `SCHEMAS`. The operators have no derivatives; those are in ``rules.py``.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,16 +19,24 @@ from torch import Tensor
 
 from exptilt._support.transforms import is_plain
 from exptilt.tilting.backends import dispatch
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.problem import (
+    Gradients,
+    Inputs,
+    InputTangents,
+    Needs,
+    RowStatistics,
+    has_full_bias,
+    wide_dtype,
+)
 from exptilt.tilting.score_rule import ScoreRule
 
-# The compiler keeps graphs on disk, and finds them by the names of operators: with another schema of any
-# operator comes another namespace.
+# The compiler keeps graphs on disk, and finds them by the names of operators: change the namespace whenever
+# the schema of an operator changes.
 NAMESPACE = "exptilt_3"
 OPTIONS = "Tensor? bias, Tensor? log_weight, Tensor? sink, Tensor? mask"
 NUMBERS = "float scale, bool causal, int? window, float? softcap, str backend"
 _INPUTS = f"Tensor query, Tensor key, Tensor value, {OPTIONS}"
-_DOTS = ", ".join(f"Tensor? {name}_dot" for name in Dots._fields)
+_DOTS = ", ".join(f"Tensor? {name}_dot" for name in InputTangents._fields)
 _SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 SCHEMAS = {
     "forward": f"({_INPUTS}, {NUMBERS}, bool check) -> (Tensor, Tensor, Tensor)",
@@ -38,7 +46,11 @@ SCHEMAS = {
     "second": f"({_INPUTS}, {_DOTS}, Tensor cotangent, Tensor output, Tensor output_dot, Tensor rows, "
     f"{NUMBERS}, bool[] needs) -> {_SIX}",
 }
-_INPUT_COUNT, _DOT_COUNT, _RULE_COUNT = len(Inputs._fields), len(Dots._fields), len(fields(ScoreRule))
+_INPUT_COUNT, _DOT_COUNT, _RULE_COUNT = (
+    len(Inputs._fields),
+    len(InputTangents._fields),
+    len(fields(ScoreRule)),
+)
 
 
 def _one_by_one(given: Iterable[Any]) -> list[Any]:
@@ -59,7 +71,7 @@ def _grouped(name: str, flat: tuple[Any, ...]) -> list[Any]:
     groups: list[Any] = [Inputs(*flat[:_INPUT_COUNT])]
     rest = list(flat[_INPUT_COUNT:])
     if name in ("tangent", "second"):
-        groups, rest = [*groups, Dots(*rest[:_DOT_COUNT])], rest[_DOT_COUNT:]
+        groups, rest = [*groups, InputTangents(*rest[:_DOT_COUNT])], rest[_DOT_COUNT:]
     if name in ("gradient", "second"):
         rest[-1] = Needs(*rest[-1])
     first = len(rest) - _RULE_COUNT - (1 if name == "tangent" else 2)
@@ -68,24 +80,24 @@ def _grouped(name: str, flat: tuple[Any, ...]) -> list[Any]:
 
 
 def _without_sink(t: Inputs) -> Inputs:
-    """Sweeps know nothing of a sink: ``identities.py`` adds what it does."""
+    """The inputs without the sink, whose share ``identities.py`` adds."""
     return t if t.sink is None else t._replace(sink=None)
 
 
 def _forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (..., Hq, Q, Dv), the members of `Lines` stacked, where the maximum is (..., Hq, Q)."""
+    """Output (..., Hq, Q, Dv), the members of `RowStatistics` stacked, where the maximum is (..., Hq, Q)."""
     return dispatch.forward(_without_sink(t), rule, backend, check)
 
 
 def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
     rows, wide = query.shape[:-1], wide_dtype(query.dtype)
     output = query.new_empty((*rows, value.shape[-1]), dtype=wide)
-    lines = query.new_empty((len(Lines._fields), *rows), dtype=wide)
+    lines = query.new_empty((len(RowStatistics._fields), *rows), dtype=wide)
     return output, lines, query.new_empty(rows, dtype=torch.int64)
 
 
 def _tangent(
-    t: Inputs, dots: Dots, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
+    t: Inputs, dots: InputTangents, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
     more = {"output": output} if dispatch.registered(backend) is None else {}  # of no use to sharded keys
@@ -99,7 +111,7 @@ def _fake_tangent(query: Any, key: Any, value: Any, *_: Any) -> Any:
 
 
 def _asked(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
-    """Gradients with what was not asked for as tensors of shape (0,)."""
+    """The gradients, of shape (0,) where not asked for."""
     wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
     none = found.row_sum.new_empty(0)
     return tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))
@@ -125,7 +137,7 @@ def _gradient(t: Inputs, *given: Any) -> tuple[Tensor, ...]:
     return _asked(dispatch.sweep(backend, "gradient")(_without_sink(t), *own, rule, needs), t, needs)
 
 
-def _second(t: Inputs, dots: Dots, *given: Any) -> tuple[Tensor, ...]:
+def _second(t: Inputs, dots: InputTangents, *given: Any) -> tuple[Tensor, ...]:
     """The members of `Gradients`, of shape (0,) where not needed."""
     cotangent, output, output_dot, rows, rule, backend, needs = given
     given = _without_sink(t), cotangent, output, output_dot, dots, rows, rule, needs
@@ -136,7 +148,7 @@ def all_plain(given: Iterable[Any]) -> bool:
     """Whether all tensors are ordinary ones."""
     for x in given:
         kind = x.__class__
-        if kind is Inputs or kind is Dots:
+        if kind is Inputs or kind is InputTangents:
             if not all_plain(x):
                 return False
         elif isinstance(x, Tensor) and not is_plain(x):
@@ -145,7 +157,7 @@ def all_plain(given: Iterable[Any]) -> bool:
 
 
 def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator where a graph is traced or tensors are old-style batches, else the plain function."""
+    """A function that calls `plain` if all tensors are ordinary, else `plain` as a torch operator."""
 
     def flat(*given: Any) -> Any:
         return plain(*_grouped(name, given))

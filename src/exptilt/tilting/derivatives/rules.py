@@ -40,7 +40,7 @@ what depends on them is already in the formulas above.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -48,34 +48,26 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from exptilt._support.transforms import apply, forward_derivatives, in_transform, is_concrete, without_tangent
+from exptilt._support.transforms import (
+    apply,
+    derivatives_wanted,
+    forward_derivatives,
+    in_transform,
+    is_concrete,
+    is_wrapped,
+    without_tangent,
+)
 from exptilt.tilting.backends.dispatch import check_sink, joint_sweep, refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities, operators
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
 from exptilt.tilting.derivatives.vmap import fold
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs
-from exptilt.tilting.score_rule import ScoreRule
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is not a tensor: the rule, the backend, whether to check, what a backward sweep must find.
-
-    And what `Tangent` or `Second` is to return, where it has been found already.
-    """
-
-    rule: ScoreRule
-    backend: str
-    check: bool = False
-    needs: Needs | None = None
-    known: tuple[Tensor, ...] | None = None
-
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, Settings
 
 ATTEND = Layout(inputs=Inputs)
-TANGENT = Layout(inputs=Inputs, dots=Dots, stats=Statistics)
+TANGENT = Layout(inputs=Inputs, dots=InputTangents, stats=Statistics)
 GRADIENT = Layout(inputs=Inputs, bar=Cotangents, stats=Statistics)
-SECOND = Layout(inputs=Inputs, bar=Cotangents, dots=Dots, stats=Statistics, dot=Tangents)
+SECOND = Layout(inputs=Inputs, bar=Cotangents, dots=InputTangents, stats=Statistics, dot=Tangents)
 
 
 def _zero(x: Tensor | None, like: Tensor) -> Tensor:
@@ -86,8 +78,8 @@ def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     return y if x is None else x if y is None else x + y
 
 
-def _added(x: Dots, y: Dots) -> Dots:
-    return Dots(*(_sum(a, b) for a, b in zip(x, y, strict=True)))
+def _added(x: InputTangents, y: InputTangents) -> InputTangents:
+    return InputTangents(*(_sum(a, b) for a, b in zip(x, y, strict=True)))
 
 
 def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
@@ -99,11 +91,10 @@ def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """Let what a `jvp` computes have forward derivatives of its own, as nested torch.func.jvp and jacfwd
-    need.
+    """Give the results of a `jvp` forward derivatives of their own, as nested torch.func.jvp and jacfwd need.
 
-    torch switches them off inside a `jvp`, so that the inputs' own tangents do not come in twice; here these
-    are stripped off instead. The decorated function gets the stripped saved tensors in place of
+    torch switches them off inside a `jvp`, so that the inputs' own tangents do not count twice; here these
+    tangents are stripped off instead. The decorated function gets the stripped saved tensors in place of
     ctx.saved_tensors.
     """
 
@@ -117,12 +108,12 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return tracked
 
 
-def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None, Tensor]:
+def forward(t: Inputs, settings: Settings) -> tuple[Tensor, RowStatistics, Tensor | None, Tensor]:
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
     output, stacked, best = operators.forward(t, settings.rule, settings.backend, settings.check)
-    lines = Lines(*stacked.unbind())
+    lines = RowStatistics(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
     output, lines, shift = identities.join_sink(output, lines, t.sink)
@@ -130,7 +121,7 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, Lines, Tensor | None
 
 
 class Attend(Function):
-    """inputs → the six results of `Tilted`; then weight, gap, shift and the maximum's place, constants."""
+    """inputs → the six tensors of `AttentionResult`; then constants: weight, gap, shift, best key."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -152,7 +143,7 @@ class Attend(Function):
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         t, stats, maximum, best = _saved_of_attend(ctx.saved_tensors)
         o, G, entropy, mean, variance, at_maximum = bars[:6]
-        found = Dots()
+        found = InputTangents()
         if at_maximum is not None:
             keys = registered(ctx.settings.backend) or identities
             found = keys.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
@@ -169,7 +160,7 @@ class Attend(Function):
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
-        dots, settings = Dots(*tangents[: len(Dots._fields)]), ctx.settings
+        dots, settings = InputTangents(*tangents[: len(InputTangents._fields)]), ctx.settings
         o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
         keys = registered(settings.backend) or identities
         moved = keys.maximum_tangent(t, dots, best, maximum, settings.rule)
@@ -211,10 +202,10 @@ class Tangent(Function):
         )  # the gap's tangent is the mean's less the log-normalizer's
         primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
         wanted = TANGENT.part("dots", ctx.needs_input_grad)
-        linear = Dots()
+        linear = InputTangents()
         if any(wanted):
             linear = gradient(a["inputs"], bar, a["stats"], ctx.settings, wanted)
-            linear = Dots(*(g if w else None for g, w in zip(linear, wanted, strict=True)))
+            linear = InputTangents(*(g if w else None for g, w in zip(linear, wanted, strict=True)))
         return TANGENT.gradients(inputs=primal, dots=linear)
 
     @staticmethod
@@ -238,7 +229,8 @@ class Gradient(Function):
         rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
         settled = settings.rule, settings.backend, settings.needs
         found = operators.gradient(t, bar.output, stats.output, rows, *settled)
-        dots = identities.spread(Gradients(*found), t, identities.shift_gradient(stats, bar))
+        shifted = None if t.bias is None else identities.shift_gradient(stats, bar)
+        dots = identities.spread(Gradients(*found), t, shifted)
         if t.sink is not None and not settings.needs.mass:
             dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
         return _filled(dots, bar.log_normalizer)
@@ -251,7 +243,7 @@ class Gradient(Function):
     @staticmethod
     def backward(ctx: Any, *dots: Tensor | None) -> Any:
         a = GRADIENT.read(ctx.saved_tensors)
-        moved = Dots(*(x if there else None for x, there in zip(dots, ctx.there, strict=True)))
+        moved = InputTangents(*(x if there else None for x, there in zip(dots, ctx.there, strict=True)))
         primal, dot = pull_gradient(
             a["inputs"], a["bar"], a["stats"], moved, ctx.settings, ctx.needs_input_grad
         )
@@ -262,15 +254,15 @@ class Gradient(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
         a, moving = GRADIENT.read(saved), GRADIENT.read(tangents)
         t, bar, stats, settings, wanted = a["inputs"], a["bar"], a["stats"], ctx.settings, ctx.there
-        dots, bar_dots = Dots(*moving["inputs"][:6]), moving["bar"]
-        total = Dots()
+        dots, bar_dots = InputTangents(*moving["inputs"][:6]), moving["bar"]
+        total = InputTangents()
         if any(x is not None for x in dots):
             total, _ = pull_gradient(t, bar, stats, dots, settings, wanted)
         if any(x is not None for x in bar_dots):
             moved = Cotangents(*(_zero(x, like) for x, like in zip(bar_dots, bar, strict=True)))
             total = _added(total, gradient(t, moved, stats, settings, wanted))
         return _filled(
-            Dots(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer
+            InputTangents(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer
         )
 
     @staticmethod
@@ -279,7 +271,7 @@ class Gradient(Function):
 
 
 class Second(Function):
-    """inputs, cotangents, tangents, statistics and theirs → ∇Φ by the six inputs; () where not needed."""
+    """inputs, cotangents, tangents, statistics and their tangents → ∇Φ by the inputs; () if not needed."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -290,7 +282,8 @@ class Second(Function):
         rows = identities.second_rows(stats, bar, dot)
         given = t, dots, bar.output, stats.output, dot.output, rows
         found = operators.second(*given, settings.rule, settings.backend, settings.needs)
-        made = identities.spread(Gradients(*found), t, torch.zeros_like(bar.log_normalizer))
+        still = None if t.bias is None else torch.zeros_like(bar.log_normalizer)
+        made = identities.spread(Gradients(*found), t, still)
         if t.sink is not None:
             made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink, found[4]))
         return _filled(made, bar.log_normalizer)
@@ -325,12 +318,12 @@ for _rule in (Attend, Tangent, Gradient, Second):
     _rule.forward.__signature__ = inspect.signature(_rule.forward)  # type: ignore[attr-defined]
 
 
-def _filled(dots: Dots, like: Tensor) -> tuple[Tensor, ...]:
+def _filled(dots: InputTangents, like: Tensor) -> tuple[Tensor, ...]:
     return tuple(like.new_zeros(()) if x is None else x for x in dots)
 
 
-def _present(grads: tuple[Tensor, ...], t: Inputs, wanted: Any) -> Dots:
-    return Dots(
+def _present(grads: tuple[Tensor, ...], t: Inputs, wanted: Any) -> InputTangents:
+    return InputTangents(
         *(
             g if w and x is not None and g.dim() > 0 else None
             for g, x, w in zip(grads, t[:6], wanted[:6], strict=True)
@@ -344,34 +337,37 @@ def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:
     )
 
 
-def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> Dots:
+def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> InputTangents:
     """Gradients by the wanted inputs, differentiable."""
-    found = apply(Gradient, *GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats))
+    flat = GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats)
+    # `apply` also unwraps tensors that a transform which has ended left wrapped
+    tracked = derivatives_wanted(flat[:-1]) or any(x is not None and is_wrapped(x) for x in flat[:-1])
+    found = apply(Gradient, *flat) if tracked else Gradient.forward(*flat)
     return _present(found, t, wanted)
 
 
 def second(
     t: Inputs,
     bar: Cotangents,
-    dots: Dots,
+    dots: InputTangents,
     stats: Statistics,
     dot: Tangents,
     settings: Settings,
     wanted: Any,
     known: tuple[Tensor, ...] | None = None,
-) -> Dots:
+) -> InputTangents:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
-        return Dots()
+        return InputTangents()
     needing = replace(_needing(t, settings, wanted), known=known)
     flat = SECOND.flat(needing, inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
     return _present(apply(Second, *flat), t, wanted)
 
 
 def _joint(
-    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, needs: Needs
+    t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, needs: Needs
 ) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """What `Tangent` and `Second` return, where the backend finds both in one sweep; else None twice."""
+    """Results of `Tangent` and of `Second`, if the backend finds both in one sweep; else None and None."""
     sweep = joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
     tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
     found = None
@@ -387,9 +383,9 @@ def _joint(
 
 
 def pull_gradient(
-    t: Inputs, bar: Cotangents, stats: Statistics, dots: Dots, settings: Settings, wanted: Any
-) -> tuple[Dots, Cotangents]:
-    """A cotangent of the gradient carried back to the wanted inputs, and to the statistics' cotangents."""
+    t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, wanted: Any
+) -> tuple[InputTangents, Cotangents]:
+    """Gradients by the wanted inputs, and by the statistics' cotangents, from a cotangent of the gradient."""
     plain = Settings(settings.rule, settings.backend)
     needs = identities.needs_of(t, tuple(bool(w) for w in wanted[:6]))
     tangents, gradients = _joint(t, bar, stats, dots, plain, needs)

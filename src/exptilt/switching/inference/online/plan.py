@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ...._support import native
 from ...._support.checks import whole
 from ...._support.errors import ArgumentError
-from ...._support.threads import run_region
+from ...._support.threads import run_kernel
 from ...arrays import METHODS, KeptParameters, address
 from ...checks import plain
 from ...parameters import RANKS, ModelParameters
@@ -49,9 +49,10 @@ class Plan:
         names = ("laws", "log_mode", "term", "ahead", "score", "prior")
         self.part = {name: slice(a, b) for name, a, b in zip(names, marks, marks[1:], strict=False)}
         self.shape = (m,) if batch is None else (batch, m)
-        self._frames = list[tuple[Any, int]]()  # free ones, each with its address; threads take their own
+        self.end = self.members * self.length
+        self.room = self.end + self.members * m
+        self._frames = list[tuple[Any, ...]]()  # free ones; threads take their own
         self._function = native.function(self.kernel)
-        self._fixed: tuple[Any, int] = None, 0  # the matrices last used, and their address
 
     def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
         self.models = as_models(list(models), "online")
@@ -87,40 +88,43 @@ class Plan:
     def advance(
         self, matrices: np.ndarray, before: int, y: np.ndarray | None, ahead: bool, begun: bool
     ) -> tuple[np.ndarray, int, int]:
-        """Take the rows at address `before` a step on: new rows, their address, and where it failed or −1.
+        """Take the rows at address `before` a step on: new numbers, their address, where it failed or −1.
+
+        The numbers are rows up to `end`, and what was seen after that.
 
         Args:
             matrices: those of the step, ``(members or 1, ...)``.
             before: the address of the rows.
-            y: ``(members, m)``, in memory as it is shown, to update by; None to predict alone.
+            y: what `read` gave, to update by; None to predict alone.
             ahead: whether to predict.
             begun: whether the initial law is itself the prediction.
         """
-        members = self.members
+        members, update = self.members, y is not None
         try:
-            frame, place = self._frames.pop()
+            frame, place, fixed, known = self._frames.pop()
         except IndexError:
             frame = self.frame()
-            frame.modes, frame.method, frame.members = self.M, METHODS[self.method], members
-            place = ctypes.addressof(frame)
-        if self._fixed[0] is not matrices:
-            self._fixed = matrices, address(matrices)
-        rows = np.empty((members, self.length))
-        after = address(rows)
-        frame.predict, frame.begun, frame.next, frame.failed = ahead, begun, 0, -1
-        frame.before, frame.after, frame.matrices = before, after, self._fixed[1]
-        frame.matrices_step = matrices.shape[1] if len(matrices) > 1 else 0
-        frame.update = y is not None
+            frame.modes, frame.method, frame.members, frame.failed = self.M, METHODS[self.method], members, -1
+            place, fixed, known = ctypes.addressof(frame), None, None
+        task = ahead, begun, update
+        if fixed is not matrices or known != task:
+            frame.matrices, frame.predict, frame.begun, frame.update = address(matrices), ahead, begun, update
+            frame.matrices_step = matrices.shape[1] if len(matrices) > 1 else 0
+        numbers, end = np.empty(self.room), self.end
+        after = address(numbers)
+        frame.next, frame.before, frame.after = 0, before, after
         if y is not None:
-            frame.y = address(y)
+            numbers[end:] = y.ravel()
+            frame.y = after + 8 * end
         if members < 2 * MANY:
-            self._function(place)
+            if self._function(place) == native.OUT_OF_MEMORY:
+                raise native.no_memory(self.kernel)
         else:
-            threads = min(torch.get_num_threads(), members // MANY)
-            run_region(native.address(self.kernel), place, threads)
+            run_kernel(self.kernel, frame, min(torch.get_num_threads(), members // MANY))
         failed: int = frame.failed
-        self._frames.append((frame, place))
-        return rows, after, failed
+        if failed < 0:  # a frame with a failure in it is not used again
+            self._frames.append((frame, place, matrices, task))
+        return numbers, after, failed
 
     def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
         """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
@@ -215,20 +219,22 @@ class Plan:
         return u.reshape(-1, self.r)
 
     def read(self, y: ArrayLike | None) -> np.ndarray:
-        """An observation of each member, ``(members, m)``."""
+        """An observation, ``(m,)``, or one of each member of a batch, ``(B, m)``."""
         if y is None:
-            return np.full((self.members, self.m), np.nan)
+            return np.full(self.shape, np.nan)
         try:
-            row = np.asarray(y, dtype=np.float64)
+            row = np.asarray(y, np.float64)
         except (TypeError, ValueError, RuntimeError) as problem:
             raise ArgumentError(
                 f"online: y cannot be read ({problem}). Pass real numbers, without a derivative."
             ) from None
-        if row.shape != self.shape and (self.m != 1 or row.shape != self.shape[:-1]):
+        if row.shape == self.shape:
+            return row
+        if self.m != 1 or row.shape != self.shape[:-1]:
             raise ArgumentError(
                 f"online: y has shape {row.shape}. Pass {self.shape}, NaN where something is missing."
             )
-        return np.array(row.reshape(self.members, self.m), order="C")
+        return row.reshape(self.shape)
 
     def rows(self, log_mode: np.ndarray, mean: np.ndarray, cov: np.ndarray, total: np.ndarray) -> np.ndarray:
         """Rows with the given laws."""

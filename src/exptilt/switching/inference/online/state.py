@@ -69,15 +69,20 @@ class OnlineState:
     observation; after `update` or `step`, those given it. With a batch of B they have a leading axis B.
     """
 
-    __slots__ = ("_history", "_matrices", "_place", "_plan", "_predicted", "_rows", "_y", "t")
+    __slots__ = ("_history", "_matrices", "_numbers", "_place", "_plan", "_predicted", "_seen", "t")
     t: int
     _plan: Plan
-    _rows: np.ndarray
+    _numbers: np.ndarray  # rows and, if `_seen`, the observation they were updated by
     _place: int
     _predicted: bool
+    _seen: bool
     _matrices: np.ndarray | None
-    _y: np.ndarray | None
     _history: tuple[Any, ...] | None
+
+    def __init__(self) -> None:
+        raise ArgumentError(
+            "OnlineState: it is not made by itself. Call online of a model, or OnlineState.begin(model)."
+        )
 
     @classmethod
     def begin(
@@ -178,18 +183,26 @@ class OnlineState:
             matrices = plan.constant if constant else plan.matrices(t, inputs)
             t += 1
         assert matrices is not None
-        rows, place, bad = plan.advance(matrices, before._place, y, ahead, begun)
+        numbers, place, bad = plan.advance(matrices, before._place, y, ahead, begun)
         if bad >= 0:
             raise _failure(plan, bad, t, np.empty(0) if y is None else y)
         made = object.__new__(OnlineState)
-        made._plan, made._rows, made._place, made.t, made._predicted = plan, rows, place, t, y is None
-        made._matrices, made._y, made._history = matrices, y, None
+        made._plan, made._numbers, made._place, made.t = plan, numbers, place, t
+        made._predicted, made._seen, made._matrices, made._history = y is None, y is not None, matrices, None
         return made
+
+    @property
+    def _rows(self) -> np.ndarray:
+        return self._numbers[: self._plan.end].reshape(self._plan.members, -1)
+
+    @property
+    def _y(self) -> np.ndarray | None:
+        return self._numbers[self._plan.end :].reshape(self._plan.shape) if self._seen else None
 
     def _diffuse_step(self, y: ArrayLike | None, inputs: ArrayLike | None) -> "OnlineState":
         """Filter all that was seen once more: the steps in which something is diffuse are few."""
-        plan, history = self._plan, (*(self._history or ()), (self._plan.read(y), inputs))
-        data = np.stack([row for row, _ in history], 1)
+        plan, history = self._plan, (*(self._history or ()), (self._plan.read(y).copy(), inputs))
+        data = np.stack([row.reshape(plan.members, plan.m) for row, _ in history], 1)
         u = None
         if plan.takes:
             u = np.stack([np.broadcast_to(plain(one), (plan.members, plan.r)) for _, one in history], 1)
@@ -213,8 +226,6 @@ class OnlineState:
             raise ArgumentError("online: nothing was seen since the prediction. Pass candidates y.")
         lead = () if plan.batch is None else (plan.batch,)
         z = np.asarray(self._y if y is None else y, dtype=np.float64)
-        if y is None:
-            z = z.reshape(plan.shape)
         if z.ndim < 1 + len(lead) or z.shape[-1] != plan.m or z.shape[: len(lead)] != lead:
             raise ArgumentError(f"online: candidates have shape {z.shape}. Pass {(*lead, '...', plan.m)}.")
         flat = np.ascontiguousarray(z.reshape(plan.members, -1, plan.m))
@@ -355,9 +366,12 @@ def _state(
     history: tuple[Any, ...] | None = None,
 ) -> OnlineState:
     made = object.__new__(OnlineState)
-    rows = np.ascontiguousarray(rows)
-    made._plan, made._rows, made._place, made.t, made._predicted = plan, rows, address(rows), t, predicted
-    made._matrices, made._y, made._history = matrices, y, history
+    numbers = np.full(plan.room, np.nan)
+    numbers[: plan.end] = rows.ravel()
+    if y is not None:
+        numbers[plan.end :] = y.ravel()
+    made._plan, made._numbers, made._place, made.t = plan, numbers, address(numbers), t
+    made._predicted, made._seen, made._matrices, made._history = predicted, y is not None, matrices, history
     return made
 
 

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for, and its tile: one table by sweep, bytes of a number, head dimension, GPU."""
+"""Options and tile of a kernel, from one table by sweep, bytes of a number, head dimension and GPU."""
 
 from functools import cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from exptilt.tilting.score_rule import ScoreRule
 
 WIDEST = 128  # columns of query, key or value that a program adds up
 NARROWEST = 16  # Triton's smallest matrix product
-LIKE = "sm80"  # the generation whose tiles any other GPU gets, and the interpreter
+LIKE = "sm80"  # any other GPU, and the interpreter, gets the tiles of this generation
 
 
 class Tile(NamedTuple):
@@ -25,10 +25,10 @@ class Tile(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a kernel is compiled for: options of the rule, how float32 is multiplied, and its tile.
+    """Constants that a kernel is compiled for: options of the rule, how float32 is multiplied, and its tile.
 
-    A tile has so many rows and keys; inner products take step columns at a time (whole_d, whole_v: all at
-    once); a program adds up d columns of query and key and v columns of value. alone: it holds all keys.
+    rows and keys are those of a tile; inner products take step columns at a time (whole_d, whole_v: all at
+    once); a program adds up d columns of query and key and v columns of value. alone: a tile holds all keys.
     """
 
     causal: bool
@@ -82,7 +82,7 @@ NVIDIA = TILES | {
     ("key mass", 2): (Tile(32, 32, 64, 2), Tile(16, 16, 64), Tile(16, 16, 64, 1), Tile(16, 16, 64)),
     ("second by rows", 2): (Tile(16, 16, 64, 4), *TILES["second by rows", 2][1:]),
 }
-# The same for every generation but for what is named here. A warp of AMD's has 64 threads, not 32.
+# Generations differ in the entries named here. A warp of AMD's has 64 threads, not 32.
 GENERATIONS: dict[str, dict[tuple[str, int], tuple[Tile, ...]]] = {
     "sm80": NVIDIA
     | {
@@ -130,12 +130,12 @@ def columns_of(t: Inputs) -> tuple[int, int]:
 
 
 def is_busy(t: Inputs, rule: ScoreRule) -> bool:
-    """Whether scores have more to them than products, causality and window."""
+    """Whether scores have a softcap, bias, log-weight or mask."""
     return rule.softcap is not None or any(x is not None for x in (t.bias, t.log_weight, t.mask))
 
 
 def tile_of(sweep: str, t: Inputs, busy: bool, generation: str) -> Tile:
-    """The table's entry for a sweep over inputs, busy with further options or not."""
+    """The table's entry for a sweep over these inputs; busy is the result of `is_busy`."""
     wide = max(t.query.shape[-1], t.value.shape[-1]) > 64
     return GENERATIONS[generation][sweep, t.query.element_size()][2 * wide + busy]
 
@@ -143,7 +143,7 @@ def tile_of(sweep: str, t: Inputs, busy: bool, generation: str) -> Tile:
 def kind_of(
     sweep: str, t: Inputs, rule: ScoreRule, generation: str | None = None, tile: Tile | None = None
 ) -> tuple[Kind, dict[str, int]]:
-    """What to compile a sweep for, and the options of its launch.
+    """The kind that a sweep is compiled for, and the options of its launch.
 
     Products of float32 are exact (ieee) as long as `torch.get_float32_matmul_precision()` is "highest", its
     default; else, and where the inputs are of half precision, they are taken on tensor cores in three TF32
@@ -156,8 +156,8 @@ def kind_of(
     few = t.query.shape[-2] * (t.query.shape[-3] // t.key.shape[-3]) <= NARROWEST
     step = min(tile.step, max(d, v))
     exact = size == 8 or (size == 4 and torch.get_float32_matmul_precision() == "highest")
-    exact |= generation == "gfx942"  # whose matrix cores multiply float32 as it is
-    plan = is_plan(t.mask)  # it knows of causality and window
+    exact |= generation == "gfx942"  # its matrix cores multiply float32 directly
+    plan = is_plan(t.mask)  # a plan includes causality and window
     options = (
         rule.causal and not plan,
         rule.window is not None and not plan,

@@ -26,7 +26,7 @@ from exptilt.tilting.backends.triton.scores import (
 
 @triton.jit
 def line(rows, which, size, at, real):
-    """(rows, 1): what is known of each row."""
+    """(rows, 1): the number `which` known of each row."""
     return tl.load(rows + which * size + at, mask=real, other=0.0)[:, None]
 
 
@@ -178,11 +178,11 @@ def pulled(
     SECOND: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """(rows, keys) each: the weights that carry ō to the value, the derivative by the scores, and what
-    multiplies k and q (M1) and their tangents (M2).
+    """Weights that carry ō to the value, the derivative by the scores, M1 and M2, each (rows, keys).
 
-    rows: shift, inverse, gap, a0, a1, a2, <ō, o>; then pushed, e0, e1, <ō, ȯ>. Where a tile holds all keys
-    the products <ō, o>, <ō, ȯ> come from the very terms that they are subtracted from.
+    M1 multiplies k and q, M2 their tangents. rows: shift, inverse, gap, a0, a1, a2, <ō, o>; then pushed, e0,
+    e1, <ō, ȯ>. Where a tile holds all keys the products <ō, o>, <ō, ȯ> come from the very terms that they are
+    subtracted from.
     """
     inside = j < f.K
     at = (n * f.heads + h) * f.Q + i
@@ -255,7 +255,7 @@ def rows_kernel(
         total += tl.sum(d, 1)
         if query_grad is not None:
             k = vectors(f.key, n, g, j, j < f.K, u, f.D)
-            k = tl.where(tl.abs(k.to(number)) < float("inf"), k, 0.0)  # one that nobody sees may be anything
+            k = tl.where(tl.abs(k.to(number)) < float("inf"), k, 0.0)  # unseen keys may hold anything
             q = joined(m1, k, q, KIND.precision)
             if SECOND:
                 if dots.key.at is not None:

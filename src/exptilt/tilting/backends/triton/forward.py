@@ -23,8 +23,9 @@ from exptilt.tilting.backends.triton.scores import joined, keys_seen, placed, ro
 def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, KIND: tl.constexpr):
     """Program (tile of rows of a key head of a batch item, piece of the value's columns, part of the keys).
 
-    Writes output (parts, batch, heads, Q, Dv), lines (7, parts, batch, heads, Q) of `problem.Lines` and best
-    (parts, batch, heads, Q), contiguous. Places are 64-bit: Q·K passes 2³¹ at length 46341.
+    Writes output (parts, batch, heads, Q, Dv), lines (7, parts, batch, heads, Q) of
+    `problem.RowStatistics` and best (parts, batch, heads, Q), contiguous. Places are 64-bit:
+    Q·K passes 2³¹ at length 46341.
     """
     number: tl.constexpr = output.dtype.element_ty
     tiles = tl.cdiv(f.group * f.Q, KIND.rows)
@@ -72,7 +73,7 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         top = m
         if f.value.at is not None:
             there = j < f.K
-            if f.pages.at is not None:  # what was never written to a page may be anything
+            if f.pages.at is not None:  # unwritten entries of a page may be anything
                 there = tl.max(e, 0) > 0
             v = vectors(f.value, n, g, placed(f, j), there, u, f.Dv)
             o = joined(e, v, o * rebase[:, None], KIND.precision)

@@ -1,8 +1,8 @@
-"""What the Triton kernels are told: tensors with their strides, and sizes.
+"""Arguments of the Triton kernels: tensors with their strides, and sizes.
 
 An `Operand` is a tensor (batch, heads, length, columns); its strides are 0 along axes that are shared, so
-nothing is copied or repeated. What is absent has None for an address, and costs nothing: kernels are compiled
-without it.
+nothing is copied or repeated. An absent tensor has None for an address, and costs nothing: kernels are
+compiled without it.
 
 Rows of a tile are queries of all the heads that share a key head, the heads of one query next to each other:
 with one query and eight heads to a key head a tile holds eight rows, not eight tiles one row each.
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from exptilt.tilting.plan import PAGES, drops, is_plan, spans
-from exptilt.tilting.problem import Dots, Inputs
+from exptilt.tilting.problem import Inputs, InputTangents
 from exptilt.tilting.score_rule import ScoreRule
 
-NEVER = 1 << 30  # no key stands there
+NEVER = 1 << 30  # beyond every key
 
 
 class Operand(NamedTuple):
@@ -66,7 +66,7 @@ class Tangents(NamedTuple):
 
 
 def operand(x: Tensor | None, axes: int = 4) -> Operand:
-    """A tensor with as many axes, 0 for the stride of each axis of size 1."""
+    """The operand of a tensor with `axes` axes; the stride of an axis of size 1 is 0."""
     if x is None or not x.numel():
         return Operand(None, (0,) * axes)
     return Operand(x, tuple(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
@@ -89,7 +89,7 @@ def flat(t: Inputs) -> Inputs:
 
 
 def _plan_of(t: Inputs, rule: ScoreRule) -> tuple[Operand, Operand, Operand, Operand, Any]:
-    """What a frame says of a plan."""
+    """The members of a frame that come from a plan."""
     if not is_plan(t.mask):
         return operand(None, 3), operand(None, 3), operand(None, 2), operand(None, 1), None
     plan = t.mask[:, 0]
@@ -107,13 +107,13 @@ def frame_of(t: Inputs, rule: ScoreRule) -> Frame:
     mask = None if t.mask is None or is_plan(t.mask) else t.mask.view(torch.uint8)
     planes = operand(t.bias), operand(t.log_weight, 3), operand(mask)
     shared = 1 if t.log_weight is None else heads // t.log_weight.shape[1]
-    window = 0 if rule.window is None else min(rule.window, Q + K)  # more hides nothing either
+    window = 0 if rule.window is None else min(rule.window, Q + K)  # a wider one hides nothing
     vectors, plan = (operand(t.query), operand(t.key), operand(t.value)), _plan_of(t, rule)
     K = NEVER if plan[3].at is not None else K  # counted along the pages, up to where the queries' views end
     return Frame(*vectors, *planes, *plan, heads, heads // key_heads, shared, Q, K, D, Dv, window)
 
 
-def tangents_of(dots: Dots | None, lead: torch.Size) -> Tangents:
-    """The tangents as operands; a sink has none here."""
+def tangents_of(dots: InputTangents | None, lead: torch.Size) -> Tangents:
+    """The tangents as operands, without that of a sink."""
     given = [None] * 5 if dots is None else [one_batch_axis(x, lead) for x in dots[:5]]
     return Tangents(*(operand(x, 3 if i == 4 else 4) for i, x in enumerate(given)))

@@ -1,9 +1,9 @@
 """From torch tensors to Triton kernels and back: the four functions that ``dispatch.py`` calls.
 
-What is verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
+Verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
 reference; and that the kernels compile to machine code for several generations of GPUs, within their shared
-memory and without spilled registers (`make gpu-audit`). What is not: they have never run on a GPU,
-and no time was taken on one.
+memory and without spilled registers (`make gpu-audit`). Not verified: the kernels have never run on a GPU,
+and were never timed on one.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,15 @@ from torch import Tensor
 from exptilt._support.errors import MissingExtraError
 from exptilt.tilting.backends.triton import frame
 from exptilt.tilting.backends.triton.config import NARROWEST, Kind, Tile, kind_of
-from exptilt.tilting.problem import Dots, Gradients, Inputs, Lines, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.problem import (
+    Gradients,
+    Inputs,
+    InputTangents,
+    Needs,
+    RowStatistics,
+    has_full_bias,
+    wide_dtype,
+)
 from exptilt.tilting.score_rule import ScoreRule
 
 try:
@@ -24,14 +32,14 @@ try:
 except ImportError as problem:
     raise MissingExtraError("triton", "gpu") from problem
 
-_TILES_OF_A_PART = 4  # tiles of keys at least, where few queries have their keys divided among programs
-_PROCESSORS = 108  # multiprocessors, where there is no GPU to ask
+_TILES_OF_A_PART = 4  # least tiles of keys for a program, where programs share the keys of few queries
+_PROCESSORS = 108  # multiprocessors assumed where there is no GPU
 
 
 def _run(sweep: str, t: Inputs, rule: ScoreRule, launch: Callable[[Kind, dict[str, Any]], Any]) -> Any:
     """Launch a sweep's kernel with its tile, on the GPU where the inputs are and on its current stream.
 
-    launch gets what to compile for and the options of a launch, among them the constants of every kernel.
+    `launch` gets the kind to compile for and the launch options, among them the constants of every kernel.
     """
 
     def run(tile: Tile | None) -> Any:
@@ -47,7 +55,7 @@ def _over(x: int, y: int) -> int:
 
 
 def key_parts(t: Inputs, units: int, keys: int) -> int:
-    """Among how many programs the keys of a tile of rows are divided: 1, unless processors would idle."""
+    """Number of programs that share the keys of a tile of rows: 1, unless processors would idle."""
     device = t.query.device
     count = (
         torch.cuda.get_device_properties(device).multi_processor_count
@@ -58,7 +66,7 @@ def key_parts(t: Inputs, units: int, keys: int) -> int:
 
 
 def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (..., Hq, Q, Dv), the members of `problem.Lines` stacked, and where the maximum is."""
+    """Output (..., Hq, Q, Dv), the members of `problem.RowStatistics` stacked, and where the maximum is."""
     shape, Dv = t.query.shape[:-1], t.value.shape[-1]
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
     (N, heads, Q, _), key_heads = t.query.shape, t.key.shape[1]
@@ -68,19 +76,19 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
         pieces = max(1, _over(Dv, kind.v))
         parts = key_parts(t, units * pieces, kind.keys)
         output = t.query.new_zeros((parts, *shape, Dv), dtype=wide)
-        lines = t.query.new_empty((len(Lines._fields), parts, *shape), dtype=wide)
+        lines = t.query.new_empty((len(RowStatistics._fields), parts, *shape), dtype=wide)
         best = t.query.new_empty((parts, *shape), dtype=torch.int64)
         if best.numel():
             given = frame.frame_of(t, rule), output, lines, best
             forward_kernel[units, pieces, parts](*given, **options)
-        return (output[0], lines[:, 0], best[0]) if parts == 1 else _join(output, Lines(*lines), best)
+        return (output[0], lines[:, 0], best[0]) if parts == 1 else _join(output, RowStatistics(*lines), best)
 
     found: tuple[Tensor, Tensor, Tensor] = _run("forward", t, rule, launch)
     return found
 
 
-def _join(output: Tensor, lines: Lines, best: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of parts of the keys, along the first axis, as those of all keys."""
+def _join(output: Tensor, lines: RowStatistics, best: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Results over all keys, from those over parts of the keys, which lie along the first axis."""
     top, first = lines.maximum.max(0)
     shift = torch.where(top == -torch.inf, 0.0, top)
     weights = lines.weight * torch.exp(lines.maximum - shift)
@@ -93,13 +101,13 @@ def _join(output: Tensor, lines: Lines, best: Tensor) -> tuple[Tensor, Tensor, T
     variance = (share * (lines.variance + (gaps - gap).square())).sum(0)
     G = torch.where(alive, shift + z.log(), -torch.inf)
     entropy, mean = (torch.where(alive, x, 0.0) for x in (z.log() - gap, shift + gap))
-    joined = Lines(G, entropy, mean, variance, top, weight, gap)
+    joined = RowStatistics(G, entropy, mean, variance, top, weight, gap)
     whole = (share.unsqueeze(-1) * torch.where((share > 0).unsqueeze(-1), output, 0.0)).sum(0)
     return whole, torch.stack(joined), best.gather(0, first.unsqueeze(0))[0]
 
 
 def tangent(
-    t: Inputs, dots: Dots, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
+    t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
 
@@ -147,14 +155,14 @@ def gradient(
     rule: ScoreRule,
     needs: Needs,
     *,
-    dots: Dots | None = None,
+    dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
     whole: bool = True,
 ) -> Gradients:
-    """A cotangent (..., Hq, Q, Dv) of the output, and rows shift, inverse, gap, a0, a1, a2, carried back; of
-    the output's tangent where tangents are given, with rows pushed, e0, e1 as well.
+    """Gradients from a cotangent (..., Hq, Q, Dv) of the output, or of its tangent if `dots` are given.
 
-    With `whole` False these are some of the keys that output and rows belong to.
+    rows: shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1. With `whole` False, t has only
+    some of the keys that output and rows belong to.
     """
     if not needs.mass:
         met = [_met(t, rule, cotangent, x)[None] for x in (output, output_dot) if x is not None]
@@ -221,7 +229,7 @@ def gradient(
 
 
 def second(
-    t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: Dots, *rest: Any, whole: bool = True
+    t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: InputTangents, *rest: Any, whole: bool = True
 ) -> Gradients:
     """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
     return gradient(t, bar, output, *rest, dots=dots, output_dot=moved, whole=whole)

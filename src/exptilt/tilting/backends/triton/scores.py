@@ -6,8 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """tanh x, by Cephes' rational form below 0.625 (Triton has none that its interpreter knows), and its
-    slope: 1 − tanh² below, 4e/(1 + e)² above, with no difference of numbers that are nearly equal.
+    """tanh x and its slope, neither from a difference of numbers that are nearly equal.
+
+    Below 0.625 by Cephes' rational form (Triton has no tanh that its interpreter knows) and 1 − tanh²; above,
+    the slope is 4e/(1 + e)².
     """
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
@@ -24,10 +26,10 @@ def tanh(x):
 def product(a, b, total, PRECISION: tl.constexpr):
     """total + a b.
 
-    Two tensors of half precision meet on tensor cores. Weights and cotangents are of float32: against
-    bfloat16 they go as a sum of three bfloat16 numbers, against float16, whose range is small, as a sum of
-    two TF32 numbers (which hold every float16). Of float16 no bit is lost, and of
-    float32 hardly the last.
+    Two tensors of half precision are multiplied on tensor cores. Weights and cotangents are of float32:
+    against bfloat16 they go as a sum of three bfloat16 numbers, against float16, whose range is small, as a
+    sum of two TF32 numbers (which hold every float16). Of float16 no bit is lost, and of float32 hardly the
+    last.
     """
     if b.dtype == tl.float32 or b.dtype == tl.float64 or a.dtype == b.dtype:
         total = tl.dot(a.to(b.dtype), b, total, input_precision=PRECISION)
@@ -53,7 +55,7 @@ def joined(a, b, total, PRECISION: tl.constexpr):
     added up like this: their sum must not depend on how many columns a sweep takes at a time.
     """
     if PRECISION == "ieee" and (b.dtype == tl.float32 or b.dtype == tl.float64):
-        # tiles of the table have no more terms; with 0 Triton would begin the tile's sum at `total`
+        # no tile of the table has more than 32 terms; with 0 Triton would begin the tile's sum at `total`
         part = tl.dot(
             a.to(b.dtype), b, tl.zeros_like(total), input_precision=PRECISION, max_num_imprecise_acc=32
         )
@@ -73,7 +75,7 @@ def vectors(x, n, h, i, there, c, C):
 
 @triton.jit
 def plane(x, n, h, i, j, there):
-    """(rows, keys): numbers of pairs."""
+    """(rows, keys): the numbers of x for pairs of a row and a key."""
     start = x.at + n * x.steps[0] + h * x.steps[1] + i.to(tl.int64) * x.steps[2]
     return tl.load(start[:, None] + j.to(tl.int64)[None, :] * x.steps[3], mask=there, other=0)
 
@@ -91,7 +93,7 @@ def inner(
 ):
     """(rows, keys): <x_i, y_j>, vectors of rows and of keys with C columns, KIND.step of them at a time."""
     total = tl.zeros([KIND.rows, KIND.keys], number)
-    if WHOLE:  # without a loop of its own, so that what does not change is loaded once
+    if WHOLE:  # no loop, so that vectors that do not change are loaded once
         c = tl.arange(0, KIND.step)
         a, b = vectors(x, n, h, i, real, c, C), vectors(y, n, g, j, inside, c, C)
         total = product(a, tl.trans(b), total, KIND.precision)
@@ -113,7 +115,7 @@ def mix(x):
 
 @triton.jit
 def kept(f, n, h, i, j):
-    """(rows, keys): whether a weight is not dropped, as ``plan.kept`` has it."""
+    """(rows, keys): whether a weight is kept, as in ``plan.kept``."""
     at = f.random.at + n * f.random.steps[0]
     seed, cut = tl.load(at).to(tl.uint32), tl.load(at + f.random.steps[1]).to(tl.uint32)
     row = mix(mix(seed ^ mix((n * f.heads + h).to(tl.uint32))) + i.to(tl.uint32))
@@ -122,21 +124,21 @@ def kept(f, n, h, i, j):
 
 @triton.jit
 def span(x, n, i, there):
-    """What the queries, or keys, i of a plan see: the first, and the one after the last."""
+    """The first key that each query i of a plan sees, and the one after the last; or the same for keys i."""
     at = x.at + n * x.steps[0] + i * x.steps[2]
     return tl.load(at, mask=there, other=0), tl.load(at + x.steps[1], mask=there, other=0)
 
 
 @triton.jit
 def span_of_all(x, n, i, there, last):
-    """The first that some of i see, and the one after the last."""
+    """The first key that any of the queries i sees, and the one after the last; or the same for keys i."""
     a, b = span(x, n, i, there)
     return tl.min(tl.where(a < b, a, last)), tl.max(b)
 
 
 @triton.jit
 def placed(f, j):
-    """Where the keys j stand: where their pages are."""
+    """Positions of the keys j in the tensor of keys: j itself, unless there are pages."""
     if f.pages.at is not None:
         page = tl.load(f.page).to(tl.int32)
         j = tl.load(f.pages.at + tl.minimum(j // page, f.pages.steps[0] - 1)) * page + j % page
@@ -145,8 +147,9 @@ def placed(f, j):
 
 @triton.jit
 def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.constexpr):
-    """(rows, keys) each: scores of queries i of heads h against keys j of key head g, −inf where hidden, then
-    slope and bend of the softcap.
+    """Scores, −inf where hidden, and slope and bend of the softcap, each (rows, keys).
+
+    They are those of queries i of heads h against keys j of key head g.
     """
     inside, at = j < f.K, placed(f, j)
     s = inner(f.query, f.key, n, h, g, i, real, at, inside, f.D, number, KIND.whole_d, KIND)

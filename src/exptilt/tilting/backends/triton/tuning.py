@@ -33,7 +33,7 @@ timer: Callable[[Callable[[], Any]], float] = triton.testing.do_bench  # millise
 
 
 def path() -> Path:
-    """The file of what was found."""
+    """The file that keeps the fastest tiles."""
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache_folder) / "exptilt" / "gpu_tiles.json"
 
@@ -52,7 +52,7 @@ def _gpu(device: torch.device) -> str:
 
 
 def kind_of_problem(sweep: str, t: Inputs, rule: ScoreRule) -> str:
-    """What problems must have in common to share a tile."""
+    """Name of the kind of problem; problems of one kind share a tile."""
     few = "few queries" if t.query.shape[-2] <= 16 else "many queries"
     options = "options" if is_busy(t, rule) else "plain"
     columns = f"{max(columns_of(t))} columns"
@@ -63,7 +63,7 @@ def kind_of_problem(sweep: str, t: Inputs, rule: ScoreRule) -> str:
 
 
 def tile_for(sweep: str, t: Inputs, rule: ScoreRule, run: Callable[[Tile], Any]) -> Tile | None:
-    """The tile that was found for such problems, now if that is asked for; None for the table's."""
+    """The fastest known tile for such problems, timed now if asked for; None for the table's tile."""
     file = path()
     name = kind_of_problem(sweep, t, rule)
     found = _known(file).get(name)

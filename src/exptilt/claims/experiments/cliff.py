@@ -1,10 +1,10 @@
 r"""The classical cliff: recall of random patterns by a Hebbian network as the load P/N grows.
 
 Started at a stored pattern, the network settles close to it while the load is low; beyond α_c ≈ 0.138 (Amit,
-Gutfreund, Sompolinsky 1985, N → ∞) it drifts away for good. The rule: a pattern is *recalled* if the overlap
-m = <σ, x>/N of where the network settles with the pattern exceeds a threshold. At α_c theory has m ≈ 0.967
+Gutfreund, Sompolinsky 1985, N → ∞) it drifts away for good. The rule: a pattern x is *recalled* if its
+overlap m = <σ, x>/N with the state σ reached at the end exceeds a threshold. At α_c theory has m ≈ 0.967
 just before the jump to about 0.35, so anything between tells the two apart; the default is 0.9. In a finite
-network the jump is smeared out: some patterns stay above α_c, some go below it.
+network the jump is smeared out: some patterns are recalled above α_c, some lost below it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_RULES = {  # the rule's name, the load theory speaks of, and what it says
+_RULES = {  # name of the rule, the load of theory, and its label in the plot
     "hebbian": ("Hebbian", 0.138, "theory, N → ∞: forgotten beyond 0.138"),
     "pseudo_inverse": ("pseudo-inverse", 1.0, "theory: no weights left from 1 on, every state stays"),
 }
@@ -41,7 +41,7 @@ class Cliff:
         overlap: ``(loads, seeds)``, the mean overlap.
         units: N.
         threshold: of the overlap, above which a pattern counts as recalled.
-        rule: by which the networks learnt.
+        rule: the learning rule of the networks.
     """
 
     loads: tuple[float, ...]
@@ -53,16 +53,16 @@ class Cliff:
 
     @property
     def mean(self) -> Tensor:
-        """``(loads,)``: the mean share."""
+        """``(loads,)``: the share recalled, mean over seeds."""
         return self.fraction.mean(-1)
 
     @property
     def interval(self) -> Tensor:
-        """``(loads, 2)``: 95 % interval of that mean over seeds, one network each; NaN for one."""
+        """``(loads, 2)``: 95 % interval of `mean`, over seeds of one network each; NaN for one seed."""
         return torch.stack(mean_interval(self.fraction)[1:], -1)
 
     def plot(self) -> "Figure":
-        """Share recalled and overlap against the load, beside that at which an infinite network forgets."""
+        """Share recalled and overlap against the load, with the load at which an infinite network forgets."""
         loads = torch.tensor(self.loads, dtype=torch.float64)
         order = loads.argsort()
         loads, fraction = loads[order], self.fraction[order]
@@ -93,7 +93,7 @@ def classical_cliff(
     update: str = "asynchronous",
     seed: int = 0,
 ) -> Cliff:
-    """Measure the share of random ±1 patterns that a network recalls, from the patterns themselves.
+    """Measure the share of random ±1 patterns that a network recalls when started at them.
 
     Args:
         loads: P/N, how many patterns for each unit.

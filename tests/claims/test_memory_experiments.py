@@ -8,16 +8,16 @@ import torch
 from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
+from exptilt.claims import storage_capacity
+from exptilt.claims.experiments.capacity import Capacity, sphere
+from exptilt.claims.experiments.cliff import Cliff, classical_cliff
 from exptilt.memory import (
     Hopfield,
     guaranteed_radius,
     retrieval_error_bound,
     separation_needed,
     storage_bound,
-    storage_capacity,
 )
-from exptilt.memory.experiments.capacity import Capacity, sphere
-from exptilt.memory.experiments.cliff import Cliff, classical_cliff
 from exptilt.memory.landscape.metastable import jacobian, weights
 from oracles import memory as oracle
 

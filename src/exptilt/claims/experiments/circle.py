@@ -7,15 +7,15 @@ the ripple of wave number k grows at the rate
     λ_k = k² I_k(β) / (β I_0(β)).
 
 The fastest, k* = argmax_k k² I_k(β), tells how many clusters a nearly uniform law breaks into: 3 for β = 5.
-They attract each other only by e^{−β(1 − cos(2π/k))}, so they stay for an exponentially long time before
-they join (metastability). Rate and count are those of Bruno, Pasqualotto and Agazzi, "Emergence of
+The clusters attract each other only by e^{−β(1 − cos(2π/k))}, so they stay exponentially long before they
+join (metastability). Rate and count are those of Bruno, Pasqualotto and Agazzi, "Emergence of
 meta-stable clustering in mean-field transformer models" (ICLR 2025), whose experiment starts from the
 uniform law with white noise of size 0.01 and β = 5.
 
 `metastable_counts` starts there too: N points evenly spaced, each angle moved by a Gaussian of that size;
 or N points drawn at random (``noise=None``), where all ripples begin at 1/√N and the fastest is only a
-little ahead. Clusters are counted at one stated time, by the rule of `clusters`. And it measures λ_k
-itself, from a single small ripple.
+little ahead. Clusters are counted at one stated time, by the rule of `clusters`. It also measures λ_k,
+from a single small ripple.
 """
 
 import math
@@ -46,9 +46,9 @@ class MetastableCounts:
         beta: factor of the scores.
         predicted: k*.
         counts: ``(S,)``, clusters at the stated time.
-        sizes: ``(S, 16)``, of the largest.
+        sizes: ``(S, 16)``, of the largest clusters.
         time: when they were counted.
-        angles: ``(S, N)``, of the points then.
+        angles: ``(S, N)``, of the points at that time.
         wave: ``(K,)``, wave numbers.
         rate: ``(K,)``, measured growth of their ripples.
         rate_theory: ``(K,)``, λ_k.
@@ -66,7 +66,7 @@ class MetastableCounts:
 
     @property
     def tally(self) -> dict[int, int]:
-        """How many seeds gave each count."""
+        """How many seeds gave each count of clusters."""
         return dict(sorted(Counter(self.counts.tolist()).items()))
 
     @property
@@ -127,10 +127,10 @@ def metastable_counts(
         beta: factor of the scores, > 0.
         count: N, how many points.
         noise: standard deviation of the angles around an even spacing; None draws the angles at random.
-        seeds: how many runs.
+        seeds: number of runs.
         time: when to count, rounded to whole steps.
         step: size of a step.
-        tolerance: of the rule for clusters.
+        tolerance: largest gap within a cluster, see `clusters`.
         seed: of the draws.
         progress: as for `Flow.run`.
 
@@ -155,7 +155,8 @@ def metastable_counts(
         angles = even + noise * torch.randn(seeds, count, dtype=torch.float64, generator=generator)
     flow = Flow("sphere", beta=beta, step=step)
     last = flow.run(on_circle(angles), steps, keep="last", measure_every=None, progress=progress).last
-    # k² I_k is largest near √(2β) for large β, as I_k falls like e^{−k²/2β}; at 1 for small: below 2√β + 2.
+    # k² I_k is largest near k = √(2β) for large β, as I_k falls like e^{−k²/2β}, and at k = 1 for small β:
+    # always below 2√β + 2.
     largest = max(4, math.ceil(2 * math.sqrt(beta)) + 2)
     theory = growth_rates(beta, largest)
     found = clusters(last, tolerance=tolerance)
@@ -167,7 +168,7 @@ def metastable_counts(
 
 
 def on_circle(angles: Tensor) -> Tensor:
-    """Points ``(..., 2)`` of the unit circle at angles ``(...)``, as ``(..., 2)``."""
+    """Points ``(..., 2)`` of the unit circle at angles ``(...)``."""
     return torch.stack([angles.cos(), angles.sin()], -1)
 
 

@@ -11,8 +11,8 @@ other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j 
 The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit,
 Polyanskiy and Rigollet, "A mathematical perspective on transformers" (section 6), derived here again.
 Random points in high dimension have cosines near 0, so they follow it from γ = 0 up to about 1/√dimension.
-`equal_cosine` holds the simulator against it: orthogonal points must agree to the solver's tolerance,
-random ones the better the higher the dimension, steps of size h up to O(h).
+`equal_cosine` compares the simulator with the equation: orthogonal points must agree to the solver's
+tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt._support.progress import track
-from exptilt.dynamics.experiments.arguments import check_several
+from exptilt.claims.experiments.arguments import check_several
 from exptilt.dynamics.flow import Flow
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class EqualCosine:
 
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
-    """γ' of the equation above.
+    """The derivative γ' by the equation above.
 
     Args:
         cosine: γ.
@@ -113,15 +113,15 @@ def equal_cosine(
     seed: int = 0,
     progress: bool | None = None,
 ) -> EqualCosine:
-    """Hold the simulator against the equation for equal cosines.
+    """Compare the simulator with the equation for equal cosines.
 
     Args:
         count: n, how many points, at least two.
         beta: factor of the scores.
-        time: how far to go.
-        samples: at how many times to compare.
-        substeps: steps of the discrete flow between two of them.
-        dimensions: in which to draw random points.
+        time: when to end.
+        samples: number of times at which to compare.
+        substeps: steps of the discrete flow between two samples.
+        dimensions: of the random points.
         seed: of the draws.
         progress: as for `Flow.run`.
 

@@ -1,4 +1,4 @@
-r"""Exponential capacity, measured against what theory promises.
+r"""Exponential capacity, measured, beside the bound of theory.
 
 Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns
 is sought that are all recalled (``landscape/recall.py``): N is doubled until one is lost, then bisected; the
@@ -7,7 +7,7 @@ stands √p c^{(d−1)/4} of ``theory.py``.
 
 Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so
 measured numbers lie above it: the gap, as a factor and in the rate of growth per dimension, is part of the
-result. What the growth should be for recall alone: another pattern weighs e^{−β(M² − <x_i,x_j>)}, and the
+result. The growth to expect for recall alone: another pattern weighs e^{−β(M² − <x_i,x_j>)}, and the
 mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d, so N may grow like e^{βK²d(1 − βK²/2)}
 (K²β < 1): for β = K = 1 about e^{d/2}.
 """
@@ -38,9 +38,9 @@ class Capacity:
     """How many random patterns were all recalled, by dimension and seed.
 
     Args:
-        dimensions: the d.
+        dimensions: the dimensions d.
         count: ``(d, seeds)``, the largest N found.
-        bounds: theory's, by dimension.
+        bounds: the bound of theory, by dimension.
         limited: ``(d, seeds)`` booleans, where the search ended at `most` and the true number is larger.
     """
 
@@ -51,17 +51,17 @@ class Capacity:
 
     @property
     def mean(self) -> Tensor:
-        """``(d,)``: geometric mean over seeds."""
+        """``(d,)``: geometric mean of the count over seeds."""
         return self.count.double().log().mean(-1).exp()
 
     @property
     def interval(self) -> Tensor:
-        """``(d, 2)``: 95 % interval of that mean; NaN for one seed."""
+        """``(d, 2)``: 95 % interval of `mean`; NaN for one seed."""
         return torch.stack(mean_interval(self.count.double().log())[1:], -1).exp()
 
     @property
     def gap(self) -> Tensor:
-        """``(d,)``: measured over promised."""
+        """``(d,)``: the mean count over the bound of theory."""
         return self.mean / torch.tensor([bound.count for bound in self.bounds], dtype=torch.float64)
 
     @property
@@ -72,7 +72,7 @@ class Capacity:
         return float((d * self.mean.log()).sum() / (d * d).sum())
 
     def plot(self) -> "Figure":
-        """Patterns recalled against dimension, with intervals, beside what theory promises."""
+        """Patterns recalled against dimension, with intervals, beside the bound of theory."""
         d = torch.tensor(self.dimensions, dtype=torch.float64)
         order = d.argsort()
         d, mean, count = d[order], self.mean[order], self.count[order]
@@ -123,13 +123,13 @@ def storage_capacity(
     """Measure how many random patterns can be stored, dimension by dimension.
 
     Args:
-        dimensions: the d, two at least.
+        dimensions: the dimensions d, two at least.
         beta: inverse temperature.
         radius: K; patterns lie on a sphere of radius K√(d−1).
-        failure: p of the theorem the result is set beside.
+        failure: p of the theorem that the result is compared with.
         within: how near to its pattern a retrieval must end, in units of M.
-        seeds: how many draws of patterns.
-        most: the search ends here.
+        seeds: number of draws of patterns.
+        most: largest number of patterns tried.
         separation: see `Hopfield`; theory speaks of softmax.
         seed: of the first draw.
 

@@ -5,7 +5,7 @@ Integrating the Gaussian units,
 
     −log ∫ e^{−E(σ,h)} dh = −(β/2N) Σ_μ <x^μ,σ>² − (P/2) log 2π = β (E_Hebb(σ) − P/2) − (P/2) log 2π,
 
-where E_Hebb has no diagonal, which is what the P/2 makes up for (σ_i² = 1).
+where P/2 makes up for the diagonal that E_Hebb lacks (σ_i² = 1).
 
 **Linear attention.** Attention without its exponential, keys and values both the patterns, is o(q) = Σ_μ
 <x^μ,q> x^μ = N W_Hebb q with the diagonal left in. So a step of the classical network is the sign of linear
@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import number
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.binary.boltzmann import RestrictedBoltzmann
+from exptilt.memory.binary.boltzmann import RestrictedBoltzmann, hopfield_to_boltzmann
 from exptilt.memory.binary.classical import ClassicalHopfield, spins
 
 
@@ -43,19 +42,6 @@ class Equivalence:
     def gap(self) -> float:
         """The largest difference, relative to the largest value."""
         return float((self.left - self.right).abs().max() / (1 + self.left.abs().max()))
-
-
-def hopfield_to_boltzmann(patterns: Tensor, *, beta: float = 1.0) -> RestrictedBoltzmann:
-    """The machine of ±1 and Gaussian units whose free energy is β times the Hebbian one, but for a constant.
-
-    Args:
-        patterns: ``(P, N)`` of ±1.
-        beta: inverse temperature.
-    """
-    number("hopfield_to_boltzmann", "beta", beta, above=0)
-    x = spins("hopfield_to_boltzmann", "patterns", patterns)
-    P, N = x.shape
-    return RestrictedBoltzmann((beta / N) ** 0.5 * x.mT, x.new_zeros(N), x.new_zeros(P), "gaussian", "spin")
 
 
 def integrated_free_energy(machine: RestrictedBoltzmann, visible: Tensor) -> Tensor:
@@ -106,7 +92,7 @@ def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Eq
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention without the exponential and without a normalizer, by its matrix of second moments.
+    """Attention without exponential and normalizer, computed from the matrix Σ_n k_n v_n'.
 
     Args:
         query: ``(..., Q, D)``.

@@ -1,7 +1,7 @@
 r"""Without a renormaliser points run off (THEORY B2), at a rate that is known.
 
 Patterns x_n held still: once η is long, softmax picks the pattern with the largest <x_n,η>, and η ← η +
-step·x_n from then on. What is picked stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n
+step·x_n from then on. The pattern x_n stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n
 an extreme point of the hull. So
 
     ‖η_t‖ / t → step·‖x_n‖     along an extreme point x_n.
@@ -31,13 +31,13 @@ class DivergenceRate:
 
     Attributes:
         lengths: ``(steps + 1, N)``, ‖η‖ with patterns held still.
-        slope: ``(N,)``, growth of the length at each of the last steps, mean over a quarter of the run.
+        slope: ``(N,)``, growth of the length in a step, mean over the last quarter of the run.
         theory: ``(N,)``, step·‖x‖ of the pattern along which the point goes.
-        pattern: ``(N,)``, which pattern that is.
+        pattern: ``(N,)``, the place of that pattern.
         extreme: ``(N,)``, how far that pattern is from the hull of the others, 0 if it is not an extreme
             point.
         moving: ``(steps + 1,)``, root mean square length when the patterns move along.
-        moving_factor: growth of that at the last step.
+        moving_factor: growth of `moving` at the last step.
         moving_theory: 1 + step.
     """
 
@@ -83,15 +83,15 @@ def divergence_rate(
     steps: int = 400,
     seed: int = 0,
 ) -> DivergenceRate:
-    """Let points run off and measure how fast.
+    """Measure how fast points run off without a renormaliser.
 
     Args:
         count: how many points.
         patterns: how many patterns, at least two, drawn from a standard Gaussian like the points.
         dimension: of both.
         beta: factor of the scores.
-        step: size.
-        steps: how many.
+        step: size of a step.
+        steps: number of steps.
         seed: of the draws.
 
     Example:
@@ -115,7 +115,7 @@ def divergence_rate(
     for place in set(pattern.tolist()):
         others = torch.cat([x[:place], x[place + 1 :]])
         distance[place] = (nearest_in_hull(others, x[place]) - x[place]).norm()
-    # Lengths double at each step, so a few dozen steps say it and a thousand would overflow.
+    # Lengths grow by 1 + step at each step: a few dozen steps suffice, and a thousand would overflow.
     short = min(steps, 60)
     moving = Flow(None, beta=beta, step=step).run(points, short, measure_every=None, progress=False).states
     size = moving.square().sum(-1).mean(-1).sqrt()

@@ -9,18 +9,11 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval, share_interval
-from exptilt.dynamics import (
-    Flow,
-    divergence_rate,
-    equal_cosine,
-    equilibrium_sweep,
-    gaussianity,
-    metastable_counts,
-    theorem_one,
-)
-from exptilt.dynamics.experiments.circle import growth_rates
-from exptilt.dynamics.experiments.equal_cosine import cosine_rate
-from exptilt.dynamics.experiments.starts import STARTS, start
+from exptilt.claims import divergence_rate, equal_cosine, equilibrium_sweep, metastable_counts, theorem_one
+from exptilt.claims.experiments.circle import growth_rates
+from exptilt.claims.experiments.equal_cosine import cosine_rate
+from exptilt.claims.experiments.starts import STARTS, start
+from exptilt.dynamics import Flow, gaussianity
 
 F64 = torch.float64
 

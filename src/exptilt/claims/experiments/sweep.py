@@ -20,8 +20,8 @@ from exptilt._support.errors import ArgumentError, needed
 from exptilt._support.intervals import Interval, mean_interval
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt._support.progress import track
-from exptilt.dynamics.experiments.arguments import check_several, check_whole
-from exptilt.dynamics.experiments.starts import check_start, start
+from exptilt.claims.experiments.arguments import check_several, check_whole
+from exptilt.claims.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.renormalizers import as_renormalizer
 
@@ -37,7 +37,7 @@ _WORDS = {"start": "{}", "count": "N={}", "dimension": "D={}", "beta": "β={:g}"
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a sweep, and what it did over the seeds. T rows, S seeds.
+    """One setting of a sweep and its measurements: T rows, S seeds.
 
     Attributes:
         count: N, how many points.
@@ -46,8 +46,8 @@ class Setting:
         start: the law of the start.
         renormalizer: its name.
         steps: ``(T,)``.
-        clusters: ``(T, S)``, how many.
-        effective: ``(T, S)``, their effective number.
+        clusters: ``(T, S)``, number of clusters.
+        effective: ``(T, S)``, effective number of clusters.
         skewness: ``(T, S)``, Mardia's b₁.
         kurtosis: ``(T, S)``, Mardia's b₂ over its Gaussian value, minus 1.
         sliced: ``(T, S)``, Anderson and Darling's A², mean over directions.
@@ -105,7 +105,7 @@ class Sweep:
         start: str | None = None,
         renormalizer: str | None = None,
     ) -> "Sweep":
-        """The settings that agree with what is given.
+        """The sweep with only the settings that have the given values; None allows any.
 
         Args:
             count: N.
@@ -176,7 +176,7 @@ class Sweep:
 
 
 def _of_logs(values: Tensor, least: float = 0.0) -> Interval:
-    """Geometric mean over seeds with Student's interval of the logarithms, cut below; NaN where a seed is."""
+    """Geometric mean over seeds with Student's interval of the logarithms, ≥ `least`; NaN if a seed is."""
     found = mean_interval(values.double().log())
     there = ~values.isnan().any(-1)
     return Interval(*(torch.where(there, x.exp().clamp_min(least), torch.nan) for x in found))
@@ -204,10 +204,10 @@ def equilibrium_sweep(
         starts: laws of independent coordinates with variance 1: gaussian, laplace, student, uniform,
             bimodal, skewed.
         renormalizers: names as in `Flow`.
-        seeds: how many runs of each setting.
+        seeds: number of runs of each setting.
         steps: of each run.
-        measure_every: so many steps.
-        seed: from which all draws follow.
+        measure_every: steps between measurements.
+        seed: of all draws.
         progress: as for `Flow.run`.
 
     Example:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.plotting import COLOURS, new_figure
-from exptilt.dynamics.experiments.arguments import check_several, check_whole
-from exptilt.dynamics.experiments.starts import check_start, start
+from exptilt.claims.experiments.arguments import check_several, check_whole
+from exptilt.claims.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import Whiten
@@ -59,7 +59,7 @@ class TheoremOneRow:
 
 @dataclass(frozen=True)
 class TheoremOne:
-    """What became of every start under every renormaliser.
+    """The results of every start under every renormaliser.
 
     Attributes:
         mean: ``(D,)``, Σ⁻¹μ.
@@ -92,7 +92,7 @@ class TheoremOne:
             for row in self.rows:
                 upper, lower = panels[:, kinds.index(row.renormalizer)]
                 place = names.index(row.start)
-                # A little to the side of each other, for many of them agree.
+                # Shifted sideways, because many lines coincide.
                 steps = np.arange(len(row.covariance_error)) + 0.08 * (place - (len(names) - 1) / 2)
                 style: Any = {"color": COLOURS[place % 6], "marker": "os^Dv"[place % 5], "label": row.start}
                 style |= {"markersize": 4, "linewidth": 1.0}
@@ -119,7 +119,7 @@ def theorem_one(
     renormalizers: tuple[str, ...] = ("whiten", "batch", "layer"),
     seed: int = 0,
 ) -> TheoremOne:
-    """Run Theorem 1 on samples.
+    """Test Theorem 1 on samples.
 
     Args:
         mean: ``(D,)`` float64, μ; default (0.5, −0.5, 0.5, −0.5).
@@ -127,7 +127,7 @@ def theorem_one(
         count: how many points.
         steps: how many.
         starts: "fixed point" draws from N(Σ⁻¹μ, Σ⁻¹), the others are those of `equilibrium_sweep`.
-        renormalizers: "whiten" is to the mean and covariance of the theorem, the others are as in `Flow`.
+        renormalizers: "whiten" sets the mean and covariance of the theorem, the others are as in `Flow`.
         seed: of the draws.
 
     Example:

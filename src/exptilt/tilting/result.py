@@ -1,4 +1,4 @@
-r"""What tilting yields, and how the results over disjoint sets of keys join.
+r"""The result of tilting, and how results over disjoint sets of keys join.
 
 Let part k hold the keys of set k, with its own G_k, mean μ_k, variance V_k, entropy H_k, output o_k. Over the
 union, set k has probability w_k = e^{G_k − G}, and the law of total expectation, variance and entropy give
@@ -21,17 +21,19 @@ from exptilt._support.plotting import html_curves, html_table
 from exptilt._support.transforms import in_transform, is_plain, pytree
 from exptilt.tilting.derivatives.identities import apart_from
 
+_LINES = "log_normalizer", "entropy", "score_mean", "score_variance", "score_max", "parts"
+
 
 @dataclass(frozen=True)
-class Tilted:
+class AttentionResult:
     """The measure of the keys tilted by each query: its mean and its statistics.
 
     Attributes:
         output: ``(..., Hq, Q, Dv)``, the mean of the values: attention.
         log_normalizer: ``(..., Hq, Q)``, G = log Σ_j e^{s_j}; −inf for a query that sees nothing.
         entropy: ``(..., Hq, Q)``, Shannon's, of the attention probabilities, in nats.
-        score_mean: ``(..., Hq, Q)``, the mean score under them.
-        score_variance: ``(..., Hq, Q)``, its variance.
+        score_mean: ``(..., Hq, Q)``, the mean score under these probabilities.
+        score_variance: ``(..., Hq, Q)``, the variance of the score under them.
         score_max: ``(..., Hq, Q)``, the largest score of a visible key.
         key_mass: ``(..., Hq, K)``, the attention each key receives, summed over queries; None if not asked
             for.
@@ -46,11 +48,23 @@ class Tilted:
     score_variance: Tensor
     score_max: Tensor
     key_mass: Tensor | None = None
-    parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight and gap of ``problem.Lines``
+    parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight and gap of ``problem.RowStatistics``
+
+    def __getattr__(self, name: str) -> Any:
+        """A statistic from the stacked lines that `of_lines` has stored."""
+        lines = self.__dict__.get("_lines")
+        if lines is None or name not in _LINES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "parts":
+            found = self.score_max, *lines[-2:].unbind()
+        else:
+            found = lines[_LINES.index(name)]
+        self.__dict__[name] = found
+        return found
 
     def __repr__(self) -> str:
         lines = [_described(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "parts"]
-        return "Tilted(\n" + "\n".join(line for line in lines if line) + "\n)"
+        return "AttentionResult(\n" + "\n".join(line for line in lines if line) + "\n)"
 
     def _repr_html_(self) -> str:
         """The result in a notebook: shape and range of each tensor, and the entropy along the queries."""
@@ -62,6 +76,17 @@ class Tilted:
             return table
         by_query = H.detach().double().reshape(-1, H.shape[-1]).mean(0).cpu().numpy()
         return table + html_curves(by_query[:, None], "entropy by query, mean over heads, nats")
+
+
+Tilted = AttentionResult  # its former name
+del AttentionResult.parts  # this default would keep `__getattr__` from making the parts
+
+
+def of_lines(output: Tensor, lines: Tensor) -> AttentionResult:
+    """The result of a forward sweep, whose stacked lines are taken apart when one of them is asked for."""
+    result = object.__new__(AttentionResult)
+    result.__dict__.update(output=output, _lines=lines)
+    return result
 
 
 def _described(name: str, x: Any) -> str:
@@ -80,20 +105,20 @@ def _described(name: str, x: Any) -> str:
     return text + (f", {missing} NaN" if missing else "")
 
 
-def _flatten(x: Tilted) -> tuple[list[Tensor], list[str]]:
+def _flatten(x: AttentionResult) -> tuple[list[Tensor], list[str]]:
     there = [f.name for f in fields(x) if getattr(x, f.name) is not None]
     return [getattr(x, name) for name in there], there
 
 
 pytree.register_pytree_node(
-    Tilted,
+    AttentionResult,
     _flatten,
-    lambda values, names: Tilted(**dict(zip(names, values, strict=True))),
+    lambda values, names: AttentionResult(**dict(zip(names, values, strict=True))),
     serialized_type_name="exptilt.Tilted",
 )
 
 
-def merge(parts: Sequence[Tilted]) -> Tilted:
+def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     """Join results of the same queries over disjoint sets of keys, exactly.
 
     A sink belongs to one part only: give ``sink=`` to one of the calls. Differentiable.
@@ -136,13 +161,13 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     total = z.sum(0)
     alive, some = total != 0, z != 0  # a part that weighs nothing beside the others has no say
     share = z / torch.where(alive, total, 1.0)
-    # What the heaviest part lacks to 1 comes from the others, and means are taken about its own: so a share
-    # near 0 costs no digits.
+    # The log-share of the heaviest part is found from the other parts, and means are taken about its mean: so
+    # a share near 0 costs no digits.
     heaviest = share.argmax(0, keepdim=True)
     most = torch.where(alive, z.gather(0, heaviest)[0], 1.0)
     log_lack = torch.log1p(z.scatter(0, heaviest, 0.0).sum(0) / most)  # − log of the heaviest part's share
     log_share = torch.where(some, share, 1.0).log().scatter(0, heaviest, -log_lack.unsqueeze(0))
-    # Values come from the parts, derivatives from the results that they were rounded to.
+    # Values come from the parts, derivatives from the rounded results.
     log_z = valued(torch.where(some, z, 1.0).log(), torch.where(some, G_parts, 0.0))
     joined = torch.where(alive, torch.where(some, log_z, -torch.inf), 0.0).logsumexp(0)
     log_normalizer = valued(most.log() + log_lack, joined)
@@ -161,10 +186,10 @@ def merge(parts: Sequence[Tilted]) -> Tilted:
     output = (w.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype)
     maximum = maxima.gather(0, maxima.detach().argmax(0, keepdim=True))[0]  # of equal ones the first
     G, centre = torch.where(alive, top + log_normalizer, -torch.inf), (middle[0] + step).detach()
-    return Tilted(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre))
+    return AttentionResult(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre))
 
 
-def share_of(part: Tilted, whole: Tilted) -> Tensor:
+def share_of(part: AttentionResult, whole: AttentionResult) -> Tensor:
     """(..., Hq, Q): the weight of some of the keys among all, e^{G' − G}; differentiable."""
     (shift, weight, _), (top, total, _) = _parts(part), _parts(whole)
     some = weight != 0
@@ -174,7 +199,7 @@ def share_of(part: Tilted, whole: Tilted) -> Tensor:
     return ratio.detach() * torch.exp(moved - moved.detach())
 
 
-def _parts(x: Tilted) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(x: AttentionResult) -> tuple[Tensor, Tensor, Tensor]:
     """Shift, weight and gap of a result; made up from its statistics where it does not carry them."""
     if x.parts is not None:
         return x.parts

@@ -8,7 +8,7 @@ from exptilt._support.errors import ArgumentError
 
 
 def check_several(experiment: str, **given: Iterable[Any]) -> None:
-    """Raise unless each is a tuple or list of settings; a name or a number alone is not."""
+    """Raise unless each argument is a tuple or list of settings, not a name or number alone."""
     for name, values in given.items():
         if not isinstance(values, tuple | list):
             raise ArgumentError(
@@ -18,6 +18,6 @@ def check_several(experiment: str, **given: Iterable[Any]) -> None:
 
 
 def check_whole(experiment: str, least: int, **given: Any) -> None:
-    """Raise unless each is an integer, at least `least`."""
+    """Raise unless each argument is an integer, at least `least`."""
     for name, value in given.items():
         whole(experiment, name, value, least=least)

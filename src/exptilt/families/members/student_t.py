@@ -1,0 +1,251 @@
+r"""The multivariate Student t: a Gaussian whose precision is multiplied by a Gamma variable of mean 1.
+
+    x | w ~ N(μ, S/w),   w ~ Gamma(ν/2, ν/2)     gives     p(x) ∝ (1 + (x−μ)'S⁻¹(x−μ)/ν)^{−(ν+D)/2}
+
+With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{<x,η>} is infinite
+for every η but 0. So it is a law with a density, draws, moments and entropy, but no `Measure`. `fit` finds it
+from data; `project` gives the nearest Gaussian, which has the same first two moments.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from exptilt._support.checks import entries, finite, floating, number, positive, whole
+from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import (
+    check_covariance,
+    common_shape,
+    dot,
+    factorize,
+    log_determinant,
+    matvec,
+    positive_definite,
+)
+from exptilt._support.progress import track
+from exptilt._support.solution import Solution, Status
+from exptilt._support.transforms import pytree
+from exptilt.families.batch import Batched, Law
+from exptilt.families.checks import check_tensors, one_coordinate, sizes, unlike_an_event, with_axes
+from exptilt.families.members.gaussian import whiten
+from exptilt.families.numerics.distribution_functions import by_scipy
+from exptilt.families.numerics.draws import standard_gamma, standard_normal
+from exptilt.families.numerics.gamma_functions import digamma_rise, remainder
+
+
+@dataclass(frozen=True, eq=False)
+class StudentT(Batched, Law):
+    """Student's t in D dimensions.
+
+    Args:
+        degrees: ``(...)``, ν, positive.
+        location: ``(..., D)``, μ.
+        scale: ``(..., D, D)``, S, symmetric positive definite; the covariance is S ν/(ν − 2).
+
+    Example:
+        >>> StudentT(4.0, 1.0, 2.0).event_variance  # numbers are one coordinate
+        tensor([4.])
+    """
+
+    degrees: Tensor
+    location: Tensor
+    scale: Tensor
+    event_dims: ClassVar = {"degrees": 0, "location": 1, "scale": 2}
+
+    def __post_init__(self) -> None:
+        fields = {name: (getattr(self, name), event) for name, event in self.event_dims.items()}
+        for name, x in with_axes(fields).items():
+            object.__setattr__(self, name, x)
+        check_tensors("StudentT", {name: (getattr(self, name), e) for name, e in self.event_dims.items()})
+        if tuple(self.scale.shape[-2:]) != (self.dimension,) * 2:
+            got = f"{tuple(self.location.shape)} and {tuple(self.scale.shape)}"
+            raise ArgumentError(f"StudentT: location must be (..., D) and scale (..., D, D); got {got}.")
+        check_covariance(self.scale, "scale")
+        positive("StudentT", degrees=self.degrees)
+        finite("StudentT", location=self.location)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.location.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the leading axes, fields broadcast together."""
+        return common_shape(self.degrees.shape, self.location.shape[:-1], self.scale.shape[:-2])
+
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """Apply a function to every field.
+
+        Args:
+            function: takes a tensor ``(..., event)`` and its number of event axes.
+        """
+        leaves = [function(getattr(self, name), event) for name, event in self.event_dims.items()]
+        mapped: Self = _made(type(self), leaves)
+        return mapped
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """The lower triangular L with S = LL', ``(..., D, D)``."""
+        return factorize(self.scale)
+
+    def _event(self, x: Any) -> Any:
+        x = one_coordinate(x, self.location) if self.dimension == 1 else x
+        if not isinstance(x, Tensor) or x.shape[-1:] != (self.dimension,):
+            raise unlike_an_event("StudentT", [(self.dimension,)], [x])
+        return x.to(self.location.dtype)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density at x.
+
+        Args:
+            x: ``(..., D)``; leading axes broadcast with the batch.
+
+        Returns:
+            ``(...)``.
+        """
+        factor, nu, d = self.scale_tril, self.degrees, self.dimension
+        white = whiten(factor, self._event(x) - self.location)
+        away = (nu + d) / 2 * torch.log1p(dot(white, white) / nu)
+        return self._log_peak() - log_determinant(factor) / 2 - away
+
+    def _log_peak(self) -> Tensor:
+        """Log-density at the location for |S| = 1: log Γ((ν+D)/2)/Γ(ν/2) − D/2 log νπ, stable at large ν."""
+        a, c = self.degrees / 2, self.dimension / 2
+        rise = (a + c - 0.5) * torch.log1p(c / a) - c
+        return rise + remainder(a + c) - remainder(a) - c * math.log(2 * math.pi)
+
+    def entropy(self) -> Tensor:
+        """Entropy: (ν+D)/2 [ψ((ν+D)/2) − ψ(ν/2)] + ½ log|S| less the log-density at the peak for |S| = 1.
+
+        Returns:
+            ``(...)``, in nats.
+        """
+        a, c = self.degrees / 2, self.dimension / 2
+        rise = (a + c) * digamma_rise(a, torch.full_like(a, c))
+        return (rise + log_determinant(self.scale_tril) / 2 - self._log_peak()).expand(self.batch_shape)
+
+    def sample(self, shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws, differentiable in all parameters.
+
+        Args:
+            shape: how many, as a number or a shape.
+            generator: the source of randomness; torch's own if not given.
+
+        Returns:
+            ``(..., D)``, the leading axes ``shape + batch``.
+        """
+        size = (*sizes("StudentT", shape), *self.batch_shape, self.dimension)
+        noise = standard_normal(self.location, size, generator)
+        half = self.degrees.expand(size[:-1]) / 2
+        weight = (standard_gamma(half, generator) / half).unsqueeze(-1)
+        return self.location + matvec(self.scale_tril, noise) / weight.sqrt()
+
+    def covariance(self) -> Tensor:
+        """S ν/(ν − 2).
+
+        Returns:
+            ``(..., D, D)``, infinite for ν up to 2, NaN for ν up to 1.
+        """
+        nu = self.degrees.expand(self.batch_shape)[..., None, None]
+        value = torch.where(nu > 2, self.scale * (nu / (nu - 2)), torch.inf)
+        return torch.where(nu > 1, value, torch.nan)
+
+    def _event_covariance(self) -> Tensor:
+        return self.covariance()
+
+    def _event_moments(self) -> tuple[Tensor, Tensor]:
+        known = (self.degrees > 1).expand(self.batch_shape).unsqueeze(-1)
+        mean = torch.where(known, self.location, torch.nan)
+        return mean, self.covariance().diagonal(dim1=-2, dim2=-1)
+
+    def _mode(self) -> Tensor:
+        return self.location.expand(*self.batch_shape, -1)
+
+    def _deviation(self) -> Tensor:
+        return self.scale.diagonal(dim1=-2, dim2=-1).sqrt()
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        z = (x - self.location) / self._deviation()
+        return by_scipy("stdtr", self.degrees.unsqueeze(-1), z)
+
+    def _icdf(self, q: Tensor) -> Tensor:
+        return self.location + self._deviation() * by_scipy("stdtrit", self.degrees.unsqueeze(-1), q)
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        degrees: float,
+        *,
+        tolerance: float | None = None,
+        max_steps: int = 1000,
+        progress: bool | None = None,
+    ) -> Solution[Self]:
+        """The member of largest likelihood for known degrees of freedom, by EM (Kent, Tyler and Vardi).
+
+        Args:
+            x: ``(N, D)``, or ``(N,)`` for numbers.
+            degrees: ν, positive.
+            tolerance: on the residual, the largest entry of the gradient of the mean log-likelihood in units
+                of S; default 1e-8 in float64, 1e-4 in float32.
+            max_steps: largest number of steps.
+            progress: show a bar after two seconds: True, False, or None for only in a terminal.
+
+        Returns:
+            A `Solution`. UNBOUNDED: S becomes singular because too many points lie in a plane.
+        """
+        nu = number("StudentT.fit", "degrees", degrees, above=0)
+        x = floating(
+            "StudentT.fit", "x", x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim == 1 else x, axes=2
+        )
+        if x.ndim != 2:
+            raise ArgumentError(f"StudentT.fit: x must be (N, D); got {tuple(x.shape)}.")
+        finite("StudentT.fit", x=x)
+        whole("StudentT.fit", "max_steps", max_steps)
+        least = tolerance or (1e-8 if x.dtype == torch.float64 else 1e-4)
+        middle, d = x.detach().mean(0), x.shape[-1]
+        y = (x.detach() - middle).double()
+        location, scale = y.mean(0), y.mT @ y / len(y)
+        spread, residual, status, steps = scale, torch.tensor(torch.inf), Status.MAX_STEPS, 0
+        for _ in track(range(max_steps), "EM of a Student t", show=progress):
+            steps += 1
+            correlation = scale / (spread.diagonal()[:, None] * spread.diagonal()).sqrt()
+            if not bool(positive_definite(correlation - 1e-12 * torch.eye(d).to(correlation))):
+                status = Status.UNBOUNDED
+                break
+            white = whiten(factorize(scale), y - location)
+            weight = ((nu + d) / (nu + dot(white, white))).unsqueeze(-1)
+            pull, push = (weight * white).mean(0), (weight * white).mT @ white / len(y)
+            residual = torch.maximum(pull.abs().amax(), (push - torch.eye(d).to(push)).abs().amax() / 2)
+            if bool(residual <= least):
+                status = Status.CONVERGED
+                break
+            location = (weight * y).sum(0) / weight.sum()
+            offset = y - location
+            scale = (weight * offset).mT @ offset / weight.sum()
+        if status is Status.UNBOUNDED:
+            location, scale = y.mean(0), spread
+            valid = positive_definite(scale).expand(x.shape)
+            entries("StudentT.fit", "x", x, valid, "one of points that do not all lie in a plane")
+        found = _made(cls, [x.new_tensor(nu), location.to(x) + middle, ((scale + scale.mT) / 2).to(x)])
+        return Solution.of(found, status, residual.to(x), steps)
+
+
+def _made(cls: type[Any], leaves: Iterable[Tensor]) -> Any:
+    """A member from its fields, unchecked."""
+    member = object.__new__(cls)
+    member.__dict__.update(zip(cls.event_dims, leaves, strict=True))
+    return member
+
+
+pytree.register_pytree_node(
+    StudentT,
+    lambda law: ([law.degrees, law.location, law.scale], None),
+    lambda leaves, _: _made(StudentT, leaves),
+    serialized_type_name="exptilt.StudentT",
+)

@@ -1,0 +1,411 @@
+"""Climbing a log-likelihood to a proper maximum: L-BFGS with the gradient, then its curvature decides.
+
+A climb has converged where the projected gradient g is zero and the Hessian H of minus the log-likelihood is
+positive definite. Both are judged in units of the parameters' own standard errors, which no change of units
+moves: with D = |diag H|^½
+
+    ½ g' H⁻¹ g ≤ tolerance   (what is left to rise, in nats)     and     D⁻¹ H D⁻¹ > 0
+
+Elsewhere the climb goes on, by a Newton step or along the direction of negative curvature, or says why not.
+Projected: numbers that have run to a bound (the logit of a transition that never happens, the logarithm of a
+noise that has vanished) and no longer change the log-likelihood are left out.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..._support.errors import ArgumentError
+from ..._support.progress import track
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Limits = tuple[int, float, bool | None]  # most steps, tolerance, whether to show a bar
+LOST = 1e-4  # curvature of the logarithm or logit of a number at its bound: standard errors of 100 and more
+FLAT = 1e-7  # eigenvalue of the scaled Hessian that its differences cannot tell from zero
+LEAST, FLOOR = (
+    1e-6,
+    0.05,
+)  # deviations of noises over that of the data: no bound is met; least of a bounded fit
+SAME = 1e-4  # nats between two ends that count as one
+
+
+class FitStatus(enum.Enum):
+    """Why a fit stopped; the value is the message."""
+
+    CONVERGED = "converged: the gradient is zero and the Hessian definite, as far as the tolerance says"
+    MAX_STEPS = "stopped at max_steps; the log-likelihood was still rising"
+    DECREASED = (
+        "stopped: EM has lowered the log-likelihood for ten steps (the collapse makes its E-step "
+        "approximate); the best step is returned"
+    )
+    DEGENERATE = (
+        "the likelihood has no bound: a regime or its noise vanishes; the best bounded maximum is returned"
+    )
+    STALLED = "stopped, though this is not known to be a maximum"
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """Where a climb ended.
+
+    Attributes:
+        value: the log-likelihood.
+        point: ``(k,)`` numbers.
+        status: why it stopped.
+        trace: the log-likelihood at every step.
+        gradient_norm: (g' H⁻¹ g)^½, the distance to the maximum in standard errors; NaN if H is not definite.
+        eigenvalues: of the Hessian of minus the log-likelihood, scaled to a diagonal of ±1, rising.
+        inverse: ``(k, k)``, H⁻¹, NaN for numbers without effect, and throughout if H is not definite.
+        reason: in words, where the status needs some; "{}" stands for the name of number `which`.
+        which: the number that is to blame, −1 if none is.
+    """
+
+    value: float
+    point: np.ndarray
+    status: FitStatus
+    trace: list[float]
+    gradient_norm: float
+    eigenvalues: np.ndarray
+    inverse: np.ndarray
+    reason: str = ""
+    which: int = -1
+
+
+def remembered(evaluate: Objective) -> Objective:
+    """Caches the last evaluation: the Hessian is taken at the optimiser's last point."""
+    last: list[Any] = [None, None]
+
+    def again(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        if last[0] is None or not np.array_equal(last[0], theta):
+            last[:] = theta.copy(), evaluate(theta)
+        value, slope = last[1]
+        return value, slope.copy()
+
+    return again
+
+
+def hessian(evaluate: Objective, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The Hessian ``(k, k)`` by central differences of the gradient, and which numbers change the value.
+
+    Each step is a hundredth of the number's standard error, found from the rise of the value, so that the
+    units of the numbers do not matter. NaN where there is no value on both sides.
+    """
+    k, here = len(theta), evaluate(theta)[0]
+    H, told = np.full((k, k), np.nan), np.zeros(k, dtype=bool)
+    for i in range(k):
+        size = max(1.0, abs(theta[i]))
+        h, grown = 1e-4 * size, False
+        for _ in range(12):
+            ends = theta.copy(), theta.copy()
+            ends[0][i] += h
+            ends[1][i] -= h
+            (up, up_slope), (down, down_slope) = evaluate(ends[0]), evaluate(ends[1])
+            rise = max(abs(up - here), abs(down - here))
+            if not np.isfinite(rise) or rise > 5e-3 + 2 * h * abs(evaluate(theta)[1][i]):
+                h *= max((5e-5 / rise) ** 0.5, 1e-3) if np.isfinite(rise) else 0.1
+                continue
+            H[i] = (up_slope - down_slope) / (ends[0][i] - ends[1][i])
+            bend = abs(H[i, i])
+            if grown or bend * h**2 > 1e-7 or h >= 1e-2 * size:
+                break
+            h, grown = min(1e-2 * size, 1e-2 / max(bend, 1e-300) ** 0.5), True
+        told[i] = not abs(H[i, i]) * h**2 <= 1e-12 * max(1.0, abs(here))
+    return (H + H.T) / 2, told
+
+
+def climb(
+    evaluate: Objective,
+    start: np.ndarray,
+    max_steps: int,
+    tolerance: float,
+    progress: bool | None,
+    low: np.ndarray | None = None,
+    bounded: np.ndarray | None = None,
+    firm: bool = False,
+    trace: list[float] | None = None,
+) -> End:
+    """The end of a climb from `start` to where `judge` says that it is a maximum, or why it is none.
+
+    Args:
+        evaluate: minus the log-likelihood and its gradient.
+        start: ``(k,)`` numbers.
+        max_steps: how many at most.
+        tolerance: in nats.
+        progress: show a bar always, never, or (None) where somebody looks.
+        low: ``(k,)``, the least value of each number, −inf where there is none.
+        bounded: ``(k,)``, True for logits and logarithms, which may run to a bound.
+        firm: whether a maximum may lie at `low`; else the likelihood has no bound there.
+        trace: log-likelihoods on the way to `start`, the last being there.
+    """
+    low = np.full(len(start), -np.inf) if low is None else low
+    bounded = np.zeros(len(start), dtype=bool) if bounded is None else bounded
+    point = np.maximum(start, low)
+    value, _ = evaluate(point)
+    if not np.isfinite(value):
+        raise ArgumentError(
+            "fit: the filter cannot run at the start (an innovation covariance is singular). "
+            "Start from larger noises."
+        )
+    trace = [-value] if trace is None else list(trace)
+    if not len(start):
+        return End(-value, point, FitStatus.CONVERGED, trace, 0.0, np.zeros(0), np.zeros((0, 0)))
+    bar = iter(track(range(max_steps), "maximum likelihood", show=progress))
+    while True:
+        point, out_of_steps = _lbfgs(evaluate, point, low, max_steps, tolerance, trace, bar)
+        end, better = judge(evaluate, point, tolerance, low, bounded, firm, trace)
+        if better is None or out_of_steps:
+            break
+        point = better
+        trace.append(-evaluate(point)[0])
+    bar.close()  # type: ignore[attr-defined]
+    if better is not None:
+        end = replace(end, status=FitStatus.MAX_STEPS, reason="")
+    return end
+
+
+def _lbfgs(
+    evaluate: Objective,
+    start: np.ndarray,
+    low: np.ndarray,
+    max_steps: int,
+    tolerance: float,
+    trace: list[float],
+    bar: Any,
+) -> tuple[np.ndarray, bool]:
+    """L-BFGS until a step rises by less than `tolerance`; returns the point, and whether steps ran out."""
+    far = 1e10 * max(abs(trace[-1]), 1.0)
+
+    def note(intermediate_result: Any) -> None:
+        trace.append(-float(intermediate_result.fun))
+        next(bar, None)
+        if trace[-1] - trace[-2] < tolerance:  # scipy's own test is relative to the log-likelihood
+            raise StopIteration
+
+    def everywhere(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = evaluate(theta)
+        return (value, slope) if np.isfinite(value) else (far, slope)
+
+    left = max_steps - len(trace) + 1
+    if left < 1:
+        return start, True
+    options = {"maxiter": left, "maxfun": 20 * left, "ftol": 0.0, "gtol": 1e-7, "maxcor": 20}
+    bounds = list(zip(low, np.full(len(low), np.inf), strict=True)) if np.isfinite(low).any() else None
+    from scipy.optimize import minimize
+
+    result = minimize(
+        everywhere, start, jac=True, method="L-BFGS-B", callback=note, options=options, bounds=bounds
+    )
+    rise = trace[-1] - trace[-2] if len(trace) > 1 else np.inf
+    return result.x, result.status == 1 and rise >= tolerance
+
+
+def judge(
+    evaluate: Objective,
+    point: np.ndarray,
+    tolerance: float,
+    low: np.ndarray,
+    bounded: np.ndarray,
+    firm: bool,
+    trace: list[float],
+) -> tuple[End, np.ndarray | None]:
+    """What the curvature at `point` says; and a better point from which to go on, if it shows one."""
+    value, slope = evaluate(point)
+    k = len(point)
+    at_floor = point <= low + 1e-9 * np.maximum(1.0, np.abs(point))
+    end = End(-value, point, FitStatus.STALLED, trace, np.nan, np.full(0, np.nan), np.full((k, k), np.nan))
+    if not firm and (at_floor & (slope > 0.1)).any():
+        which = int(np.argmax(np.where(at_floor, slope, -np.inf)))
+        text = "{} has shrunk to its least value, and the log-likelihood still rises"
+        return replace(end, status=FitStatus.DEGENERATE, reason=text, which=which), None
+    H, told = hessian(evaluate, point)
+    if np.isnan(H).any():
+        which = int(np.argmax(np.isnan(H.diagonal())))
+        return replace(end, reason="the filter cannot run beside this value of {}", which=which), None
+    lost = at_floor | (bounded & ((np.abs(H.diagonal()) < LOST) | ~told))
+    if (lost & ~at_floor & (np.abs(slope) > 0.1)).any():
+        which = int(np.argmax((lost & ~at_floor) * np.abs(slope)))
+        text = "{} runs to its bound, and the log-likelihood still rises"
+        return replace(end, status=FitStatus.DEGENERATE, reason=text, which=which), None
+    if (~told & ~lost).any():
+        which = int(np.argmax(~told & ~lost))
+        lost = lost | ~told
+        flat = "the log-likelihood does not depend on {}"
+    else:
+        which, flat = -1, ""
+    keep = np.flatnonzero(~lost)
+    if not len(keep):
+        status = FitStatus.STALLED if flat else FitStatus.CONVERGED
+        return replace(end, status=status, reason=flat, which=which, gradient_norm=0.0), None
+    H, g = H[np.ix_(keep, keep)], slope[keep]
+    d = np.sqrt(np.maximum(np.abs(H.diagonal()), 1e-300))
+    eigenvalues, vectors = np.linalg.eigh(H / d[:, None] / d)
+    end = replace(end, eigenvalues=eigenvalues)
+    limit = max(tolerance, 1e-11 * max(1.0, abs(value)))
+    if eigenvalues[0] < -FLAT:
+        better = _line(evaluate, point, keep, vectors[:, 0] / d, low, limit)
+        reason = "the curvature is negative in the direction of {}, but no better point was found there"
+        heaviest = int(keep[np.argmax(np.abs(vectors[:, 0]))])
+        return replace(end, reason=reason, which=heaviest), better
+    sound = eigenvalues > FLAT
+    vague = np.zeros(len(keep), dtype=bool)  # numbers that have run to a bound together
+    for direction in (vectors[:, ~sound] / d[:, None]).T:
+        direction = direction / np.abs(direction).max()
+        if _runs_to_bound(evaluate, point, keep, np.where(np.abs(direction) > 1e-3, direction, 0.0), bounded):
+            vague |= np.abs(direction) > 0.1
+        elif not flat:
+            which = int(keep[np.argmax(np.abs(direction))])
+            flat = "the log-likelihood is flat in a direction of {} and others: they cannot be told apart"
+    scaled = vectors.T @ (g / d)
+    left = float((scaled[sound] ** 2 / eigenvalues[sound]).sum())  # g' H⁻¹ g
+    end = replace(end, gradient_norm=left**0.5)
+    if left / 2 > limit:
+        step = -(vectors[:, sound] @ (scaled[sound] / eigenvalues[sound])) / d
+        better = _line(evaluate, point, keep, step, low, 0.1 * limit, newton=True)
+        text = f"the gradient is {left**0.5:.1e} standard errors from zero, but no step rises"
+        return replace(end, reason=text), better
+    if flat:
+        return replace(end, reason=flat, which=which), None
+    vectors = vectors[:, sound] / d[:, None]
+    end.inverse[np.ix_(keep, keep)] = (vectors / eigenvalues[sound]) @ vectors.T
+    end.inverse[keep[vague]] = end.inverse[:, keep[vague]] = np.nan
+    return replace(end, status=FitStatus.CONVERGED, eigenvalues=eigenvalues[sound]), None
+
+
+def _runs_to_bound(
+    evaluate: Objective, point: np.ndarray, keep: np.ndarray, direction: np.ndarray, bounded: np.ndarray
+) -> bool:
+    """Whether logits or logarithms have run to a bound together: the value is flat one way, not the other."""
+    if not bounded[keep[direction != 0]].all():
+        return False
+    here, changes = evaluate(point)[0], list[float]()
+    for length in (30.0, -30.0):
+        there = point.copy()
+        there[keep] += length * direction
+        changes.append(abs(evaluate(there)[0] - here))
+    return min(changes) < 1e-3 < 1e-1 < max(changes)
+
+
+def _line(
+    evaluate: Objective,
+    point: np.ndarray,
+    keep: np.ndarray,
+    direction: np.ndarray,
+    low: np.ndarray,
+    least: float,
+    newton: bool = False,
+) -> np.ndarray | None:
+    """The best point along a line that rises by more than `least`: forward by halves, or both ways."""
+    here, best, found = evaluate(point)[0], -least, None
+    for length in (
+        (1.0, 0.5, 0.25, 0.1, 0.01, 1e-3) if newton else (3.0, -3.0, 1.0, -1.0, 0.3, -0.3, 0.1, -0.1)
+    ):
+        there = point.copy()
+        there[keep] += length * direction
+        there = np.maximum(there, low)
+        change = evaluate(there)[0] - here
+        if change < best:
+            best, found = change, there
+            if newton:
+                break
+    return found
+
+
+def climb_all(
+    evaluate: Objective,
+    starts: Sequence[np.ndarray],
+    limits: Limits,
+    low: np.ndarray | None = None,
+    bounded: np.ndarray | None = None,
+    firm: bool = False,
+    traces: Sequence[list[float]] | None = None,
+) -> list[End]:
+    """The end of the climb from each start; one where the filter cannot run is left out, unless the first."""
+    ends = list[End]()
+    for k, start in enumerate(starts):
+        trace = None if traces is None else traces[k]
+        try:
+            ends.append(climb(evaluate, start, *limits, low, bounded, firm, trace))
+        except ArgumentError:
+            if not ends:
+                raise
+    return ends
+
+
+def highest(
+    evaluate: Objective,
+    starts: Sequence[np.ndarray],
+    limits: Limits,
+    bounded: np.ndarray,
+    low: np.ndarray,
+    floor: np.ndarray,
+    traces: Sequence[list[float]] | None = None,
+) -> tuple[list[End], End, int]:
+    """All ends, the best of them, and how many starts reached it.
+
+    Where a climb reaches `low` and still rises, the likelihood has no bound. The best proper maximum of the
+    other climbs takes its place, or one of new climbs that stay above `floor`; it keeps the status.
+    """
+    ends = climb_all(evaluate, starts, limits, low, bounded, False, traces)
+    end, same = best_end(ends)
+    if end.status is not FitStatus.DEGENERATE:
+        return ends, end, same
+    sound = [other for other in ends if other.status is FitStatus.CONVERGED]
+    where = "the best maximum that another start found"
+    if not sound:
+        sound = climb_all(evaluate, starts, limits, floor, bounded, True)
+        where = f"the best point with noises of at least {FLOOR:g} of the data's deviation"
+    proper, same = best_end(sound)
+    reason = f"{end.reason}; what is returned is {where}"
+    return ends, replace(proper, status=end.status, reason=reason, which=end.which), same
+
+
+def best_end(ends: Sequence[End]) -> tuple[End, int]:
+    """The highest end, a maximum before others as high; and how many starts reached it."""
+    top = max(ends, key=lambda end: end.value)
+    alike = [end for end in ends if abs(end.value - top.value) < SAME]
+    sound = [end for end in alike if end.status is FitStatus.CONVERGED]
+    return (max(sound, key=lambda end: end.value) if sound else top), len(alike)
+
+
+def delta_method(
+    natural: Callable[[torch.Tensor], dict[str, torch.Tensor]], theta: np.ndarray, spread: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Standard errors of named functions of theta, sqrt diag(J spread J'), NaN where `spread` is."""
+    point, lost = torch.tensor(theta, requires_grad=True), np.isnan(spread.diagonal())
+    out = {}
+    for name, value in natural(point).items():
+        flat = np.zeros((value.numel(), len(theta)))
+        for row, one in zip(flat, value.reshape(-1).unbind() if value.requires_grad else (), strict=False):
+            row[:] = torch.autograd.grad(one, point, retain_graph=True)[0]
+        errors = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", flat, np.nan_to_num(spread), flat), 0.0))
+        unknown = np.abs(flat[:, lost]).max(1, initial=0.0) > 1e-3 * np.abs(flat).max(1)
+        errors[unknown | ~flat.any(1)] = np.nan
+        out[name] = errors.reshape(tuple(value.shape))
+    return out
+
+
+def starts_around(
+    origin: np.ndarray, restarts: int, spread: float, generator: torch.Generator | None
+) -> list[np.ndarray]:
+    """The start itself, and others drawn around it."""
+    noise = [torch.randn(len(origin), dtype=torch.float64, generator=generator) for _ in range(restarts)]
+    return [origin, *(origin + spread * z.numpy() * np.maximum(np.abs(origin), 1.0) for z in noise)]
+
+
+def best_starts(
+    evaluate: Objective, candidates: Sequence[np.ndarray], count: int, low: np.ndarray, steps: int
+) -> list[np.ndarray]:
+    """The first candidate, and where `steps` steps lead from those others that then are highest."""
+    first, *others = candidates
+    found = list[tuple[float, int, np.ndarray]]()
+    for k, start in enumerate(others):
+        start = np.maximum(start, low)
+        value = evaluate(start)[0]
+        if np.isfinite(value):
+            point, _ = _lbfgs(evaluate, start, low, steps, 0.0, [-value], iter(()))
+            found.append((evaluate(point)[0], k, point))
+    return [first, *(point for *_, point in sorted(found)[: count - 1])]
