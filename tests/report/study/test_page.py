@@ -347,7 +347,7 @@ def test_missing_extra_is_named(made, tmp_path, monkeypatch, library, named):
 
 
 def test_claims_are_those_of_the_ledger():
-    theory = (Path(__file__).parents[2] / "docs" / "theory.md").read_text("utf-8")
+    theory = (Path(__file__).parents[3] / "docs" / "theory.md").read_text("utf-8")
     every = " ".join(words.about for group in (HEADS, PLACES, BLOCKS) for words in group.values())
     found = page.claims_named([every])
     assert sorted(set(re.findall(r"\(([A-F]\d+)\)", every))) == list(found) == ["A15", "E7", "F2", "F3", "F6"]
