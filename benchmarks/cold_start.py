@@ -8,6 +8,8 @@ starts the clock, imports what it needs of exptilt, and calls it once:
     filter      two modes of a level, 200 steps
     fit         Hamilton's autoregression of order 1 with two regimes, 120 steps, one start
 
+Python files are compiled to bytecode by one process that is not measured, as pip does when it installs a package.
+
 Beside them stand the seconds that the same calls took when kernels were compiled at first use, by numba, with
 an empty cache, on a quiet machine of the same kind. Goals are on the best of a few processes: the first of
 them reads files that the others find in memory.
@@ -68,14 +70,16 @@ print(json.dumps({{"torch": start - begin, "seconds": end - start, "loaded": hea
 """
 
 
-def run(code: str, threads: int) -> dict[str, Any]:
-    """What a new process with empty caches says of itself."""
+def run(code: str, threads: int, bytecode: str) -> dict[str, Any]:
+    """What a new process with empty caches says of itself; `bytecode` is where compiled Python files are kept."""
     source = str(Path(__file__).resolve().parents[1] / "src")
     with tempfile.TemporaryDirectory() as home:
         places = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR"), home)
         done = subprocess.run(
             [sys.executable, "-c", CHILD.format(code=code, threads=threads)],
-            env=os.environ | places | {"PYTHONPATH": source},
+            env=os.environ
+            | places
+            | {"PYTHONPATH": source, "PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""},
             cwd=home,
             capture_output=True,
             text=True,
@@ -89,9 +93,11 @@ def run(code: str, threads: int) -> dict[str, Any]:
 
 def measure(rounds: int, threads: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
-    for _ in track(range(rounds), "new processes"):
-        for name, code in CASES.items():
-            found[name].append(run(code, threads))
+    with tempfile.TemporaryDirectory() as bytecode:
+        for turn in track(range(1 + rounds), "new processes"):
+            for name, code in CASES.items():
+                one = run(code, threads, bytecode)
+                found[name] += [one] * (turn > 0)
     cases = {
         name: {
             "best": min(one["seconds"] for one in each),
