@@ -251,7 +251,7 @@ def smooth_first(
         row = start + t
         s.probability[row], s.mean[row], s.covariance[row] = probability, mean.reshape(-1), cov.reshape(-1)
         if t == 0 and p.first:
-            s.pairs[row] = np.diag(probability).reshape(-1)
+            s.pairs[row] = np.diag(probability).reshape(-1)[: s.pairs.shape[1]]
             break
         log_mode = steps[t - 1].log_mode if t else own.log_probability
         laws = steps[t - 1].laws if t else initial_laws(own.mean, own.cov, problem.diffuse)
@@ -259,7 +259,7 @@ def smooth_first(
         joint = np.exp(plain(log_mode))[:, None] * now[0]
         reach = joint.sum(0)
         pair = probability * np.where(reach > 0, joint / np.where(reach > 0, reach, 1.0), 0.0)
-        s.pairs[row] = pair.reshape(-1)
+        s.pairs[row] = pair.reshape(-1)[: s.pairs.shape[1]]
         new_mean, new_cov = np.empty((M, n)), np.empty((M, n, n))
         for j, law in enumerate(laws):
             x, P = plain(law.mean), plain(law.P)

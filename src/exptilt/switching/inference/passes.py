@@ -102,15 +102,17 @@ def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarr
     return Parameters._make([*found, p.first]), y_bar, left
 
 
-def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None) -> Smoothing:
+def run_smoother(
+    run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None, pairs: bool = True
+) -> Smoothing:
     """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too.
 
-    `lead` holds the steps of the run that are not the kernel's.
+    `lead` holds the steps of the run that are not the kernel's. `pairs` says whether pairs are wanted.
     """
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else np.ascontiguousarray(regressors)
     z = n + known.shape[1]
-    shapes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
+    shapes = [(rows, k) for k in (M, M * n, M * n * n, M * M * pairs)] + [(series, k) for k in (M, M * n, M * n * n)]
     laws = [np.empty(shape) for shape in shapes]
     chunks = min(series, CHUNKS) if regressors is not None else series
     sums = np.zeros((chunks if regressors is not None else 0, M, 1 + z * z + n * z + n * n))
