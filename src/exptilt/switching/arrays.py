@@ -96,7 +96,7 @@ class Stored:
 
     @cached_property
     def mixing(self) -> Buffer:
-        """[i, j] = P(mode i before | mode j now, data the collapse has seen), ``(rows, M·M)`` or ``(rows, 0)``."""
+        """[i, j] = P(mode i before | mode j now, data the collapse has seen), ``(rows, M·M or 0)``."""
         return self._array(5)
 
     @property

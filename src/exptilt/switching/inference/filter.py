@@ -26,7 +26,7 @@ from .passes import filter_terms, run_particles
 from .problem import Problem, as_models, prepare
 from .results import ByMode, shown
 from .run import lead_in, run_filter
-from .window import check_method, merged, over_windows
+from .window import check_method, collapse_order, merged, over_windows
 
 
 class Computed(NamedTuple):
@@ -166,6 +166,17 @@ class Filtered(ByMode, Generic[Model]):
     def ess(self) -> Values:
         """Effective number of particles at each step, ``(T,)``; None for methods other than "rbpf"."""
         return None if self._ess is None else arrange(self._ess, self.data, None)
+
+    @property
+    def laws_kept(self) -> int | None:
+        """How many laws go from step to step: 1 for GPB1, M for IMM and GPB2, M^{k−1} for GPB_k.
+
+        With "exact" as many as there are paths at the end of the longest series; None for particles.
+        """
+        M, steps = self._log_mode.shape[1], int(self.data.lengths.max()) + 1 - self.parameters.first
+        powers = {"gpb1": 0, "exact": steps, "imm": 1}
+        power = powers.get(self.method, collapse_order(self.method) - 1)
+        return None if self.method == "rbpf" else int(M**power)
 
     log_mode_probability = shown(
         lambda s: s._log_mode if s._graph is None else s._graph[0],
@@ -322,6 +333,8 @@ def _compiled(problem: Problem, method: str, everything: bool) -> Stored | Compu
         steps = [value[data.starts[1:] - 1] for value in steps]
     if window:
         steps = [steps[0], *merged(problem.sizes[0], *steps[1:4])]
+        if problem.first and everything:  # the first step has no mode before
+            steps[4][data.starts[:-1]] = np.eye(problem.sizes[0]).reshape(-1)
     return Computed(out.log_likelihood, *steps)
 
 

@@ -8,11 +8,12 @@ import torch
 from ..._support.threads import run_kernel
 from ..arrays import METHODS, RECURSIONS, Parameters, Run, described, new_run, sizes_of
 from ..checks import plain
-from .diffuse import Step, first_steps
+from .diffuse import as_row, first_steps
+from .plain import Stepped
 from .problem import Matrices, Problem, stopped
 
 __all__ = ["METHODS", "RECURSIONS", "Lead", "check_failures", "lead_in", "over_series", "run_filter"]
-Lead = list[list[Step]]
+Lead = list[list[Stepped]]
 
 
 def over_series(kernel: str, frame: Any, starts: np.ndarray, least: int = 500) -> int:
@@ -54,7 +55,7 @@ def run_filter(
         run = run._replace(lead=np.array([len(steps) for steps in lead], np.int64))
     for series, steps in enumerate(lead):
         for t, step in enumerate(steps):
-            for table, value in zip(run.out.steps[: 4 if window else 5], step.row, strict=False):
+            for table, value in zip(run.out.steps[: 4 if window else 5], as_row(step), strict=False):
                 table[starts[series] + t] = plain(value)
     if over_series("filter_series", described(run, method, everything), starts):
         name, modes = window or (method, sizes_of(p)[0])
@@ -69,4 +70,5 @@ def check_failures(failure: np.ndarray, what: str, count: int, modes: int | None
     modes = modes or count
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()
-        raise stopped(f"{what}: at step {t} of series {series}", mode % modes if mode < count else modes, modes)
+        mode = mode % modes if mode < count else modes
+        raise stopped(f"{what}: at step {t} of series {series}", mode, modes)

@@ -99,7 +99,7 @@ def merged(M: int, log_window: Any, mean: Any, cov: Any) -> list[Any]:
         log_window: log probabilities of windows, ``(rows, M^{k−1})``.
         mean, cov: moments in each window, ``(rows, M^{k−1}·n)`` and ``(rows, M^{k−1}·n·n)``.
     """
-    (rows, count), n = log_window.shape, mean.shape[-1] // log_window.shape[-1]
+    rows, n = len(log_window), mean.shape[-1] // log_window.shape[-1]
     log_mode, weight = _shares(log_window.reshape(rows, -1, M))
     means, covs = mean.reshape(rows, -1, M, n).swapaxes(1, 2), cov.reshape(rows, -1, M, n, n).swapaxes(1, 2)
     moments = mixture(weight.swapaxes(1, 2), means, covs)
