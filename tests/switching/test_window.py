@@ -24,7 +24,7 @@ def _model(M=2, seed=0, **changes):
         "process_noise": _covariance(rng, M, n),
         "observation": rng.normal(size=(M, m, n)),
         "observation_noise": _covariance(rng, M, m),
-        "initial_mean": rng.normal(size=n),
+        "initial_mean": rng.normal(size=(M, n)),
         "initial_covariance": _covariance(rng, n),
         "initial_probability": rng.dirichlet(np.ones(M)),
     }
@@ -82,8 +82,8 @@ def test_error_falls_with_k():
     assert errors[6] < 1e-11  # nothing is collapsed before the likelihood of a series of 6 steps is known
 
 
-def test_third_order_written_out():
-    """GPB3 of one step beyond its memory: components that agree on the last two modes are merged by hand."""
+def test_third_order_forgets_at_the_third_step():
+    """GPB3 is exact for two steps after the mode before them, and is not for three."""
     model, y = _model(M=3, seed=2)
     y = y[:3]
     two = model.filter(y[:2], method="exact")
@@ -129,12 +129,12 @@ def test_gradient_through_windows():
     P = torch.tensor(model.transition, requires_grad=True)
     post = model.replace(dynamics=W, transition=P).filter(y, method="gpb3")
     post.log_likelihood.backward()
-    for tensor, name in ((W, "dynamics"), (P, "transition")):
-        step = np.zeros(tensor.shape)
-        step[0, 0, ...] = 1e-6 if name == "dynamics" else [1e-6, 0.0]
-        if name == "transition":
-            step = np.zeros((2, 2))
-            step[0] = 1e-6, -1e-6
+    one = np.zeros((2, 2, 2))
+    one[0, 0, 1] = 1e-6
+    for tensor, name, step in (
+        (W, "dynamics", one),
+        (P, "transition", np.array([[1e-6, -1e-6], [0.0, 0.0]])),
+    ):
         ends = [
             model.replace(**{name: tensor.detach().numpy() + sign * step})
             .filter(y, method="gpb3")
