@@ -94,6 +94,16 @@ def test_no_folder_is_crowded():
     assert checks.crowded(SOURCES) == []
 
 
+def test_tests_are_named_after_what_they_test():
+    folder = ROOT / "tests"
+    tests = [path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")]
+    places = [
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if "__" not in path.as_posix()
+    ]
+    assert len(tests) > 100
+    assert checks.misnamed_tests(tests, places) == []
+
+
 def test_few_public_names():
     names = [name for name in exptilt.__all__ if name != "__version__"]
     assert len(names) == len(set(names)) <= checks.NAMES_AT_MOST

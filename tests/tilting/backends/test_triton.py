@@ -668,7 +668,7 @@ over = {seed: lines for seed in seeds if (lines := tilting_fuzz.complaints(seed)
 gross = {seed: tilting_fuzz.complaints(seed, most=20.0) for seed in over}
 print(json.dumps([over, gross, broken, triton_fuzz.covered(seeds)]))
 """
-# What was over on a processor (``test_fuzz.py``), and here:
+# What was over on a processor (``test_attend_fuzz.py``), and here:
 THERE = (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 1000960, 1001079, 1002126, 1002391)
 THERE += (
     1002474,
@@ -687,7 +687,7 @@ FOUND = (1000022,)  # was over: a gap from the side that weighs less, <ō,o> sum
     ],
 )
 def test_option_mixes(seeds, compiled, found, small):
-    """The fuzz of the core, and mixes in compiled graphs; allowed are as many as in ``test_fuzz.py``."""
+    """The fuzz of the core, and mixes in compiled graphs; as many are allowed as in ``test_attend_fuzz``."""
     asked = json.dumps([[*seeds], [*compiled], found, small])
     over, gross, broken, covered = json.loads(child(FUZZ, asked).splitlines()[-1])
     text = "\n".join(line for lines in over.values() for line in lines)

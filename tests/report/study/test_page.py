@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from exptilt._support.errors import MissingExtraError
-from exptilt.claims import Check, Evidence, find
-from exptilt.claims.evidence import Picture
+from exptilt.claims import find
+from exptilt.claims.evidence import Check, Evidence, Picture
 from exptilt.lens import Study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
@@ -347,7 +347,7 @@ def test_missing_extra_is_named(made, tmp_path, monkeypatch, library, named):
 
 
 def test_claims_are_those_of_the_ledger():
-    theory = (Path(__file__).parents[2] / "docs" / "theory.md").read_text("utf-8")
+    theory = (Path(__file__).parents[3] / "docs" / "theory.md").read_text("utf-8")
     every = " ".join(words.about for group in (HEADS, PLACES, BLOCKS) for words in group.values())
     found = page.claims_named([every])
     assert sorted(set(re.findall(r"\(([A-F]\d+)\)", every))) == list(found) == ["A15", "E7", "F2", "F3", "F6"]

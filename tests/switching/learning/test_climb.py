@@ -18,7 +18,7 @@ from exptilt.switching import (
 )
 from exptilt.switching.learning.climb import climb, hessian
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 HAMILTON = json.loads((DATA / "reference_hamilton_growth.json").read_text("utf-8"))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from exptilt.switching import SwitchingLinearGaussian, fit_parameters
 
-REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_lam_gnp.json").read_text())
+REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "reference_lam_gnp.json").read_text())
 
 
 def wheel_data(module, name):

@@ -19,7 +19,7 @@ from exptilt.switching.learning.summary import quantile_residuals, residual_test
 from oracles.level_regimes import HELD, level_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 LAM = json.loads((DATA / "reference_lam_gnp.json").read_text())
 SERIES = json.loads((DATA / "markov_series.json").read_text())
 

@@ -8,8 +8,13 @@ import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt._support.solution import Status
-from exptilt.claims import boltzmann_check, classical_cliff, linear_attention_check
-from exptilt.claims.experiments.equivalence import integrated_free_energy, linear_attention
+from exptilt.claims.experiments.cliff import classical_cliff
+from exptilt.claims.experiments.equivalence import (
+    boltzmann_check,
+    integrated_free_energy,
+    linear_attention,
+    linear_attention_check,
+)
 from exptilt.memory import ClassicalHopfield, RestrictedBoltzmann, hopfield_to_boltzmann, train_boltzmann
 from exptilt.memory.binary.contrastive_divergence import gradient
 from oracles import memory as oracle

@@ -52,7 +52,7 @@ def test_blocks_are_different_streams() -> None:
 
 
 def test_the_page_names_the_families_whose_draws_carry_derivatives() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text()
     found = re.search(r"Draws of ([\w, \n]+?) carry their\s+derivatives in the parameters", page)
     assert found is not None
     named = set(re.findall(r"\w+", found[1])) - {"and"}

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(str(files("exptilt.lens.models") / "shakespeare"))
 SCRIPT = ROOT / "examples" / "train_shakespeare.py"
 STEPS = [0, 256, 1024, 4096]
