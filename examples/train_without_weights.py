@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from exptilt.claims import trained
+from exptilt.claims.models import trained
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

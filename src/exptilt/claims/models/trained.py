@@ -243,7 +243,7 @@ def ablation(seed: int, *, full: Full = 0) -> Findings:
         with the package; --full trains them again, for an hour or two, and can be interrupted.
 
     Example:
-        >>> from exptilt.claims.trained import VARIANTS
+        >>> from exptilt.claims.models.trained import VARIANTS
         >>> print(VARIANTS)
         ('qk+vo+mlp', 'qk+vo', 'qk+mlp', 'vo+mlp', 'qk', 'vo', 'mlp', 'none')
     """
@@ -282,7 +282,7 @@ def sensitive(seed: int, *, full: Full = 0) -> Findings:
         left as it was drawn: their loss above the full model's, seed by seed.
 
     Example:
-        >>> from exptilt.claims.trained import PARTS
+        >>> from exptilt.claims.models.trained import PARTS
         >>> print(PARTS["qk"], PARTS["vo"], PARTS["mlp"])
         ('q', 'k') ('v', 'o') ('up', 'down')
     """
