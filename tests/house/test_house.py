@@ -102,6 +102,9 @@ def test_tests_are_named_after_what_they_test():
     ]
     assert len(tests) > 100
     assert checks.misnamed_tests(tests, places) == []
+    texts = {path: (folder / path).read_text("utf-8") for path in tests}
+    most = checks.TEST_LINES_AT_MOST
+    assert [line for path, text in texts.items() for line in checks.too_long(text, path, most)] == []
 
 
 def test_few_public_names():

@@ -1,7 +1,7 @@
 """The files that four calls pass, each traced in a process of its own: `python tests/house/walks.py`.
 
-Prints JSON: for each call, as docs/architecture.md writes it, the steps (file, function) in order. A file that
-is only imported on the way is not passed.
+Prints JSON: for each call, as docs/architecture.md writes it, the steps (file, function) in order. A file
+that is only imported on the way is not passed.
 """
 
 import json
