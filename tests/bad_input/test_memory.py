@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.claims import boltzmann_check, classical_cliff, linear_attention_check, storage_capacity
+from exptilt.claims.experiments.capacity import storage_capacity
+from exptilt.claims.experiments.cliff import classical_cliff
+from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
 from exptilt.memory import (
     ClassicalHopfield,
     Entmax,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.claims import boltzmann_check
 from exptilt.claims.experiments import equivalence
+from exptilt.claims.experiments.equivalence import boltzmann_check
 from exptilt.memory import ClassicalHopfield, Hopfield, Polynomial, RestrictedBoltzmann
 from exptilt.memory.binary import boltzmann, classical
 from exptilt.memory.landscape import metastable, recall

@@ -8,8 +8,7 @@ import torch
 from scipy.special import lambertw
 
 from exptilt._support.errors import ExptiltWarning
-from exptilt.claims import storage_capacity
-from exptilt.claims.experiments.capacity import Capacity, sphere
+from exptilt.claims.experiments.capacity import Capacity, sphere, storage_capacity
 from exptilt.claims.experiments.cliff import Cliff, classical_cliff
 from exptilt.memory import (
     Hopfield,

@@ -42,7 +42,8 @@ def theorem(
         the theorem, how far points move at the fixed point, and tests of Gaussianity.
 
     Example:
-        >>> found = xt.claims.theorem_one()
+        >>> from exptilt.claims.experiments.theorem_one import theorem_one
+        >>> found = theorem_one()
         >>> print(
         ...     found.row("gaussian").covariance_error[1] < 1e-12, found.row("laplace").gaussian_p[-1] < 1e-6
         ... )
@@ -93,7 +94,8 @@ def moving(
         Gaussianity on the way.
 
     Example:
-        >>> found = xt.claims.equilibrium_sweep(
+        >>> from exptilt.claims.experiments.sweep import equilibrium_sweep
+        >>> found = equilibrium_sweep(
         ...     counts=(60,),
         ...     dimensions=(2,),
         ...     starts=("laplace",),

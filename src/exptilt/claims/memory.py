@@ -199,10 +199,8 @@ def classical(
 
     Example:
         >>> x = torch.randint(0, 2, (9, 12)) * 2 - 1
-        >>> print(
-        ...     xt.claims.boltzmann_check(x[:5], x[5:]).gap < 1e-10,
-        ...     xt.claims.linear_attention_check(x[:5], x[5:]).gap < 1e-10,
-        ... )
+        >>> from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
+        >>> print(boltzmann_check(x[:5], x[5:]).gap < 1e-10, linear_attention_check(x[:5], x[5:]).gap < 1e-10)
         True True
     """
     generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ from exptilt._support.progress import track
 from exptilt.cli.arguments import positive, seed
 
 if TYPE_CHECKING:
-    from exptilt.claims import Evidence
+    from exptilt.claims.evidence import Evidence
 
 SUMMARY = "run the claims of the papers and print the evidence for each"
 EXAMPLES = """\

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.claims import boltzmann_check
-from exptilt.claims.experiments.equivalence import integrated_free_energy
+from exptilt.claims.experiments.equivalence import boltzmann_check, integrated_free_energy
 from exptilt.memory import RestrictedBoltzmann, hopfield_to_boltzmann, train_boltzmann
 from exptilt.memory.binary.contrastive_divergence import gradient
 from oracles import memory as oracle

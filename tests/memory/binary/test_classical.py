@@ -8,8 +8,8 @@ import torch
 
 from exptilt._support.errors import ConvergenceError
 from exptilt._support.solution import Status
-from exptilt.claims import classical_cliff, linear_attention_check
-from exptilt.claims.experiments.equivalence import linear_attention
+from exptilt.claims.experiments.cliff import classical_cliff
+from exptilt.claims.experiments.equivalence import linear_attention, linear_attention_check
 from exptilt.memory import ClassicalHopfield
 
 F64 = torch.float64

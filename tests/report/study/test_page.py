@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from exptilt._support.errors import MissingExtraError
-from exptilt.claims import Check, Evidence, find
-from exptilt.claims.evidence import Picture
+from exptilt.claims import find
+from exptilt.claims.evidence import Check, Evidence, Picture
 from exptilt.lens import Study
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
