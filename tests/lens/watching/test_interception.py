@@ -1,4 +1,4 @@
-"""What a watch leaves behind, what it refuses, and watches that meet."""
+"""What a watch restores when it ends, what it refuses, and watches of one model that meet."""
 
 import threading
 from contextlib import nullcontext
