@@ -217,7 +217,7 @@ def find(id: str) -> Claim:
     if key not in _CLAIMS:
         raise ArgumentError(
             f"there is no claim {id!r}{_nearest(key, _CLAIMS)}. There are A1 to A15, B1 to B7, "
-            "C1 to C5, D1, E1 to E10, F1 to F6, G1, and H1 to H10 for results of others."
+            "C1 to C5, D1, E1 to E10, F1 to F6, G1, and H1 to H9 for results of others."
         )
     return _CLAIMS[key]
 
@@ -288,9 +288,9 @@ def _kept(
     return found
 
 
-def chosen_claims(ids: Iterable[str] = ()) -> list[Claim]:
-    """The claims of these ids, or all."""
-    return list(dict.fromkeys(find(id) for id in ids)) or list(every())
+def chosen_claims(ids: Iterable[str] = (), *, others: bool = False) -> list[Claim]:
+    """The claims of these ids, or all, or with `others` all results of others."""
+    return list(dict.fromkeys(find(id) for id in ids)) or list(every(others=others))
 
 
 def cache_folder() -> Path:
