@@ -90,7 +90,8 @@ class Interception:
             OPEN.append(seen)
             restore.callback(OPEN.remove, seen)
             restore.enter_context(uncompiled())
-            restore.enter_context(FunctionalMode(seen))
+            if seen.softmax or not seen.modules.interface_only or seen.modules.strangers:
+                restore.enter_context(FunctionalMode(seen))  # which costs microseconds at every torch function
             self._restore = restore.pop_all()
         return self
 
