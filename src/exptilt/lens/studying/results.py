@@ -156,6 +156,7 @@ class Training:
         layers: by name of a layer measure with one number a place, ``(checkpoint, place)``.
         strips: ``(checkpoint, layer, head, query, key)``, attention over the first tokens of the study's
             strip; None for a model of so many heads that they would not fit on a page.
+        ends_with_studied: whether the last checkpoint is the model studied.
     """
 
     steps: Array
@@ -163,6 +164,7 @@ class Training:
     heads: Mapping[str, Array]
     layers: Mapping[str, Array]
     strips: Array | None = None
+    ends_with_studied: bool = False
 
 
 @dataclass(frozen=True, repr=False)
