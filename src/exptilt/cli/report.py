@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
         raise
-    print(page.text(found))
+    print(page.text(found, other))
     print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
     return 0
 
