@@ -198,9 +198,14 @@ class ExponentialFamily(Measure):
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, change)
 
     def _overlap(self, other: Self) -> Tensor:
-        """log ∫ p q of two members, if the base measure is 1; infinite where the integral diverges."""
+        """log ∫ p q of two members, rounded upwards, if the base measure is 1; infinite where it diverges.
+
+        Of many observations' worth, A is large and its differences are rounding: brackets need a true bound.
+        """
         both = self.log_partition(self.natural_parameter + other.natural_parameter)
-        return both - self._log_partition() - other._log_partition()
+        one, two = self._log_partition(), other._log_partition()
+        rounding = 64 * torch.finfo(both.dtype).eps * (both.abs() + one.abs() + two.abs())
+        return both - one - two + rounding.detach()
 
     def _entropy(self) -> Tensor:
         """Entropy A(θ) − <θ, E u> for base measure b = 1."""

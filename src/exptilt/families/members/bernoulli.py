@@ -10,12 +10,11 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import coin_gap, coin_kl
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
 from exptilt.families.numerics.hull import box_excess
 
 

@@ -11,7 +11,6 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt._support.checks import entries
 from exptilt._support.errors import ArgumentError
@@ -19,7 +18,7 @@ from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.multinomial import Multinomial
-from exptilt.families.numerics.deviance import coin_kl
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.hull import box_excess
 from exptilt.families.numerics.log_factorial import nodes
@@ -120,8 +119,7 @@ class Binomial(KnownParameter):
         If n < n', b and A add log n!/n'! + E[log (n'−x)!/(n−x)!] + (n' − n) softplus(ℓ').
         """
         n, m, logit = self.total, other.total, self.logit
-        gap = torch.sigmoid(other.logit) - torch.sigmoid(logit)
-        same = (n * coin_kl(logit, other.logit, gap)).sum(-1)
+        same = (n * coin_kl(logit, other.logit, coin_gap(logit, other.logit))).sum(-1)
         if is_concrete(n, m) and bool((n == m).all()):
             return same
         more = (m - n).clamp_min(0)

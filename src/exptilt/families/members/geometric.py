@@ -12,11 +12,11 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.members.negative_binomial import NegativeBinomial
+from exptilt.families.numerics.deviance import softplus
 from exptilt.families.numerics.distribution_functions import least_count
 from exptilt.families.numerics.hull import box_excess
 

@@ -51,7 +51,7 @@ class Multinomial(KnownParameter):
 
     @property
     def _reach(self) -> tuple[Any, Any, Any]:  # type: ignore[override]
-        return 0.0, self.total, self.total
+        return 0.0, self._n, self._n
 
     @property
     def natural_parameter(self) -> Tensor:

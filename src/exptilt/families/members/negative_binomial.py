@@ -13,13 +13,12 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
-from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
