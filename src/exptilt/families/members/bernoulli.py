@@ -66,9 +66,6 @@ class BernoulliProduct(ExponentialFamily):
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
 
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x == 0) | (x == 1)).all(-1)
-
     def _log_prob(self, x: Tensor) -> Tensor:
         return -dot(softplus(-self.logit), x) - dot(softplus(self.logit), 1 - x)
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
-from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
@@ -64,12 +63,6 @@ class Binomial(KnownParameter):
         total, logit = torch.broadcast_tensors(self.total, self.logit)
         return make(Multinomial, logit=torch.stack([logit, torch.zeros_like(logit)], -1), total=total)
 
-    @classmethod
-    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None:
-            raise ArgumentError(f"Binomial.{asked}: the number of trials must be given; pass known=total.")
-        return cls(known, torch.zeros_like(vector))
-
     def _with_natural(self, theta: Tensor) -> Self:
         return make(type(self), total=self.total, logit=theta)
 
@@ -95,9 +88,6 @@ class Binomial(KnownParameter):
     @property
     def _reach(self) -> tuple[float, Tensor, None]:  # type: ignore[override]
         return 0.0, self.total, None
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x <= self.total) & (x == x.floor())).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         x = x.clamp(torch.zeros_like(self.total), self.total)

@@ -69,9 +69,6 @@ class Geometric(ExponentialFamily):
         """−log p, summed."""
         return softplus(-self.logit).sum(-1)
 
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x == x.floor())).all(-1)
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``: the whole part of an exponential waiting time."""
         size = (*shape, *self.logit.shape)
