@@ -13,6 +13,7 @@ from torch.func import grad, jvp
 
 import exptilt as xt
 from oracles.tilting_fuzz import small_tiles
+from tilting.cases import normal
 
 ROWS = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max")
 INPUTS = ("query", "key", "value", "bias", "log_weight")
@@ -164,3 +165,46 @@ def test_a_visible_value_reaches_output_and_derivatives(sizes, small):
     assert by_value.isfinite().all()
     assert pushed[..., 2].isnan().all()
     assert pushed[..., [0, 1, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tiled"])
+@pytest.mark.parametrize("queries", [1, 3, 20])
+@pytest.mark.parametrize("hide", ["mask", "causal"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_hidden_key_that_is_no_number(backend, queries, hide, bad):
+    """What no query sees reaches neither a result, nor a gradient, nor a tangent."""
+    K = 30
+    q, k, v = normal(0, 1, queries, 4), normal(1, 1, K, 4), normal(2, 1, K, 3)
+    place = K - 1 if hide == "causal" else 7
+    k_bad = k.clone()
+    k_bad[0, place] = bad
+    seen = torch.ones(K, dtype=torch.bool)
+    seen[place] = False
+    if hide == "causal":  # the last key is hidden from all but the last query, which is left out
+        padded = torch.cat([q, q[:, :1]], 1)
+
+        def function(q_, k_):
+            a = xt.attend(
+                torch.cat([q_, padded[:, -1:]], 1), k_, v, causal=True, backend=backend, check=False
+            )
+            return a.output[:, :-1], a.entropy[:, :-1], a.score_variance[:, :-1], a.score_max[:, :-1]
+    else:
+
+        def function(q_, k_):
+            a = xt.attend(q_, k_, v, backend=backend, key_mass=True, mask=seen)
+            return a.output, a.entropy, a.score_variance, a.score_max, a.key_mass
+
+    for x, y in zip(function(q, k_bad), function(q, k), strict=True):
+        torch.testing.assert_close(x, y)
+    if hide == "causal":
+        moved = torch.func.jvp(lambda x: function(x, k_bad), (q,), (torch.ones_like(q),))[1]
+    else:
+        leaf, leaf_k = q.clone().requires_grad_(), k_bad.clone().requires_grad_()
+        slopes = torch.autograd.grad(sum(x.sin().sum() for x in function(leaf, leaf_k)), (leaf, leaf_k))
+        assert slopes[0].isfinite().all()
+        assert slopes[1].isfinite().all()
+        moved = torch.func.jvp(lambda x: function(x, k_bad), (q,), (torch.ones_like(q),))[1]
+    for x, y in zip(
+        moved, torch.func.jvp(lambda x: function(x, k), (q,), (torch.ones_like(q),))[1], strict=True
+    ):
+        torch.testing.assert_close(x, y)

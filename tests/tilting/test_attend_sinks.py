@@ -1,11 +1,15 @@
 """Statistics and derivatives beside a sink that has the largest score, or nearly all of the weight."""
 
+import math
+
 import mpmath
 import pytest
 import torch
 from torch.func import grad, jvp
 
 import exptilt as xt
+from exptilt._support.errors import ArgumentError
+from tilting.cases import FIELDS, normal
 
 BACKENDS = ("reference", "tiled", "cpu")
 RULES = ("tiled", "cpu")  # with derivatives of their own; torch differentiates the reference
@@ -165,3 +169,74 @@ def test_entropy_and_variance_twice_by_the_sink(backend, dtype, sink):
         variance = mpmath.diff(lambda s: s * s * mpmath.exp(s) / (1 + mpmath.exp(s)) ** 2, sink, 2)
     for value, right in zip(found, (float(entropy), float(variance)), strict=True):
         assert abs(value - right) <= 60 * torch.finfo(dtype).eps * abs(right)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("edge", ["-inf", "finfo.min"])
+def test_a_sink_that_nothing_falls_into(backend, dtype, edge):
+    """As without a sink: every statistic, the key mass, every gradient and tangent."""
+    at = -math.inf if edge == "-inf" else torch.finfo(dtype).min
+    q, k, v = (
+        normal(0, 2, 3, 4, dtype=dtype),
+        normal(1, 2, 5, 4, dtype=dtype),
+        normal(2, 2, 5, 3, dtype=dtype),
+    )
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    sink = torch.full((2,), at, dtype=dtype, requires_grad=True)
+    found = xt.attend(q, k, v, sink=sink, key_mass=True, backend=backend)
+    expected = xt.attend(q, k, v, key_mass=True, backend="reference")
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for name in FIELDS:
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=tolerance, atol=tolerance, msg=name
+        )
+
+    def total(a):
+        return (
+            a.output.sin().sum()
+            + sum((i + 1) * getattr(a, name).sum() for i, name in enumerate(FIELDS[1:6]))
+            + a.key_mass.square().sum()
+        )
+
+    *slopes, by_sink = torch.autograd.grad(total(found), (q, k, v, sink))
+    for x, y in zip(slopes, torch.autograd.grad(total(expected), (q, k, v)), strict=True):
+        torch.testing.assert_close(x, y, rtol=10 * tolerance, atol=10 * tolerance)
+    assert (by_sink == 0).all()
+
+    def mass(q, sink=None):
+        a = xt.attend(q, k.detach(), v.detach(), sink=sink, key_mass=True, backend=backend)
+        return a.key_mass, a.score_mean, a.score_variance
+
+    moved = torch.func.jvp(mass, (q.detach(), sink.detach()), (torch.ones_like(q), torch.ones_like(sink)))[1]
+    for x, y in zip(moved, torch.func.jvp(mass, (q.detach(),), (torch.ones_like(q),))[1], strict=True):
+        torch.testing.assert_close(x, y, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sink_of_minus_infinity_where_no_key_is_seen(backend):
+    """Nothing at all is seen: zeros, and a log-normalizer of −inf; derivatives are 0."""
+    q, k = normal(0, 1, 3, 4).requires_grad_(), normal(1, 1, 5, 4)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1] = False
+    a = xt.attend(q, k, k, mask=mask, sink=torch.tensor([-math.inf]), key_mass=True, backend=backend)
+    assert a.log_normalizer[0, 1] == -math.inf
+    assert a.score_max[0, 1] == -math.inf
+    assert (a.output[0, 1] == 0).all()
+    for name in ("entropy", "score_mean", "score_variance"):
+        assert getattr(a, name)[0, 1] == 0
+    (slope,) = torch.autograd.grad(
+        a.output.sum() + a.entropy.sum() + a.score_variance.sum() + a.key_mass.sum(), q
+    )
+    assert slope.isfinite().all()
+    assert (slope[0, 1] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sink_that_is_no_score(backend, bad):
+    q, k = normal(0, 2, 3, 4), normal(1, 2, 5, 4)
+    with pytest.raises(ArgumentError, match="sink"):
+        xt.attend(q, k, k, sink=torch.tensor([0.0, bad]), check=True, backend=backend)
+    with pytest.raises(ArgumentError, match="sink"):
+        xt.log_normalizer(q, k, sink=torch.tensor([0.0, bad]), check=True, backend=backend)

@@ -5,9 +5,8 @@ the very source of `everything`.
 """
 
 import inspect
-import os
-import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +15,11 @@ import torch
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
 from exptilt.tilting import attend_packed
+from oracles.processes import child
+from tilting import cases
 
 pytestmark = pytest.mark.slow
+normal = partial(cases.normal, dtype=torch.float64)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="triton is published for Linux only")
 
 
@@ -69,22 +71,6 @@ torch.save(results, sys.argv[2])
 """
 
 
-def in_interpreter(code, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def normal(seed, *shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 # Sequences of 5, 0, 7 and 8 queries against 3, 2, 0 and 9 keys: some see nothing, some are seen by nobody.
 STARTS = {"query_starts": torch.tensor([0, 5, 5, 12, 20]), "key_starts": torch.tensor([0, 3, 5, 5, 14])}
 PACKED = (normal(1, 4, 20, 8), normal(2, 2, 14, 8), normal(3, 2, 14, 5))
@@ -134,7 +120,7 @@ CASES = {
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     torch.save([*CASES.values(), *DROPPED.values()], folder / "in.pt")
-    in_interpreter(WORKER, folder / "in.pt", folder / "out.pt")
+    child(WORKER, folder / "in.pt", folder / "out.pt", TRITON_INTERPRET="1")
     return dict(zip([*CASES, *DROPPED], torch.load(folder / "out.pt"), strict=True))
 
 

@@ -16,8 +16,7 @@ from exptilt.claims import (  # noqa: F401
     filters,
     memory,
     mixing,
-    observed,
-    trained,
+    models,
 )
 from exptilt.claims.evidence import Verdict
 from exptilt.claims.ledger import Claim, every, find, run

@@ -87,7 +87,8 @@ def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass:
     """The result of a call with a share `dropout` of the weights dropped from the output."""
     check_dropout(dropout)
     t = call.inputs
-    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
+    # Without values, so not by the layout that a remembered call has for them.
+    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0]), layout=None), key_mass=key_mass)
     starts = torch.tensor([[0, t.query.shape[-2]], [0, t.key.shape[-2]]], device=t.query.device)
     return drop(call, whole, starts[0], starts[1], dropout, seed)
 
@@ -118,7 +119,8 @@ def drop(
         hidden = hidden.masked_fill(~t.mask, -torch.inf)
         bias = hidden if bias is None else bias + hidden
     kept = t._replace(mask=made, bias=bias)
-    part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype)))
+    wide = wide_dtype(t.query.dtype)
+    part = run(replace(call, inputs=kept, settings=settings, dtype=wide, layout=None))
     output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)
     return replace(whole, output=output.to(call.dtype))
 

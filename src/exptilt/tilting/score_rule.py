@@ -224,3 +224,12 @@ class AtKey:
             for at, size in zip(self.places[:-3], shape[:-1], strict=True)
         ]
         return (*lead, self.places[-3] // (heads // shape[-1]), best)
+
+
+def mean_score(top: Tensor, gap: Tensor, about_zero: Tensor, size: Tensor) -> Tensor:
+    """The mean score, as `about_zero` = Σ p s or as top + gap, whichever rounds less; `size` is Σ p |s|.
+
+    Σ p s is off by some roundings of Σ p |s|: too much where all scores are near 1e4. top + gap is off by a
+    rounding of each: too much where they nearly cancel.
+    """
+    return torch.where(2 * size.detach() < top.abs() - gap.detach(), about_zero, top + gap)

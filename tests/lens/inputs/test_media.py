@@ -53,7 +53,7 @@ def seen():
     return found, torch.stack(weights).double()  # (layer, picture, head, query, key)
 
 
-def test_masses_and_widths_of_patches(seen):
+def test_masses_of_patches(seen):
     found, weights = seen
     place = torch.arange(101) - 1
     row, column = place // 10, place % 10
@@ -65,12 +65,10 @@ def test_masses_and_widths_of_patches(seen):
         wanted = weights[..., there].mean(-1).mean(1)
         np.testing.assert_allclose(found.heads[name].value, wanted, rtol=1e-4)
     square = (row[:, None] - row) ** 2 + (column[:, None] - column) ** 2
-    inside = weights[..., 1:, 1:]  # the class token has no place
-    far = (inside * square[1:, 1:]).sum(-1) / inside.sum(-1)
-    np.testing.assert_allclose(found.heads["width"].value, far.mean(-1).sqrt().mean(1), rtol=1e-3)
-    np.testing.assert_allclose(
-        found.heads["first_key_mass_given_choice"].value, weights[..., 0].mean(-1).mean(1), rtol=1e-4
-    )
+    near = (weights[..., 1:, 1:] * (square[1:, 1:] <= 4)).sum(-1)  # the class token has no place
+    np.testing.assert_allclose(found.heads["near_mass"].value, near.quantile(0.5, -1).mean(1), rtol=1e-4)
+    first = weights[..., 0].quantile(0.5, -1).mean(1)
+    np.testing.assert_allclose(found.heads["first_token_mass"].value, first, rtol=1e-4)
     assert found.heads["delimiter_mass"].value is None
     assert found.heads["induction_mass"].value is None
     assert found.heads["ascent_cosine"].value is not None
@@ -100,7 +98,7 @@ def test_what_is_said_of_pictures(seen):
     found, _ = seen
     assert found.text_facts == {"pictures": 3, "tokens": 303, "patches": "10 × 10"}
     assert any("the token before is the patch to the left" in note for note in found.notes)
-    assert found.kinds["local"].threshold == 2
+    assert found.kinds["local"].about == "looks mostly at patches at most 2 away"
     again = xt.lens.Study.from_json(found.to_json())
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)
     assert again.to_json() == found.to_json()
@@ -173,7 +171,7 @@ def test_sounds(kind, tmp_path):
         assert found.picture.columns == len(found.strip_tokens) == 50
     assert found.picture.kind == "sound"
     assert found.picture.pixels.shape == (48, 336, 3)
-    assert found.kinds["local"].threshold == 8
+    assert "nearest tokens" in found.kinds["local"].about
 
 
 def test_what_cannot_be_read():

@@ -481,9 +481,9 @@ def test_one_definition_of_every_statistic(gpt2):
 def test_old_names_warn(gpt2, found):
     with pytest.warns(DeprecationWarning, match="now called key_mass_divergence"):
         assert found.heads["key_mass_concentration"] is found.heads["key_mass_divergence"]
-    with pytest.warns(DeprecationWarning, match="now called first_key_mass_given_choice"):
-        old = found.training.heads["first_key_mass"]
-    assert old is found.training.heads["first_key_mass_given_choice"]
+    with pytest.warns(DeprecationWarning, match="now called key_mass_divergence"):
+        old = found.training.heads["key_mass_concentration"]
+    assert old is found.training.heads["key_mass_divergence"]
     with pytest.raises(KeyError):
         found.heads["no such measure"]
     with torch.no_grad(), xt.lens.watch(gpt2, key_mass=True) as seen:

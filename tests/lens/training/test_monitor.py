@@ -361,7 +361,7 @@ def test_bad_model():
     with pytest.raises(ArgumentError, match="model is a str"):
         xt.lens.TrainingMonitor("gpt2")
     monitor = xt.lens.TrainingMonitor(nn.Linear(2, 2), log=lambda *_: None)
-    with pytest.raises(xt.lens.NothingSeenError), monitor.step():
+    with pytest.warns(ExptiltWarning, match="no reading of this step .NothingSeenError"), monitor.step():
         monitor.model(torch.ones(1, 2))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         monitor.nothing  # noqa: B018
@@ -384,3 +384,32 @@ def test_record_study_and_monitor_tell_one_number_by_one_name():
     for head, reading in enumerate(read_heads(seen.record, {0: ""})):
         for name in STATISTICS:
             assert getattr(reading, name) == pytest.approx(float(text[name][head]), rel=1e-5)
+
+
+def test_a_monitor_never_ends_a_training_run(tmp_path):
+    """Neither a log that fails, nor a step without attention, nor a model that cannot be watched."""
+    model, x = Small(), torch.randn(1, 3, 8)
+
+    def broken(step, readings):
+        raise OSError("No space left on device")
+
+    monitor = xt.lens.TrainingMonitor(model, every=1, log=broken)
+    with pytest.warns(ExptiltWarning, match=r"OSError: No space left"), monitor.step():
+        model(x)
+    assert len(monitor.readings) == 2
+    with pytest.warns(ExptiltWarning, match="NothingSeenError"), monitor.step():
+        pass
+    with pytest.raises(ZeroDivisionError), monitor.step():
+        raise ZeroDivisionError  # an error of the training itself is not the monitor's
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_monitor_of_a_compiled_model(inside):
+    model, x = Small(), torch.randn(1, 3, 8)
+    compiled = torch.compile(model, backend="eager")
+    got, log = collect()
+    monitor = xt.lens.TrainingMonitor(model if inside else compiled, every=2, log=log)
+    for _ in range(3):
+        with monitor.step():
+            compiled(x)
+    assert [(step, len(readings)) for step, readings in got] == [(0, 2), (2, 2)]

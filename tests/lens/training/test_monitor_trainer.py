@@ -58,8 +58,9 @@ def train(folder, model, monitor, texts=None, **other):
         pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
         pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"gradient_checkpointing": True, "gradient_accumulation_steps": 3},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
     ],
-    ids=["plain", "accumulation", "checkpointing", "both"],
+    ids=["plain", "accumulation", "checkpointing", "both", "compiled"],
 )
 def test_a_trainer_with_a_monitor_learns_the_same(tmp_path, other):
     ends, losses = [], []

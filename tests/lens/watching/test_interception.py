@@ -1,6 +1,7 @@
-"""What a watch leaves behind, what it refuses, and watches that meet."""
+"""What a watch restores when it ends, what it refuses, and watches of one model that meet."""
 
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.lens.watching.call import Request
-from exptilt.lens.watching.dropout import dropped
 from exptilt.lens.watching.masks import RuleMask
 from oracles import tiny_models as models
 
@@ -27,6 +27,7 @@ def state(model):
     """All that a watch might leave behind."""
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    xt.lens.register()  # stays registered after the first watch
     registries = (dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping))
     return (
         [c._attn_implementation for c in configs],
@@ -400,7 +401,7 @@ def test_dropout_of_a_query_that_sees_nothing(sink):
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     mask[..., 1, :] = False
     options = {"scale": 0.5, "mask": mask} | ({"sink": torch.zeros(2, dtype=torch.float64)} if sink else {})
-    output = dropped(query, key, value, options, 1e-12)
+    output = xt.attend(query, key, value, **options, dropout=1e-12).output
     torch.testing.assert_close(output, xt.attend(query, key, value, **options).output)
     assert (output[:, :, 1] == 0).all()
     output.sum().backward()
@@ -418,3 +419,57 @@ def test_causal_without_a_mask_is_torch_s(Q, K):
     found = xt.attend(request.query, request.key, request.value, **request.options)
     torch.testing.assert_close(found.output, wanted)
     assert request.visible.visible[0, 0].tolist() == [min(i + 1, K) for i in range(Q)]
+
+
+def test_one_model_watched_in_several_threads():
+    # Each record holds the calls of its own thread, and a thread that watches nothing is left alone.
+    model, length = models.make("llama"), (5, 7, 9)
+    inputs = {n: {"input_ids": torch.arange(3, 3 + n)[None]} for n in length}
+    expected = {n: run(model, inputs[n]) for n in length}
+    before, barrier, seen, wrong = state(model), threading.Barrier(3), {}, []
+
+    def look(n):
+        try:
+            with xt.lens.watch(model) if n != 9 else nullcontext() as opened:
+                for _ in range(5):
+                    barrier.wait(60)
+                    assert torch.allclose(run(model, inputs[n]), expected[n], atol=1e-5)
+            if opened is not None:
+                seen[n] = {call.values[0].max().item() for call in opened.record.calls}, len(opened.record.calls)
+        except BaseException as problem:
+            wrong.append(problem)
+            barrier.abort()
+
+    threads = [threading.Thread(target=look, args=(n,)) for n in length]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert seen == {5: ({5.0}, 10), 7: ({7.0}, 10)}  # queries of each call
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "function"])
+def test_the_model_of_a_compiled_function(where):
+    model, inputs = models.make("gpt2"), models.inputs("gpt2")[0]
+    expected = run(model, inputs)
+
+    def logits(**inputs):
+        return model(**inputs).logits
+
+    def watched(**inputs):
+        with xt.lens.watch(model) as seen:
+            found = model(**inputs).logits
+        return found, seen
+
+    with torch.no_grad():
+        if where == "inside":
+            found, seen = torch.compile(watched, backend="eager")(**inputs)
+        else:
+            compiled = torch.compile(model if where == "outside" else logits, backend="eager")
+            with xt.lens.watch(model) as seen:
+                found = compiled(**inputs)
+            found = getattr(found, "logits", found)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert len(seen.record.calls) == 2

@@ -1,4 +1,4 @@
-"""Models that a watch got wrong: their masks, their shared layers, attention written out by hand."""
+"""Models with masks of their own, shared layers, copies, checkpointing, or attention written out by hand."""
 
 import copy
 import pickle

@@ -206,9 +206,9 @@ def test_sentences_on_heads():
         "Against the baseline by more than two standard errors: 1 of 4 heads above, 1 below."
     )
     assert sentences.of_measure(
-        with_measure("first_key_mass_given_choice", measure(value)), "first_key_mass_given_choice"
+        with_measure("first_token_mass", measure(value)), "first_token_mass"
     ).startswith(
-        "Layer 0 head 1 puts 90 % of its attention on the first key, the most of all heads. "
+        "Layer 0 head 1 puts 90 % of its attention on the first token, the most of all heads. "
         "The lowest is 0.1 units in layer 0 head 0"
     )
     assert (
@@ -231,15 +231,15 @@ def test_sentences_on_heads():
 
 
 def test_sentences_on_one_head(made):
-    heads = {name: made.heads[name] for name in ("effective_keys", "first_key_mass_given_choice", "entropy")}
+    heads = {name: made.heads[name] for name in ("effective_keys", "first_token_mass", "entropy")}
     place = tuple(
-        int(i) for i in np.unravel_index(made.heads["first_key_mass_given_choice"].value.argmax(), (4, 4))
+        int(i) for i in np.unravel_index(made.heads["first_token_mass"].value.argmax(), (4, 4))
     )
     detail = made.details[place[0] * 4 + place[1]]
     said = sentences.of_head(dataclasses.replace(made, heads=heads), detail)
-    share = made.heads["first_key_mass_given_choice"].value[place]
+    share = made.heads["first_token_mass"].value[place]
     assert f"Puts {share:.0%}".replace("%", " %") in said
-    assert "Highest of all heads in “mass on the first key”" in said
+    assert "Highest of all heads in “mass on the first token”" in said
     assert (
         f"The token “<s>” draws {detail.top_tokens[0].lift:.3g} times what even attention would give it."
         in said

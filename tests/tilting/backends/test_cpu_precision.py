@@ -43,3 +43,27 @@ def test_scores_of_few_queries(queries):
     found, plain = xt.attend(query, key, key, scale=1.0).score_max, (query @ key.mT).amax(-1)
     errors = [(x.double() - truth).square().mean().sqrt() for x in (found, plain)]
     assert errors[0] <= 2 * errors[1]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("queries", [1, 100])  # one query: its keys are cut into parts, which are joined
+def test_the_mean_of_small_scores(backend, queries):
+    """Scores far below 1: their mean is a hundredth of the largest, and keeps its digits."""
+    g = torch.Generator().manual_seed(queries)
+    query, key = (
+        0.01 * torch.randn(100 // queries, queries, 16, generator=g),
+        torch.randn(2000, 16, generator=g),
+    )
+    key = key.expand(len(query), -1, -1)
+
+    def mean(q, k):
+        scores = q @ k.mT / 4
+        return (torch.softmax(scores, -1) * scores).sum(-1)
+
+    found, plain, truth = (
+        xt.attend(query, key, key, backend=backend).score_mean,
+        mean(query, key),
+        mean(query.double(), key.double()),
+    )
+    errors = [(x.double() - truth).square().mean().sqrt() for x in (found, plain)]
+    assert errors[0] <= 3 * errors[1]

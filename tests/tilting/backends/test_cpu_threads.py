@@ -1,6 +1,7 @@
 """Threads: the caller's setting is kept, forked workers and concurrent callers are safe."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -117,3 +118,46 @@ def test_a_child_forked_before_the_first_call():
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+FORK = """
+import os, sys, threading
+import numpy as np
+import torch
+import exptilt as xt
+torch.set_num_threads(2)
+torch.ones(10**7).sum()
+x = torch.randn(600, 600)
+x @ x
+{before}
+child = os.fork()
+if child == 0:
+    q = torch.randn(4, {n}, 16)
+    a = xt.attend(q, q, q, causal=True)
+    os._exit(0 if np.isfinite(a.output.numpy()).all() else 3)  # torch's own threads hang in a child
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("n", [8, 700])
+@pytest.mark.parametrize(
+    "before", ["", "xt.attend(x[None], x[None], x[None])"], ids=["never attended", "attended"]
+)
+def test_a_forked_child_attends(before, n):
+    """The parent used torch's threads, then forks; a child that hangs is killed after a minute and a half.
+
+    In such a child torch's own parallel loops hang too (a sum of 10⁷ numbers does), so attend must not run
+    any there.
+    """
+    script = FORK.format(before=before, n=n)
+    run = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        _, text = run.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        pytest.fail("attend hangs in a forked child")
+    assert run.returncode == 0, text.decode()

@@ -7,24 +7,18 @@ roundings. ``oracles/triton_interpreter.py`` says what the interpreter does as a
 """
 
 import itertools
-import json
 import math
-import os
 import random
-import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import exptilt as xt
-from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt.tilting.backends import dispatch, reference, tiled
+from exptilt.tilting.backends import reference, tiled
 from exptilt.tilting.problem import MASS, Inputs, InputTangents, Needs, RowStatistics, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
-from harness import FOLDER, read
+from oracles.processes import child
 
 pytestmark = [
     pytest.mark.slow,  # kernels run in Triton's interpreter, or are compiled for GPUs that are not here
@@ -81,20 +75,6 @@ for kind, arguments in torch.load(sys.argv[1]):
     results.append(found)
 torch.save(results, sys.argv[2])
 """
-
-
-def child(code, *arguments, **environment):
-    kept = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    kept["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def normal(g, *shape, dtype=torch.float64):
@@ -516,221 +496,3 @@ def test_forward_mode_under_masks_of_long_sequences(tmp_path, length):
     child(WORKER, tmp_path / "in.pt", tmp_path / "out.pt", TRITON_INTERPRET="1")
     for result, case in zip(torch.load(tmp_path / "out.pt"), cases, strict=True):
         judge_mask(result, **case)
-
-
-AUDIT = """
-import json, sys
-from gpu_audit import audit
-cases = json.loads(sys.argv[1])
-print(json.dumps([one for case in cases for one in audit(*case)]))
-"""
-
-
-def audited(cases):
-    return json.loads(child(AUDIT, json.dumps(cases)).splitlines()[-1])
-
-
-def complaints_of_assembler(kernels):
-    """Kernels that break a promise: nothing spilled, half precision on tensor cores, float32 not."""
-    promises = {
-        "spills": lambda x: x["spilled"] == 0,
-        "too much shared memory for some GPU": lambda x: x["shared"] <= 99 * 1024,  # any from 8.0 on has that
-        "a product that is not on tensor cores": lambda x: (
-            x["dtype"] == "float32"
-            or (x["products on tensor cores"] == x["products"] > 0 and x["matrix"] > 0)
-        ),
-        "float32 on tensor cores": lambda x: x["dtype"] != "float32" or x["matrix"] == 0,
-    }
-    about = "GPU", "sweep", "dtype", "D", "options"
-    return [(name, *(x[k] for k in about)) for x in kernels for name, kept in promises.items() if not kept(x)]
-
-
-def test_compiles_for_real_gpus():
-    """Machine code, without a GPU, of a few kernels."""
-    cases = [("sm80", "forward", "bfloat16", 64, False), ("sm80", "forward", "float32", 64, True)]
-    cases += [("sm90", "gradient", "float16", 64, False, "gradient by rows")]
-    cases += [("sm80", "gradient", "float16", 64, False, "gradient by keys")]
-    cases += [("sm80", "gradient", "float32", 64, False, "gradient by rows")]
-    kernels = audited(cases)
-    assert complaints_of_assembler(kernels) == []
-    assert len(kernels) == 5
-    broken = [
-        kernels[0] | wrong for wrong in ({"spilled": 4}, {"matrix": 0}, {"products on tensor cores": 1})
-    ]
-    assert [x[0] for x in complaints_of_assembler(broken)] == ["spills"] + 2 * [
-        "a product that is not on tensor cores"
-    ]
-    assert complaints_of_assembler([kernels[1] | {"matrix": 8}])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sweep", ["forward", "tangent", "gradient", "key mass", "second"])
-@pytest.mark.parametrize("generation", ["sm80", "sm90", "sm100"])
-def test_all_kernels_compile_for_real_gpus(generation, sweep):
-    """None spills, or no more than the page says (`make gpu-audit`, which has more of them)."""
-    cases = [
-        (generation, sweep, dtype, D, full)
-        for dtype in ("bfloat16", "float16", "float32")
-        for D, full in ((64, False), (64, True), (128, False))
-        if dtype != "float16" or (D, full) == (64, False)  # whose tiles are those of bfloat16
-    ]
-
-    def key(x):
-        return tuple(x[name] for name in ("GPU", "sweep", "dtype", "D", "options"))
-
-    kernels = audited(cases)
-    saved = {key(x): x["spilled"] for path in FOLDER.glob("*/gpu_audit.json") for x in read(path)["kernels"]}
-    assert [x for x in complaints_of_assembler(kernels) if x[0] != "spills"] == []
-    assert {key(x) for x in kernels if x["spilled"] > saved.get(key(x), 0)} == set()
-
-
-TRITONS = {"3.5.1": False, "3.6.0": True, "3.9.0": True, "3.10.0": False, "4.0.0": False, None: False}
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A GPU that is not there: its capability and Triton's release as a test sets them."""
-    facts = {"triton": "3.9.0", "capability": (9, 0)}
-
-    def version(name):
-        if facts[name] is None:
-            raise dispatch.PackageNotFoundError
-        return facts[name]
-
-    monkeypatch.setattr(dispatch, "version", version)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: facts["capability"])
-    dispatch._looked_up.cache_clear()
-    yield facts
-    dispatch._looked_up.cache_clear()
-
-
-def chosen(dtype=torch.bfloat16):
-    return dispatch.default_backend(torch.device("cuda", 0), dtype)
-
-
-@pytest.mark.parametrize("triton", TRITONS)
-def test_releases_of_triton(gpu, triton):
-    """Others than those checked go to plain torch, and one line says so, once."""
-    gpu["triton"] = triton
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert {chosen(), chosen(torch.float32)} == {"gpu" if TRITONS[triton] else "tiled"}
-    assert len(said) == (not TRITONS[triton])
-    for warning in said:
-        text = str(warning.message)
-        assert "\n" not in text
-        assert "backend='tiled'" in text
-        assert "pip install 'exptilt[gpu]'" in text if triton is None else f"{triton} is installed" in text
-
-
-def test_old_gpus(gpu):
-    gpu["capability"] = (7, 5)
-    with pytest.warns(ExptiltWarning, match=r"compute capability 8\.0 .* has 7\.5"):
-        assert chosen() == "tiled"
-
-
-def test_float64_stays_in_plain_torch(gpu, recwarn):
-    assert chosen(torch.float64) == "tiled"
-    assert len(recwarn) == 0
-
-
-def test_the_choice_breaks_no_graph(gpu):
-    """Looking up releases is not traced."""
-    call = torch.compile(lambda x: x + len(chosen(x.dtype)), backend="eager", fullgraph=True)
-    assert call(torch.zeros(())) == len("gpu")
-    gpu["triton"] = None
-    dispatch._looked_up.cache_clear()
-    torch._dynamo.reset()
-    with pytest.warns(ExptiltWarning, match="not installed"):
-        assert call(torch.zeros(())) == len("tiled")
-
-
-def test_other_devices_are_refused(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with FakeTensorMode():
-        x = torch.zeros(1, 2, 3, device="mps")
-        with pytest.raises(
-            ArgumentError, match=r"query is on mps:0\. Move the tensors to a CUDA or ROCm GPU"
-        ):
-            xt.attend(x, x, x, backend="gpu")
-
-
-FUZZ = """
-import json, sys
-from oracles import tilting_fuzz, triton_fuzz
-triton_fuzz.start()
-seeds, compiled, found, small = json.loads(sys.argv[1])
-broken = [line for seed in found for line in tilting_fuzz.complaints(seed)]
-broken += [line for seed in compiled for line in triton_fuzz.compiled(seed)]
-if small:
-    triton_fuzz.small()
-over = {seed: lines for seed in seeds if (lines := tilting_fuzz.complaints(seed))}
-gross = {seed: tilting_fuzz.complaints(seed, most=20.0) for seed in over}
-print(json.dumps([over, gross, broken, triton_fuzz.covered(seeds)]))
-"""
-# What was over on a processor (``test_attend_fuzz.py``), and here:
-THERE = (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 1000960, 1001079, 1002126, 1002391)
-THERE += (
-    1002474,
-    1001868,
-    1002882,
-    1002713,
-)  # 1001210 and 1002794 still are, by 4 and 15 times (docs/gpu.md)
-FOUND = (1000022,)  # was over: a gap from the side that weighs less, <ō,o> summed in another order than <ō,v>
-
-
-@pytest.mark.parametrize(
-    ("seeds", "compiled", "found", "small"),
-    [
-        (range(120), (4, 7), FOUND, True),
-        pytest.param(range(130), range(8, 20), THERE, False, marks=pytest.mark.zoo),
-    ],
-)
-def test_option_mixes(seeds, compiled, found, small):
-    """The fuzz of the core, and mixes in compiled graphs; as many are allowed as in ``test_attend_fuzz``."""
-    asked = json.dumps([[*seeds], [*compiled], found, small])
-    over, gross, broken, covered = json.loads(child(FUZZ, asked).splitlines()[-1])
-    text = "\n".join(line for lines in over.values() for line in lines)
-    assert len(over) <= len(seeds) // 30, text
-    assert not any(gross.values()), text
-    assert broken == []
-    kinds = "float32 float64 bfloat16 float16 bias log_weight sink mask scale causal window softcap"
-    asked = "gradients tangents fisher second vmap merge alone"
-    by = (f"by {name}" for name in ("query", "key", "value", "bias", "log_weight", "sink"))
-    wanted = (*kinds.split(), *asked.split(), *by, "grouped heads", "several keys", "rows")
-    assert {name for name in wanted if covered.get(name, 0) < 5} == set()
-
-
-def test_the_script_for_gpus_without_one():
-    """It refuses in one line; in the interpreter its first half runs, and finds every option right."""
-    code = """
-import json, sys, gpu
-sys.argv = ["gpu.py"]
-assert gpu.main() == 1
-from oracles.triton_interpreter import mend, tiles
-mend()
-with tiles(32, 32):
-    print(json.dumps(gpu.correctness("cpu", n=20, columns=(16,), most=1)))
-"""
-    refusal, found = child(code, TRITON_INTERPRET="1").splitlines()
-    assert refusal.startswith("No GPU that torch can use was found")
-    found = json.loads(found)
-    assert {tuple(x["options"]) for x in found if not x["right"]} == set()
-    assert len(found) == 3 * 7
-
-
-def test_without_triton():
-    """What is missing, and how to get it."""
-    code = """
-import sys
-sys.modules["triton"] = None
-import torch, exptilt as xt
-from exptilt._support.errors import MissingExtraError
-x = torch.zeros(1, 2, 3)
-xt.attend(x, x, x, backend="tiled")
-try:
-    xt.attend(x, x, x, backend="gpu")
-except MissingExtraError as problem:
-    print(problem)
-"""
-    assert "pip install 'exptilt[gpu]'" in child(code, TRITON_INTERPRET="1")

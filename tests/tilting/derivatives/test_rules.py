@@ -8,7 +8,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import exptilt as xt
 from exptilt.tilting.backends import cpu, layout
-from tilting.cases import FIELDS, problems
+from tilting.cases import BACKENDS, FIELDS, normal, problems
 
 OPTIONS = [
     {},
@@ -383,3 +383,39 @@ def test_third_derivatives_by_backward_passes():
             order = torch.autograd.grad(order, x, bars, create_graph=True)
         found.append([y.detach() for y in order])
     assert largest_gap(*found) < 1e-9
+
+
+def _everything(q, k, backend, **options):
+    a = xt.attend(q, k, k, key_mass=True, backend=backend, **options)
+    return torch.cat(
+        [a.output.flatten(), a.entropy.flatten(), a.score_variance.flatten(), a.key_mass.flatten()]
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batched_gradients(backend):
+    """`is_grads_batched=True`: many cotangents in one go, as one by one."""
+    q, k = (normal(i, 1, n, 3, dtype=torch.float64).requires_grad_() for i, n in ((0, 4), (1, 6)))
+    y = _everything(q, k, backend, causal=True, sink=torch.tensor([0.2], dtype=torch.float64))
+    bars = normal(2, 5, len(y), dtype=torch.float64)
+    found = torch.autograd.grad(y, (q, k), bars, is_grads_batched=True, retain_graph=True)
+    expected = [
+        torch.stack(x)
+        for x in zip(*(torch.autograd.grad(y, (q, k), b, retain_graph=True) for b in bars), strict=True)
+    ]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobian(backend, strategy):
+    q, k = normal(0, 1, 3, 2, dtype=torch.float64), normal(1, 1, 4, 2, dtype=torch.float64)
+
+    def function(q, k):
+        return _everything(q, k, backend, scale=0.7)
+
+    jacobian = torch.autograd.functional.jacobian
+    found = jacobian(function, (q, k), vectorize=True, strategy=strategy)
+    for a, b in zip(found, jacobian(function, (q, k)), strict=True):
+        torch.testing.assert_close(a, b)

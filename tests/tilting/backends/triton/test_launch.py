@@ -5,12 +5,12 @@ compiles it ahead of time.
 """
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
+
+from oracles.processes import child
 
 pytestmark = [
     pytest.mark.slow,  # kernels run in Triton's interpreter, or are compiled for GPUs that are not here
@@ -18,19 +18,9 @@ pytestmark = [
 ]
 
 
-def child(code, **environment):
+def read(code, **environment):
     """The last line that a process prints, read as JSON."""
-    kept = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    paths = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=kept | {"PYTHONPATH": paths} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(child(code, **environment).splitlines()[-1])
 
 
 def test_table():
@@ -74,7 +64,7 @@ print(json.dumps([len(asked), kept, TILES[-1], bool(torch.allclose(*outputs))]))
 def test_tuning_is_kept(tmp_path):
     """The fastest tile is found once, by a timer that is asked, kept on disk and read by the next process."""
     environment = {"TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
-    count, kept, used, same = child(TUNE, EXPTILT_GPU_TUNE="1", **environment)
+    count, kept, used, same = read(TUNE, EXPTILT_GPU_TUNE="1", **environment)
     assert count > 3
     assert same
     ((name, tile),) = kept.items()
@@ -82,7 +72,7 @@ def test_tuning_is_kept(tmp_path):
     assert used == tile
     for words in ("cpu", "triton 3", "forward", "float32", "16 columns", "plain"):
         assert words in name
-    count, again, used, _ = child(TUNE, **environment)  # not asked for, yet known
+    count, again, used, _ = read(TUNE, **environment)  # not asked for, yet known
     assert count == 0
     assert again == kept
     assert used == tile
@@ -173,7 +163,7 @@ print(json.dumps(found))
 
 
 def test_transforms():
-    found = child(TRANSFORMS, TRITON_INTERPRET="1")
+    found = read(TRANSFORMS, TRITON_INTERPRET="1")
     assert [name for name, right in found.items() if not right] == []
     assert len(found) == 11
 
@@ -206,6 +196,6 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_plans_and_amd_compile(tmp_path):
     """Machine code for pages and dropped weights, and for AMD's MI300: nothing spilled, matrix cores used."""
-    found = child(AUDIT, TRITON_CACHE_DIR=str(tmp_path))
+    found = read(AUDIT, TRITON_CACHE_DIR=str(tmp_path))
     assert found == dict.fromkeys(found, 0)
     assert len(found) == 4
