@@ -87,7 +87,8 @@ def divergence(
         length of the pattern they follow, and how far that pattern is from the hull of the others.
 
     Example:
-        >>> found = xt.claims.divergence_rate()
+        >>> from exptilt.claims.experiments.divergence import divergence_rate
+        >>> found = divergence_rate()
         >>> print(bool((found.error < 1e-3).all()), bool((found.extreme > 0).all()))
         True True
     """

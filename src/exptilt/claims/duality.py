@@ -104,7 +104,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     t = torch.linspace(-2, 2, 41, dtype=torch.float64)
     line = h.log_normalizer(t[:, None] * eta)
     yield same("η to its mean and back", h.natural(m).or_raise(), eta, 1e-6)
-    yield same("∇G*(m), by differences, against η", slope, eta, 1e-4)
+    yield same("∇G*(m), by differences, against η", slope, eta, 1e-6)
     yield most("G*(m) + G(η) − <m,η>", abs(conjugate + h.log_normalizer(eta) - m @ eta), 1e-8)
     yield most("largest <m,η'> − G(η') over others, less G*(m)", rivals - conjugate, 1e-9)
     yield most("entropy against G − <η,∇G>", abs(h.log_normalizer(eta) - eta @ m - entropy), ROUNDING)

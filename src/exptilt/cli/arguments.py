@@ -18,7 +18,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def seed(text: str) -> int:
-    """A seed: a whole number that the generators of torch and numpy take."""
+    """A whole number from 0, which the generators of torch and numpy take for a seed."""
     return _whole(text, 0)
 
 

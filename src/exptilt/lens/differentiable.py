@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.interception import Interception
-from exptilt.lens.watching.watch import uncast
+from exptilt.lens.watching.transformers_hook import uncast
 from exptilt.tilting import attend
 
 

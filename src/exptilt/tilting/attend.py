@@ -87,6 +87,7 @@ def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass:
     """The result of a call with a share `dropout` of the weights dropped from the output."""
     check_dropout(dropout)
     t = call.inputs
+    # Without values, so not by the layout that a remembered call has for them.
     whole = run(replace(call, inputs=t._replace(value=t.value[..., :0]), layout=None), key_mass=key_mass)
     starts = torch.tensor([[0, t.query.shape[-2]], [0, t.key.shape[-2]]], device=t.query.device)
     return drop(call, whole, starts[0], starts[1], dropout, seed)

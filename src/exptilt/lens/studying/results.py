@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 Value = TypeVar("Value")
 FORMAT = 1
 # Until the next release: a watch's record has other quantities under these names.
-RENAMED = {"first_key_mass": "first_key_mass_given_choice", "key_mass_concentration": "key_mass_divergence"}
+RENAMED = {"key_mass_concentration": "key_mass_divergence"}
 
 
 class Measures(dict[str, Value]):

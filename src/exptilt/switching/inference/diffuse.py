@@ -18,7 +18,6 @@ compiled kernels go on from the law they leave. All is differentiable, where the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ import torch
 from ..arrays import LOG_TWO_PI, Run, Smoothing
 from ..checks import plain, safe_log
 from .moments import condition, joseph, mixture, predict, rauch, terms
+from .plain import Stepped, step
 from .problem import Matrices, Problem, stopped
 
 SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
@@ -137,13 +137,6 @@ def collapse(weight: torch.Tensor, laws: Sequence[Law]) -> Law:
     return Law(mean, P, D, A)
 
 
-def least_rank(log_weight: torch.Tensor, rank: np.ndarray) -> torch.Tensor:
-    """Log weights in the limit: −inf for those of larger rank than the least that has any weight."""
-    there = ~torch.isneginf(log_weight.detach()).numpy()
-    least = rank[there].min() if there.any() else 0
-    return torch.where(torch.from_numpy(rank > least), -torch.inf, log_weight)
-
-
 def carried(
     where: str, now: list[torch.Tensor], row: torch.Tensor, begun: bool, law: Law, j: int
 ) -> tuple[Law, torch.Tensor, int]:
@@ -157,72 +150,53 @@ def carried(
     return found
 
 
+def as_row(step: Stepped) -> list[torch.Tensor]:
+    """A step as a row of `Stored`, from `terms` to `mixing`."""
+    means, covs = [law.mean for law in step.laws], [law.shown.reshape(-1) for law in step.laws]
+    return [step.term, step.log_mode, torch.cat(means), torch.cat(covs), step.mixing.reshape(-1)]
+
+
 @dataclass(frozen=True)
-class Step:
-    """What is known after a step: laws by mode, their log probabilities, the term, and mixing weights."""
+class DiffuseMoves:
+    """What `plain.step` needs to know of diffuse laws, at one step of a series."""
 
-    laws: list[Law]
-    log_mode: torch.Tensor
-    term: torch.Tensor
-    mixing: torch.Tensor
+    own: Matrices
+    now: list[torch.Tensor]
+    row: torch.Tensor
+    begun: bool
+    where: str
 
-    @property
-    def row(self) -> list[torch.Tensor]:
-        """The step as a row of `Stored`, from `terms` to `mixing`."""
-        means, covs = [law.mean for law in self.laws], [law.shown.reshape(-1) for law in self.laws]
-        return [self.term, self.log_mode, torch.cat(means), torch.cat(covs), self.mixing.reshape(-1)]
+    def read(self, law: Law, i: int, j: int) -> Law:
+        """The law of mode i as mode j reads it."""
+        return move(law, self.own.maps[i, j], 0.0, self.own.spread[i, j]) if self.own.mapped else law
+
+    def carry(self, law: Law, j: int) -> tuple[Law, torch.Tensor, int]:
+        """The law moved by mode j, given what is seen."""
+        return carried(self.where, self.now, self.row, self.begun, law, j)
+
+    def collapse(self, weight: torch.Tensor, laws: Sequence[Law]) -> Law:
+        """The law with the moments of a mixture, limit by limit."""
+        return collapse(weight, laws)
 
 
-def first_steps(own: Matrices, y: torch.Tensor, problem: Problem, method: str) -> list[Step]:
+def first_steps(own: Matrices, y: torch.Tensor, problem: Problem, method: str) -> list[Stepped]:
     """Filter a series until nothing is diffuse."""
-    laws, log_mode, out = initial_laws(own.mean, own.cov, problem.diffuse), own.log_probability, list[Step]()
+    laws, log_mode, out = (
+        initial_laws(own.mean, own.cov, problem.diffuse),
+        own.log_probability,
+        list[Stepped](),
+    )
     M = len(laws)
-    eye = torch.eye(M, dtype=torch.float64)
-
-    def read_as(i: int, j: int) -> Law:
-        return move(laws[i], own.maps[i, j], 0.0, own.spread[i, j]) if own.mapped else laws[i]
-
     for t, row in enumerate(y):
-        now, begun = own.at(t), t == 0 and problem.first == 1
-        step = partial(carried, f"{method}: at step {t}", now, row, begun)
-        score = log_mode[:, None] + safe_log(now[0])
-        mu = log_mode.exp()[:, None].expand(M, M)
-        if begun or method in ("imm", "gpb1"):
-            prior = log_mode if begun else torch.logsumexp(score, 0)
-            weight = mu if method == "gpb1" else _columns(score, mu)
-            weight = eye if begun else weight
-            sources = [
-                laws[j] if begun else collapse(weight[:, j], [read_as(i, j) for i in range(M)])
-                for j in range(M)
-            ]
-            found = [step(law, j) for j, law in enumerate(sources)]
-            scores = prior + torch.stack([density for _, density, _ in found])
-            log_weight = least_rank(scores, np.array([rank for *_, rank in found]))
-            laws = [law for law, *_ in found]
-        else:
-            pairs = [[step(read_as(i, j), j) for j in range(M)] for i in range(M)]
-            density = torch.stack([torch.stack([found[1] for found in line]) for line in pairs])
-            rank = np.array([[found[2] for found in line] for line in pairs])
-            scores = least_rank(score + density, rank)
-            weight, log_weight = _columns(scores, mu), torch.logsumexp(scores, 0)
-            if method == "viterbi":
-                log_weight, best = scores.max(0)
-                weight = eye[best].mT
-            laws = [collapse(weight[:, j], [pairs[i][j][0] for i in range(M)]) for j in range(M)]
-        term = torch.logsumexp(log_weight, 0)
+        now, begun, where = own.at(t), t == 0 and problem.first == 1, f"{method}: at step {t}"
+        moves = DiffuseMoves(own, now, row, begun, where)
+        out.append(step(moves, method, laws, log_mode, safe_log(now[0]), begun))
+        laws, log_mode, term, _ = out[-1]
         if not torch.isfinite(term):
-            raise stopped(f"{method}: at step {t}", M, M)
-        log_mode = log_weight - term
-        out.append(Step(laws, log_mode, term, weight))
+            raise stopped(where, M, M)
         if not any(law.A.shape[1] for law in laws):
             break
     return out
-
-
-def _columns(score: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
-    """Scores normalised by column; where all are −inf, the mode probabilities."""
-    none = torch.isneginf(torch.logsumexp(score, 0))
-    return torch.where(none, mu, torch.softmax(torch.where(none, 0.0, score), 0))
 
 
 def back_gain(P: np.ndarray, A: np.ndarray, F: np.ndarray, Q: np.ndarray) -> np.ndarray:
@@ -239,7 +213,7 @@ def back_gain(P: np.ndarray, A: np.ndarray, F: np.ndarray, Q: np.ndarray) -> np.
 
 
 def smooth_first(
-    run: Run, problem: Problem, series: int, steps: list[Step], s: Smoothing, known: np.ndarray
+    run: Run, problem: Problem, series: int, steps: list[Stepped], s: Smoothing, known: np.ndarray
 ) -> None:
     """Kim's pass over the first steps of a series, in the limit; the law after them is in `s.initial_…`."""
     p, own, start = run.p, Matrices(problem, series), run.starts[series]
@@ -251,7 +225,7 @@ def smooth_first(
         row = start + t
         s.probability[row], s.mean[row], s.covariance[row] = probability, mean.reshape(-1), cov.reshape(-1)
         if t == 0 and p.first:
-            s.pairs[row] = np.diag(probability).reshape(-1)
+            s.pairs[row] = np.diag(probability).reshape(-1)[: s.pairs.shape[1]]
             break
         log_mode = steps[t - 1].log_mode if t else own.log_probability
         laws = steps[t - 1].laws if t else initial_laws(own.mean, own.cov, problem.diffuse)
@@ -259,7 +233,7 @@ def smooth_first(
         joint = np.exp(plain(log_mode))[:, None] * now[0]
         reach = joint.sum(0)
         pair = probability * np.where(reach > 0, joint / np.where(reach > 0, reach, 1.0), 0.0)
-        s.pairs[row] = pair.reshape(-1)
+        s.pairs[row] = pair.reshape(-1)[: s.pairs.shape[1]]
         new_mean, new_cov = np.empty((M, n)), np.empty((M, n, n))
         for j, law in enumerate(laws):
             x, P = plain(law.mean), plain(law.P)

@@ -14,8 +14,9 @@ import torch
 
 from ..._support.errors import ArgumentError
 from ..checks import safe_log
-from .diffuse import back_gain, carried, initial_laws, least_rank, move, with_infinities
+from .diffuse import back_gain, carried, initial_laws, move, with_infinities
 from .moments import condition, joseph, mixture, predict, rauch, terms
+from .plain import least_rank
 from .problem import Matrices, Problem, stopped
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments

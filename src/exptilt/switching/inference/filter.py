@@ -26,6 +26,7 @@ from .passes import filter_terms, run_particles
 from .problem import Problem, as_models, prepare
 from .results import ByMode, shown
 from .run import lead_in, run_filter
+from .window import check_method, collapse_order, merged, over_windows
 
 
 class Computed(NamedTuple):
@@ -166,6 +167,17 @@ class Filtered(ByMode, Generic[Model]):
         """Effective number of particles at each step, ``(T,)``; None for methods other than "rbpf"."""
         return None if self._ess is None else arrange(self._ess, self.data, None)
 
+    @property
+    def laws_kept(self) -> int | None:
+        """How many laws go from step to step: 1 for GPB1, M for IMM and GPB2, M^{k−1} for GPB_k.
+
+        With "exact" as many as there are paths at the end of the longest series; None for particles.
+        """
+        M, steps = self._log_mode.shape[1], int(self.data.lengths.max()) + 1 - self.parameters.first
+        powers = {"gpb1": 0, "exact": steps, "imm": 1}
+        power = powers.get(self.method, collapse_order(self.method) - 1)
+        return None if self.method == "rbpf" else int(M**power)
+
     log_mode_probability = shown(
         lambda s: s._log_mode if s._graph is None else s._graph[0],
         "mode",
@@ -262,9 +274,7 @@ def filter_problem(
     generator: torch.Generator | None = None,
 ) -> Filtered[Model]:
     """`filter_series` for a problem that has been prepared."""
-    names = [*METHODS, "exact", "rbpf"]
-    if method not in names:
-        raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
+    check_method(method, "filter", "exact", "rbpf")
     data, (M, n, _) = problem.data, problem.sizes
     ess, tensors = None, None
     found: Stored | Computed
@@ -282,11 +292,7 @@ def filter_problem(
             shapes = ((M,), (M, n), (M, n, n))
             tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
     else:
-        lead = lead_in(problem, method)
-        found = run_filter(problem.parameters, data.rows, data.starts, method, store == "all", lead).out
-        if lead and store == "last":
-            ends = (value[data.starts[1:] - 1] for value in found.steps)
-            found = Computed(found.log_likelihood, *ends)
+        found = _compiled(problem, method, store == "all")
     return Filtered(
         model if isinstance(model, ModelParameters) else tuple(model),  # type: ignore[arg-type]
         method,
@@ -305,12 +311,31 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]
     if method == "exact":
         terms, *rest = filter_exact(problem)
     elif problem.wants_grad:
-        terms, *rest = filter_terms(problem, method)
+        wide, name, window = over_windows(problem, method, "filter")
+        terms, *rest = filter_terms(wide, name)
+        rest = merged(problem.sizes[0], *rest[:3]) if window else rest
     else:
-        data, lead = problem.data, lead_in(problem, method)
-        stored = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
-        terms, *rest = (torch.from_numpy(value) for value in stored.steps)
+        found = _compiled(problem, method, True)
+        names = Computed._fields[1:]
+        terms, *rest = (torch.from_numpy(getattr(found, name)) for name in names)
     return terms, rest
+
+
+def _compiled(problem: Problem, method: str, everything: bool) -> Stored | Computed:
+    """What a compiled filter finds at each step, or at the last of each series."""
+    data, (wide, name, window) = problem.data, over_windows(problem, method, "filter")
+    lead = lead_in(wide, name)
+    out = run_filter(wide.parameters, data.rows, data.starts, name, everything, lead, window).out
+    if not window and (everything or not lead):
+        return out
+    steps = list(out.steps)
+    if lead and not everything:
+        steps = [value[data.starts[1:] - 1] for value in steps]
+    if window:
+        steps = [steps[0], *merged(problem.sizes[0], *steps[1:4])]
+        if problem.first and everything:  # the first step has no mode before
+            steps[4][data.starts[:-1]] = np.eye(problem.sizes[0]).reshape(-1)
+    return Computed(out.log_likelihood, *steps)
 
 
 def totals(problem: Problem, terms: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ from .exact import filter_exact, smooth_exact
 from .passes import run_smoother
 from .problem import prepare
 from .results import ByMode, shown
-from .run import METHODS, lead_in, run_filter
+from .run import lead_in, run_filter
+from .window import check_method, merged_smoothing, over_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +55,7 @@ def smooth_series(
     inputs: SeriesLike | None = None,
 ) -> Smoothed:
     """The law given the whole series; arguments as for `SwitchingLinearGaussian.smooth`."""
-    if method not in (*METHODS, "exact"):
-        raise ArgumentError(f"smooth: method is {method!r}. Pass one of {[*METHODS, 'exact']}.")
+    check_method(method, "smooth", "exact")
     problem = prepare(model, y, inputs, "smooth")
     if problem.wants_grad:
         raise ArgumentError(
@@ -70,10 +70,13 @@ def smooth_series(
             names = ("probability", "mean", "covariance", "pairs")
             arrays = [torch.cat([getattr(piece, name) for piece in pieces]).numpy() for name in names]
         else:
-            lead = lead_in(problem, method)
-            run = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead)
+            wide, name, window = over_windows(problem, method, "smooth")
+            lead = lead_in(wide, name)
+            run = run_filter(wide.parameters, data.rows, data.starts, name, lead=lead, window=window)
             totals = run.out.log_likelihood
-            arrays = list(run_smoother(run, problem, lead)[:4])
+            arrays = list(run_smoother(run, wide, lead, pairs=not window)[:4])
+            if window:
+                arrays = merged_smoothing(problem, *arrays[:3])
     probability, mean, cov, pairs = arrays
     rows = len(probability)
     return Smoothed(
