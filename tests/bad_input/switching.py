@@ -119,8 +119,11 @@ ROWS = [
     (lambda: MODEL.fit(torch.tensor([[torch.nan]])), "every", "every row is missing"),
     (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("prior",)), "fixed", "fixed is"),
     (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("discount", "rest")), "fixed", "nothing is left"),
-    (lambda: MODEL.filter(torch.tensor([1.0, 2.0])), "y", "floating-point tensor"),
-    (lambda: MODEL.filter(torch.tensor([[1.0]]), method="gpb3"), "method", "method is 'gpb3'"),
+    (lambda: MODEL.filter(torch.ones(1, 2, 1, 1)), "y", "shape"),
+    (lambda: MODEL.filter([["a"]]), "y", "not a numeric array"),
+    (lambda: MODEL.filter([[1], [2, 3]]), "y", "rows have different lengths"),
+    (lambda: MODEL.filter([]), "y", "has no rows"),
+    (lambda: MODEL.filter(torch.tensor([[1.0]]), method="gpb0"), "method", "method is 'gpb0'"),
     (
         lambda: MODEL.forecast(MODEL.filter(torch.tensor([[1.0]])), 1, levels=(1.0,)),
         "levels",
@@ -193,8 +196,8 @@ ROWS = [
     (lambda: SwitchingNonlinear(**FUNCTIONS | {"dynamics": [lambda x: x]}), "dynamics", "pass 2 functions"),
     (lambda: fit_named_model(Y, kind="levels"), "kind", "kind is 'levels'"),
     (
-        lambda: fit_nonlinear(lambda _: SwitchingNonlinear(**FUNCTIONS), [0.0], Y, method="gpb3"),
+        lambda: fit_nonlinear(lambda _: SwitchingNonlinear(**FUNCTIONS), [0.0], Y, method="gpb0"),
         "method",
-        "method is 'gpb3'",
+        "method is 'gpb0'",
     ),
 ]
