@@ -95,4 +95,10 @@ ROWS = [
     (lambda: L.linear_cross_entropy(**HEAD | {"softcap": 0.0}), "softcap", "softcap"),
     (lambda: L.clip(X, Y[:3]), "key", "of one shape"),
     (lambda: L.fisher_vector_product(X, Y, (X, None)), "direction", "direction has 2 entries"),
+    (
+        lambda: L.linear_kl(X, X, X[:3], X),
+        "teacher_hidden",
+        r"teacher_hidden is \(3, 4\). Pass one row of each",
+    ),
+    (lambda: L.linear_kl(X, X, X, X, temperature=0.0), "temperature", "temperature is 0.0"),
 ]

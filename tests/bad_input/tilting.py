@@ -3,7 +3,7 @@
 import torch
 
 import exptilt as xt
-from exptilt.tilting import attend_packed
+from exptilt.tilting import attend_packed, divergence
 
 Q, K, V = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
 GIVEN = {"query": Q, "key": K, "value": V}
@@ -126,4 +126,5 @@ ROWS = [
         "query_starts",
         "query_starts is list, not a vector",
     ),
+    (lambda: divergence(Q, K, Q, K[..., :4, :]), "keys", "p has 5 keys, q has 4"),
 ]
