@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import generator as checked_generator
 from exptilt._support.checks import floating, number, whole
+from exptilt._support.checks import generator as checked_generator
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import full_precision, in_transform
 from exptilt.dynamics.fixed_points.jacobian import Jacobian
