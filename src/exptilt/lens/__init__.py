@@ -4,6 +4,8 @@ import sys
 
 from exptilt._support.former import former_names
 from exptilt.lens.differentiable import differentiable
+from exptilt.lens.editing import edits
+from exptilt.lens.editing.ablation import ablate, patch
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying.compare import compare
@@ -24,9 +26,12 @@ __all__ = [
     "Record",
     "Study",
     "TrainingMonitor",
+    "ablate",
     "clip_qk_",
     "compare",
     "differentiable",
+    "edits",
+    "patch",
     "register",
     "study",
     "watch",
