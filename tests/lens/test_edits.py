@@ -65,7 +65,7 @@ def test_the_ready_made_edits():
     torch.testing.assert_close(same, plain)
     frozen, _ = run(model, edit=xt.lens.edits.freeze(calls))
     torch.testing.assert_close(frozen, plain, rtol=1e-4, atol=1e-5)
-    other, others = run(model, IDS.flip(1))
+    _, others = run(model, IDS.flip(1))
     swapped, now = run(model, edit=xt.lens.edits.resample(others, [(0, 1)]))
     torch.testing.assert_close(now[0].tilted.output[:, 1], others[0].tilted.output[:, 1])
     torch.testing.assert_close(now[0].tilted.output[:, 0], calls[0].tilted.output[:, 0])

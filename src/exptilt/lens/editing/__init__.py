@@ -1,1 +1,1 @@
-"""Changing attention while a model runs: ready-made edits, and what a change of each head does to the output."""
+"""Changing attention while a model runs: ready-made edits, and what changing a head does to the output."""

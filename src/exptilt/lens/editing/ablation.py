@@ -96,7 +96,7 @@ def patch(
     *,
     progress: bool | None = None,
 ) -> Effects:
-    """How the measure on a corrupt prompt changes when a head writes what it wrote on the clean one: `Effects`.
+    """`Effects` on a corrupt prompt of heads that write what they wrote on the clean one, one at a time.
 
     Args:
         model: a model that `watch` can take over.
@@ -126,7 +126,10 @@ def _effects(
         heads[call.layer] = call.query.shape[1]
 
     with evaluating(model), torch.no_grad():
-        with watch(model, observe=count) as seen, _Prefix(model, list(seen.modules.layer_names().values())) as kept:
+        with (
+            watch(model, observe=count) as seen,
+            _Prefix(model, list(seen.modules.layer_names().values())) as kept,
+        ):
             output = model(**inputs)
         measure = _default(model, output, inputs) if measure is None else measure
         base = measure(output, inputs).double()
@@ -168,7 +171,7 @@ class _Prefix:
         with ExitStack() as restore:
             for block in before:
                 module = self._model.get_submodule(block)
-                module.forward = lambda *_, output=self._outputs[block], **__: output  # type: ignore[method-assign]
+                module.forward = lambda *_, output=self._outputs[block], **__: output
                 restore.callback(delattr, module, "forward")
             yield
 
@@ -180,7 +183,9 @@ def _default(model: nn.Module, output: Any, inputs: Mapping[str, Any]) -> Measur
         use = torch.ones_like(ids) if real is None else real
 
         def loss(output: Any, _: Mapping[str, Any]) -> Tensor:
-            wrong = nn.functional.cross_entropy(output.logits[:, :-1].mT.float(), ids[:, 1:], reduction="none")
+            wrong = nn.functional.cross_entropy(
+                output.logits[:, :-1].mT.float(), ids[:, 1:], reduction="none"
+            )
             return (wrong * use[:, 1:]).sum(1) / use[:, 1:].sum(1)
 
         return loss

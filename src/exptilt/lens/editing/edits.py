@@ -4,7 +4,7 @@
         model(**inputs)
 
 `heads` are pairs of layer and head, both from 0, or None for all. An edit of your own is any function of an
-`AttentionCall` that returns the new output ``(batch, heads, query, dim)``, or None to leave the call as it is.
+`AttentionCall` that returns the new output ``(batch, heads, query, dim)``, or None to leave it as it is.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ def zero(heads: Heads = None) -> Edit:
 
 
 def mean(heads: Heads = None) -> Edit:
-    """An edit by which the heads write the same at every token of a text: their mean over its real queries."""
+    """An edit by which the heads write the same at every token: their mean over the real queries of a text."""
 
     def average(call: AttentionCall) -> Tensor:
         output, real = call.tilted.output, call.real_query
@@ -61,7 +61,9 @@ def knock_out(edges: Collection[tuple[int, int]], heads: Heads = None) -> Edit:
     def cut(call: AttentionCall) -> Tensor:
         Q, K = call.query.shape[2], call.key.shape[2]
         if any(not (0 <= i < Q and 0 <= j < K) for i, j in edges):
-            raise ArgumentError(f"knock_out: an edge is outside of {Q} queries and {K} keys: {list(edges)[:5]}.")
+            raise ArgumentError(
+                f"knock_out: an edge is outside of {Q} queries and {K} keys: {list(edges)[:5]}."
+            )
         seen = torch.ones(1, 1, Q, K, dtype=torch.bool, device=call.query.device)
         for i, j in edges:
             seen[..., i, j] = False
@@ -91,7 +93,9 @@ def _replacing(heads: Heads, new: Callable[[AttentionCall], Tensor]) -> Edit:
 
 def _by_layer(name: str, calls: Sequence[AttentionCall]) -> dict[tuple[int, int], AttentionCall]:
     if not calls or not all(isinstance(call, AttentionCall) for call in calls):
-        raise ArgumentError(f"{name}: pass the calls of another run: calls = []; watch(model, observe=calls.append).")
+        raise ArgumentError(
+            f"{name}: pass the calls of another run: calls = []; watch(model, observe=calls.append)."
+        )
     return {(call.layer, call.step): call for call in calls}
 
 
@@ -103,7 +107,7 @@ def _matching(
     if other is None or other.tilted.output.shape != call.tilted.output.shape:
         got = "no such call" if other is None else f"an output of shape {tuple(other.tilted.output.shape)}"
         raise ArgumentError(
-            f"{name}: layer {call.layer} has an output of shape {tuple(call.tilted.output.shape)}, the other run "
-            f"{got}. Both must read as many texts of as many tokens."
+            f"{name}: layer {call.layer} has an output of shape {tuple(call.tilted.output.shape)}, the other "
+            f"run {got}. Both must read as many texts of as many tokens."
         )
     return other
