@@ -3,9 +3,8 @@
 import sys
 
 from exptilt._support.former import former_names
+from exptilt.lens import edits as edits
 from exptilt.lens.differentiable import differentiable
-from exptilt.lens.editing import edits
-from exptilt.lens.editing.ablation import ablate, patch
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying.compare import compare
@@ -15,7 +14,7 @@ from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.record import Record
-from exptilt.lens.watching.transformers_hook import register
+from exptilt.lens.watching.transformers_hook import register as register
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
@@ -26,13 +25,9 @@ __all__ = [
     "Record",
     "Study",
     "TrainingMonitor",
-    "ablate",
     "clip_qk_",
     "compare",
     "differentiable",
-    "edits",
-    "patch",
-    "register",
     "study",
     "watch",
 ]

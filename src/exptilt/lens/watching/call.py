@@ -61,7 +61,12 @@ class AttentionCall:
     tilted: AttentionResult
 
     def pattern(self, head: int, item: int = 0) -> Tensor:
-        """Attention of one head over one text, ``(query, key)``, in the precision of its statistics."""
+        """Attention of one head over one text, ``(query, key)``, in the precision of its statistics.
+
+        Args:
+            head: index in the layer.
+            item: index of the text in the batch.
+        """
         heads = self.query.shape[1]
         if not 0 <= head < heads:
             raise ArgumentError(f"pattern: head is {head}, and layer {self.layer} has {heads} heads, from 0.")
@@ -78,7 +83,14 @@ class AttentionCall:
         return torch.cat([p[0] for _, p in scores.weights(G)])
 
     def top(self, query: int, head: int, k: int = 5, item: int = 0) -> list[tuple[int, float]]:
-        """The k keys that a query of one head looks at most, each with its share, the largest first."""
+        """The k keys that a query of one head looks at most, each with its share, the largest first.
+
+        Args:
+            query: place of the query.
+            head: index in the layer.
+            k: how many keys.
+            item: index of the text in the batch.
+        """
         row = self.pattern(head, item)[query]
         share, place = row.topk(min(k, len(row)))
         return list(zip(place.tolist(), share.tolist(), strict=True))

@@ -151,7 +151,8 @@ class Watch:
         if self.wanted.edit is not None:
             raise ArgumentError(
                 f"watch: the output of {self.modules.name(r.module)!r} cannot be edited: torch computes it, "
-                "since its weights are asked for (need_weights=False), dropped out (model.eval()) or written out."
+                "since its weights are asked for (need_weights=False), dropped out (model.eval()) or "
+                "written out."
             )
         with torch.no_grad():
             self._note(r, self._tilted(r))

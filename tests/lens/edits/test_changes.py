@@ -109,7 +109,7 @@ def test_ablation_and_patching_are_single_runs(name):
     def measure(output, inputs):
         return output[0].flatten(1).norm(dim=1)
 
-    found = xt.lens.ablate(model, inputs, measure=measure, progress=False)
+    found = xt.lens.edits.ablate(model, inputs, measure=measure, progress=False)
     plain, _ = run(model)
     for place in ((0, 1), (1, 3)):
         cut, _ = run(model, edit=xt.lens.edits.zero([place]))
@@ -119,8 +119,8 @@ def test_ablation_and_patching_are_single_runs(name):
     frame = found.to_frame()
     assert len(frame) == 8
     assert (frame.low <= frame.effect).all()
-    same = xt.lens.patch(model, inputs, inputs, measure, progress=False)
+    same = xt.lens.edits.patch(model, inputs, inputs, measure, progress=False)
     np.testing.assert_allclose(same.effect, 0, atol=1e-4)
-    by_default = xt.lens.ablate(model, inputs, how="mean", progress=False)
+    by_default = xt.lens.edits.ablate(model, inputs, how="mean", progress=False)
     assert np.isfinite(by_default.effect).all()
     assert not any("forward" in vars(module) for module in model.modules())

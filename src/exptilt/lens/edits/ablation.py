@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from exptilt._support.checks import choice
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.lens.editing import edits
+from exptilt.lens.edits import changes
 from exptilt.lens.questions.blocks import block_of
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.modules import evaluating
@@ -29,7 +29,7 @@ from exptilt.lens.watching.watch import watch
 
 Array = NDArray[np.float64]
 Measure = Callable[[Any, Mapping[str, Any]], Tensor]
-_HOW = {"zero": edits.zero, "mean": edits.mean}
+_HOW = {"zero": changes.zero, "mean": changes.mean}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def ablate(
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2))
-        >>> found = xt.lens.ablate(model, {"input_ids": torch.arange(24).reshape(2, 12)}, progress=False)
+        >>> found = xt.lens.edits.ablate(
+        ...     model, {"input_ids": torch.arange(24).reshape(2, 12)}, progress=False
+        ... )
         >>> found.effect.shape
         (2, 2)
     """
@@ -108,13 +110,13 @@ def patch(
     calls: list[AttentionCall] = []
     with evaluating(model), torch.no_grad(), watch(model, observe=calls.append):
         model(**clean)
-    return _effects(model, corrupt, lambda place: edits.resample(calls, [place]), measure, progress)
+    return _effects(model, corrupt, lambda place: changes.resample(calls, [place]), measure, progress)
 
 
 def _effects(
     model: nn.Module,
     inputs: Mapping[str, Any],
-    edit: Callable[[tuple[int, int]], edits.Edit],
+    edit: Callable[[tuple[int, int]], changes.Edit],
     measure: Measure | None,
     progress: bool | None,
 ) -> Effects:

@@ -26,7 +26,7 @@ def zero(heads: Heads = None) -> Edit:
 
 
 def mean(heads: Heads = None) -> Edit:
-    """An edit by which the heads write the same at every token: their mean over the real queries of a text."""
+    """An edit by which the heads write the same at every token: their mean over the real queries."""
 
     def average(call: AttentionCall) -> Tensor:
         output, real = call.tilted.output, call.real_query
