@@ -21,9 +21,7 @@ from exptilt.claims.models import subjects
 MODELS = ("shakespeare", "minilm", "smollm2", "rxnmapper", "antiberty")
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=subjects.KEPT)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--models", nargs="+", default=MODELS)

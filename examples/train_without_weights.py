@@ -14,9 +14,7 @@ import torch
 from exptilt.claims.models import trained
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("trained.json"))
     parser.add_argument("--steps", type=int, default=trained.STEPS)
     parser.add_argument("--seeds", type=int, default=trained.SEEDS)

@@ -220,7 +220,9 @@ def test_the_verdict_changes(id, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", sorted(MUTATIONS))
+@pytest.mark.parametrize(
+    "id", sorted(MUTATIONS)
+)
 def test_three_other_seeds_the_same_verdict(id):
     claim = claims.find(id)
     assert claim.run(SETTINGS.get(id), seed=100, seeds=min(3, claim.seeds)).verdict.value == VERDICTS[id]

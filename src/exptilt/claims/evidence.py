@@ -120,26 +120,14 @@ class Check(NamedTuple):
 
 
 def most(
-    name: str,
-    value: object,
-    bound: float,
-    role: Role = "claim",
-    *,
-    error: float = math.nan,
-    signed: bool = False,
+    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
 ) -> Check:
     """A check that passes up to a bound; a tensor counts by its largest entry, NaN being the largest."""
     return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error, signed=signed)
 
 
 def least(
-    name: str,
-    value: object,
-    bound: float,
-    role: Role = "claim",
-    *,
-    error: float = math.nan,
-    signed: bool = False,
+    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
 ) -> Check:
     """A check that passes from a bound up; a tensor counts by its smallest entry, NaN being the smallest."""
     return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error, signed=signed)

@@ -294,10 +294,7 @@ def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, n
     parts = [y[part] for part in np.array_split(np.argsort(rank, kind="stable"), regimes)]
     whole = [part if (~np.isnan(part)).any(0).all() else y for part in parts]
     noise = np.linspace(0.5, 1.0, regimes)[:, None, None] * np.diag(unit**2)
-    return {
-        "observation_offset": np.stack([np.nanmean(part, 0) for part in whole]),
-        "observation_noise": noise,
-    }
+    return {"observation_offset": np.stack([np.nanmean(part, 0) for part in whole]), "observation_noise": noise}
 
 
 def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:

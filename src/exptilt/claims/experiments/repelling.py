@@ -67,9 +67,7 @@ def cumulant_growth(order: int, beta: float, dimension: int, *, size: float = 1e
     return cumulant(moved) / cumulant(grid)
 
 
-def collapse_times(
-    counts: Sequence[int], beta: float, *, runs: int, seed: int = 0, level: float = 0.5
-) -> np.ndarray:
+def collapse_times(counts: Sequence[int], beta: float, *, runs: int, seed: int = 0, level: float = 0.5) -> np.ndarray:
     """Step at which skewness or excess kurtosis of points on a line passes `level`, ``(counts, runs)``."""
     times = np.full((len(counts), runs), math.nan)
     for i, count in enumerate(counts):
@@ -81,9 +79,7 @@ def collapse_times(
                 z = (x - x.mean()) / x.std(correction=0)
                 now = math.log(max(abs(float(z.pow(3).mean())), abs(float(z.pow(4).mean() - 3))))
                 if now > math.log(level):  # between two steps, by the logarithm
-                    times[i, j] = (
-                        max(0.0, step - 1 + (math.log(level) - before) / (now - before)) if step else 0.0
-                    )
+                    times[i, j] = max(0.0, step - 1 + (math.log(level) - before) / (now - before)) if step else 0.0
                     break
                 before, x = now, flow(x)
     return times

@@ -13,19 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from exptilt.claims.evidence import (
-    Check,
-    Findings,
-    Picture,
-    axes,
-    covariance_of,
-    dots,
-    least,
-    most,
-    normals,
-    note,
-    same,
-)
+from exptilt.claims.evidence import Check, Findings, Picture, axes, covariance_of, dots, least, most, normals, note, same
 from exptilt.claims.ledger import APPENDIX, FILTER, MODEL, POSTER, Between, claim
 from exptilt.claims.models import subjects
 from exptilt.claims.models.subjects import WINDOWS, Profile
@@ -41,9 +29,7 @@ _ANSWERS: dict[str, Answer] = {}
 @cache
 def predictions() -> dict[str, Any]:
     """The bounds and expectations of every question, with their date and the models looked at before."""
-    found: dict[str, Any] = json.loads(
-        (Path(__file__).parent / "kept" / "predictions.json").read_text("utf-8")
-    )
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "kept" / "predictions.json").read_text("utf-8"))
     return found
 
 
@@ -97,18 +83,11 @@ def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
     bounds = predictions()["bounds"][id]
     for key, bound in bounds.items():
         wide = {"most": bound.get("most", np.inf), "least": bound.get("least", -np.inf)}
-        one, other = (
-            Check(bound["text"], (value[key],), role="measured", signed=True, **wide)
-            for value in (found, control)
-        )
+        one, other = (Check(bound["text"], (value[key],), role="measured", signed=True, **wide) for value in (found, control))
         if np.isnan(one.mean):
             continue  # this model has no such number
         blind = one.passed and other.passed
-        yield (
-            one._replace(role="note", name=f"{one.name} (random weights pass too: says nothing)")
-            if blind
-            else one
-        )
+        yield one._replace(role="note", name=f"{one.name} (random weights pass too: says nothing)") if blind else one
         yield note(f"random weights: {bound['text']}", control[key], signed=True)
     for key, value in found.items():
         if key not in bounds and not np.isnan(value):
@@ -121,10 +100,7 @@ def columns(id: str) -> tuple[list[str], list[list[str]]]:
     for one in subjects.kept():
         pairs.setdefault(one.model, {})[one.weights] = one
     bounds = predictions()["bounds"][id]
-    answers = {
-        m: (_ANSWERS[id](p["trained"], p["random"]), _ANSWERS[id](p["random"], p["random"]))
-        for m, p in pairs.items()
-    }
+    answers = {m: (_ANSWERS[id](p["trained"], p["random"]), _ANSWERS[id](p["random"], p["random"])) for m, p in pairs.items()}
     rows = []
     for key, bound in bounds.items():
         limit = f"at most {bound['most']:g}" if "most" in bound else f"at least {bound['least']:g}"
@@ -218,16 +194,10 @@ def link(one: Profile, random: Profile) -> Numbers:
         "definiteness_share": float((positive > 4).mean()),
         "symmetry_last": float(by_layer[-1].mean()),
         "link_r2": float(np.median(one.head("link_r2"))),
-        "first third of the layers: symmetric part, standard deviations above random weights": float(
-            by_layer[0].mean()
-        ),
+        "first third of the layers: symmetric part, standard deviations above random weights": float(by_layer[0].mean()),
         "share of heads less symmetric than random weights, by 4 standard deviations": float((z < -4).mean()),
-        "symmetric part against other heads' W_k, in standard deviations, mean": float(
-            one.head("symmetry_z").mean()
-        ),
-        "positive part against other heads' W_k, in standard deviations, mean": float(
-            one.head("definiteness_z").mean()
-        ),
+        "symmetric part against other heads' W_k, in standard deviations, mean": float(one.head("symmetry_z").mean()),
+        "positive part against other heads' W_k, in standard deviations, mean": float(one.head("definiteness_z").mean()),
     }
 
 
@@ -282,9 +252,7 @@ def fully_connected(one: Profile, random: Profile) -> Numbers:
     return {
         "tied_share": float((tied > 4).mean()),
         "tied_mean": float(tied.mean()),
-        "share of MLPs that write against what they read, by 4 standard deviations": float(
-            (tied < -4).mean()
-        ),
+        "share of MLPs that write against what they read, by 4 standard deviations": float((tied < -4).mean()),
     }
 
 
@@ -375,9 +343,7 @@ def climbs(one: Profile, random: Profile) -> Numbers:
         "alignment_share": float((_z(along, random.head("alignment")) > 4).mean()),
         "cosine of W_v W_o and W_k W_q', mean of heads": float(along.mean()),
         "share of heads in which that is negative": float((along < 0).mean()),
-        "the same cosine against other heads, in standard deviations, mean": float(
-            one.head("alignment_z").mean()
-        ),
+        "the same cosine against other heads, in standard deviations, mean": float(one.head("alignment_z").mean()),
     }
 
 
@@ -404,16 +370,12 @@ def expansion(one: Profile, random: Profile) -> Numbers:
         >>> print([line.label for line in found.picture.lines])
         ['trained', 'random']
     """
-    attention, mlp, norm = (
-        one.layer(name) for name in ("attention_expansion", "mlp_expansion", "hidden_norm")
-    )
+    attention, mlp, norm = (one.layer(name) for name in ("attention_expansion", "mlp_expansion", "hidden_norm"))
     whole = np.diff(np.log(norm))
     fits = len(whole) == len(attention) == len(mlp)
     return {
         "attention": float(np.exp(np.log(attention).mean())),
         "share": float((attention > 1.02).mean()),
         "stream": float(np.exp((whole - np.log(attention) - np.log(mlp)).mean())) if fits else np.nan,
-        "MLP: factor by which it lengthens a hidden state, geometric mean of layers": float(
-            np.exp(np.log(mlp).mean())
-        ),
+        "MLP: factor by which it lengthens a hidden state, geometric mean of layers": float(np.exp(np.log(mlp).mean())),
     }

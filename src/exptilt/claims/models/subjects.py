@@ -105,9 +105,7 @@ def measure(
 
 def kept() -> list[Profile]:
     """The profiles that come with the package."""
-    return (
-        [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
-    )
+    return [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
 
 
 def as_json(profiles: Sequence[Profile], **about: Any) -> str:
@@ -161,9 +159,7 @@ def _characters(vocabulary: Path, pattern: str) -> Any:
     words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     ends = [(name, numbers[name]) for name in ("[CLS]", "[SEP]")]
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512)
 
 
 def _inside(package: str, version: str, place: str) -> Path:
@@ -189,16 +185,11 @@ def _antibodies() -> tuple[nn.Module, Any]:
     from transformers import BertForMaskedLM
 
     folder = _inside("antiberty", "0.1.2", "trained_models/AntiBERTy_md_smooth")
-    net = BertForMaskedLM.from_pretrained(
-        folder, weights_only=True, local_files_only=True, use_safetensors=False
-    )
+    net = BertForMaskedLM.from_pretrained(folder, weights_only=True, local_files_only=True, use_safetensors=False)
     return net.eval(), _characters(folder.parent / "vocab.txt", ".")
 
 
-STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "rxnmapper": _reactions,
-    "antiberty": _antibodies,
-}
+STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {"rxnmapper": _reactions, "antiberty": _antibodies}
 """Models that do not read English, by name: an ALBERT of chemical reactions and a BERT of antibodies."""
 
 
@@ -231,21 +222,14 @@ def _forward_shares(net: Any, ids: Sequence[Tensor], windows: int = 20) -> dict[
 
 def _pieces(module: nn.Module) -> list[Tensor] | None:
     """W_q, W_k, W_v ``(head, width, D)`` and W_o ``(head, D, width)`` of an attention module, else None."""
-    rows = {
-        name: part.weight
-        for name, part in module.named_modules()
-        if isinstance(getattr(part, "weight", None), Tensor)
-    }
+    rows = {name: part.weight for name, part in module.named_modules() if isinstance(getattr(part, "weight", None), Tensor)}
     if "c_attn" in rows:  # GPT-2: columns
         width, heads = module.embed_dim, module.num_heads
         q, k, v = (w.mT for w in rows["c_attn"].split(width, 1))
         o = rows["c_proj"].mT
     else:
-        sets = (
-            ("q_proj", "k_proj", "v_proj", "o_proj"),
-            ("query", "key", "value", "dense"),
-            ("self.query", "self.key", "self.value", "output.dense"),
-        )
+        sets = (("q_proj", "k_proj", "v_proj", "o_proj"), ("query", "key", "value", "dense"),
+                ("self.query", "self.key", "self.value", "output.dense"))
         names = next((some for some in sets if all(name in rows for name in some)), None)
         if names is None:
             return None
@@ -297,15 +281,10 @@ def _score(table: Tensor) -> Tensor:
 def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
     found: dict[str, list[Tensor]] = {}
     for module in net.modules():
-        if (
-            not re.search(r"Attention$|SdpaAttention$", type(module).__name__)
-            or (got := _pieces(module)) is None
-        ):
+        if not re.search(r"Attention$|SdpaAttention$", type(module).__name__) or (got := _pieces(module)) is None:
             continue
         q, k, v, o = got
-        pairs = [
-            torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)
-        ]
+        pairs = [torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)]
         # Column n pairs head a with head a + n: the first is the head itself.
         for name, table in zip(("symmetry", "definiteness"), pairs, strict=True):
             others = table[:, 1:]
@@ -319,12 +298,8 @@ def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
 
 def _tied(net: nn.Module, draws: int = 16) -> list[float]:
     """For each MLP, the cosine of W_out and W_in' in standard deviations of the same with neurons permuted."""
-    kinds = (
-        ("c_fc", "c_proj"),
-        ("up_proj", "down_proj"),
-        ("ffn", "ffn_output"),
-        ("intermediate.dense", "output.dense"),
-    )
+    kinds = (("c_fc", "c_proj"), ("up_proj", "down_proj"), ("ffn", "ffn_output"),
+             ("intermediate.dense", "output.dense"))
     scores, generator = [], torch.Generator().manual_seed(0)
     for module in net.modules():
         for into, out in kinds:

@@ -207,11 +207,7 @@ def make(place: Path, steps: int, seeds: int, runs: Sequence[str] = RUNS) -> dic
 @cache
 def results(full: bool) -> dict[str, Any]:
     """The runs that come with the package, or with `full` the same made anew, kept in the cache folder."""
-    return (
-        make(cache_folder() / f"trained-{STEPS}.json", STEPS, SEEDS)
-        if full
-        else json.loads(KEPT.read_text("utf-8"))
-    )
+    return make(cache_folder() / f"trained-{STEPS}.json", STEPS, SEEDS) if full else json.loads(KEPT.read_text("utf-8"))
 
 
 def _by_seed(found: dict[str, Any], run: str, get: Callable[[dict[str, Any]], float]) -> dict[int, float]:
@@ -259,18 +255,10 @@ def ablation(seed: int, *, full: Full = 0) -> Findings:
     for run in VARIANTS[1:]:
         text = "no weights at all" if run == NOTHING else f"only {run.replace('+', ' and ')}"
         need = 0.2 if run == NOTHING else 0.02
-        yield Check(
-            f"{text}: loss above the full model's",
-            _above(found, run),
-            least=need,
-            role="measured",
-            signed=True,
-        )
+        yield Check(f"{text}: loss above the full model's", _above(found, run), least=need, role="measured", signed=True)
     yield Check("full model: loss on the test text", whole, role="note")
     yield from (note(f"{name}: loss on the test text", loss) for name, loss in found["ngrams"].items())
-    means = {run: float(np.mean(list(some.values()))) for run, some in losses.items() if some} | found[
-        "ngrams"
-    ]
+    means = {run: float(np.mean(list(some.values()))) for run, some in losses.items() if some} | found["ngrams"]
     yield bars("", list(means), list(means.values()))
     yield axes("Loss on the test text, mean of seeds; n-grams beside it", "", "nats a character")
 
@@ -308,17 +296,10 @@ def sensitive(seed: int, *, full: Full = 0) -> Findings:
     drawn = {part: _above(found, f"{part} as drawn") for part in PARTS}
     for part, words in (("vo", "W_v and W_o"), ("mlp", "the MLP")):
         pairs = tuple(a / b for a, b in zip(drawn["qk"], drawn[part], strict=False))
-        yield Check(
-            f"never trained: rise for W_q and W_k over that for {words}", pairs, most=1.0, role="measured"
-        )
+        yield Check(f"never trained: rise for W_q and W_k over that for {words}", pairs, most=1.0, role="measured")
     for way in ("noise", "set back"):
         for kind in KINDS:
-            yield Check(
-                f"{kind}, {way}: rise of the loss",
-                tuple(one[way][kind] for one in runs),
-                role="note",
-                signed=True,
-            )
+            yield Check(f"{kind}, {way}: rise of the loss", tuple(one[way][kind] for one in runs), role="note", signed=True)
     for part, rises in drawn.items():
         yield Check(f"{part} never trained: rise of the loss", rises, role="note", signed=True)
     yield bars("noise of half its norm", KINDS, [np.mean([one["noise"][k] for one in runs]) for k in KINDS])

@@ -62,9 +62,7 @@ def critical(seed: int, *, cosine: Annotated[float, Between(0.0, 0.9)] = 0.5) ->
     Example:
         >>> n, rho, gamma = 64, 0.5, 3.0
         >>> x = torch.linalg.cholesky(torch.full((n, n), rho) + (1 - rho) * torch.eye(n))
-        >>> weight = xt.attend(
-        ...     x[None], x[None], torch.eye(n)[None], scale=gamma * torch.log(torch.tensor(64.0)).item()
-        ... )
+        >>> weight = xt.attend(x[None], x[None], torch.eye(n)[None], scale=gamma * torch.log(torch.tensor(64.0)).item())
         >>> print(bool(weight.output[0].diagonal().min() > 0.8))
         True
     """
@@ -136,11 +134,7 @@ def synchrony(seed: int, *, runs: Annotated[int, Between(4, 1000)] = 40) -> Find
     at = torch.tensor(2 * math.pi / 3, dtype=torch.float64)
     slope = torch.func.grad(lambda x: (-2 / 3 * x.cos()).exp() * x.sin())(at)
     yield most("slope of the interaction at a third of the circle, β = −2/3", slope.abs(), ROUNDING)
-    yield axes(
-        "Three clusters, disturbed: 1 while they are thirds of the circle, or one point",
-        "step",
-        "order of 3θ",
-    )
+    yield axes("Three clusters, disturbed: 1 while they are thirds of the circle, or one point", "step", "order of 3θ")
 
 
 @claim(
@@ -185,9 +179,7 @@ def speeds(seed: int, *, points: Annotated[int, Between(4, 500)] = 24) -> Findin
     moves = {"Post-LN": (x, A, 1.0), "Pre-LN": (r * x, A, r), "Peri-LN": (r * x, A / size, r * size)}
     for name, (state, write, slow) in moves.items():
         speed = (unit(state + small * write, dim=-1) - unit(state, dim=-1)) / small
-        yield most(
-            f"{name}: velocity of directions against the formula", (speed - across(x, A) / slow).abs(), 1e-5
-        )
+        yield most(f"{name}: velocity of directions against the formula", (speed - across(x, A) / slow).abs(), 1e-5)
     for name in moves:
         state, gaps, times = x.clone(), [], []
         for step in range(1, 4001):
@@ -201,11 +193,7 @@ def speeds(seed: int, *, points: Annotated[int, Between(4, 500)] = 24) -> Findin
         t, y = np.array(times), np.log(np.maximum(gaps, 1e-15))
         left = [float(np.polyfit(u, y, 1, full=True)[1][0]) for u in (t, np.log(t))]
         better = left[0] / left[1] if name == "Post-LN" else left[1] / left[0]
-        kind = (
-            "an exponential over those by a power"
-            if name == "Post-LN"
-            else "a power of time over those by an exponential"
-        )
+        kind = "an exponential over those by a power" if name == "Post-LN" else "a power of time over those by an exponential"
         yield most(f"{name}: squares left by {kind}", better, 1.0, "measured")
         yield curve(name, t, np.exp(y))
     yield axes("Distance from collapse, 1 − mean cosine", "time", "distance", log_y=True)

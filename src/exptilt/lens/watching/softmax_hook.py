@@ -116,8 +116,8 @@ class Softmaxes:
             name = f"{type(module).__name__} {self.model.modules.name(module)!r}"
             raise ArgumentError(
                 f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and "
-                "neither its number of heads (num_heads) nor its input says how many of these are batch items. "
-                "Set num_heads on it, or watch it with a batch of 1."
+                "neither its number of heads (num_heads) nor its input says how many of these are batch "
+                "items. Set num_heads on it, or watch it with a batch of 1."
             )
         return int(batches[0])
 

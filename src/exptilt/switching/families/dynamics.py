@@ -143,9 +143,7 @@ class LinearDynamics:
                     "of exponential families without. Pass process_noise of 0, or another belief."
                 )
             if not bool(torch.linalg.matrix_rank(W) == len(W)):
-                raise ArgumentError(
-                    f"LinearDynamics: {kind}, and dynamics is singular. Pass an invertible matrix."
-                )
+                raise ArgumentError(f"LinearDynamics: {kind}, and dynamics is singular. Pass an invertible matrix.")
             return Pushforward(belief, W)
         entries(
             "LinearDynamics",
