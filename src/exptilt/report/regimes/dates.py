@@ -124,7 +124,9 @@ def _periods(labels: Sequence[str]) -> Times | None:
             year, number, _ = key.isocalendar()
         elif letter in "Qq":
             number = (key.month + 2) // 3
-        return f"{letter}{number}{match[7]}{year}" if match[5] else f"{year}{match[2]}{letter}{number:0{width}d}"
+        return (
+            f"{letter}{number}{match[7]}{year}" if match[5] else f"{year}{match[2]}{letter}{number:0{width}d}"
+        )
 
     return _regular(keys, write, _of_period)
 

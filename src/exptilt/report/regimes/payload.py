@@ -248,9 +248,7 @@ def level_regimes(
     """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
     if kind == "level":
         check_columns("switch", y[~np.isnan(y).any(1)], True, names)
-    fit = fit_named_model(
-        y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress
-    )
+    fit = fit_named_model(y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post = model.filter(fit.y, method=fit.filter, inputs=fit.inputs)
     back = model.smooth(fit.y, method=fit.filter, inputs=fit.inputs)
@@ -265,8 +263,13 @@ def level_regimes(
         signal = smoothed @ center
     elif kind == "autoregression":
         center, center_error = fit.estimates["intercept"][:, None], errors["intercept"][:, None]
-        means = model.observation_offset + np.einsum("kmr,tr->tkm", model.observation_input, fit.inputs)[..., 0:1]
-        signal, transition = np.einsum("tk,tkm->tm", back.mode_probability, means), fit.estimates["transition"]
+        means = (
+            model.observation_offset + np.einsum("kmr,tr->tkm", model.observation_input, fit.inputs)[..., 0:1]
+        )
+        signal, transition = (
+            np.einsum("tk,tkm->tm", back.mode_probability, means),
+            fit.estimates["transition"],
+        )
     else:
         center = np.sqrt(_diagonals(model.process_noise))
         spread = _diagonals(errors["process_noise"]) if "process_noise" in errors else unknown
@@ -287,17 +290,21 @@ def level_regimes(
     if counts:
         options = {"kind": kind, "order": lags, "starts": min(starts, 3), "seed": seed, "progress": progress}
         compared = compare(y, modes=counts, known={modes: fit}, folds=4 if len(y) <= LONG else 1, **options)
-    return of_fit(fit, transition, smoothed) | forecast | {
-        "center": center,
-        "center_error": center_error,
-        "deviation": deviation,
-        "filtered": sum_modes(post.mode_probability, modes),
-        "path": path,
-        "signal": signal,
-        "residuals": residuals,
-        "tests": tuple(residual_tests(column) for column in residuals.T),
-        "comparison": compared,
-    }
+    return (
+        of_fit(fit, transition, smoothed)
+        | forecast
+        | {
+            "center": center,
+            "center_error": center_error,
+            "deviation": deviation,
+            "filtered": sum_modes(post.mode_probability, modes),
+            "path": path,
+            "signal": signal,
+            "residuals": residuals,
+            "tests": tuple(residual_tests(column) for column in residuals.T),
+            "comparison": compared,
+        }
+    )
 
 
 def future_paths(

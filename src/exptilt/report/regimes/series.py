@@ -73,7 +73,9 @@ def read_series(
             raise ArgumentError(f"{path} has no column {name!r}. It has: {', '.join(header)}.")
     names, labels = _labels(header, rows, columns or (), index)
     if names and index is None:
-        chosen.append(f"Rows are named by the column {' and '.join(map(repr, names))}; --index chooses another.")
+        chosen.append(
+            f"Rows are named by the column {' and '.join(map(repr, names))}; --index chooses another."
+        )
     times = read_times(labels, names[0]) if names else None
     order = list(range(len(rows)))
     if times is not None and not times.rising:
