@@ -1,4 +1,4 @@
-"""Are default starts enough? 100 simulated series, fitted by default, with 20 more starts, and by statsmodels.
+"""Are default starts enough? 100 series, fitted by default, with 20 more starts, and by statsmodels.
 
 Series of 120 to 300 steps of two or three regimes that differ in level, in deviation or in both, close
 together or far apart, with or without a lag. A fit by default ends short if one of 20 more starts (another
@@ -78,7 +78,7 @@ def one(seed: int) -> dict[str, Any]:
         spread = [v for n, v in zip(theirs.model.param_names, theirs.params, strict=True) if "sigma2" in n]
         proper = bool(min(spread) > (0.01 * y.std()) ** 2)
         row["statsmodels"] = {"log_likelihood": float(theirs.llf), "proper": proper}
-    except Exception as problem:  # noqa: BLE001, whatever it is, it is part of the table
+    except Exception as problem:
         row["statsmodels"] = {"log_likelihood": None, "proper": False, "problem": str(problem)[:200]}
     row["statsmodels"]["seconds"] = time.process_time() - begin
     return row

@@ -309,6 +309,7 @@ def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:
     groups = [(np.flatnonzero(which == k), np.flatnonzero(seen)) for k, seen in enumerate(patterns)]
     parts = [(rows, at, np.ascontiguousarray(y[rows][:, at])) for rows, at in groups if len(at)]
 
+    @np.errstate(all="ignore")  # a climb may look too far
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         values, back = named.values_at(theta)
         P, level, noise = (values[k] for k in ("transition", "observation_offset", "observation_noise"))

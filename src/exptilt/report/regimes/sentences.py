@@ -13,7 +13,7 @@ APART, WIDER = 0.5, 1.5  # levels so many deviations apart, and deviations of su
 
 
 def words_of(found: Regimes) -> list[str]:
-    """What tells each regime from the others, such as "low", "volatile" or "falling, volatile"; "" if nothing."""
+    """What tells each regime from the others: "low", "volatile" or "falling, volatile"; "" if nothing."""
     M = len(found.share)
     if M == 1:
         return [""]
@@ -98,7 +98,8 @@ def verdicts(found: Regimes) -> list[str]:
             hint = {"level": "--lags 1, --model local-level, or its changes", "autoregression": "more lags"}
             out.append(
                 f"The residuals of {name} are correlated: the model misses what carries over from one "
-                f"{found.unit} to the next, and this forecast with it. Try {hint.get(found.kind, 'more regimes')}."
+                f"{found.unit} to the next, and this forecast with it. "
+                f"Try {hint.get(found.kind, 'more regimes')}."
             )
         elif bad:
             words = {
@@ -107,7 +108,8 @@ def verdicts(found: Regimes) -> list[str]:
             }
             what = " and ".join(words[b] for b in sorted(bad))
             out.append(
-                f"The residuals of {name} are uncorrelated, but {what}: the intervals may be too wide or too narrow."
+                f"The residuals of {name} are uncorrelated, but {what}: "
+                "the intervals may be too wide or too narrow."
             )
         elif tests:
             out.append(f"The residuals of {name} look as they should: nothing speaks against the intervals.")
