@@ -125,7 +125,9 @@ class InverseWishart(WithDegrees):
 
     def _within_limits(self, half: Tensor) -> Tensor:
         largest = half.detach().abs().amax(-2, keepdim=True)
-        return half * (torch.finfo(self.dtype).max ** 0.5 / (8 * self.size) / largest).clamp_max(1)
+        most = torch.finfo(self.dtype).max ** 0.5 / (8 * self.size)
+        limited: Tensor = half * (most / largest).clamp_max(1)
+        return limited
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         half = self._half(shape, generator)
