@@ -17,6 +17,7 @@ from exptilt.claims import (  # noqa: F401
     memory,
     mixing,
     models,
+    others,
 )
 from exptilt.claims.evidence import Verdict
 from exptilt.claims.ledger import Claim, every, find, run

@@ -2,7 +2,7 @@ r"""E1 to E4: filters of a switching linear-Gaussian model, held against one wri
 
 `_by_hand` follows components (weight, mode, mean, covariance) of the state, one Kalman step at a time:
 
-    exact   all paths of modes            GPB2   those that end in the same mode are collapsed
+    exact   all paths of modes            GPB_k  those that agree on the last k − 1 modes are collapsed
     GPB1    all collapsed to one law      IMM    collapsed for each mode to come, before the prediction
 """
 
@@ -41,6 +41,7 @@ class _Part(NamedTuple):
     mode: int
     mean: Array
     cov: Array
+    path: tuple[int, ...] = ()
 
 
 def _model(seed: int, modes: int, steps: int) -> tuple[dict[str, Any], Array]:
@@ -82,8 +83,9 @@ def _by_hand(
     alone, and that message never hears of the observation.
     """
     M = len(p["transition"])
+    last = max(1, int(method[3:]) - 1) if method[3:].isdigit() else 1
     parts = [
-        _Part(np.log(p["initial_probability"][i]), i, p["initial_mean"][i], p["initial_covariance"][i])
+        _Part(np.log(p["initial_probability"][i]), i, p["initial_mean"][i], p["initial_covariance"][i], (i,))
         for i in range(M)
     ]
     total, modes, means, counts = 0.0, [], [], []
@@ -106,7 +108,8 @@ def _by_hand(
                 gain = cov @ H.T / S
                 said = float(-0.5 * (np.log(2 * np.pi * S) + error**2 / S).item())
                 weight = part.log_weight + (0.0 if printed else said)
-                after.append(_Part(weight, j, mean + gain @ error, cov - gain @ S @ gain.T))
+                gone = (*part.path, j)[-last:]
+                after.append(_Part(weight, j, mean + gain @ error, cov - gain @ S @ gain.T, gone))
         counts.append(len(after))
         if printed:  # within a mode to come, π_k' alone weighs: P(A'|A) is taken out again
             before = {part.mode: part.log_weight for part in parts}
@@ -116,8 +119,9 @@ def _by_hand(
                 _collapsed([a for a in after if a.mode == j], j)._replace(log_weight=levels[j])
                 for j in range(M)
             ]
-        elif method in ("gpb2", "gpb1", "imm"):
-            parts = [_collapsed([a for a in after if a.mode == j], j) for j in range(M)]
+        elif method != "exact":
+            alike = {a.path: [b for b in after if b.path == a.path] for a in after}
+            parts = [_collapsed(some, path[-1])._replace(path=path) for path, some in alike.items()]
         else:
             parts = after
         norm = logsumexp([part.log_weight for part in parts])
@@ -137,17 +141,18 @@ def _apart(found: Any, total: float, modes: Array, means: Array) -> float:
 @claim(
     "E1",
     "Exact filtering needs Mᵗ parts; GPB_k keeps Mᵏ⁻¹",
-    r"P(A_t,X_t\mid O_{1:t}):\ M^t\text{ Gaussians};\quad \mathrm{GPB}_1\to 1,\quad \mathrm{GPB}_2\to M",
+    r"P(A_t,X_t\mid O_{1:t}):\ M^{t+1}\text{ Gaussians};\quad \mathrm{GPB}_k\to M^{k-1}",
     f"{FILTER}, section 3 and equation 4",
 )
 def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     """The exact law of mode and state is a mixture of one Gaussian for each path of modes. GPB_k collapses
-    those that agree on the last k − 1 modes before a step: one for k = 1, M for k = 2.
+    those that agree on the last k − 1 modes, and so keeps Mᵏ⁻¹: one for k = 1, M for k = 2. With k beyond the
+    number of steps nothing is collapsed, and it is exact.
 
     Experiment:
-        A random model with an asymmetric transition. The library's exact, GPB1 and GPB2 filters against
-        filters written out; how many parts there are at the last step; how far GPB1 and GPB2 are from the
-        truth.
+        A random model with an asymmetric transition. The library's exact filter and GPB1 to GPB4 against
+        filters written out; how many laws the library keeps; GPB with k beyond the last step against the
+        exact filter; how far each is from the truth.
 
     Example:
         >>> from exptilt.switching import SwitchingLinearGaussian
@@ -175,15 +180,21 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     p, y = _model(seed, modes, steps)
     model = SwitchingLinearGaussian(**p)
     truth = _by_hand(p, y, "exact")
-    for method in ("exact", "gpb1", "gpb2"):
-        total, probability, means, counts = _by_hand(p, y, method)
+    errors = {}
+    for method, kept in {"exact": steps + 1, "gpb1": 0, "gpb2": 1, "gpb3": 2, "gpb4": 3}.items():
+        total, probability, means, _ = _by_hand(p, y, method)
         found = model.filter(y, method=method)
+        errors[method] = float(np.abs(found.mean - truth[2]).max())
         yield most(f"{method}: against the one written out", _apart(found, total, probability, means), 1e-7)
-        yield note(f"{method}: distance from the truth", np.abs(found.mean - truth[2]).max())
-        yield curve(method, range(1, steps + 1), counts)
-    parts = truth[3][-1] / modes ** (steps + 1)
-    yield most("exact: parts at the end, over M^(T+1), less 1", abs(parts - 1), 0.0)
-    yield axes("Parts after the observation", "step", "Gaussians", log_y=True)
+        laws = f"{method}: laws that the library keeps, over M^{'(T+1)' if method == 'exact' else kept}, less 1"
+        yield most(laws, abs((found.laws_kept or 0) / modes**kept - 1), 0.0)
+        yield note(f"{method}: distance from the truth", errors[method])
+    whole = model.filter(y[: min(steps, 4)], method=f"gpb{min(steps, 4) + 2}")
+    first = _by_hand(p, y[: min(steps, 4)], "exact")
+    yield most("GPB_k with k beyond the last step: against the exact filter", _apart(whole, *first[:3]), 1e-7)
+    some = [method for method in errors if method != "exact"]
+    yield dots("", [int(method[3:]) for method in some], [max(errors[method], 1e-17) for method in some])
+    yield axes("Distance of the mean from the exact one", "k", "largest distance", log_y=True)
 
 
 @claim(

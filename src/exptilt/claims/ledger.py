@@ -29,6 +29,8 @@ GROUPS = {
     "D": "Contrastive learning",
     "E": "Attention as a switching filter",
     "F": "To be observed in real transformers",
+    "G": "Further errata of the drafts",
+    "H": "Results of others",
 }
 MODEL = "shakespeare"  # which claims about trained models are run on: it comes with the package
 # How the drafts are called.
@@ -191,14 +193,14 @@ def _order(id: str) -> tuple[str, int, str]:
     return id[0], int(id[1:].rstrip("ab")), id
 
 
-def every() -> tuple[Claim, ...]:
-    """All claims, in the order of the theory.
+def every(*, others: bool = False) -> tuple[Claim, ...]:
+    """All claims, in the order of the theory; with `others` the published results of others instead.
 
     Example:
         >>> len(xt.claims.every())
-        41
+        46
     """
-    return tuple(_CLAIMS[id] for id in sorted(_CLAIMS, key=_order))
+    return tuple(_CLAIMS[id] for id in sorted(_CLAIMS, key=_order) if (id[0] == "H") is others)
 
 
 def find(id: str) -> Claim:
@@ -208,14 +210,14 @@ def find(id: str) -> Claim:
         id: such as "A1", in capitals or not.
 
     Example:
-        >>> xt.claims.find("b5").title
-        'Is the equilibrium Gaussian when the patterns move?'
+        >>> xt.claims.find("b5a").title
+        'Moving points: is their equilibrium Gaussian?'
     """
     key = id[:1].upper() + id[1:].lower()
     if key not in _CLAIMS:
         raise ArgumentError(
-            f"there is no claim {id!r}{_nearest(key, _CLAIMS)}. There are A1 to A15, B1 to B6, "
-            "C1 to C4, D1, E1 to E9 and F1 to F6."
+            f"there is no claim {id!r}{_nearest(key, _CLAIMS)}. There are A1 to A15, B1 to B7, "
+            "C1 to C5, D1, E1 to E10, F1 to F6, G1, and H1 to H9 for results of others."
         )
     return _CLAIMS[key]
 
@@ -286,9 +288,9 @@ def _kept(
     return found
 
 
-def chosen_claims(ids: Iterable[str] = ()) -> list[Claim]:
-    """The claims of these ids, or all."""
-    return list(dict.fromkeys(find(id) for id in ids)) or list(every())
+def chosen_claims(ids: Iterable[str] = (), *, others: bool = False) -> list[Claim]:
+    """The claims of these ids, or all, or with `others` all results of others."""
+    return list(dict.fromkeys(find(id) for id in ids)) or list(every(others=others))
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""E5, E6, E8 and E9: attention as a mixing step, its uncertainty, Gibbs chains, sequential Monte Carlo."""
+"""E5, E6, E8, E9 and G1: attention as a mixing step, its uncertainty, Gibbs chains, particles, errata."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ from exptilt.claims.evidence import (
     note,
     same,
 )
-from exptilt.claims.ledger import FILTER, POSTER, Between, claim
+from exptilt.claims.ledger import FAMILY, FILTER, POSTER, Between, claim
 from exptilt.families import BernoulliProduct, Categorical, Gaussian, Poisson, fit_linear_link
 from exptilt.sampling import Joint, gibbs, smc
 from exptilt.switching import SwitchingLinearGaussian, attention_as_imm
@@ -232,6 +232,58 @@ def chains(
 def _natural(kind: type[BernoulliProduct] | type[Poisson], mean: torch.Tensor) -> torch.Tensor:
     """The exact canonical link: the natural parameter of a mean."""
     return kind.from_mean(mean).or_raise().natural_parameter
+
+
+@claim(
+    "G1",
+    "Further errata of the draft on message passing",
+    r"A_{ij}\propto e^{\langle H_jW_q,H_iW_k\rangle},\quad P(\eta\mid\mu)\propto e^{\langle\eta,\mu\rangle-\nu G(\eta)},"
+    r"\quad \mathrm E[X'\mid A']=\sum_iA_{ij}\!\int\!X'P(X'\mid X)P(X\mid A{=}i)",
+    f"{FILTER}, equations 2, 5, 14 and 15; {FAMILY} (“contrastive divergence”)",
+    printed=r"A_{ij}\propto e^{\langle H_jW_k,H_iW_q\rangle},\quad P(\eta\mid\mu)\propto e^{\langle f(\eta),\mu\rangle},"
+    r"\quad \ldots P(X'\mid X,A{=}i)\,P(X'\mid A{=}i)",
+)
+def errata(seed: int, *, tokens: Tokens = 6) -> Findings:
+    """Equation 2 has W_q and W_k the other way round than equation 1. Equation 14 has P(X'|A) where P(X|A)
+    must stand, and then does not give attention's mean. Equation 15's conjugate prior lacks −G(η), and has no
+    finite integral without. In equation 5 the last message is of X' given A', not A; and the draft on
+    exponential families says "contrastive divergence", a way to train, where it means contrastive learning.
+
+    Experiment:
+        Attention by equation 1 against equation 2 as it is printed. A linear Gaussian state: the integral of
+        equation 14 with either law, against W_v h. The prior of a Bernoulli law's η over growing intervals
+        with −G and without. What is wrong in words alone is not run.
+
+    Example:
+        >>> H, W_q, W_k = torch.randn(6, 3), torch.randn(3, 3), torch.randn(3, 3)
+        >>> right, printed = (H @ W_q) @ (H @ W_k).mT, (H @ W_k) @ (H @ W_q).mT
+        >>> print(torch.allclose(right.softmax(-1), printed.softmax(-1)))
+        False
+    """
+    h, wq, wk = normals(seed, (tokens, 3), (3, 3), (3, 3))
+    q, k = h @ wq, h @ wk
+    seen = attend(q[None], k[None], h[None], scale=1.0).output[0]
+    x = torch.linspace(-12, 12, 24_001, dtype=h.dtype)
+    mean, w, gap = 1.5, 0.7, float(x[1] - x[0])
+    arrives = (-((x - w * mean) ** 2) / (2 * (w**2 + 0.25))).exp()  # the law of X' = wX + noise, X ~ N(mean, 1)
+    twice = arrives * arrives  # P(X'|A) once from the integral over X, once as printed
+    printed = float((x * twice).sum() * gap) / math.sqrt(2 * math.pi * (w**2 + 0.25)) ** 2
+    right = float((x * arrives).sum() * gap) / math.sqrt(2 * math.pi * (w**2 + 0.25))
+
+    def log_mass(reach: float, nu: float) -> float:
+        eta = reach * torch.linspace(-1, 1, 20_001, dtype=h.dtype)
+        weight = 0.8 * eta - nu * torch.nn.functional.softplus(eta)
+        return float(torch.logsumexp(weight, 0)) + math.log(reach / 10_000)
+
+    yield same("equation 1: queries from W_q", torch.softmax(q @ k.mT, -1) @ h, seen)
+    yield same("as printed: equation 2", torch.softmax(k @ q.mT, -1) @ h, seen, role="printed")
+    yield most("equation 14 with P(X|A): mean against W_v h", abs(right - w * mean), 1e-8)
+    yield most("as printed: equation 14 with P(X'|A)", abs(printed - w * mean), 1e-8, "printed")
+    yield most("prior with −G: log of its integral to ±400 less that to ±200", log_mass(400, 2) - log_mass(200, 2), 1e-6)
+    yield most("as printed: the same without −G", log_mass(400, 0) - log_mass(200, 0), 1e-6, "printed")
+    for nu, label in ((2, "with −G"), (0, "as printed")):
+        yield curve(label, (25, 50, 100, 200), [log_mass(reach, nu) for reach in (25, 50, 100, 200)])
+    yield axes("Log of the prior's integral over [−r, r]", "r", "log integral")
 
 
 @claim(

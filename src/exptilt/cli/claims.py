@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
     model = "also run the claims about trained models on this one, as `exptilt report` takes it"
     add("--model", metavar="MODEL", help=model)
+    add("--others", action="store_true", help="published results of others, H1 to H9, in place of the drafts' claims")
     add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from exptilt._support.files import prepare_folder
     from exptilt.claims import ledger
 
-    chosen = ledger.chosen_claims(arguments.ids)
+    chosen = ledger.chosen_claims(arguments.ids, others=arguments.others)
     settings = _settings(arguments.set) | ({"full": 1} if arguments.full else {})
     if arguments.out is not None:
         prepare_folder(arguments.out)
