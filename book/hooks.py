@@ -14,7 +14,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-CLAIM = re.compile(r"THEORY ((?:[A-F]\d+(?:, )?)+)")
+CLAIM = re.compile(r"THEORY ((?:[A-H]\d+[ab]?(?:, )?)+)")
+MATHS = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)")
 BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
 
 
@@ -57,7 +58,18 @@ def on_page_markdown(markdown, page, **_):
     markdown = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, OWN))})\)", r"](\1)", markdown)
     if page.file.src_uri in OWN:
         markdown = markdown.replace("](docs/", "](")
+    if page.file.src_uri == "theory.md":  # formulas as MathML, which browsers set without a library
+        markdown = MATHS.sub(_typeset, markdown)
     return BLOCK.sub(r"\1```pycon\n", markdown)
+
+
+def _typeset(match):
+    from latex2mathml.converter import convert
+
+    block, inline = match.groups()
+    if inline:
+        return convert(inline)
+    return f'<div class="maths" tabindex="0">{convert(block, display="block")}</div>'
 
 
 def on_page_content(content, page, **_):

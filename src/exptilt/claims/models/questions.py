@@ -22,6 +22,7 @@ from exptilt.families import BernoulliProduct, Gaussian, Poisson, fit_linear_lin
 Tokens = Annotated[int, Between(128, 100_000)]
 Numbers = dict[str, float]
 Answer = Callable[[Profile, Profile], Numbers]
+ASKED = ("A15", "C5", "E7", "E10", "F1", "F2", "F3", "F6")  # the ids of the questions below
 FEATURES = "head, from the first layer to the last"
 _ANSWERS: dict[str, Answer] = {}
 
