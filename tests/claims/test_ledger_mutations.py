@@ -8,15 +8,7 @@ import torch
 
 from claims.verdicts import SETTINGS, VERDICTS
 from exptilt import claims
-from exptilt.claims import (
-    contrastive,
-    duality,
-    equilibrium,
-    exponential_family,
-    filters,
-    memory,
-    mixing,
-)
+from exptilt.claims import contrastive, duality, equilibrium, exponential_family, filters, memory, mixing
 from exptilt.claims.experiments import repelling, theorem_one
 from exptilt.claims.models import subjects, trained
 from exptilt.dynamics import flow
@@ -251,7 +243,20 @@ MUTATIONS = {
 }
 
 
-LONG = ("B4", "B6", "C3")  # more than a few seconds each
+LONG = (
+    "A15",
+    "B4",
+    "B6",
+    "C2",
+    "C3",
+    "C5",
+    "E7",
+    "E10",
+    "F1",
+    "F2",
+    "F3",
+    "F6",
+)  # more than a few seconds each
 
 
 def test_every_claim_has_a_mutation():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/landscape.js", "ledger/filter.js")
 RULES = {
-    Verdict.EXACT: "every check of the claim is an identity or an inequality, and holds to rounding for every seed",
+    Verdict.EXACT: "every check of the claim is an identity or an inequality, and holds to rounding",
     Verdict.CORRECTED: "the claim passes, the formula as printed does not",
     Verdict.SCOPED: "the claim passes, a wider reading of it does not",
     Verdict.MEASURED: "every number keeps its bound with these settings, which is no proof",
@@ -126,8 +126,13 @@ def _bounds(each: Evidence) -> str:
         return ""
     said = predictions()
     if each.settings.get("model", MODEL) in said["seen"]:
-        return "The bounds were chosen after a look at this model: here they describe it, and only other models test them."
-    return f"The bounds were written down on {said['date']}, before this model was measured (predictions.json)."
+        return (
+            "The bounds were chosen after a look at this model: here they describe it, and only other models "
+            "test them."
+        )
+    return (
+        f"The bounds were written down on {said['date']}, before this model was measured (predictions.json)."
+    )
 
 
 def _models(each: Evidence) -> Table | None:
@@ -135,7 +140,8 @@ def _models(each: Evidence) -> Table | None:
     if each.id not in ASKED or each.settings.get("model", MODEL) != MODEL:
         return None
     header, rows = columns(each.id)
-    note = f"Bounds and expectations are of {predictions()['date']}, before all but the first model were measured."
+    date = predictions()["date"]
+    note = f"Bounds and expectations are of {date}, before all but the first model were measured."
     return Table(f"{each.id} in several models", header, [tuple(row) for row in rows], note)
 
 
