@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exptilt import __version__
-from exptilt.cli import bench, main, report
+from exptilt.cli import arguments, bench, main, report
 from exptilt.lens import Study, models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def run(*words, cwd=None):
 
 def printed_commands(text):
     lines = text.split("commands that work as printed:\n")[1].splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in lines if line.startswith("  ")]
 
 
 TEXTS = [main.EXAMPLES, *(main.command(name).EXAMPLES for name in main.COMMANDS)]
@@ -130,9 +130,33 @@ def test_nothing_asked_says_what_to_type_first(capsys):
     assert main.main([]) == 2
     said = capsys.readouterr().out
     assert set(main.FIRST) == set(main.COMMANDS)
-    begin = said.index("Begin with")
-    assert all(said.index(f"exptilt {words}") > begin for words in main.FIRST.values())
-    assert said.index("exptilt report") < said.index("exptilt switch")
+    assert all(f"  exptilt {words} " in said for words, _ in main.FIRST.values())
+    assert "pip install" not in said
+
+
+def test_with_base_dependencies_the_extra_is_named_first(capsys, monkeypatch):
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None if name == "transformers" else name)
+    monkeypatch.setattr(main, "in_checkout", lambda: False)
+    assert main.main([]) == 2
+    ready, waiting = capsys.readouterr().out.split("With more packages:")
+    assert "exptilt claims" in ready
+    assert "exptilt switch" in ready
+    assert "exptilt report" not in ready
+    assert "bench" not in ready + waiting
+    assert "pip install 'exptilt[hf,report]'" in waiting
+    assert main.main(["report"]) == 2
+    assert "transformers is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["report", "./nowhere"], ["report", "--text", "nowhere.txt"]])
+def test_a_wrong_path_is_told_before_anything_is_loaded(words):
+    code = (
+        "import sys\nfrom exptilt.cli.main import main\n"
+        f"assert main({words!r}) == 2\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "there is no folder or file" in done.stderr
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

@@ -132,7 +132,7 @@ def test_public_names_are_documented(folder):
 
 UNTYPED = re.compile(  # results whose kind depends on the call
     r"\w+\.to_frame"  # a DataFrame of pandas, which is optional
-    r"|(Filtered|Smoothed|OnlineState)\.\w+|SwitchingLinearGaussian\.most_likely_path"  # as the data came
+    r"|(Filtered|Smoothed|OnlineState)\.\w+|Switching\w+\.most_likely_path"  # as the data came
     r"|Fit\.(regime_probability|residuals)"
     r"|Measure\.sample"  # a tensor, or one for each site
     r"|linear_cross_entropy"  # a loss, or a loss with statistics

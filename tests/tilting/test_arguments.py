@@ -160,6 +160,7 @@ def test_mixed_dtypes_outside_autocast_are_an_error():
     ("options", "words"),
     [
         ({"is_causal": True}, ("causal=",)),
+        ({"casual": True}, ("Did you mean causal=",)),
         ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, ("mask=", "bias=")),
         ({"attn_mask": torch.zeros(5, 5)}, ("mask=", "bias=")),
     ],

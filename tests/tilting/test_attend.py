@@ -298,3 +298,15 @@ def test_a_window_without_end(backend, causal, window):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=name)
     x, y = (torch.autograd.grad(a.output.sum() + a.key_mass.square().sum(), q)[0] for a in (found, expected))
     torch.testing.assert_close(x, y)
+
+
+def test_dropout_again():
+    """The second call of a kind takes the short way to the kernel, which knows nothing of dropped weights."""
+    g = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 40, 8, generator=g)
+    mask = torch.rand(40, 40, generator=g) > 0.3
+    for options in ({}, {"mask": mask}):
+        first, again = (xt.attend(query, key, value, dropout=0.5, seed=3, **options) for _ in range(2))
+        expected = xt.attend(query, key, value, dropout=0.5, seed=3, backend="tiled", **options)
+        torch.testing.assert_close(first.output, expected.output)
+        torch.testing.assert_close(again.output, expected.output)

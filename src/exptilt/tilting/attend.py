@@ -74,7 +74,7 @@ def _run(call: Call, key_mass: bool) -> AttentionResult:
         own = masses.with_own_weights(t)
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
-            tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask
+            tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask, own.packing
             mass = compiled.key_mass(*tensors, *known, *settings.rule.numbers, settings.backend)
         else:
             mass = masses.key_mass(own, *known, settings)
@@ -113,14 +113,8 @@ def drop(
     device, lead = t.query.device, t.query.dim() - 3
     drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
     made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]
-    bias = t.bias
-    if t.mask is not None:  # the plan takes the mask's place
-        hidden = torch.zeros(t.mask.shape, dtype=wide_dtype(t.query.dtype), device=device)
-        hidden = hidden.masked_fill(~t.mask, -torch.inf)
-        bias = hidden if bias is None else bias + hidden
-    kept = t._replace(mask=made, bias=bias)
-    wide = wide_dtype(t.query.dtype)
-    part = run(replace(call, inputs=kept, settings=settings, dtype=wide, layout=None))
+    kept = t._replace(packing=made)
+    part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype), layout=None))
     output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)
     return replace(whole, output=output.to(call.dtype))
 
@@ -306,7 +300,7 @@ def fisher_vector_product(
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
     elif compiling:
-        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask
+        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, t.packing
         numbers = settings.rule.numbers
         product = compiled.hessian_product(*tensors, *numbers, settings.backend, settings.check)
     else:

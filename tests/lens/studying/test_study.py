@@ -517,3 +517,12 @@ def test_tokens_keep_their_word_starts():
             return self.words[ids[0]].replace("\u2581", "")
 
     assert token_texts(Pieces(), [0, 1, 2, 3]) == [" to", "day", " ", "<s>"]
+
+
+def test_a_study_is_read_from_its_file(found, tmp_path):
+    path = tmp_path / "study.json"
+    path.write_text(found.to_json(), "utf-8")
+    for given in (path, str(path)):
+        assert Study.from_json(given).name == found.name
+    with pytest.raises(ArgumentError, match="neither JSON nor a file that can be read"):
+        Study.from_json(str(tmp_path / "none.json"))

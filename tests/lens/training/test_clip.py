@@ -368,3 +368,22 @@ def test_layers_that_share_their_weights_are_clipped_once(monkeypatch):
     for c in changed:
         factor[c.head] = threshold / top[c.head]
     torch.testing.assert_close(scores(model, inputs, 0)[1], old * factor[:, None, None])
+
+
+@pytest.mark.parametrize("key_mass", [False, True])
+def test_a_layer_with_a_head_of_nan_is_refused(key_mass):
+    # Its finite heads passed the threshold as well: clipping them would hide that the layer is broken.
+    layer = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+    with torch.no_grad():
+        layer.in_proj_weight.mul_(30)
+        layer.in_proj_weight[:4] = torch.nan  # the queries of head 0
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), xt.lens.watch(layer, check=False, key_mass=key_mass) as seen:
+        layer(x, x, x, need_weights=False)
+    top = seen.record.by_head("score_max")
+    assert math.isnan(top[0, 0])
+    assert top[0, 1] > 5
+    before = layer.in_proj_weight.clone()
+    with pytest.raises(ArgumentError, match="head 0 has scores that are not finite"):
+        xt.lens.clip_qk_(layer, seen.record, 5.0)
+    assert torch.equal(layer.in_proj_weight.nan_to_num(), before.nan_to_num())

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exptilt as xt
+from exptilt._support.errors import ArgumentError
 from oracles import heads as oracle
 
 
@@ -289,3 +290,53 @@ def test_x_transformers_both_ways(options):
         torch.testing.assert_close(watched, plain, rtol=1e-12, atol=1e-12)
         entropies.append(seen.record.by_head("entropy"))
     np.testing.assert_allclose(entropies[0], entropies[1], rtol=1e-6)  # its own softmax is in float32
+
+
+class Fairseq(nn.Module):
+    """Attention written out as fairseq has it: scores (batch · heads, n, n)."""
+
+    def __init__(self, heads=4, says=True, tokens_first=False):
+        super().__init__()
+        self.into, self.count, self.tokens_first = nn.Linear(16, 48), heads, tokens_first
+        if says:
+            self.num_heads = heads
+
+    def forward(self, x, mask):
+        x = x.transpose(0, 1) if self.tokens_first else x
+        (b, n, _), h = x.shape, self.count
+        q, k, v = (y.view(b, n, h, 4).transpose(1, 2).flatten(0, 1) for y in self.into(x).split(16, -1))
+        scores = torch.bmm(q, k.mT).view(b, h, n, n).masked_fill(~mask[:, None, None], -1e9)
+        return torch.bmm(torch.softmax(scores.view(b * h, n, n), -1), v)
+
+
+@pytest.mark.parametrize("how", [{}, {"says": False}, {"says": False, "tokens_first": True}])
+def test_a_softmax_over_batch_and_heads_together(how):
+    model, x = Fairseq(**how), torch.randn(3, 5, 16, generator=generator())
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+    x = x.transpose(0, 1) if how.get("tokens_first") else x
+    with torch.no_grad(), xt.lens.watch(model, softmax=True) as seen:
+        model(x, mask)
+    frame = seen.record.to_frame()
+    assert len(frame) == 12
+    assert frame.groupby("item").queries.first().tolist() == [3, 5, 4]
+    same = torch.randn(5, 5, 16, generator=generator())  # as many items as tokens: which is which?
+    if how.get("tokens_first"):
+        return
+    with torch.no_grad(), xt.lens.watch(model, softmax=True) as seen:
+        model(same, mask[:1].expand(5, 5))
+    assert seen.record.by_head("entropy").shape == (1, 4)
+
+
+def test_a_softmax_whose_batch_cannot_be_told_is_refused():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Fairseq(says=False)
+
+        def forward(self, given):
+            return self.part(*given)
+
+    model, given = Listed(), [torch.randn(3, 5, 16), torch.ones(3, 5).bool()]
+    refused = pytest.raises(ArgumentError, match="how many of these are batch items")
+    with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+        model(given)

@@ -361,3 +361,24 @@ def test_an_unknown_rule_can_be_calculated_with():
         batch_size=1, q_length=6, kv_length=6, mask_function=near, use_vmap=True, dtype=torch.float32
     )
     assert torch.all(~mask, dim=-1)[0, 0].tolist() == [False] * 4 + [True] * 2
+
+
+def test_t5gemma():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 61, "sliding_window": 4}
+    part = tf.T5GemmaModuleConfig(**sizes)
+    torch.manual_seed(0)
+    model = tf.T5GemmaForConditionalGeneration(
+        tf.T5GemmaConfig(encoder=part, decoder=tf.T5GemmaModuleConfig(**sizes), vocab_size=61)
+    ).eval()
+    ids = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :7]}
+    with torch.no_grad():
+        expected = model(**given).logits
+        with xt.lens.watch(model) as seen:
+            found = model(**given).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert [call.kind for call in seen.record.calls] == ["self"] * 2 + ["self", "cross"] * 2
+    assert seen.record.to_frame().query("layer == 0").queries.unique().tolist() == [6, 9]

@@ -73,7 +73,8 @@ def summarise(
     and `mass` ``(batch, Hq, K)`` that on every key (its statistics are NaN for None); `sink` says whether a
     sink is one more outcome.
     """
-    G, H, top = tilted.log_normalizer, tilted.entropy, tilted.score_max
+    G, H = tilted.log_normalizer, tilted.entropy
+    top = torch.where(G.isnan(), G, tilted.score_max)  # a maximum over scores that are not numbers is none
     N, heads, Q = G.shape
     counted = visible.counted
     inverse, relative_queries = visible.inverse_log(sink)

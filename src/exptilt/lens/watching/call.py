@@ -121,6 +121,7 @@ class Intercepted:
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
     by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend by softmax
+    shapes: dict[nn.Module | None, torch.Size] = field(default_factory=dict)  # of what modules were given
     before_attention: Callable[[], object] = lambda: None  # called before attention is computed
     thread: int = 0  # in which the model is taken over; calls from others are not its own
 
@@ -144,11 +145,18 @@ class Intercepted:
         finally:
             self.busy = False
 
-    def enter(self, module: nn.Module, arguments: Any) -> None:
+    def keep_shape(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        """Remember the shape of the first tensor that a module is given; a softmax may be asked its batch."""
+        given = next((x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor)), None)
+        if self.softmax and given is not None:
+            self.shapes[module] = given.shape
+
+    def enter(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         """Hook before a forward pass of the model or one inside it: its modules' turns start again at 0."""
         if not self.here:
             return
         self.ran = True
+        self.keep_shape(module, arguments, keywords)
         for key in [key for key in self._turns if self.modules.inside(key[0], module)]:
             del self._turns[key]
 

@@ -90,7 +90,8 @@ class Interception:
             OPEN.append(seen)
             restore.callback(OPEN.remove, seen)
             restore.enter_context(uncompiled())
-            restore.enter_context(FunctionalMode(seen))
+            if seen.softmax or not seen.modules.interface_only or seen.modules.strangers:
+                restore.enter_context(FunctionalMode(seen))  # which costs microseconds at every torch function
             self._restore = restore.pop_all()
         return self
 
@@ -110,13 +111,14 @@ class Interception:
         seen, modules = self.intercepted, self.intercepted.modules
         whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
         for module in whole:
-            restore.callback(module.register_forward_pre_hook(_Hook(seen.enter)).remove)
+            restore.callback(module.register_forward_pre_hook(_Hook(seen.enter), with_kwargs=True).remove)
         for module in [*modules.attending(), *modules.strangers]:
             hook = _Hook(self._module_runs)
             restore.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self.intercepted.here:
+            self.intercepted.keep_shape(module, arguments, keywords)
             self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
     def _switch(self, restore: ExitStack) -> None:

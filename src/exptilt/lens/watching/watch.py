@@ -146,7 +146,8 @@ class Watch:
         wanted, visible = self.wanted, r.visible
         if r.kind == "self":
             self.intercepted.real_query = visible.real_query
-        still: AttentionResult = pytree.tree_map(Tensor.detach, tilted)
+        kept = tilted.output.requires_grad or tilted.log_normalizer.requires_grad
+        still: AttentionResult = pytree.tree_map(Tensor.detach, tilted) if kept else tilted
         with torch.no_grad():
             mass = key_mass(r.query, r.key, r.options, visible, wanted.check) if wanted.key_mass else None
             first = first_key(r.query, r.key, r.options, visible, still.log_normalizer).mass

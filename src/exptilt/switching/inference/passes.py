@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..arrays import Bars, Cloud, Parameters, Run, Smoothing, address, described, filled, new_run, sizes_of
-from .diffuse import as_row, smooth_first
+from .plain.diffuse import as_row, smooth_first
 from .problem import Problem, as_arrays
 from .run import Lead, check_failures, lead_in, over_series, run_filter
 

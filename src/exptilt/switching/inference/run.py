@@ -8,8 +8,8 @@ import torch
 from ..._support.threads import run_kernel
 from ..arrays import METHODS, RECURSIONS, Parameters, Run, described, new_run, sizes_of
 from ..checks import plain
-from .diffuse import as_row, first_steps
-from .plain import Stepped
+from .plain.diffuse import as_row, first_steps
+from .plain.step import Stepped
 from .problem import Matrices, Problem, stopped
 
 __all__ = ["METHODS", "RECURSIONS", "Lead", "check_failures", "lead_in", "over_series", "run_filter"]

@@ -100,12 +100,21 @@ def merged(M: int, log_window: Any, mean: Any, cov: Any) -> list[Any]:
         mean, cov: moments in each window, ``(rows, M^{k−1}·n)`` and ``(rows, M^{k−1}·n·n)``.
     """
     rows, n = len(log_window), mean.shape[-1] // log_window.shape[-1]
-    log_mode, weight = _shares(log_window.reshape(rows, -1, M))
+    log_mode, weight, mixing = merged_modes(M, log_window)
     means, covs = mean.reshape(rows, -1, M, n).swapaxes(1, 2), cov.reshape(rows, -1, M, n, n).swapaxes(1, 2)
     moments = mixture(weight.swapaxes(1, 2), means, covs)
-    pairs, _ = _shares(log_window.reshape(rows, -1, M * M))
-    _, mixing = _shares(pairs.reshape(rows, M, M))
     return [log_mode, *(value.reshape(rows, -1) for value in (*moments, mixing))]
+
+
+def merged_modes(M: int, log_window: Any) -> tuple[Any, Any, Any]:
+    """From log probabilities of windows ``(rows, M^{k−1})``: those of modes, shares of windows, mixing.
+
+    Shares are ``(rows, M^{k−2}, M)``, of the windows that end alike; mixing is [i, j] = P(i before | j now).
+    """
+    rows = len(log_window)
+    log_mode, weight = _shares(log_window.reshape(rows, -1, M))
+    pairs, _ = _shares(log_window.reshape(rows, -1, M * M))
+    return log_mode, weight, _shares(pairs.reshape(rows, M, M))[1]
 
 
 def merged_smoothing(problem: Problem, probability: Any, mean: Any, cov: Any) -> list[np.ndarray]:

@@ -175,7 +175,7 @@ from exptilt.tilting import plan
 def spilled(sweep, part, generation, number, full=False, made=None):
     t, rule = gpu_audit.problem(number, 64, full)
     if made is not None:
-        t = t._replace(query=t.query[:1], key=t.key[:1], value=t.value[:1], mask=made[None])
+        t = t._replace(query=t.query[:1], key=t.key[:1], value=t.value[:1], packing=made[None])
     call = gpu_audit.launched(sweep, generation, t, rule)[part]
     found = gpu_audit.compiled(generation, call, 64)
     return found["spilled"] if found["matrix"] else "no matrix instruction"

@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..._support.errors import ArgumentError
-from ..checks import safe_log
+from ...._support.errors import ArgumentError
+from ...checks import safe_log
+from ..moments import condition, joseph, mixture, predict, rauch, terms
+from ..problem import Matrices, Problem, stopped
 from .diffuse import back_gain, carried, initial_laws, move, with_infinities
-from .moments import condition, joseph, mixture, predict, rauch, terms
-from .plain import least_rank
-from .problem import Matrices, Problem, stopped
+from .step import least_rank
 
 LIMIT = 300_000  # paths; beyond, a gigabyte would not hold the smoother's moments
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..arrays import LOG_TWO_PI, Run, Smoothing
-from ..checks import plain, safe_log
-from .moments import condition, joseph, mixture, predict, rauch, terms
-from .plain import Stepped, step
-from .problem import Matrices, Problem, stopped
+from ...arrays import LOG_TWO_PI, Run, Smoothing
+from ...checks import plain, safe_log
+from ..moments import condition, joseph, mixture, predict, rauch, terms
+from ..problem import Matrices, Problem, stopped
+from .step import Stepped, step
 
 SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
 
@@ -158,7 +158,7 @@ def as_row(step: Stepped) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class DiffuseMoves:
-    """What `plain.step` needs to know of diffuse laws, at one step of a series."""
+    """What `step.step` needs to know of diffuse laws, at one step of a series."""
 
     own: Matrices
     now: list[torch.Tensor]
