@@ -55,10 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     from exptilt.claims import ledger
 
     chosen = ledger.chosen_claims(arguments.ids, others=arguments.others)
-    settings = _settings(arguments.set) | ({"full": 1} if arguments.full else {})
+    settings = _settings(arguments.set)
     if arguments.out is not None:
         prepare_folder(arguments.out)
-    options = {"seed": arguments.seed, "seeds": arguments.seeds, "again": arguments.again}
+    options = {
+        "full": arguments.full,
+        "seed": arguments.seed,
+        "seeds": arguments.seeds,
+        "again": arguments.again,
+    }
     options["store"] = arguments.store or ledger.cache_folder()
     found: list[Evidence] = []
     others: list[Evidence] = []
