@@ -8,6 +8,7 @@ site imports nothing heavy.
 import html
 import json
 import re
+import runpy
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 CLAIM = re.compile(r"THEORY ((?:[A-H]\d+[ab]?(?:, )?)+)")
 MATHS = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)")
+FORMULAS = runpy.run_path(str(ROOT / "src" / "exptilt" / "report" / "formulas.py"))
 BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
 
 
@@ -64,12 +66,10 @@ def on_page_markdown(markdown, page, **_):
 
 
 def _typeset(match):
-    from latex2mathml.converter import convert
-
     block, inline = match.groups()
     if inline:
-        return convert(inline)
-    return f'<div class="maths" tabindex="0">{convert(block, display="block")}</div>'
+        return FORMULAS["set_formula"](inline).replace('display="block"', 'display="inline"')
+    return f'<div class="maths" tabindex="0">{FORMULAS["set_formula"](block)}</div>'
 
 
 def on_page_content(content, page, **_):

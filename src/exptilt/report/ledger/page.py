@@ -1,8 +1,4 @@
-"""Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself.
-
-Formulas are LaTeX in the ledger and MathML on the page, which browsers set by themselves; latex2mathml
-converts them because it is small, has no dependencies and runs without a network.
-"""
+"""Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself."""
 
 import os
 from collections.abc import Sequence
@@ -18,6 +14,7 @@ from exptilt.claims.evidence import Check, Evidence, Picture, Verdict
 from exptilt.claims.ledger import GROUPS, MODEL
 from exptilt.claims.models.questions import ASKED, columns, predictions
 from exptilt.report import figures
+from exptilt.report.formulas import set_formula
 from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side
 
 if TYPE_CHECKING:
@@ -162,13 +159,11 @@ def _row(c: Check) -> tuple[str, ...]:
 
 
 def formula(latex: str) -> str:
-    """A formula as a ``<math>`` element."""
+    """A formula as ``<math>`` elements."""
     try:
-        from latex2mathml.converter import convert
+        return set_formula(latex)
     except ImportError as problem:
         raise MissingExtraError("latex2mathml", "report") from problem
-    written: str = convert(latex, display="block")
-    return written
 
 
 def paint(picture: Picture, axes: "Axes") -> None:
