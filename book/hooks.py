@@ -154,8 +154,8 @@ def benchmarks():
         "# Benchmarks",
         "",
         "What `exptilt bench` (`make bench`) measured and saved, for each kind of processor. A ratio comes "
-        "from one interleaved run, memory from a process of its own; a goal that is not met is shown like "
-        "the others. The guides have the full tables; the files have every number.",
+        "from one interleaved run, memory from a process of its own. Missed goals are listed too. The guides "
+        "have the full tables; the files have every number.",
     ]
     for folder in sorted(path for path in (ROOT / "docs" / "benchmarks").iterdir() if path.is_dir()):
         results = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
