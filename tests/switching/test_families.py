@@ -380,6 +380,22 @@ def test_only_discounted_dynamics_are_learned() -> None:
         model.fit(torch.ones(3, 2, dtype=F64))
 
 
+def test_any_family_is_pushed_through_an_invertible_map():
+    """The density is that of the change of variables: it sums to 1, and has the mean of draws."""
+    W = one([2.0, 1.0], [0.5, -1.5])
+    law = f.Beta(one(2.0, 3.0), one(4.0, 2.0))
+    pushed = LinearDynamics(W, torch.zeros_like(W))(law)
+    line = (torch.arange(400, dtype=F64) + 0.5) / 400
+    x = torch.cartesian_prod(line, line)
+    density = pushed.log_prob(x @ W.mT).exp() * torch.linalg.det(W).abs() / 400**2
+    assert float(density.sum()) == pytest.approx(1, abs=1e-4)
+    torch.testing.assert_close(density @ (x @ W.mT), pushed.event_mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pushed.statistic(x @ W.mT), law.statistic(x))
+    assert torch.equal(pushed.natural_parameter, law.natural_parameter)
+    drawn = pushed.sample((20_000,), generator=torch.Generator().manual_seed(0)).mean(0)
+    torch.testing.assert_close(drawn, pushed.event_mean, rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize("discounts", [(0.8, 0.3), (1.0, 0.5)])
 def test_gpb_k_against_all_paths(discounts) -> None:
     """With k > T nothing is merged: every path of modes, step by step with the families' own functions."""
