@@ -85,6 +85,11 @@ ROWS = [
         "Only Gaussian and Gamma",
     ),
     (
+        lambda: LinearDynamics(torch.zeros(1, 1), torch.zeros(1, 1))(f.Beta(torch.ones(1), torch.ones(1))),
+        "dynamics",
+        "dynamics is singular",
+    ),
+    (
         lambda: SwitchingFamily(torch.ones(1, 1), GAMMA, f.BernoulliProduct, [DiscountedDynamics(1, GAMMA)]),
         "Gamma",
         "not conjugate",
