@@ -127,27 +127,6 @@ def plain_options(**changes):
     return options | changes
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"initial_mean": 0.0}, "SwitchingNonlinear: initial_mean has shape"),
-        ({"process_noise": 1.0}, "SwitchingNonlinear: process_noise has shape"),
-        ({"transition": 1.0}, "SwitchingNonlinear: transition is"),
-        ({"transition": [[0.9, 0.2], [0.5, 0.5]]}, "SwitchingNonlinear: row 0 of transition sums to 1.1"),
-        ({"process_noise": -np.eye(2)}, "SwitchingNonlinear: process_noise of mode 0 is not positive"),
-        ({"process_noise": 1j * np.eye(2)}, "SwitchingNonlinear: process_noise is complex"),
-        ({"angles": (2,)}, "angles is .*from 0 to 1"),
-        ({"observation": lambda x: x}, "observation of mode 0 gives"),
-        ({"dynamics": [lambda x: x, lambda x: x[:1]]}, "dynamics of mode 1 gives"),
-        ({"observation": lambda x: x[3]}, "observation of mode 0 fails for states of shape"),
-    ],
-)
-def test_models_that_cannot_be(changes, words):
-    SwitchingNonlinear(**plain_options())
-    with pytest.raises(ValueError, match=words):
-        SwitchingNonlinear(**plain_options(**changes))
-
-
 def test_observations_far_better_than_the_prior():
     """Joseph's form: where the covariance is a difference of large matrices it is no longer one."""
     model = SwitchingNonlinear(

@@ -75,8 +75,8 @@ class differentiable(ContextDecorator):
         if raised[0] is None and opened.intercepted.ran and not self._attended:
             text = (
                 f"differentiable: {opened.intercepted.name} ran, but none of its attention goes through "
-                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its derivatives "
-                "are those that torch has for it as it is."
+                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its "
+                "derivatives are those that torch has for it as it is."
             )
             warnings.warn(text, ExptiltWarning, stacklevel=2)
 

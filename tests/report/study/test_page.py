@@ -232,9 +232,7 @@ def test_sentences_on_heads():
 
 def test_sentences_on_one_head(made):
     heads = {name: made.heads[name] for name in ("effective_keys", "first_token_mass", "entropy")}
-    place = tuple(
-        int(i) for i in np.unravel_index(made.heads["first_token_mass"].value.argmax(), (4, 4))
-    )
+    place = tuple(int(i) for i in np.unravel_index(made.heads["first_token_mass"].value.argmax(), (4, 4)))
     detail = made.details[place[0] * 4 + place[1]]
     said = sentences.of_head(dataclasses.replace(made, heads=heads), detail)
     share = made.heads["first_token_mass"].value[place]

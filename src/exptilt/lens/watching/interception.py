@@ -91,7 +91,9 @@ class Interception:
             restore.callback(OPEN.remove, seen)
             restore.enter_context(uncompiled())
             if seen.softmax or not seen.modules.interface_only or seen.modules.strangers:
-                restore.enter_context(FunctionalMode(seen))  # which costs microseconds at every torch function
+                restore.enter_context(
+                    FunctionalMode(seen)
+                )  # which costs microseconds at every torch function
             self._restore = restore.pop_all()
         return self
 

@@ -101,7 +101,6 @@ class Softmaxes:
         read_dense(scores, request, self.model.own_queries(request))
         self.model.look_at(request)
 
-
     def _batch(self, module: nn.Module | None, scores: Tensor) -> int:
         """Number of batch items in scores ``(batch · heads, Q, K)``; raises if that cannot be told."""
         rows, *lengths = scores.shape
@@ -116,9 +115,9 @@ class Softmaxes:
         if not batches or batches[0] < 1 or rows % batches[0]:
             name = f"{type(module).__name__} {self.model.modules.name(module)!r}"
             raise ArgumentError(
-                f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and neither "
-                "its number of heads (num_heads) nor its input says how many of these are batch items. Set "
-                "num_heads on it, or watch it with a batch of 1."
+                f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and "
+                "neither its number of heads (num_heads) nor its input says how many of these are batch "
+                "items. Set num_heads on it, or watch it with a batch of 1."
             )
         return int(batches[0])
 
