@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from exptilt.attention import MultiheadAttention
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
-    from exptilt.tilting import AttentionResult, Tilted, attend, fisher_vector_product, log_normalizer, merge
+    from exptilt.tilting import (
+        AttentionResult,
+        Tilted,
+        attend,
+        divergence,
+        fisher_vector_product,
+        log_normalizer,
+        merge,
+    )
 
 __version__ = "0.2.0"
 
@@ -44,6 +52,7 @@ _HOME = {
     "Tilted": "tilting",
     "attend": "tilting",
     "differentiable": "lens",
+    "divergence": "tilting",
     "fisher_vector_product": "tilting",
     "kl": "families",
     "log_normalizer": "tilting",
@@ -79,6 +88,7 @@ __all__ = [
     "claims",
     "differentiable",
     "distributed",
+    "divergence",
     "dynamics",
     "families",
     "fisher_vector_product",

@@ -71,6 +71,23 @@ def main():
             getattr(found, name).nan_to_num(), getattr(right, name).nan_to_num(), 1e-10, f"statistics: {name}"
         )
 
+    tensors = h, W, b, draw(N, 4, seed=7), draw(V, 4, seed=8)
+    for direction in ("forward", "reverse", "js"):
+        one = lambda h, W, b, th, tW, **o: xt.losses.linear_kl(h, W, th, tW, bias=b, **o)  # noqa: E731
+        o = {"direction": direction, "softcap": 3.0}
+        both = (lambda *x, f=one, o=o: f(*x, **o)), (lambda *x, f=one, o=o: f(*x, group=world, **o))
+        compare(f"divergence {o}", *both, tensors, sizes, (True, False, False, True, False), torch.float64)
+        top = (tensors[3] @ tensors[4].T).log_softmax(-1).topk(3)
+        one = lambda h, W, i=top.indices, v=top.values, **o: xt.losses.linear_kl(  # noqa: E731
+            h, W, teacher_top=(i, v), **o
+        )
+        both = (lambda *x, f=one, o=o: f(*x, **o)), (lambda *x, f=one, o=o: f(*x, group=world, **o))
+        compare(f"divergence of top {o}", *both, (h, W), sizes, (True, False), torch.float64)
+    kl = lambda W, tW, **o: xt.losses.linear_kl(h, W, tensors[3], tW, statistics=True, **o)  # noqa: E731
+    right, own = kl(W, tensors[4]), kl(cut(W, sizes), cut(tensors[4], sizes), group=world)
+    for name in right._fields:
+        close(getattr(own, name), getattr(right, name), 1e-10, f"divergence, statistics: {name}")
+
     x, y = draw(V, D, seed=5), draw(V, D, seed=6)
     y = y + x
     t, shift = torch.tensor(0.3, dtype=torch.float64), torch.tensor(-2.0, dtype=torch.float64)

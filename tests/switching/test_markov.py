@@ -196,26 +196,6 @@ def test_the_chain_is_the_sum_over_all_paths_and_so_are_its_derivatives(order, d
     assert again == pytest.approx(float(value), abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda y: markov_regression(y, regimes=0), "regimes is 0"),
-        (lambda y: markov_regression(y, switching="level"), "switching is"),
-        (lambda y: markov_regression(y, switching="autoregression"), "switching is"),
-        (lambda y: markov_regression(y, np.ones(3)), "y has 40 rows, x has 3"),
-        (lambda y: markov_regression(np.ones(40)), "no two different values"),
-        (lambda y: markov_regression(np.stack([y, y])[..., None]), "2 series"),
-        (lambda y: markov_regression(y[:5]), "5 observations"),
-        (lambda y: markov_autoregression(y, order=0), "order is 0"),
-        (lambda y: markov_autoregression(y, order=9), "1024 modes"),
-        (lambda y: markov_autoregression(np.where(y > 1, np.nan, y), order=1), "cannot be a lag"),
-    ],
-)
-def test_what_is_refused(call, said):
-    with pytest.raises(ArgumentError, match=said):
-        call(np.random.default_rng(0).normal(size=40))
-
-
 @pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e8, 1e10)])
 def test_units_change_nothing(scale, shift):
     """The same series in other units: log p moves by T log(scale), estimates and errors with the units."""

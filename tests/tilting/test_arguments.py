@@ -2,60 +2,15 @@
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import exptilt as xt
-from exptilt._support.errors import ExptiltError
+from exptilt._support.errors import ArgumentError
+from tilting.cases import normal
 
 Q, K, V = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
 NAN = K.clone()
 NAN[1, 0, 2, 3] = torch.nan
-
-CASES = [
-    ({"query": torch.zeros(3, 8)}, ["query", "(3, 8)", "unsqueeze"]),
-    ({"query": Q.tolist()}, ["query", "list", "torch tensor"]),
-    ({"query": Q.long()}, ["query", "torch.int64", "float"]),
-    ({"key": K.double()}, ["key", "torch.float64", "torch.float32", "to(query.dtype)"]),
-    ({"query": torch.zeros(2, 4, 3, 7)}, ["dimension 7", "8"]),
-    ({"query": torch.zeros(2, 4, 3, 0), "key": torch.zeros(2, 2, 5, 0)}, ["query", "empty"]),
-    ({"query": torch.zeros(2, 3, 3, 8)}, ["3 heads", "2", "divide"]),
-    ({"value": torch.zeros(2, 1, 5, 6)}, ["key has 2 heads", "value has 1"]),
-    ({"value": torch.zeros(2, 2, 4, 6)}, ["key has 5 positions", "value has 4", "same sequence"]),
-    ({"key": torch.zeros(3, 2, 5, 8)}, ["batch axes", "(3, 2, 5, 8)"]),
-    ({"key": K.to("meta")}, ["key", "meta", "cpu"]),
-    ({"key": NAN}, ["key", "NaN", "[1, 0, 2, 3]", "check=False"]),
-    ({"query": torch.full_like(Q, torch.inf)}, ["query", "infinity"]),
-    ({"bias": torch.full((3, 5), torch.nan)}, ["bias", "NaN", "[0, 0, 0, 0]"]),
-    ({"log_weight": torch.tensor([0.0, torch.inf, 0.0, 0.0, 0.0])}, ["log_weight", "infinity", "[0, 0, 1]"]),
-    ({"query": Q + 1e30, "key": K + 1e30}, ["overflow", "torch.float32", "1.0e+30"]),
-    ({"softcap": -1.0}, ["softcap", "-1.0", "c > 0"]),
-    ({"softcap": 0.0}, ["softcap", "None"]),
-    ({"softcap": torch.tensor(2.0)}, ["softcap", "number"]),
-    ({"scale": torch.tensor(2.0)}, ["scale", "multiply the query"]),
-    ({"scale": float("nan")}, ["scale", "nan", "finite"]),
-    ({"window": -1}, ["window", "-1", ">= 0"]),
-    ({"window": 2.0}, ["window", "2.0", "integer"]),
-    ({"window": True}, ["window", "True"]),
-    ({"mask": torch.ones(4, 5, dtype=torch.bool)}, ["mask", "(4, 5)", "broadcast", "(2, 4, 3, 5)"]),
-    ({"mask": torch.zeros(3, 5)}, ["mask", "torch.float32", "bias="]),
-    ({"mask": torch.zeros(3, 5, dtype=torch.long)}, ["mask", "torch.int64", "bool()"]),
-    ({"bias": torch.zeros(7, 1, 1, 1, 1)}, ["bias", "(7, 1, 1, 1, 1)", "broadcast"]),
-    ({"bias": torch.zeros(3, 5, dtype=torch.float64)}, ["bias", "torch.float64", "torch.float32"]),
-    ({"bias": torch.zeros(3, 5, dtype=torch.long)}, ["bias", "torch.int64"]),
-    ({"log_weight": torch.zeros(4)}, ["log_weight", "(4,)", "(2, 2, 5)"]),
-    ({"sink": torch.zeros(3)}, ["sink", "(3,)", "(2, 4)"]),
-    ({"backend": "cuda"}, ["backend", "'cuda'", "reference, tiled, cpu, gpu"]),
-    ({"backend": "gpu"}, ["backend", "gpu", "CPU"]),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), CASES)
-def test_message(change, words, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="attend: ") as caught:
-        xt.attend(**{"query": Q, "key": K, "value": V, **change})
-    assert isinstance(caught.value, ExptiltError)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 def test_unknown_option_is_refused():
@@ -88,18 +43,83 @@ def test_check_can_be_switched_off():
         assert torch.isnan(alone.log_normalizer[0, :2]).all()
 
 
-def test_names_of_the_other_functions():
-    with pytest.raises(ValueError, match="log_normalizer: query"):
-        xt.log_normalizer(Q.long(), K)
-    with pytest.raises(ValueError, match="fisher_vector_product: vector"):
-        xt.fisher_vector_product(Q, K, Q[..., :4])
-    with pytest.raises(ValueError, match="fisher_vector_product: vector is list"):
-        xt.fisher_vector_product(Q, K, [1.0])
-
-
 def test_batch_axes_of_size_one_are_shared():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 5, 8), torch.randn(1, 2, 4, 6, 8), torch.randn(1, 1, 4, 6, 8)
     a = xt.attend(q, k, v)
     b = xt.attend(q, k.expand(3, 2, 4, 6, 8), v.expand(3, 2, 4, 6, 8), backend="reference")
     assert torch.allclose(a.output, b.output, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32,) * 3,
+        (torch.bfloat16,) * 3,
+    ],
+)
+def test_autocast_as_torch_does(dtypes):
+    q, k, v = (
+        normal(i, 2, 2, n, 8).to(dtype) for i, (n, dtype) in enumerate(zip((5, 7, 7), dtypes, strict=True))
+    )
+    bias = normal(3, 5, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = scaled_dot_product_attention(q, k, v)
+        found = xt.attend(q, k, v)
+        xt.attend(q, k, v, bias=bias)
+        G = xt.log_normalizer(q, k)
+        product = xt.fisher_vector_product(q, k, torch.ones_like(q))
+    assert found.output.dtype == expected.dtype
+    assert found.entropy.dtype == torch.float32
+    assert G.dtype == torch.float32
+    assert product.isfinite().all()
+    torch.testing.assert_close(found.output, expected, rtol=2e-2, atol=2e-2)
+    cast = xt.attend(*(x.to(expected.dtype) for x in (q, k, v)))
+    torch.testing.assert_close(found.output, cast.output)
+    torch.testing.assert_close(found.entropy, cast.entropy)
+
+
+def test_autocast_gradients_come_back_in_their_own_dtype():
+    q, k = normal(0, 1, 5, 8).requires_grad_(), normal(1, 1, 7, 8).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = xt.attend(q, k, k).output
+    by_q, by_k = torch.autograd.grad(output.float().square().sum(), (q, k))
+    assert (by_q.dtype, by_k.dtype) == (torch.float32, torch.bfloat16)
+    assert by_q.isfinite().all()
+    assert by_q.abs().max() > 0
+
+
+def test_mixed_dtypes_outside_autocast_are_an_error():
+    q, k = normal(0, 1, 5, 8), normal(1, 1, 7, 8).bfloat16()
+    with pytest.raises(ArgumentError, match="bfloat16"):
+        xt.attend(q, k, k)
+    with torch.autocast("cpu", torch.bfloat16, enabled=False), pytest.raises(ArgumentError, match="bfloat16"):
+        xt.attend(q, k, k)
+
+
+@pytest.mark.parametrize("function", ["attend", "log_normalizer"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"is_causal": True}, ("causal=",)),
+        ({"casual": True}, ("Did you mean causal=",)),
+        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, ("mask=", "bias=")),
+        ({"attn_mask": torch.zeros(5, 5)}, ("mask=", "bias=")),
+    ],
+)
+def test_names_of_torch_say_what_to_write(function, options, words):
+    q = normal(0, 1, 5, 8)
+    tensors = (q, q, q) if function == "attend" else (q, q)
+    with pytest.raises(TypeError) as error:
+        getattr(xt, function)(*tensors, **options)
+    text = str(error.value)
+    for word in (next(iter(options)), *words):
+        assert word.replace("mask=", " mask=") in " " + text.replace("`", " ").replace("(", " "), text
+
+
+def test_any_other_name_is_refused_as_ever():
+    q = normal(0, 1, 5, 8)
+    with pytest.raises(TypeError, match="casual"):
+        xt.attend(q, q, q, casual=True)

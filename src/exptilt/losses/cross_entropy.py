@@ -162,7 +162,7 @@ def linear_cross_entropy(
     own = Vocabulary.of(caller, group, hidden, weight, bias, target, options)
     shape, counted = target.shape, target != ignore_index
     _check_targets(caller, target, counted, own.outcomes, reduction)
-    h, W = _cast(hidden.reshape(-1, hidden.shape[-1])), _cast(weight)
+    h, W = cast(hidden.reshape(-1, hidden.shape[-1])), cast(weight)
     with full_precision(hidden.device):
         h, t, kept = _rows_that_count(h, target.reshape(-1).long(), counted.reshape(-1))
         b = None if bias is None else bias.to(W.dtype)
@@ -228,7 +228,7 @@ def _check_targets(caller: str, target: Tensor, counted: Tensor, outcomes: int, 
         )
 
 
-def _cast(x: Tensor) -> Tensor:
+def cast(x: Tensor) -> Tensor:
     """The tensor cast as autocast would, then widened to the dtype that sums are taken in."""
     if autocasts(x.device) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -331,7 +331,7 @@ def _scores(
         along, mean_row = (h * W[t]).sum(-1), W.mean(0)
     else:
         W, along, mean_row = apply(Head, W, h, t, linear)
-    score = _capped(scale * along, softcap)
+    score = capped(scale * along, softcap)
     mean = None
     if linear:
         mean = scale * (h @ mean_row)
@@ -351,7 +351,8 @@ def _scores(
     return unbatched(found), score, mean
 
 
-def _capped(s: Tensor, softcap: float | None) -> Tensor:
+def capped(s: Tensor, softcap: float | None) -> Tensor:
+    """The scores c·tanh(s/c), or as they are without a softcap."""
     return s if softcap is None else softcap * torch.tanh(s / softcap)
 
 
@@ -359,7 +360,7 @@ def _mean_capped(h: Tensor, W: Tensor, softcap: float | None) -> Tensor:
     """The mean over outcomes of capped scores, in blocks of rows that a backward pass computes again."""
 
     def block(rows: Tensor, W: Tensor) -> Tensor:
-        return _capped(rows @ W.T, softcap).mean(-1)
+        return capped(rows @ W.T, softcap).mean(-1)
 
     size = max(1, BLOCK // W.shape[0])
     if in_transform() or not torch.is_grad_enabled():
@@ -383,7 +384,7 @@ def _rank(
     size = max(1, BLOCK // W.shape[0])
     t, here = own.place(t)
     for rows, place, mark in zip(h.split(size), t.split(size), score.split(size), strict=True):
-        s = _capped(scale * (rows @ W.T), softcap)
+        s = capped(scale * (rows @ W.T), softcap)
         s = s if b is None else s + b
         before = (s > mark[:, None]).sum(-1)
         itself = s.gather(-1, place[:, None])[:, 0] > mark  # its score, computed again, may round up
@@ -430,6 +431,11 @@ def fisher_vector_product(
     target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
+    if len(direction) != 3:
+        raise ArgumentError(
+            f"{caller}: direction has {len(direction)} entries. Pass three, of hidden, weight and bias; "
+            "each a tensor or None."
+        )
     primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)
     given = [
         torch.zeros_like(x) if v is None else v for x, v in zip((hidden, weight, b), direction, strict=True)

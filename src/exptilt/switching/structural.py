@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
-from .learning.chain import Named, stationary, stationary_states
+from .learning.chain import EDGE, Named, stationary, stationary_states
 from .learning.maximum_likelihood import check_enough, checked_data, objective
 from .learning.named import Fixed, Options, check_switching, climb_named, even_transition, name_parameters
 from .learning.summary import Fit
@@ -254,7 +254,7 @@ def _trend(
         }
         if order is None:
             low, high = 2 * np.pi / periods[1], 2 * np.pi / periods[0]
-            parts["damping"] = (np.full(regimes, 0.8), (0.0, 1.0))
+            parts["damping"] = (np.full(regimes, 0.8), (0.0, EDGE))
             parts["frequency"] = (np.full(regimes, np.sqrt(low * high)), (low, high))
         else:
             parts["autoregression"] = (_alike(regimes, [0.8, *[0.0] * (order - 1)]), real)

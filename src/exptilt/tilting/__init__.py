@@ -4,6 +4,7 @@ import sys
 
 from exptilt.tilting import result
 from exptilt.tilting.attend import attend, fisher_vector_product, log_normalizer
+from exptilt.tilting.divergence import divergence
 from exptilt.tilting.packed import attend_packed
 from exptilt.tilting.result import AttentionResult, Tilted, merge
 
@@ -12,6 +13,7 @@ __all__ = [
     "Tilted",
     "attend",
     "attend_packed",
+    "divergence",
     "fisher_vector_product",
     "log_normalizer",
     "merge",
