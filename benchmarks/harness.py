@@ -104,15 +104,20 @@ class Goal:
 
 
 def start(description: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a script's arguments, set the threads and print the machine. Returns them: `quick`, `threads`."""
+    """Read a script's arguments, set threads and clock, print the machine. Returns: `quick`, `threads`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: to see that it runs")
     parser.add_argument("--threads", type=int, default=2, help="threads for torch (default: 2)")
+    words = "one thread and its processor time, which other programs on the machine hardly lengthen"
+    parser.add_argument("--processor-time", action="store_true", help=words)
     arguments = parser.parse_args(argv)
     import torch
 
+    if arguments.processor_time:
+        global _clock
+        arguments.threads, _clock = 1, time.thread_time
     torch.set_num_threads(arguments.threads)
     facts = machine()
     shown = ("kind", "cores", "torch threads", "torch")
@@ -120,15 +125,18 @@ def start(description: str | None, argv: Sequence[str] | None = None) -> argpars
     return arguments
 
 
+_clock = time.perf_counter
+
+
 def _measure(function: Callable[[], object], calls: int) -> float:
     """Seconds for each of `calls` calls, the collector held back meanwhile."""
     gc.collect()
     gc.disable()
     try:
-        begin = time.perf_counter()
+        begin = _clock()
         for _ in range(calls):
             function()
-        return (time.perf_counter() - begin) / calls
+        return (_clock() - begin) / calls
     finally:
         gc.enable()
 
@@ -344,7 +352,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {"kind": kind(), "cores": os.cpu_count()}
-    facts |= {"torch threads": torch.get_num_threads()}
+    facts |= {"torch threads": torch.get_num_threads(), "processor time": _clock is time.thread_time}
     facts |= {"system": platform.system(), "Python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -483,6 +491,7 @@ class Part:
             saved = json.loads(path.read_text("utf-8"))
             on, day, place = saved["machine"], saved["written"][:10], f"benchmarks/{path.parent.name}"
             versions = f"torch {on['torch']}, {on['torch threads']} threads"
+            versions += ", processor time" * on.get("processor time", False)
             parts.append(f"**{on['kind']}**, {on['cores']} cores; {versions}; {day}")
             parts.append(markdown(*self.table(saved["results"])))
             parts += [f"![{words}]({place}/{name}.svg)" for name, words in self.pictures.items()]

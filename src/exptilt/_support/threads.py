@@ -10,9 +10,11 @@ calls the same function. `run_chunks` does the same for work that is a Python fu
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,35 @@ def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | N
     _together(callback, ctypes.cast(callback, ctypes.c_void_p), None, threads)
     if errors:
         raise errors[0]
+
+
+@cache
+def _blas_threads(module: str) -> tuple[Any, Any] | None:
+    """Functions that read and set the number of threads of a module's OpenBLAS; None if it has none."""
+    try:
+        library = ctypes.CDLL(str(import_module(module).__file__))
+    except (ImportError, OSError):
+        return None
+    for name in ("scipy_openblas_{}_num_threads", "openblas_{}_num_threads"):
+        if hasattr(library, name.format("set")):
+            return getattr(library, name.format("get")), getattr(library, name.format("set"))
+    return None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let SciPy's L-BFGS-B multiply its small matrices on one thread.
+
+    It factorizes matrices of at most 40 rows at every step. Several threads of OpenBLAS wait for each other
+    there far longer than they compute: a fit took twenty times as long on a machine with other work.
+    """
+    known = _blas_threads("scipy.optimize._lbfgsb")
+    before = known[0]() if known else 1
+    if known is None or before == 1:
+        yield
+        return
+    known[1](1)
+    try:
+        yield
+    finally:
+        known[1](before)

@@ -178,7 +178,9 @@ def spreads(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     on_sphere = torch.pdist(torch.nn.functional.normalize(eta, dim=-1))
     yield least("least eigenvalue of the Jacobian, less 1", torch.linalg.eigvalsh(slopes) - 1, -ROUNDING)
     yield least("distance of two points after the step, less before", after - before, -ROUNDING)
-    yield note("the same with a projection to the sphere, least of all pairs", (held - on_sphere).min(), signed=True)
+    yield note(
+        "the same with a projection to the sphere, least of all pairs", (held - on_sphere).min(), signed=True
+    )
     yield dots("step alone", before, after)
     yield dots("on the sphere", on_sphere, held)
     yield curve("equal", [0.0, float(before.max())], [0.0, float(before.max())])

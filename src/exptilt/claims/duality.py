@@ -4,7 +4,19 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, note, off, same
+from exptilt.claims.evidence import (
+    ROUNDING,
+    Findings,
+    axes,
+    curve,
+    dots,
+    least,
+    most,
+    normals,
+    note,
+    off,
+    same,
+)
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.families import (
@@ -323,13 +335,18 @@ def _boosting(seed: int, rounds: int = 20) -> Findings:
         new = mass * (-torch.atanh(gamma) * rules[:, best]).exp()
         loss *= float((1 - gamma**2).sqrt())
         other = mass * (1 + 0.5 * torch.cos(torch.arange(200.0).to(x)))
-        other = other * torch.where(rules[:, best] > 0, 1 / (other @ (rules[:, best] > 0).double()),
-                                    1 / (other @ (rules[:, best] < 0).double()))  # knows nothing of the rule either
+        other = other * torch.where(
+            rules[:, best] > 0,
+            1 / (other @ (rules[:, best] > 0).double()),
+            1 / (other @ (rules[:, best] < 0).double()),
+        )  # knows nothing of the rule either
         before, after = unnormalized_kl(other, mass), unnormalized_kl(other, new)
         gaps.append(abs(float(before - after - unnormalized_kl(new, mass))))
         left = max(left, abs(float(new @ rules[:, best])))
         mass = new
-    yield most("AdaBoost: loss over the product of √(1−γ²), less 1", abs(float(mass.sum()) / loss - 1), ROUNDING)
+    yield most(
+        "AdaBoost: loss over the product of √(1−γ²), less 1", abs(float(mass.sum()) / loss - 1), ROUNDING
+    )
     yield most("AdaBoost: edge of a rule after its round", left, ROUNDING * 200)
     yield most("AdaBoost: D(m‖before) − D(m‖after) − D(after‖before)", max(gaps), 1e-8)
     yield note("AdaBoost: loss after 20 rounds, over that at the start", float(mass.sum()) / 200)

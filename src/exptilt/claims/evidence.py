@@ -9,8 +9,8 @@ A claim returns checks: numbers, each with the bound it must keep and the part i
     measured    a question put to data: nobody can derive the answer
     note        no bound, only worth knowing
 
-A check passes if it does for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of these
-rules that applies is the verdict:
+A check passes if it does for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of
+these rules that applies is the verdict:
 
     open                         a number that is needed is missing
     refuted                      a check of the claim or a guard fails, or of several measured none passes
@@ -120,14 +120,26 @@ class Check(NamedTuple):
 
 
 def most(
-    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
+    name: str,
+    value: object,
+    bound: float,
+    role: Role = "claim",
+    *,
+    error: float = math.nan,
+    signed: bool = False,
 ) -> Check:
     """A check that passes up to a bound; a tensor counts by its largest entry, NaN being the largest."""
     return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error, signed=signed)
 
 
 def least(
-    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
+    name: str,
+    value: object,
+    bound: float,
+    role: Role = "claim",
+    *,
+    error: float = math.nan,
+    signed: bool = False,
 ) -> Check:
     """A check that passes from a bound up; a tensor counts by its smallest entry, NaN being the smallest."""
     return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error, signed=signed)

@@ -186,7 +186,9 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
         found = model.filter(y, method=method)
         errors[method] = float(np.abs(found.mean - truth[2]).max())
         yield most(f"{method}: against the one written out", _apart(found, total, probability, means), 1e-7)
-        laws = f"{method}: laws that the library keeps, over M^{'(T+1)' if method == 'exact' else kept}, less 1"
+        laws = (
+            f"{method}: laws that the library keeps, over M^{'(T+1)' if method == 'exact' else kept}, less 1"
+        )
         yield most(laws, abs((found.laws_kept or 0) / modes**kept - 1), 0.0)
         yield note(f"{method}: distance from the truth", errors[method])
     whole = model.filter(y[: min(steps, 4)], method=f"gpb{min(steps, 4) + 2}")
@@ -315,13 +317,13 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findi
     yield most("projection: expected statistics", (one.mean_parameter - moments).abs(), 1e-7)
     modes = seen.mode_probability[0]
     yield most("counts, first step: modes against an integral", (modes - by_sum).abs(), 1e-6)
-    changed, by_hand = (
-        law.log_prob(x) - math.log(3) for law, x in ((both[0], places / 3), (beta, inside))
-    )
+    changed, by_hand = (law.log_prob(x) - math.log(3) for law, x in ((both[0], places / 3), (beta, inside)))
     yield same("Gamma times 3 by the library, by change of variables", scaled.log_prob(places), changed)
     yield same("Beta laws through a matrix, by change of variables", pushed.log_prob(inside @ W.mT), by_hand)
     level = by_hand - (theta * u).sum(-1)  # log h(W⁻¹x) − G − log|det W|
-    yield most("the same: what <θ, u(W⁻¹x)> leaves of the density, its spread", level.max() - level.min(), ROUNDING)
+    yield most(
+        "the same: what <θ, u(W⁻¹x)> leaves of the density, its spread", level.max() - level.min(), ROUNDING
+    )
     missed = skew - 2 / float(matched.shape) ** 0.5
     yield most("sum of two Gamma laws: skewness less its projection's", abs(missed), 0.02, "reach")
     yield curve("SwitchingFamily", range(steps), family.mode_probability[:, 1])

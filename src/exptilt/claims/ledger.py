@@ -65,6 +65,7 @@ class Claim:
         printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
         experiment: the function; it takes a seed and the settings.
         question: whether the drafts ask it, or only data can tell; what is no question should hold.
+        full: whether its models come trained, and are trained again if that is asked for.
         seeds: over how many seeds it is run.
     """
 
@@ -75,6 +76,7 @@ class Claim:
     printed: str
     experiment: Callable[..., Findings]
     question: bool
+    full: bool
     seeds: int
 
     @property
@@ -183,7 +185,8 @@ def claim(
     """Register the function below as the experiment of a claim; the arguments are those of `Claim`."""
 
     def register(function: Callable[..., Findings]) -> Callable[..., Findings]:
-        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, seeds)
+        full = "full" in inspect.signature(function).parameters
+        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, full, seeds)
         return function
 
     return register
@@ -194,7 +197,10 @@ def _order(id: str) -> tuple[str, int, str]:
 
 
 def every(*, others: bool = False) -> tuple[Claim, ...]:
-    """All claims, in the order of the theory; with `others` the published results of others instead.
+    """All claims, in the order of the theory.
+
+    Args:
+        others: the published results of others instead.
 
     Example:
         >>> len(xt.claims.every())
@@ -235,6 +241,7 @@ def run(
     ids: Iterable[str] = (),
     *,
     settings: Mapping[str, Setting] | None = None,
+    full: bool = False,
     seed: int = 0,
     seeds: int | None = None,
     store: str | os.PathLike[str] | None = None,
@@ -245,6 +252,7 @@ def run(
     Args:
         ids: which; none for all.
         settings: other values than the defaults, by name; with several claims each takes those it has.
+        full: train the models again that come trained otherwise, for hours.
         seed: the first seed.
         seeds: how many; default what each claim says.
         store: folder where evidence is kept. What was run before by the same code is taken from there.
@@ -257,7 +265,7 @@ def run(
         A10 holds with a correction
     """
     chosen = chosen_claims(ids)
-    given = dict(settings or {})
+    given = dict(settings or {}) | ({"full": 1} if full and any(each.full for each in chosen) else {})
     strange = [name for name in given if not any(name in claim.settings for claim in chosen)]
     if strange:
         chosen[0].with_settings({strange[0]: given[strange[0]]})  # says what there is instead

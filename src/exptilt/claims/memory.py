@@ -124,10 +124,14 @@ def capacity(
     d = list(found.dimensions)
     yield least("c for β = 1, K = 3, d = 20, less the printed 3.1546", c20 - 3.1546, 0.0)
     yield least("c for β = 1, K = 1, d = 75, less the printed 1.3718", c75 - 1.3718, 0.0)
-    yield most("the same two: largest distance from what is printed", max(c20 - 3.1546, c75 - 1.3718), 1e-4, "guard")
+    yield most(
+        "the same two: largest distance from what is printed", max(c20 - 3.1546, c75 - 1.3718), 1e-4, "guard"
+    )
     yield most("error of one step, less its bound", distance - bound, 0.0, signed=True)
     yield least("exponent of N in d: lower end of its 95 % interval", low, 0.0, "measured", signed=True)
-    yield least("squares left by a power of d over those by an exponential", found.against_polynomial, 1.0, "measured")
+    yield least(
+        "squares left by a power of d over those by an exponential", found.against_polynomial, 1.0, "measured"
+    )
     yield least("classical, load 0.10: share recalled", cliff.mean[0], 0.9, "measured")
     yield most("classical, load 0.22: share recalled", cliff.mean[1], 0.5, "measured")
     yield same("small β: fixed point against the mean", blurred, x.mean(0).expand_as(x), 0.1, "measured")

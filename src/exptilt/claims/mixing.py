@@ -102,7 +102,9 @@ def mixing(seed: int, *, tokens: Tokens = 6) -> Findings:
     yield most("backward: Σ_i A_ij − 1", (step.backward.sum(-1) - 1).abs(), ROUNDING)
     yield most("as printed: Σ_j A_ij − 1", (step.backward.sum(-2) - 1).abs(), ROUNDING, "printed")
     yield same("as printed: output of the forward reading", mixed @ out, seen.output[0], role="printed")
-    yield same("as printed: IMM filter with a uniform message", filtered(uniform), step.mean[0], role="printed")
+    yield same(
+        "as printed: IMM filter with a uniform message", filtered(uniform), step.mean[0], role="printed"
+    )
     yield least("weights change with the states", moved.abs().max(), 1e-3, "guard")
     for n in (2, 3, 4, 6):
         q, k = normals(seed, (500, n, 3), (500, n, 3))
@@ -217,8 +219,12 @@ def chains(
                     path.append(path[-1] + moved if skip else moved)
                 paths[link, skip] = path
         factor = {cell: float(path[-1].abs().max() / start.abs().max()) for cell, path in paths.items()}
-        yield same(f"{name}, exact link, no skip: η after a step against η", paths["exact link", False][1], start)
-        yield same(f"{name}, exact link, skip: η after a step against 2η", paths["exact link", True][1], 2 * start)
+        yield same(
+            f"{name}, exact link, no skip: η after a step against η", paths["exact link", False][1], start
+        )
+        yield same(
+            f"{name}, exact link, skip: η after a step against 2η", paths["exact link", True][1], 2 * start
+        )
         yield note(f"{name}, linear link, no skip: growth in three steps", factor["linear link", False])
         yield note(f"{name}, linear link, skip: growth in three steps", factor["linear link", True])
         printed = f"{name}, as printed: growth in three steps with the exact link and skip"
@@ -237,10 +243,12 @@ def _natural(kind: type[BernoulliProduct] | type[Poisson], mean: torch.Tensor) -
 @claim(
     "G1",
     "Further errata of the draft on message passing",
-    r"A_{ij}\propto e^{\langle H_jW_q,H_iW_k\rangle},\quad P(\eta\mid\mu)\propto e^{\langle\eta,\mu\rangle-\nu G(\eta)},"
+    r"A_{ij}\propto e^{\langle H_jW_q,H_iW_k\rangle},\quad "
+    r"P(\eta\mid\mu)\propto e^{\langle\eta,\mu\rangle-\nu G(\eta)},"
     r"\quad \mathrm E[X'\mid A']=\sum_iA_{ij}\!\int\!X'P(X'\mid X)P(X\mid A{=}i)",
     f"{FILTER}, equations 2, 5, 14 and 15; {FAMILY} (“contrastive divergence”)",
-    printed=r"A_{ij}\propto e^{\langle H_jW_k,H_iW_q\rangle},\quad P(\eta\mid\mu)\propto e^{\langle f(\eta),\mu\rangle},"
+    printed=r"A_{ij}\propto e^{\langle H_jW_k,H_iW_q\rangle},\quad "
+    r"P(\eta\mid\mu)\propto e^{\langle f(\eta),\mu\rangle},"
     r"\quad \ldots P(X'\mid X,A{=}i)\,P(X'\mid A{=}i)",
 )
 def errata(seed: int, *, tokens: Tokens = 6) -> Findings:
@@ -265,7 +273,9 @@ def errata(seed: int, *, tokens: Tokens = 6) -> Findings:
     seen = attend(q[None], k[None], h[None], scale=1.0).output[0]
     x = torch.linspace(-12, 12, 24_001, dtype=h.dtype)
     mean, w, gap = 1.5, 0.7, float(x[1] - x[0])
-    arrives = (-((x - w * mean) ** 2) / (2 * (w**2 + 0.25))).exp()  # the law of X' = wX + noise, X ~ N(mean, 1)
+    arrives = (
+        -((x - w * mean) ** 2) / (2 * (w**2 + 0.25))
+    ).exp()  # the law of X' = wX + noise, X ~ N(mean, 1)
     twice = arrives * arrives  # P(X'|A) once from the integral over X, once as printed
     printed = float((x * twice).sum() * gap) / math.sqrt(2 * math.pi * (w**2 + 0.25)) ** 2
     right = float((x * arrives).sum() * gap) / math.sqrt(2 * math.pi * (w**2 + 0.25))
@@ -279,7 +289,11 @@ def errata(seed: int, *, tokens: Tokens = 6) -> Findings:
     yield same("as printed: equation 2", torch.softmax(k @ q.mT, -1) @ h, seen, role="printed")
     yield most("equation 14 with P(X|A): mean against W_v h", abs(right - w * mean), 1e-8)
     yield most("as printed: equation 14 with P(X'|A)", abs(printed - w * mean), 1e-8, "printed")
-    yield most("prior with −G: log of its integral to ±400 less that to ±200", log_mass(400, 2) - log_mass(200, 2), 1e-6)
+    yield most(
+        "prior with −G: log of its integral to ±400 less that to ±200",
+        log_mass(400, 2) - log_mass(200, 2),
+        1e-6,
+    )
     yield most("as printed: the same without −G", log_mass(400, 0) - log_mass(200, 0), 1e-6, "printed")
     for nu, label in ((2, "with −G"), (0, "as printed")):
         yield curve(label, (25, 50, 100, 200), [log_mass(reach, nu) for reach in (25, 50, 100, 200)])
@@ -336,7 +350,9 @@ def particles(seed: int, *, particles: Annotated[int, Between(16, 100_000)] = 10
     errors = [sum(error(n) for _ in range(8)) / 8 for n in sizes]
     apart = (found.log_evidence - truth).abs() / found.standard_error
     yield most("log Z of SMC, in standard errors", apart, 5.0, "measured")
-    yield most("log-likelihood of particles: error times √particles", errors[-1] * particles**0.5, 4.0, "measured")
+    yield most(
+        "log-likelihood of particles: error times √particles", errors[-1] * particles**0.5, 4.0, "measured"
+    )
     yield note("log-likelihood of all particles: error", errors[-1])
     yield note("log-likelihood of 20 particles: error", errors[0])
     yield note("standard error of log Z", found.standard_error)

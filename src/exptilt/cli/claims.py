@@ -1,8 +1,9 @@
 """Run the claims of the papers: what was claimed, what was run, the numbers and the verdict that follows.
 
 Without ID all claims are run; --full also trains the models of F4 and F5 again, whose results come with the
-package otherwise. One ID alone is shown with all its numbers. What was run by the same code before is taken from the store; after
-Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does not.
+package otherwise. One ID alone is shown with all its numbers. What was run by the same code before is taken
+from the store; after Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does
+not.
 """
 
 import argparse
@@ -34,7 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
     model = "also run the claims about trained models on this one, as `exptilt report` takes it"
     add("--model", metavar="MODEL", help=model)
-    add("--others", action="store_true", help="published results of others, H1 to H9, in place of the drafts' claims")
+    add(
+        "--others",
+        action="store_true",
+        help="published results of others, H1 to H9, in place of the drafts' claims",
+    )
     add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
@@ -50,10 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     from exptilt.claims import ledger
 
     chosen = ledger.chosen_claims(arguments.ids, others=arguments.others)
-    settings = _settings(arguments.set) | ({"full": 1} if arguments.full else {})
+    settings = _settings(arguments.set)
     if arguments.out is not None:
         prepare_folder(arguments.out)
-    options = {"seed": arguments.seed, "seeds": arguments.seeds, "again": arguments.again}
+    options = {
+        "full": arguments.full,
+        "seed": arguments.seed,
+        "seeds": arguments.seeds,
+        "again": arguments.again,
+    }
     options["store"] = arguments.store or ledger.cache_folder()
     found: list[Evidence] = []
     others: list[Evidence] = []

@@ -197,9 +197,10 @@ class ExponentialFamily(Measure):
         inside = (x > low) & (x < high) if self._open_ends else (x >= low) & (x <= high)
         if self.base is Base.COUNTING:
             inside = inside & (x == x.floor())
-        return (
-            inside.all(-1) if total is None else inside.all(-1) & (x.sum(-1, keepdim=True) == total)[..., 0]
-        )
+        if total is not None:
+            inside = inside & (x.sum(-1, keepdim=True) == total)
+        every: Tensor = inside.all(-1)
+        return every
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
         return None if self._tilts_everywhere else ~self._with_natural(self._shifted(eta))._in_domain()

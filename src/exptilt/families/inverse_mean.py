@@ -152,8 +152,9 @@ def newton(
         # has all the weight. This term vanishes with the slope, so the last steps are pure Newton steps.
         # A density keeps some variance everywhere: there the term is in units of the tilted variance.
         slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
-        least = local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True) if floor is None else 1.0
-        factor = _factor(local + torch.diag_embed(0.01 * (least * slope).expand_as(mean)))
+        if floor is None:
+            slope = slope * local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True)
+        factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
         before = last = (here.mean - mean).abs().amax(-1)
         turn = 0
         while True:
@@ -187,8 +188,8 @@ def newton(
     eta, residual = here.eta.to(target.dtype), (here.mean - mean).abs()
     if eta.dtype != mean.dtype:  # the answer is rounded: say what the rounded one reaches
         residual = (measure._mean(eta.to(mean.dtype)) - mean).abs()
-        last = torch.finfo(eta.dtype).eps
-        enough = max(tolerance, last**0.75) * spread + 16 * last * target.abs()
+        digit = torch.finfo(eta.dtype).eps
+        enough = max(tolerance, digit**0.75) * spread + 16 * digit * target.abs()
         rounded = done & (residual > enough).any(-1)
         done, stalled = done & ~rounded, stalled | rounded
     code, distance = _classify(given, target, done, stalled, spread)

@@ -12,13 +12,11 @@ from exptilt.lens.studying.results import Study
 from exptilt.lens.studying.study import study
 from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
-from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.record import Record
 from exptilt.lens.watching.transformers_hook import register as register
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
-    "AttentionCall",
     "HeadKind",
     "NothingSeenError",
     "Picture",

@@ -431,6 +431,11 @@ def fisher_vector_product(
     target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
+    if len(direction) != 3:
+        raise ArgumentError(
+            f"{caller}: direction has {len(direction)} entries. Pass three, of hidden, weight and bias; "
+            "each a tensor or None."
+        )
     primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)
     given = [
         torch.zeros_like(x) if v is None else v for x, v in zip((hidden, weight, b), direction, strict=True)

@@ -79,7 +79,7 @@ class Capacity:
 
     @property
     def against_polynomial(self) -> float:
-        """Squares left by log N = a + m log d over those left by log N = a + r d: above 1, growth is exponential."""
+        """Squares left by log N = a + m log d over those left by a + r d: above 1, growth is exponential."""
         d, y = self._draws()
         return _slope(d.log(), y)[3] / max(_slope(d, y)[3], 1e-300)
 

@@ -1,17 +1,19 @@
 r"""The Gaussian as a fixed point of attention over a continuous law that moves with the points (THEORY B5b).
 
-Let the points have a law p of mean 0 and covariance 1, with cumulant generating function K. Attention over all of
-p is ∇K(βx), so one step is x ← x + ∇K(βx), then full whitening. For a Gaussian ∇K(βx) = βx: whitening undoes the
-step, and the law stays. Near it K(t) = |t|²/2 + κ(t)/k!, κ the cumulants of order k as a form, and
+Let the points have a law p of mean 0 and covariance 1, with cumulant generating function K. Attention over
+all of p is ∇K(βx), so one step is x ← x + ∇K(βx), then full whitening. For a Gaussian ∇K(βx) = βx:
+whitening undoes the step, and the law stays. Near it K(t) = |t|²/2 + κ(t)/k!, κ the cumulants of order k as
+a form, and
 
     x + ∇K(βx) = (1 + β) x + β^{k−1} ∇κ(x)/k!,
 
 whose cumulants of order k are, to first order and after whitening, κ times 1 + kβ^{k−1}/(1 + β): every one
-grows, and the Gaussian repels. N points begin with cumulants of about N^{−1/2}, and so collapse after a time that
-grows as log N / (2 log factor).
+grows, and the Gaussian repels. N points begin with cumulants of about N^{−1/2}, and so collapse after a
+time that grows as log N / (2 log factor).
 
-`cumulant_growth` integrates one step numerically, from p = Gaussian density times 1 + Σ_a c_a He_k(<u_a,x>), for which
-E e^{<t,x>} = e^{|t|²/2}(1 + Σ_a c_a <u_a,t>^k) without error. `collapse_times` lets points move.
+`cumulant_growth` integrates one step numerically, from p = Gaussian density times 1 + Σ_a c_a
+He_k(<u_a,x>), for which E e^{<t,x>} = e^{|t|²/2}(1 + Σ_a c_a <u_a,t>^k) without error. `collapse_times`
+lets points move.
 """
 
 import math
@@ -67,7 +69,9 @@ def cumulant_growth(order: int, beta: float, dimension: int, *, size: float = 1e
     return cumulant(moved) / cumulant(grid)
 
 
-def collapse_times(counts: Sequence[int], beta: float, *, runs: int, seed: int = 0, level: float = 0.5) -> np.ndarray:
+def collapse_times(
+    counts: Sequence[int], beta: float, *, runs: int, seed: int = 0, level: float = 0.5
+) -> np.ndarray:
     """Step at which skewness or excess kurtosis of points on a line passes `level`, ``(counts, runs)``."""
     times = np.full((len(counts), runs), math.nan)
     for i, count in enumerate(counts):
@@ -79,7 +83,9 @@ def collapse_times(counts: Sequence[int], beta: float, *, runs: int, seed: int =
                 z = (x - x.mean()) / x.std(correction=0)
                 now = math.log(max(abs(float(z.pow(3).mean())), abs(float(z.pow(4).mean() - 3))))
                 if now > math.log(level):  # between two steps, by the logarithm
-                    times[i, j] = max(0.0, step - 1 + (math.log(level) - before) / (now - before)) if step else 0.0
+                    times[i, j] = (
+                        max(0.0, step - 1 + (math.log(level) - before) / (now - before)) if step else 0.0
+                    )
                     break
                 before, x = now, flow(x)
     return times

@@ -1,4 +1,4 @@
-r"""Is the equilibrium Gaussian when the measure is that of the moving points? (THEORY B5)
+r"""Is the equilibrium Gaussian when the measure is that of the moving points? (THEORY B5a)
 
     η_i ← RN(η_i + Σ_j softmax_j(β<η_j,η_i>) η_j)
 

@@ -1,7 +1,8 @@
-"""A15, C5, E7, E10, F1, F2, F3 and F6: what trained transformers say, each beside the same one with random weights.
+"""A15, C5, E7, E10, F1, F2, F3 and F6: what trained transformers say, each beside the same one with random
+weights.
 
-What a yes needs was written down first, in ``kept/predictions.json``. A number that passes with random weights,
-too, says nothing about training, and does not count.
+What a yes needs was written down first, in ``kept/predictions.json``. A number that passes with random
+weights, too, says nothing about training, and does not count.
 """
 
 import json
@@ -13,7 +14,19 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from exptilt.claims.evidence import Check, Findings, Picture, axes, covariance_of, dots, least, most, normals, note, same
+from exptilt.claims.evidence import (
+    Check,
+    Findings,
+    Picture,
+    axes,
+    covariance_of,
+    dots,
+    least,
+    most,
+    normals,
+    note,
+    same,
+)
 from exptilt.claims.ledger import APPENDIX, FILTER, MODEL, POSTER, Between, claim
 from exptilt.claims.models import subjects
 from exptilt.claims.models.subjects import WINDOWS, Profile
@@ -22,6 +35,7 @@ from exptilt.families import BernoulliProduct, Gaussian, Poisson, fit_linear_lin
 Tokens = Annotated[int, Between(128, 100_000)]
 Numbers = dict[str, float]
 Answer = Callable[[Profile, Profile], Numbers]
+ASKED = ("A15", "C5", "E7", "E10", "F1", "F2", "F3", "F6")  # the ids of the questions below
 FEATURES = "head, from the first layer to the last"
 _ANSWERS: dict[str, Answer] = {}
 
@@ -29,7 +43,9 @@ _ANSWERS: dict[str, Answer] = {}
 @cache
 def predictions() -> dict[str, Any]:
     """The bounds and expectations of every question, with their date and the models looked at before."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "kept" / "predictions.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "kept" / "predictions.json").read_text("utf-8")
+    )
     return found
 
 
@@ -43,7 +59,8 @@ def asked(
     shown: str,
     more: Callable[[int], Iterator[Check]] | None = None,
 ) -> Callable[[Answer], Answer]:
-    """Register the function below, of a profile and of the control's, as the answer to a question of the drafts.
+    """Register the function below, of a profile and of the control's, as the answer to a question of the
+    drafts.
 
     Args:
         id: and the next three: see `claim`.
@@ -62,10 +79,9 @@ def asked(
             yield from judged(id, trained, random)
             for one in (trained, random):
                 y = one.head(shown) if shown in one.heads else one.layer(shown)
-                x = range(len(y))
                 if shown == "forward":
-                    x, y = WINDOWS, [one.value(f"forward_{n}") for n in WINDOWS]
-                yield dots(one.weights, x, y)
+                    y = np.array([one.value(f"forward_{n}") for n in WINDOWS])
+                yield dots(one.weights, WINDOWS if shown == "forward" else range(len(y)), y)
             yield picture
 
         experiment.__doc__ = answer.__doc__
@@ -83,11 +99,18 @@ def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
     bounds = predictions()["bounds"][id]
     for key, bound in bounds.items():
         wide = {"most": bound.get("most", np.inf), "least": bound.get("least", -np.inf)}
-        one, other = (Check(bound["text"], (value[key],), role="measured", signed=True, **wide) for value in (found, control))
+        one, other = (
+            Check(bound["text"], (value[key],), role="measured", signed=True, **wide)
+            for value in (found, control)
+        )
         if np.isnan(one.mean):
             continue  # this model has no such number
         blind = one.passed and other.passed
-        yield one._replace(role="note", name=f"{one.name} (random weights pass too: says nothing)") if blind else one
+        yield (
+            one._replace(role="note", name=f"{one.name} (random weights pass too: says nothing)")
+            if blind
+            else one
+        )
         yield note(f"random weights: {bound['text']}", control[key], signed=True)
     for key, value in found.items():
         if key not in bounds and not np.isnan(value):
@@ -95,12 +118,15 @@ def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
 
 
 def columns(id: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table of all models that were measured: each number trained, and with random weights."""
+    """Header and rows of a table of all measured models: numbers as trained, and with random weights."""
     pairs: dict[str, dict[str, Profile]] = {}
     for one in subjects.kept():
         pairs.setdefault(one.model, {})[one.weights] = one
     bounds = predictions()["bounds"][id]
-    answers = {m: (_ANSWERS[id](p["trained"], p["random"]), _ANSWERS[id](p["random"], p["random"])) for m, p in pairs.items()}
+    answers = {
+        m: (_ANSWERS[id](p["trained"], p["random"]), _ANSWERS[id](p["random"], p["random"]))
+        for m, p in pairs.items()
+    }
     rows = []
     for key, bound in bounds.items():
         limit = f"at most {bound['most']:g}" if "most" in bound else f"at least {bound['least']:g}"
@@ -124,9 +150,9 @@ def _z(value: np.ndarray, control: np.ndarray) -> np.ndarray:
     shown="log_normalizer_variation",
 )
 def constant(one: Profile, random: Profile) -> Numbers:
-    """In the random-walk theory of language that the drafts cite, the normalizer Z, a sum over the vocabulary,
-    is nearly the same for all contexts. In a trained model it can be measured: at the output softmax, of
-    which the theory speaks, and in the heads beside it.
+    """In the random-walk theory of language that the drafts cite, the normalizer Z, a sum over the
+    vocabulary, is nearly the same for all contexts. In a trained model it can be measured: at the output
+    softmax, of which the theory speaks, and in the heads beside it.
 
     Experiment:
         The standard deviation over the contexts of a text of log Z of the output softmax, where a model has
@@ -194,17 +220,24 @@ def link(one: Profile, random: Profile) -> Numbers:
         "definiteness_share": float((positive > 4).mean()),
         "symmetry_last": float(by_layer[-1].mean()),
         "link_r2": float(np.median(one.head("link_r2"))),
-        "first third of the layers: symmetric part, standard deviations above random weights": float(by_layer[0].mean()),
+        "first third of the layers: symmetric part, standard deviations above random weights": float(
+            by_layer[0].mean()
+        ),
         "share of heads less symmetric than random weights, by 4 standard deviations": float((z < -4).mean()),
-        "symmetric part against other heads' W_k, in standard deviations, mean": float(one.head("symmetry_z").mean()),
-        "positive part against other heads' W_k, in standard deviations, mean": float(one.head("definiteness_z").mean()),
+        "symmetric part against other heads' W_k, in standard deviations, mean": float(
+            one.head("symmetry_z").mean()
+        ),
+        "positive part against other heads' W_k, in standard deviations, mean": float(
+            one.head("definiteness_z").mean()
+        ),
     }
 
 
 @asked(
     "E10",
     "Which heads have a forward transition with a uniform message?",
-    r"Ac=\mathbf 1,\ c\ge0\ \text{ has a solution}\iff \exists\,P(A'\mid A):\ P(A{=}i\mid A'{=}j)=A_{ij},\ P(A)=1/M",
+    r"Ac=\mathbf 1,\ c\ge0\ \text{ has a solution}\iff "
+    r"\exists\,P(A'\mid A):\ P(A{=}i\mid A'{=}j)=A_{ij},\ P(A)=1/M",
     f"{FILTER}, equation 12 and the note below it (“σ(A) = 1/M”)",
     picture=axes("Heads that have a forward transition with a uniform message", "tokens", "share"),
     shown="forward",
@@ -230,14 +263,15 @@ def forward(one: Profile, random: Profile) -> Numbers:
 @asked(
     "C5",
     "Is the MLP a classical Hopfield layer?",
-    r"x\leftarrow x+W_{\mathrm{out}}\,\sigma(W_{\mathrm{in}}x),\quad W_{\mathrm{out}}\propto W_{\mathrm{in}}'\,?",
+    r"x\leftarrow x+W_{\mathrm{out}}\,\sigma(W_{\mathrm{in}}x),\quad "
+    r"W_{\mathrm{out}}\propto W_{\mathrm{in}}'\,?",
     f"{APPENDIX} (“Perhaps the FC layer … can be seen as original Hopfield network layers”)",
     picture=axes("W_out along W_in', against permuted neurons", "layer", "standard deviations"),
     shown="tied_z",
 )
 def fully_connected(one: Profile, random: Profile) -> Numbers:
-    """A Hopfield network recalls by W'σ(Wx): what a neuron reads is what it writes. An MLP would be such a layer
-    if W_out were W_in' up to scale. Then its step climbs an energy; untied, it need not.
+    """A Hopfield network recalls by W'σ(Wx): what a neuron reads is what it writes. An MLP would be such a
+    layer if W_out were W_in' up to scale. Then its step climbs an energy; untied, it need not.
 
     Experiment:
         For every MLP the inner product of W_out and W_in', less that with the neurons of one permuted, in its
@@ -252,7 +286,9 @@ def fully_connected(one: Profile, random: Profile) -> Numbers:
     return {
         "tied_share": float((tied > 4).mean()),
         "tied_mean": float(tied.mean()),
-        "share of MLPs that write against what they read, by 4 standard deviations": float((tied < -4).mean()),
+        "share of MLPs that write against what they read, by 4 standard deviations": float(
+            (tied < -4).mean()
+        ),
     }
 
 
@@ -295,8 +331,8 @@ def hidden(one: Profile, random: Profile) -> Numbers:
 )
 def local(one: Profile, random: Profile) -> Numbers:
     """If the keys of a head were Gaussian to its queries, their first two moments would predict G. The drafts
-    suggest that this holds locally, "in the spirit of local linear embeddings". Where scores are small, as with
-    random weights, any keys look Gaussian: the control passes every bound.
+    suggest that this holds locally, "in the spirit of local linear embeddings". Where scores are small, as
+    with random weights, any keys look Gaussian: the control passes every bound.
 
     Experiment:
         R² of the second-order prediction of G over the queries of a text, from all visible keys and from
@@ -343,22 +379,26 @@ def climbs(one: Profile, random: Profile) -> Numbers:
         "alignment_share": float((_z(along, random.head("alignment")) > 4).mean()),
         "cosine of W_v W_o and W_k W_q', mean of heads": float(along.mean()),
         "share of heads in which that is negative": float((along < 0).mean()),
-        "the same cosine against other heads, in standard deviations, mean": float(one.head("alignment_z").mean()),
+        "the same cosine against other heads, in standard deviations, mean": float(
+            one.head("alignment_z").mean()
+        ),
     }
 
 
 @asked(
     "F6",
     "Does attention expand and normalisation contract, layer by layer?",
-    r"\frac{\|h+\text{attention}\|}{\|h\|}>1,\qquad\frac{\|h_{\text{next}}\|}{\|h+\text{attention}+\text{MLP}\|}<1",
+    r"\frac{\|h+\text{attention}\|}{\|h\|}>1,\qquad"
+    r"\frac{\|h_{\text{next}}\|}{\|h+\text{attention}+\text{MLP}\|}<1",
     f"{POSTER}, abstract",
     picture=axes("Factor of the length of a hidden state by attention", "layer", "factor", log_y=True),
     shown="attention_expansion",
 )
 def expansion(one: Profile, random: Profile) -> Numbers:
-    """The drafts see attention expand the cloud of hidden states and normalisation contract it. What attention
-    does to the length of a hidden state can be read off each block. Norms before a sublayer (pre-norm) act on
-    what it reads, and not on the stream: there is no contraction there. Norms after it (post-norm) do.
+    """The drafts see attention expand the cloud of hidden states and normalisation contract it. What
+    attention does to the length of a hidden state can be read off each block. Norms before a sublayer
+    (pre-norm) act on what it reads, and not on the stream: there is no contraction there. Norms after it
+    (post-norm) do.
 
     Experiment:
         Geometric mean over tokens of the factor by which attention's write changes the length of a hidden
@@ -370,12 +410,16 @@ def expansion(one: Profile, random: Profile) -> Numbers:
         >>> print([line.label for line in found.picture.lines])
         ['trained', 'random']
     """
-    attention, mlp, norm = (one.layer(name) for name in ("attention_expansion", "mlp_expansion", "hidden_norm"))
+    attention, mlp, norm = (
+        one.layer(name) for name in ("attention_expansion", "mlp_expansion", "hidden_norm")
+    )
     whole = np.diff(np.log(norm))
     fits = len(whole) == len(attention) == len(mlp)
     return {
         "attention": float(np.exp(np.log(attention).mean())),
         "share": float((attention > 1.02).mean()),
         "stream": float(np.exp((whole - np.log(attention) - np.log(mlp)).mean())) if fits else np.nan,
-        "MLP: factor by which it lengthens a hidden state, geometric mean of layers": float(np.exp(np.log(mlp).mean())),
+        "MLP: factor by which it lengthens a hidden state, geometric mean of layers": float(
+            np.exp(np.log(mlp).mean())
+        ),
     }

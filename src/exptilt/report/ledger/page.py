@@ -1,8 +1,4 @@
-"""Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself.
-
-Formulas are LaTeX in the ledger and MathML on the page, which browsers set by themselves; latex2mathml
-converts them because it is small, has no dependencies and runs without a network.
-"""
+"""Evidence in, one page out: what stands, what is corrected, what failed, and each claim by itself."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +12,9 @@ from exptilt._support.plotting import COLOURS
 from exptilt.claims import find
 from exptilt.claims.evidence import Check, Evidence, Picture, Verdict
 from exptilt.claims.ledger import GROUPS, MODEL
+from exptilt.claims.models.questions import ASKED, columns, predictions
 from exptilt.report import figures
+from exptilt.report.formulas import set_formula
 from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side
 
 if TYPE_CHECKING:
@@ -24,15 +22,16 @@ if TYPE_CHECKING:
 
 ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/landscape.js", "ledger/filter.js")
 RULES = {
-    Verdict.EXACT: "every check passes, for every seed",
+    Verdict.EXACT: "every check of the claim is an identity or an inequality, and holds to rounding",
     Verdict.CORRECTED: "the claim passes, the formula as printed does not",
-    Verdict.SCOPED: "a wider reading fails; or it was measured, and passes there",
+    Verdict.SCOPED: "the claim passes, a wider reading of it does not",
+    Verdict.MEASURED: "every number keeps its bound with these settings, which is no proof",
     Verdict.PARTLY: "of several measured numbers some pass and others do not",
-    Verdict.REFUTED: "a check of the claim fails, or of several measured none passes",
+    Verdict.REFUTED: "a check of the claim or a guard fails, or of several measured none passes",
     Verdict.OPEN: "a number that is needed is missing",
 }
 HEADER = ("number", "mean", "95% interval", "part", "bound", "passes")
-OBSERVED = ("A15", "E7", "F1", "F2", "F3", "F4", "F5", "F6")
+OBSERVED = (*ASKED, "F4", "F5")
 
 
 def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> Path:
@@ -83,7 +82,7 @@ def _board(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     """Lists of claims at the top of the page, by title: standing, corrected, failed, measured."""
     theory = [entry for entry in entries if entry["claim"].id not in OBSERVED]
     kinds = {
-        "What stands": (Verdict.EXACT, Verdict.SCOPED),
+        "What stands": (Verdict.EXACT, Verdict.SCOPED, Verdict.MEASURED),
         "What is corrected": (Verdict.CORRECTED,),
         "What failed or is open": (Verdict.REFUTED, Verdict.PARTLY, Verdict.OPEN),
     }
@@ -99,7 +98,7 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
     """Values for the template that shows one claim."""
     claim, drawn = find(each.id), partial(paint, each.picture)
     model = str(each.settings.get("model", ""))
-    printed = (claim.printed, "printed", ("printed", "reach", "measured"))
+    printed = (claim.printed, "printed", ("printed", "reach"))
     both = (printed, (claim.formula, "corrected", ("claim",))) if claim.printed else ()
     return {
         "anchor": each.id if model in ("", MODEL) else f"{each.id}-{place}",
@@ -109,11 +108,38 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
         "slug": each.verdict.name.lower(),
         "formula": formula(claim.formula),
         "sides": [(title, formula(latex), _worst(each, roles)) for latex, title, roles in both],
+        "bounds": _bounds(each),
+        "models": _models(each),
         "settings": ", ".join(f"{name} = {value}" for name, value in each.settings.items()),
         "checks": Table(f"Numbers of {each.id}", HEADER, [_row(check) for check in each.checks]),
         "figure": figures.draw(f"claim-{place}", drawn) if each.picture.lines else "",
         "command": f"exptilt claims {each.id}" + ("" if model in ("", MODEL) else f" --model {model}"),
     }
+
+
+def _bounds(each: Evidence) -> str:
+    """When the bounds of a claim about trained models were chosen, in a sentence; empty for other claims."""
+    if each.id not in ASKED:
+        return ""
+    said = predictions()
+    if each.settings.get("model", MODEL) in said["seen"]:
+        return (
+            "The bounds were chosen after a look at this model: here they describe it, and only other models "
+            "test them."
+        )
+    return (
+        f"The bounds were written down on {said['date']}, before this model was measured (predictions.json)."
+    )
+
+
+def _models(each: Evidence) -> Table | None:
+    """The table of all models that were measured, for a claim about trained models on the first of them."""
+    if each.id not in ASKED or each.settings.get("model", MODEL) != MODEL:
+        return None
+    header, rows = columns(each.id)
+    date = predictions()["date"]
+    note = f"Bounds and expectations are of {date}, before all but the first model were measured."
+    return Table(f"{each.id} in several models", header, [tuple(row) for row in rows], note)
 
 
 def _worst(each: Evidence, roles: Sequence[str]) -> str:
@@ -133,13 +159,11 @@ def _row(c: Check) -> tuple[str, ...]:
 
 
 def formula(latex: str) -> str:
-    """A formula as a ``<math>`` element."""
+    """A formula as ``<math>`` elements."""
     try:
-        from latex2mathml.converter import convert
+        return set_formula(latex)
     except ImportError as problem:
         raise MissingExtraError("latex2mathml", "report") from problem
-    written: str = convert(latex, display="block")
-    return written
 
 
 def paint(picture: Picture, axes: "Axes") -> None:

@@ -21,6 +21,7 @@ import torch
 
 from ..._support.errors import ArgumentError
 from ..._support.progress import track
+from ..._support.threads import one_blas_thread
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 Limits = tuple[int, float, bool | None]  # most steps, tolerance, whether to show a bar
@@ -196,9 +197,10 @@ def _lbfgs(
     bounds = list(zip(low, np.full(len(low), np.inf), strict=True)) if np.isfinite(low).any() else None
     from scipy.optimize import minimize
 
-    result = minimize(
-        everywhere, start, jac=True, method="L-BFGS-B", callback=note, options=options, bounds=bounds
-    )
+    with one_blas_thread():
+        result = minimize(
+            everywhere, start, jac=True, method="L-BFGS-B", callback=note, options=options, bounds=bounds
+        )
     rise = trace[-1] - trace[-2] if len(trace) > 1 else np.inf
     return result.x, result.status == 1 and rise >= tolerance
 

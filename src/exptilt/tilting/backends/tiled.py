@@ -125,8 +125,9 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
         # from the side that weighs more, so that a share near 0 costs no digits
         gap = torch.where(share > 0.5, c - apart * (1 - share), gap + apart * share)
         p = e / torch.where(total != 0, total, 1.0).unsqueeze(-1)
-        about_zero = about_zero * (1 - share) + (p * tile.s.clamp(min=FAR)).sum(-1)
-        size = size * (1 - share) + (p * tile.s.detach().clamp(min=FAR).abs()).sum(-1)
+        s = torch.where(e != 0, tile.s, 0.0)
+        about_zero = about_zero * (1 - share) + (p * s).sum(-1)
+        size = size * (1 - share) + (p * s.detach().abs()).sum(-1)
         weight, top = total, m
         output = output * rebase.unsqueeze(-1) + _average(e, tile.v)
     alive = weight != 0
